@@ -1,0 +1,148 @@
+"""Every error tidelog raises, sorted by what the caller does next.
+
+    TidelogError
+    ├── RetryError            try again: nothing was done, or what was done is still safe
+    │   ├── BackpressureError     the writer is behind and the timeout passed; no offset was used
+    │   ├── DiskFullError         no room on the disk; make room, accepted messages wait in memory
+    │   └── LockedError           another process owns the directory
+    ├── ReopenError           this object is finished; open a new one
+    │   ├── ClosedError           closed by you, by a signal or by a fork
+    │   └── LogFailedError        a write or a sync failed for good
+    ├── InputError            the call or the configuration is wrong; fix it
+    │   ├── ConfigError           a setting is unknown, of the wrong type or out of range
+    │   ├── TopicNameError        not a "namespace/name" that we accept
+    │   ├── MessageTooLargeError  over max_message_bytes
+    │   └── NotFoundError         no such topic or offset
+    │       └── OffsetOutOfRangeError   before the first or after the next offset of the log
+    ├── DataError             bytes on disk are not what was written; repair or restore them
+    │   ├── CorruptionError       names the file, the byte and the reason
+    │   └── GapError              offsets are missing between two good places
+    └── InternalError         a bug in tidelog; please report it
+
+An error says what failed; `operation`, `path` and `hint` carry where it failed and what to do about it.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+
+class TidelogError(Exception):
+    """Base of every error in tidelog."""
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        operation: str | None = None,
+        path: str | Path | None = None,
+        hint: str | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.message = message
+        self.operation = operation
+        self.path = None if path is None else Path(path)
+        self.hint = hint
+
+    def __str__(self) -> str:
+        text = self.message
+        if self.operation is not None:
+            text = f"{self.operation}: {text}"
+        if self.path is not None and str(self.path) not in text:
+            text = f"{text} [{self.path}]"
+        if self.hint is not None:
+            text = f"{text}. {self.hint}"
+        return text
+
+
+class RetryError(TidelogError):
+    """Nothing was lost; the same call may succeed later."""
+
+
+class BackpressureError(RetryError):
+    """The hand-over to the writer stayed full until the timeout. No offset was used."""
+
+
+class DiskFullError(RetryError):
+    """The disk has no room. New appends are refused until a retried write goes through.
+
+    `offset` is set when the message had already been accepted: it is kept in memory and written as soon
+    as there is room, so appending it again would store it twice. `flush()` waits for it.
+    """
+
+    def __init__(self, message: str, *, offset: int | None = None, path: str | Path | None = None) -> None:
+        super().__init__(message, path=path, hint="Free some space; writing goes on by itself")
+        self.offset = offset
+
+
+class LockedError(RetryError):
+    """Another process (or another open log in this one) owns the directory."""
+
+
+class ReopenError(TidelogError):
+    """The object can no longer be used; open a new one."""
+
+
+class ClosedError(ReopenError):
+    """The log was closed."""
+
+
+class LogFailedError(ReopenError):
+    """A write or sync failed in a way that must not be retried on the same file handle."""
+
+
+class InputError(TidelogError, ValueError):
+    """The caller's input is wrong."""
+
+
+class ConfigError(InputError):
+    """A setting is unknown, of the wrong type or out of range."""
+
+
+class TopicNameError(InputError):
+    """A topic name is not of the form "namespace/name" with allowed characters."""
+
+
+class MessageTooLargeError(InputError):
+    """The message is larger than `max_message_bytes`."""
+
+
+class NotFoundError(InputError, LookupError):
+    """The named thing does not exist."""
+
+
+class OffsetOutOfRangeError(NotFoundError):
+    """The offset was never written, or is no longer kept."""
+
+
+class DataError(TidelogError):
+    """Stored bytes are damaged or missing."""
+
+
+class CorruptionError(DataError):
+    """A file holds bytes that were not written that way. `path` and `byte` say where."""
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        path: str | Path,
+        byte: int,
+        operation: str | None = None,
+        hint: str | None = None,
+    ) -> None:
+        super().__init__(f"{message} at byte {byte} of {path}", operation=operation, path=path, hint=hint)
+        self.byte = byte
+
+
+class GapError(DataError):
+    """Offsets `first` to `last` (inclusive) are missing."""
+
+    def __init__(self, message: str, *, first: int, last: int, path: str | Path | None = None) -> None:
+        super().__init__(message, path=path)
+        self.first = first
+        self.last = last
+
+
+class InternalError(TidelogError):
+    """A state that cannot be: a bug in tidelog."""

@@ -1,0 +1,255 @@
+"""The one seam to the file system.
+
+Invariants
+- Whatever must survive a crash goes through here, so a test can cut it at any call (`tidelog.testing.FaultyFiles`).
+- A new, renamed or removed name survives a crash only after `sync_directory` of its parent; file contents only after
+  `sync`. `write_atomically` does both in the order that leaves either the old content or the new one.
+- Positions are explicit (`write_at`): a write that failed half-way can be made again at the same place.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import os
+from abc import ABC, abstractmethod
+from pathlib import Path
+from typing import Protocol
+
+from tidelog.errors import LockedError
+
+TEMPORARY_SUFFIX = ".tmp"
+
+
+class File(Protocol):
+    """An open file."""
+
+    def write_at(self, position: int, data: bytes | memoryview) -> None:
+        """Writes all of `data`, or raises OSError after having written some prefix of it."""
+        ...
+
+    def read_at(self, position: int, size: int) -> bytes:
+        """Up to `size` bytes; fewer only at the end of the file."""
+        ...
+
+    def sync(self) -> None:
+        """Contents and size are on the disk when this returns. A failure must not be retried on this handle."""
+        ...
+
+    def truncate(self, size: int) -> None: ...
+
+    def size(self) -> int: ...
+
+    def close(self) -> None: ...
+
+
+class Lock(Protocol):
+    """A held directory lock."""
+
+    def release(self) -> None: ...
+
+
+class Files(ABC):
+    """What tidelog asks of a file system."""
+
+    @abstractmethod
+    def create(self, path: Path) -> File:
+        """A new, empty file for reading and writing; FileExistsError when the name is taken."""
+
+    @abstractmethod
+    def open(self, path: Path, *, write: bool = False) -> File:
+        """An existing file; FileNotFoundError when there is none."""
+
+    @abstractmethod
+    def list(self, directory: Path) -> list[str]:
+        """Names in a directory, sorted; FileNotFoundError when it does not exist."""
+
+    @abstractmethod
+    def exists(self, path: Path) -> bool: ...
+
+    @abstractmethod
+    def is_directory(self, path: Path) -> bool: ...
+
+    @abstractmethod
+    def make_directory(self, path: Path) -> None:
+        """One level; the parent must exist. An existing directory is fine."""
+
+    @abstractmethod
+    def remove(self, path: Path) -> None: ...
+
+    @abstractmethod
+    def remove_directory(self, path: Path) -> None:
+        """An empty directory."""
+
+    @abstractmethod
+    def rename(self, source: Path, target: Path) -> None:
+        """Files replace an existing target in one step."""
+
+    @abstractmethod
+    def sync_directory(self, path: Path) -> None: ...
+
+    @abstractmethod
+    def lock(self, path: Path) -> Lock:
+        """Takes the lock file at once or raises LockedError; the system frees it when the process dies."""
+
+    @abstractmethod
+    def free_bytes(self, path: Path) -> int:
+        """Room left for an ordinary user."""
+
+    def read(self, path: Path) -> bytes:
+        """The whole of a small file."""
+        file = self.open(path)
+        try:
+            return file.read_at(0, file.size())
+        finally:
+            file.close()
+
+    def write_atomically(self, path: Path, data: bytes) -> None:
+        """Old content or new content, never a mixture, whatever happens; durable when it returns."""
+        temporary = path.with_name(path.name + TEMPORARY_SUFFIX)
+        if self.exists(temporary):
+            self.remove(temporary)
+        file = self.create(temporary)
+        try:
+            file.write_at(0, data)
+            file.sync()
+        finally:
+            file.close()
+        self.rename(temporary, path)
+        self.sync_directory(path.parent)
+
+    def make_directories(self, path: Path) -> None:
+        """All missing levels, each durable in its parent before the next is made."""
+        if self.is_directory(path):
+            return
+        self.make_directories(path.parent)
+        self.make_directory(path)
+        self.sync_directory(path.parent)
+
+    def remove_tree(self, path: Path) -> None:
+        """A directory and all below it."""
+        for name in self.list(path):
+            child = path / name
+            if self.is_directory(child):
+                self.remove_tree(child)
+            else:
+                self.remove(child)
+        self.remove_directory(path)
+
+
+class LocalFiles(Files):
+    """The real file system."""
+
+    def create(self, path: Path) -> File:
+        return _LocalFile(os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644))
+
+    def open(self, path: Path, *, write: bool = False) -> File:
+        flags = os.O_RDWR if write else os.O_RDONLY
+        return _LocalFile(os.open(path, flags | os.O_CLOEXEC))
+
+    def list(self, directory: Path) -> list[str]:
+        return sorted(os.listdir(directory))
+
+    def exists(self, path: Path) -> bool:
+        return path.exists()
+
+    def is_directory(self, path: Path) -> bool:
+        return path.is_dir()
+
+    def make_directory(self, path: Path) -> None:
+        with contextlib.suppress(FileExistsError):
+            path.mkdir()
+        if not path.is_dir():
+            raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), str(path))
+
+    def remove(self, path: Path) -> None:
+        path.unlink()
+
+    def remove_directory(self, path: Path) -> None:
+        path.rmdir()
+
+    def rename(self, source: Path, target: Path) -> None:
+        os.rename(source, target)
+
+    def sync_directory(self, path: Path) -> None:
+        descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+
+    def lock(self, path: Path) -> Lock:
+        return _LocalLock(path)
+
+    def free_bytes(self, path: Path) -> int:
+        status = os.statvfs(path)
+        return status.f_bavail * status.f_frsize
+
+
+class _LocalFile:
+    def __init__(self, descriptor: int) -> None:
+        self._descriptor = descriptor
+
+    def write_at(self, position: int, data: bytes | memoryview) -> None:
+        written = os.pwrite(self._descriptor, data, position)
+        if written == len(data):
+            return
+        view = memoryview(data)
+        while written < len(view):
+            written += os.pwrite(self._descriptor, view[written:], position + written)
+
+    def read_at(self, position: int, size: int) -> bytes:
+        data = os.pread(self._descriptor, size, position)
+        if len(data) == size or not data:
+            return data
+        parts = [data]
+        got = len(data)
+        while got < size:
+            more = os.pread(self._descriptor, size - got, position + got)
+            if not more:
+                break
+            parts.append(more)
+            got += len(more)
+        return b"".join(parts)
+
+    def sync(self) -> None:
+        os.fdatasync(self._descriptor)
+
+    def truncate(self, size: int) -> None:
+        os.ftruncate(self._descriptor, size)
+
+    def size(self) -> int:
+        return os.fstat(self._descriptor).st_size
+
+    def close(self) -> None:
+        descriptor, self._descriptor = self._descriptor, -1
+        if descriptor >= 0:
+            os.close(descriptor)
+
+
+class _LocalLock:
+    """flock belongs to the open file, so a second open in the same process is refused as well."""
+
+    def __init__(self, path: Path) -> None:
+        self._descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        try:
+            fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            owner = os.pread(self._descriptor, 64, 0).decode("ascii", "replace").strip()
+            os.close(self._descriptor)
+            if error.errno not in (errno.EWOULDBLOCK, errno.EACCES):
+                raise
+            who = f"process {owner}" if owner else "another process"
+            raise LockedError(
+                f"{path.parent} is already open in {who}",
+                path=path,
+                hint="Close it there, or open this directory with read_only=True",
+            ) from None
+        os.ftruncate(self._descriptor, 0)
+        os.pwrite(self._descriptor, str(os.getpid()).encode("ascii"), 0)
+
+    def release(self) -> None:
+        descriptor, self._descriptor = self._descriptor, -1
+        if descriptor >= 0:
+            os.close(descriptor)

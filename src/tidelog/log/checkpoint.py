@@ -1,0 +1,88 @@
+"""`wal.ckpt`: what the writer knew about its files when it last rotated, opened or closed.
+
+It is a hint. Opening trusts an entry only where the file agrees with it, and finds the same state without it; what it
+buys is that old files need not be read. It is replaced atomically, so it is whole or it is the previous one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import msgspec
+
+from tidelog.codec import decode_document, encode_document
+from tidelog.errors import DataError
+from tidelog.files import Files
+from tidelog.log.names import CHECKPOINT
+from tidelog.log.segment import Segment
+
+_KIND = "wal-checkpoint"
+_VERSION = 1
+
+
+class CheckpointFile(msgspec.Struct, frozen=True, kw_only=True):
+    """One WAL file; `size` bytes of it were synced and end at a frame boundary."""
+
+    seq: int
+    first_offset: int
+    next_offset: int
+    size: int
+    created_us: int
+    min_time_us: int | None
+    max_time_us: int | None
+
+
+class Checkpoint(msgspec.Struct, frozen=True, kw_only=True):
+    """The whole hint. `last_offset` is -1 while the log is empty."""
+
+    start_offset: int
+    last_offset: int
+    file_seq: int
+    files: tuple[CheckpointFile, ...]
+    written_us: int
+
+    def file(self, seq: int) -> CheckpointFile | None:
+        return next((file for file in self.files if file.seq == seq), None)
+
+
+def describe_segments(segments: Sequence[Segment], start_offset: int, now_us: int) -> Checkpoint:
+    """The checkpoint of these segments, all of whose bytes are synced."""
+    files = tuple(
+        CheckpointFile(
+            seq=segment.seq,
+            first_offset=segment.first_offset,
+            next_offset=segment.next_offset,
+            size=segment.size,
+            created_us=segment.created_us,
+            min_time_us=segment.min_time_us,
+            max_time_us=segment.max_time_us,
+        )
+        for segment in segments
+    )
+    return Checkpoint(
+        start_offset=start_offset,
+        last_offset=files[-1].next_offset - 1 if files else start_offset - 1,
+        file_seq=files[-1].seq if files else -1,
+        files=files,
+        written_us=now_us,
+    )
+
+
+def write_checkpoint(files: Files, directory: Path, checkpoint: Checkpoint) -> None:
+    """Replaces the checkpoint, durably."""
+    files.write_atomically(directory / CHECKPOINT, encode_document(_KIND, _VERSION, checkpoint))
+
+
+def read_checkpoint(files: Files, directory: Path) -> tuple[Checkpoint | None, str | None]:
+    """The checkpoint, or None and why it cannot be used."""
+    try:
+        data = files.read(directory / CHECKPOINT)
+    except FileNotFoundError:
+        return None, "there is none"
+    except OSError as error:
+        return None, str(error)
+    try:
+        return decode_document(_KIND, _VERSION, data, Checkpoint), None
+    except DataError as error:
+        return None, str(error)

@@ -1,0 +1,38 @@
+"""Every file name in a log directory is built and parsed here.
+
+    wal.0000000000.log    a WAL file; the number grows by one with every rotation
+    wal.ckpt              the checkpoint, a hint for opening
+    lock                  held by the owner for the log's life
+    removed/              what a repair or a cut took out, never deleted by tidelog
+"""
+
+from __future__ import annotations
+
+import re
+
+CHECKPOINT = "wal.ckpt"
+LOCK = "lock"
+REMOVED = "removed"
+
+_WAL = re.compile(r"wal\.(\d{1,19})\.log")
+
+
+def wal_name(seq: int) -> str:
+    """The name of the WAL file with this number."""
+    return f"wal.{seq:010d}.log"
+
+
+def wal_seq(name: str) -> int | None:
+    """The number of a WAL file; None for any other name."""
+    match = _WAL.fullmatch(name)
+    return None if match is None else int(match[1])
+
+
+def wal_files(names: list[str]) -> list[tuple[int, str]]:
+    """The WAL files among these names as (number, name), oldest first."""
+    return sorted((seq, name) for name in names if (seq := wal_seq(name)) is not None)
+
+
+def removed_name(wal_file_name: str, byte: int) -> str:
+    """Where the bytes that were taken out of a WAL file from `byte` on are kept."""
+    return f"{wal_file_name}.from-{byte}"
