@@ -1,0 +1,61 @@
+# Everything installs itself into .venv; `make` alone says what there is.
+# Another Python: make test PYTHON=python3.13
+
+VENV := .venv
+BIN := $(VENV)/bin
+PYTHON ?=
+PIP := $(BIN)/python -m pip --quiet --disable-pip-version-check
+BUILD_INPUTS := pyproject.toml constraints.txt $(wildcard setup.py) $(wildcard src/tidelog/*/*.[ch])
+
+# One virtual environment is shared by all targets, so two of them must not install into it at once.
+.NOTPARALLEL:
+.DELETE_ON_ERROR:
+.PHONY: help demo test lint check bench clean
+
+help:
+	@echo 'make demo    append, read, crash and recover a log in a minute'
+	@echo 'make test    all tests'
+	@echo 'make lint    format, lint, types and import directions'
+	@echo 'make check   lint, then test: what CI runs'
+	@echo 'make bench   the benchmarks, each against its peers'
+	@echo 'make clean   remove everything that was built'
+
+demo: $(VENV)/.ready-demo
+	@$(BIN)/tidelog demo
+
+test: $(VENV)/.ready-development
+	@$(BIN)/python -m pytest -q tests
+
+lint: $(VENV)/.ready-development
+	@$(BIN)/ruff format --quiet --diff .
+	@$(BIN)/ruff check --quiet .
+	@$(BIN)/mypy --no-error-summary
+	@$(BIN)/lint-imports --no-logo
+
+check: lint test
+
+bench: $(VENV)/.ready-bench
+	@$(BIN)/python bench/run.py
+
+clean:
+	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
+	rm -rf src/*.egg-info
+	find src tests bench examples -name __pycache__ -type d -prune -exec rm -rf {} +
+	find src -name '*.so' -type f -delete
+
+$(VENV)/.created: | scripts/make-venv
+	@PYTHON='$(PYTHON)' scripts/make-venv $(VENV)
+	@$(PIP) install -c constraints.txt setuptools
+	@touch $@
+
+# What each of them needs on top of the package itself. The package is installed in place, and its kernel is built by
+# the setuptools that constraints.txt pins.
+$(VENV)/.ready-demo: EXTRAS := cli
+$(VENV)/.ready-development: EXTRAS := cli,test,dev
+$(VENV)/.ready-bench: EXTRAS := cli,bench
+
+$(VENV)/.ready-%: $(VENV)/.created $(BUILD_INPUTS)
+	@echo 'installing tidelog[$(EXTRAS)] into $(VENV)'
+	@$(PIP) install --no-build-isolation -c constraints.txt -e '.[$(EXTRAS)]'
+	@$(BIN)/python scripts/report-kernel.py
+	@touch $@ $(VENV)/.ready-demo
