@@ -2,6 +2,9 @@
 
 It is what runs where the extension could not be built, and the oracle that the kernel is tested against. Signatures are
 the kernel's own (`_kernel.c`): arrays travel as bytes, positions as native u64 and lengths as native u32.
+
+Numbers that are only compared (offsets, max_payload, minimum) may be any int. Positions and indices must not be negative;
+indices past the end are cut, as in a slice. Places of payloads are claims: each is checked before it is used.
 """
 
 from __future__ import annotations
@@ -9,33 +12,36 @@ from __future__ import annotations
 import struct
 import zlib
 from array import array
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator
 
 from tidelog.errors import InputError
 
 _HEADER = struct.Struct("<QII")
 _FIELD = struct.Struct("<q")
 _HEADER_BYTES = _HEADER.size
+_MAX_OFFSET = (1 << 64) - 1
+_MAX_LENGTH = (1 << 32) - 1
 
 END, PARTIAL, BAD_CRC, WRONG_OFFSET, BAD_LENGTH = range(5)
 
 Buffer = bytes | bytearray | memoryview
 
 
-def crc32(data: Buffer, value: int = 0) -> int:
+def crc32(data: Buffer, value: int = 0, /) -> int:
     """CRC-32 as zlib computes it."""
     return zlib.crc32(data, value)
 
 
-def encode_many(first_offset: int, payloads: Sequence[bytes]) -> tuple[bytes, bytes, bytes]:
+def encode_many(first_offset: int, payloads: Iterable[Buffer], /) -> tuple[bytes, bytes, bytes]:
     """All payloads as consecutive frames: (buffer, payload positions, payload lengths)."""
-    parts: list[bytes] = []
+    payloads = tuple(payloads)
+    if not 0 <= first_offset <= _MAX_OFFSET - max(len(payloads) - 1, 0):
+        raise InputError("offsets of frames must be in the range 0 to 2**64 - 1")
+    parts: list[Buffer] = []
     positions, lengths = array("Q"), array("I")
     end = 0
-    for index, payload in enumerate(payloads):
-        if not payload:
-            raise InputError("a frame must hold at least one byte")
-        parts.append(_HEADER.pack(first_offset + index, len(payload), zlib.crc32(payload)))
+    for offset, payload in enumerate(map(_checked_payload, payloads), first_offset):
+        parts.append(_HEADER.pack(offset, len(payload), zlib.crc32(payload)))
         parts.append(payload)
         positions.append(end + _HEADER_BYTES)
         lengths.append(len(payload))
@@ -43,87 +49,125 @@ def encode_many(first_offset: int, payloads: Sequence[bytes]) -> tuple[bytes, by
     return b"".join(parts), positions.tobytes(), lengths.tobytes()
 
 
-def scan(buffer: Buffer, position: int, offset: int, max_payload: int) -> tuple[bytes, bytes, int, int]:
+def _checked_payload(payload: Buffer) -> Buffer:
+    checked = payload if isinstance(payload, bytes) else byte_view(payload)
+    if not checked:
+        raise InputError("a frame must hold at least one byte")
+    if len(checked) > _MAX_LENGTH:
+        raise InputError(f"a frame holds at most {_MAX_LENGTH} bytes, this payload has {len(checked)}")
+    return checked
+
+
+def scan(buffer: Buffer, position: int, offset: int, max_payload: int, /) -> tuple[bytes, bytes, int, int]:
     """Whole frames from `position` on, the first of which must carry `offset`.
 
     Returns (payload positions, payload lengths, end of the last whole frame, why it stopped).
     """
-    view = memoryview(buffer).cast("B")
-    size = len(view)
+    view = byte_view(buffer)
+    _check_position(view, position)
     positions, lengths = array("Q"), array("I")
     while True:
-        stop = _judge(view, position, size, offset, max_payload)
+        stop, length = _judge(view, position, offset, max_payload)
         if stop is not None:
             return positions.tobytes(), lengths.tobytes(), position, stop
-        length = _HEADER.unpack_from(view, position)[1]
         positions.append(position + _HEADER_BYTES)
         lengths.append(length)
         position += _HEADER_BYTES + length
         offset += 1
 
 
-def _judge(view: memoryview, position: int, size: int, offset: int, max_payload: int) -> int | None:
-    """Why there is no whole frame with `offset` at `position`; None when there is one."""
+def _judge(view: memoryview, position: int, offset: int, max_payload: int) -> tuple[int | None, int]:
+    """Why there is no whole frame with `offset` at `position`; None, and its length, when there is one."""
+    size = len(view)
     if position == size:
-        return END
+        return END, 0
     if position + _HEADER_BYTES > size:
-        return PARTIAL
+        return PARTIAL, 0
     found, length, crc = _HEADER.unpack_from(view, position)
     if found != offset:
-        return WRONG_OFFSET
+        return WRONG_OFFSET, 0
     if not 0 < length <= max_payload:
-        return BAD_LENGTH
+        return BAD_LENGTH, 0
     start = position + _HEADER_BYTES
     if start + length > size:
-        return PARTIAL
+        return PARTIAL, 0
     if zlib.crc32(view[start : start + length]) != crc:
-        return BAD_CRC
-    return None
+        return BAD_CRC, 0
+    return None, length
 
 
 def find_frame(
-    buffer: Buffer, position: int, min_offset: int, max_offset: int, max_payload: int
+    buffer: Buffer, position: int, min_offset: int, max_offset: int, max_payload: int, /
 ) -> tuple[int, int] | None:
     """The first whole frame at or after `position` whose offset is in the range: (position, offset)."""
-    view = memoryview(buffer).cast("B")
-    size = len(view)
-    for start in range(position, size - _HEADER_BYTES + 1):
+    view = byte_view(buffer)
+    _check_position(view, position)
+    for start in range(position, len(view) - _HEADER_BYTES + 1):
         offset = _HEADER.unpack_from(view, start)[0]
-        if min_offset <= offset <= max_offset and _judge(view, start, size, offset, max_payload) is None:
+        if min_offset <= offset <= max_offset and _judge(view, start, offset, max_payload)[0] is None:
             return start, offset
     return None
 
 
-def payloads(buffer: Buffer, positions: Buffer, lengths: Buffer, start: int, stop: int) -> list[bytes]:
+def payloads(buffer: Buffer, positions: Buffer, lengths: Buffer, start: int, stop: int, /) -> list[bytes]:
     """Copies of the payloads `start` to `stop` (exclusive)."""
-    view = memoryview(buffer).cast("B")
-    return [bytes(view[at : at + length]) for at, length in _pairs(positions, lengths, start, stop)]
+    view = byte_view(buffer)
+    return [bytes(view[at : at + length]) for _, at, length in places(view, positions, lengths, start, stop)]
 
 
-def field_range(buffer: Buffer, positions: Buffer, lengths: Buffer, field: int) -> tuple[int, int] | None:
+def field_range(buffer: Buffer, positions: Buffer, lengths: Buffer, field: int, /) -> tuple[int, int] | None:
     """Least and greatest i64 at byte `field` of the payloads; those too short for one do not count."""
-    view = memoryview(buffer).cast("B")
-    found = [
-        _FIELD.unpack_from(view, at + field)[0]
-        for at, length in _pairs(positions, lengths, 0, len(memoryview(lengths).cast("B")) // 4)
-        if length >= field + 8
-    ]
+    found = [number for _, number in _fields(buffer, positions, lengths, field, 0)]
     return (min(found), max(found)) if found else None
 
 
-def first_at_least(
-    buffer: Buffer, positions: Buffer, lengths: Buffer, field: int, minimum: int, start: int
-) -> int:
+def first_at_least(buffer: Buffer, positions: Buffer, lengths: Buffer, field: int, minimum: int, start: int, /) -> int:
     """Index of the first payload from `start` on whose i64 at byte `field` is at least `minimum`, or -1."""
-    view = memoryview(buffer).cast("B")
-    count = len(memoryview(lengths).cast("B")) // 4
-    for index, (at, length) in enumerate(_pairs(positions, lengths, start, count), start):
-        if length >= field + 8 and _FIELD.unpack_from(view, at + field)[0] >= minimum:
+    for index, number in _fields(buffer, positions, lengths, field, start):
+        if number >= minimum:
             return index
     return -1
 
 
-def _pairs(positions: Buffer, lengths: Buffer, start: int, stop: int) -> zip[tuple[int, int]]:
-    at = memoryview(positions).cast("B").cast("Q")
-    long = memoryview(lengths).cast("B").cast("I")
-    return zip(at[start:stop], long[start:stop], strict=True)
+def _fields(buffer: Buffer, positions: Buffer, lengths: Buffer, field: int, start: int) -> Iterator[tuple[int, int]]:
+    """(index, i64 at byte `field`) of the payloads from `start` on that are long enough."""
+    _check_index("field", field)
+    view = byte_view(buffer)
+    for index, at, length in places(view, positions, lengths, start):
+        if length >= field + _FIELD.size:
+            yield index, _FIELD.unpack_from(view, at + field)[0]
+
+
+def places(
+    view: memoryview, positions: Buffer, lengths: Buffer, start: int, stop: int | None = None
+) -> Iterator[tuple[int, int, int]]:
+    """(index, position, length) of the payloads from `start` to `stop`, each checked to lie inside the buffer."""
+    _check_index("start", start)
+    if stop is not None:
+        _check_index("stop", stop)
+    position_bytes, length_bytes = byte_view(positions), byte_view(lengths)
+    if len(length_bytes) % 4 or len(position_bytes) != 2 * len(length_bytes):
+        raise ValueError("positions and lengths are not arrays of the same count")
+    pairs = zip(position_bytes.cast("Q")[start:stop], length_bytes.cast("I")[start:stop], strict=True)
+    for index, (position, length) in enumerate(pairs, start):
+        if position + length > len(view):
+            raise ValueError(f"payload {index} is outside the buffer of {len(view)} bytes")
+        yield index, position, length
+
+
+def byte_view(buffer: Buffer) -> memoryview:
+    """The bytes of a contiguous buffer, whatever the format of its items."""
+    view = memoryview(buffer)
+    if not view.c_contiguous:
+        raise BufferError("memoryview: underlying buffer is not C-contiguous")
+    return view.cast("B")
+
+
+def _check_position(view: memoryview, position: int) -> None:
+    if not 0 <= position <= len(view):
+        raise ValueError(f"position {position} is outside the buffer of {len(view)} bytes")
+
+
+def _check_index(name: str, index: int) -> None:
+    if index < 0:
+        raise ValueError(f"{name} must not be negative")

@@ -1,16 +1,19 @@
 """The pure-Python twin of the C message codec: the same bytes, the same answers, slower.
 
-Signatures are those of `_envelope.c`; `message.py` draws the layout.
+Signatures are those of `_envelope.c`; `message.py` draws the layout. Values, keys and header values may be bytes,
+bytearray or a memoryview of bytes, and are read back as bytes.
 """
 
 from __future__ import annotations
 
+import operator
 import struct
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from tidelog.errors import DataError, InputError
+from tidelog.log.frame_python import Buffer, byte_view, places
 
 _FIXED = struct.Struct("<BBHIqII")
 _HEADER = struct.Struct("<HI")
@@ -18,47 +21,86 @@ _VERSION = 1
 _HAS_KEY = 1
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _MAX_U16 = 0xFFFF
+_MAX_U32 = 0xFFFF_FFFF
 
-Buffer = bytes | bytearray | memoryview
 
-
-def encode(value: bytes, key: bytes | None, headers: Mapping[str, bytes] | None, timestamp_us: int) -> bytes:
+def encode(value: Buffer, key: Buffer | None, headers: Mapping[str, Buffer] | None, timestamp_us: int, /) -> bytes:
     """The envelope of one message."""
-    block = _encode_headers(headers) if headers else b""
+    items = _header_items(headers)
+    value_bytes = _checked_bytes(value)
+    key_bytes = b"" if key is None else _checked_bytes(key)
+    block = _encode_headers(items)
+    timestamp_us = operator.index(timestamp_us)
+    if not -(1 << 63) <= timestamp_us < 1 << 63:
+        raise OverflowError("timestamp_us does not fit in 64 bits")
+    _expect_u32("the key", len(key_bytes))
     flags = 0 if key is None else _HAS_KEY
-    key = key or b""
-    fixed = _FIXED.pack(_VERSION, flags, len(headers or ()), len(key), timestamp_us, len(block), 0)
-    return b"".join((fixed, key, block, value))
+    fixed = _FIXED.pack(_VERSION, flags, len(items), len(key_bytes), timestamp_us, len(block), 0)
+    return b"".join((fixed, key_bytes, block, value_bytes))
 
 
-def _encode_headers(headers: Mapping[str, bytes]) -> bytes:
-    if len(headers) > _MAX_U16:
-        raise InputError(f"a message has at most {_MAX_U16} headers, this one has {len(headers)}")
-    parts = []
-    for name, value in headers.items():
-        encoded = name.encode("utf-8")
-        if len(encoded) > _MAX_U16:
-            raise InputError(f"a header name has at most {_MAX_U16} bytes")
-        parts += [_HEADER.pack(len(encoded), len(value)), encoded, value]
+def _header_items(headers: Mapping[str, Buffer] | None) -> list[tuple[str, Buffer]]:
+    items = list(headers.items()) if headers else []
+    if len(items) > _MAX_U16:
+        raise InputError(f"a message has at most {_MAX_U16} headers, this one has {len(items)}")
+    return items
+
+
+def _encode_headers(items: list[tuple[str, Buffer]]) -> bytes:
+    parts: list[Buffer] = []
+    for name, value in items:
+        encoded = _encode_name(name)
+        content = _checked_bytes(value)
+        _expect_u32("a header value", len(content))
+        parts += [_HEADER.pack(len(encoded), len(content)), encoded, content]
+    _expect_u32("the block of headers", sum(map(len, parts)))
     return b"".join(parts)
 
 
+def _encode_name(name: object) -> bytes:
+    if not isinstance(name, str):
+        raise TypeError(f"a header name must be str, not {type(name).__name__}")
+    try:
+        encoded = name.encode("utf-8")
+    except UnicodeEncodeError:
+        raise InputError("a header name must be text that UTF-8 can hold") from None
+    if len(encoded) > _MAX_U16:
+        raise InputError(f"a header name has at most {_MAX_U16} bytes")
+    return encoded
+
+
+def _checked_bytes(content: object) -> Buffer:
+    if isinstance(content, bytes | bytearray):
+        return content
+    if not isinstance(content, memoryview):
+        raise TypeError(f"bytes, bytearray or memoryview expected, not {type(content).__name__}")
+    if content.ndim != 1 or content.itemsize != 1 or not content.c_contiguous:
+        raise TypeError("a memoryview must be contiguous, of one dimension and of bytes")
+    return content
+
+
+def _expect_u32(what: str, size: int) -> None:
+    if size > _MAX_U32:
+        raise OverflowError(f"{what} does not fit in 32 bits")
+
+
 def decode_frames(
-    message_type: Any, first_offset: int, buffer: Buffer, positions: Buffer, lengths: Buffer, start: int, stop: int
+    message_type: Any, first_offset: int, buffer: Buffer, positions: Buffer, lengths: Buffer, start: int, stop: int, /
 ) -> list[Any]:
     """Messages `start` to `stop` (exclusive) of the frames in a buffer."""
-    view = memoryview(buffer).cast("B")
-    at = memoryview(positions).cast("B").cast("Q")[start:stop]
-    long = memoryview(lengths).cast("B").cast("I")[start:stop]
+    view = byte_view(buffer)
     return [
         _decode(message_type, first_offset + index, bytes(view[position : position + length]))
-        for index, (position, length) in enumerate(zip(at, long, strict=True), start)
+        for index, position, length in places(view, positions, lengths, start, stop)
     ]
 
 
-def decode_payloads(message_type: Any, first_offset: int, payloads: Sequence[bytes]) -> list[Any]:
+def decode_payloads(message_type: Any, first_offset: int, payloads: Iterable[Buffer], /) -> list[Any]:
     """Messages of payloads that are not framed yet."""
-    return [_decode(message_type, first_offset + index, payload) for index, payload in enumerate(payloads)]
+    return [
+        _decode(message_type, offset, bytes(byte_view(payload)))
+        for offset, payload in enumerate(tuple(payloads), first_offset)
+    ]
 
 
 def _decode(message_type: Any, offset: int, payload: bytes) -> Any:
@@ -75,13 +117,17 @@ def _decode(message_type: Any, offset: int, payload: bytes) -> Any:
     value_start = headers_end + extension_size
     if value_start > size or (key_size and not flags & _HAS_KEY):
         raise DataError(f"message {offset} has an envelope whose lengths do not fit")
-    try:
-        timestamp = _EPOCH + timedelta(microseconds=timestamp_us)
-    except OverflowError:
-        raise DataError(f"message {offset} has an impossible timestamp") from None
+    timestamp = _decode_timestamp(offset, timestamp_us)
     key = payload[_FIXED.size : key_end] if flags & _HAS_KEY else None
     headers = _decode_headers(offset, payload[key_end:headers_end], count)
     return message_type(payload[value_start:], key, headers, timestamp, offset)
+
+
+def _decode_timestamp(offset: int, timestamp_us: int) -> datetime:
+    try:
+        return _EPOCH + timedelta(microseconds=timestamp_us)
+    except OverflowError:
+        raise DataError(f"message {offset} has an impossible timestamp") from None
 
 
 def _decode_headers(offset: int, block: bytes, count: int) -> dict[str, bytes]:

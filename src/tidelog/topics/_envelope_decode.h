@@ -1,0 +1,237 @@
+/* Envelopes to messages: everything is checked, then `message_type` is called. */
+
+#ifndef TIDELOG_ENVELOPE_DECODE_H
+#define TIDELOG_ENVELOPE_DECODE_H
+
+#include "_envelope_shared.h"
+#include "_envelope_time.h"
+
+typedef struct {
+    PyObject *data_error;
+    PyObject *message_type;
+    PyObject *first_offset;
+    long long first; /* `first_offset` when it fits */
+    int first_fits;
+    Moment moment;
+} Decoder;
+
+static int decoder_start(Decoder *decoder, EnvelopeState *state, PyObject *message_type, PyObject *first_offset) {
+    int overflow;
+    *decoder = (Decoder){.data_error = state->data_error, .message_type = message_type, .first_offset = first_offset};
+    decoder->first = PyLong_AsLongLongAndOverflow(first_offset, &overflow);
+    decoder->first_fits = overflow == 0;
+    return decoder->first == -1 && PyErr_Occurred() ? -1 : 0;
+}
+
+static void decoder_finish(Decoder *decoder) {
+    Py_CLEAR(decoder->moment.datetime);
+}
+
+/* first_offset + index, which may be any Python int. */
+static PyObject *decoder_offset(const Decoder *decoder, size_t index) {
+    long long sum;
+    if (decoder->first_fits && !__builtin_add_overflow(decoder->first, (long long)index, &sum)) {
+        return PyLong_FromLongLong(sum);
+    }
+    PyObject *addend = PyLong_FromSize_t(index);
+    PyObject *offset = addend == NULL ? NULL : PyNumber_Add(decoder->first_offset, addend);
+    Py_XDECREF(addend);
+    return offset;
+}
+
+static PyObject *complain(const Decoder *decoder, PyObject *offset, const char *fault) {
+    return PyErr_Format(decoder->data_error, "message %S %s", offset, fault);
+}
+
+static PyObject *bytes_of(const uint8_t *data, uint64_t size) {
+    return PyBytes_FromStringAndSize((const char *)data, (Py_ssize_t)size);
+}
+
+static int add_header(PyObject *headers, const Decoder *decoder, PyObject *offset, Slice name, Slice value) {
+    PyObject *key = PyUnicode_DecodeUTF8((const char *)name.data, (Py_ssize_t)name.size, NULL);
+    if (key == NULL) {
+        if (PyErr_ExceptionMatches(PyExc_UnicodeDecodeError)) {
+            PyErr_Clear();
+            complain(decoder, offset, "has a header name that is not UTF-8");
+        }
+        return -1;
+    }
+    PyObject *content = bytes_of(value.data, value.size);
+    int result = content == NULL ? -1 : PyDict_SetItem(headers, key, content);
+    Py_DECREF(key);
+    Py_XDECREF(content);
+    return result;
+}
+
+/* Fills `headers` from the block, which must hold `count` of them and nothing else. */
+static int parse_headers(PyObject *headers, const Decoder *decoder, PyObject *offset, Slice block, uint16_t count) {
+    for (; count > 0; count--) {
+        if (block.size < HEADER_BYTES) {
+            complain(decoder, offset, "has headers that do not fit");
+            return -1;
+        }
+        Slice name = {block.data + HEADER_BYTES, load_u16(block.data)};
+        uint64_t value_bytes = load_u32(block.data + 2);
+        if (name.size + value_bytes > block.size - HEADER_BYTES) {
+            complain(decoder, offset, "has headers that do not fit");
+            return -1;
+        }
+        Slice value = {name.data + name.size, (size_t)value_bytes};
+        if (add_header(headers, decoder, offset, name, value) < 0) {
+            return -1;
+        }
+        block.size -= HEADER_BYTES + name.size + value.size;
+        block.data = value.data + value.size;
+    }
+    if (block.size != 0) {
+        complain(decoder, offset, "has headers that do not fit");
+        return -1;
+    }
+    return 0;
+}
+
+/* What the fixed part says, once it has been checked against the payload. */
+typedef struct {
+    int has_key;
+    uint16_t header_count;
+    int64_t timestamp_us;
+    Slice key, block, value;
+} Parts;
+
+static int parse_fixed(const Decoder *decoder, PyObject *offset, Slice payload, Parts *parts) {
+    const uint8_t *fixed = payload.data;
+    if (payload.size < FIXED_BYTES) {
+        PyErr_Format(decoder->data_error, "message %S is too short for an envelope (%zu bytes)", offset, payload.size);
+        return -1;
+    }
+    if (fixed[0] != VERSION) {
+        PyErr_Format(decoder->data_error, "message %S has envelope version %d, this tidelog reads version %d", offset,
+                     (int)fixed[0], VERSION);
+        return -1;
+    }
+    if (fixed[1] & ~HAS_KEY) {
+        PyErr_Format(decoder->data_error, "message %S has unknown envelope flags 0x%02x", offset, (int)fixed[1]);
+        return -1;
+    }
+    parts->has_key = fixed[1] & HAS_KEY;
+    parts->header_count = load_u16(fixed + 2);
+    parts->timestamp_us = (int64_t)load_u64(fixed + 8);
+    uint64_t key_bytes = load_u32(fixed + 4), block_bytes = load_u32(fixed + 16);
+    uint64_t value_start = FIXED_BYTES + key_bytes + block_bytes + load_u32(fixed + 20);
+    if (value_start > payload.size || (key_bytes != 0 && !parts->has_key)) {
+        complain(decoder, offset, "has an envelope whose lengths do not fit");
+        return -1;
+    }
+    if (parts->timestamp_us < LEAST_MICROSECONDS || parts->timestamp_us > MOST_MICROSECONDS) {
+        complain(decoder, offset, "has an impossible timestamp");
+        return -1;
+    }
+    parts->key = (Slice){fixed + FIXED_BYTES, (size_t)key_bytes};
+    parts->block = (Slice){parts->key.data + key_bytes, (size_t)block_bytes};
+    parts->value = (Slice){fixed + value_start, payload.size - (size_t)value_start};
+    return 0;
+}
+
+static PyObject *build_message(Decoder *decoder, PyObject *offset, const Parts *parts) {
+    PyObject *message = NULL;
+    PyObject *headers = PyDict_New();
+    if (headers == NULL || parse_headers(headers, decoder, offset, parts->block, parts->header_count) < 0) {
+        Py_XDECREF(headers);
+        return NULL;
+    }
+    PyObject *value = bytes_of(parts->value.data, parts->value.size);
+    PyObject *key = parts->has_key ? bytes_of(parts->key.data, parts->key.size) : Py_NewRef(Py_None);
+    PyObject *timestamp = moment_get(&decoder->moment, parts->timestamp_us);
+    if (value != NULL && key != NULL && timestamp != NULL) {
+        PyObject *fields[] = {NULL, value, key, headers, timestamp, offset}; /* the first place is the callee's to use */
+        message = PyObject_Vectorcall(decoder->message_type, fields + 1, 5 | PY_VECTORCALL_ARGUMENTS_OFFSET, NULL);
+    }
+    Py_XDECREF(value);
+    Py_XDECREF(key);
+    Py_XDECREF(timestamp);
+    Py_DECREF(headers);
+    return message;
+}
+
+static PyObject *decode_one(Decoder *decoder, size_t index, Slice payload) {
+    PyObject *offset = decoder_offset(decoder, index);
+    if (offset == NULL) {
+        return NULL;
+    }
+    Parts parts;
+    PyObject *message = NULL;
+    if (parse_fixed(decoder, offset, payload, &parts) == 0) {
+        message = build_message(decoder, offset, &parts);
+    }
+    Py_DECREF(offset);
+    return message;
+}
+
+/* Takes over the reference to `message`. */
+static int append_message(PyObject *messages, PyObject *message) {
+    if (message == NULL) {
+        return -1;
+    }
+    int result = PyList_Append(messages, message);
+    Py_DECREF(message);
+    return result;
+}
+
+static PyObject *decode_places(Decoder *decoder, const Places *places, size_t start, size_t stop) {
+    PyObject *messages = PyList_New(0);
+    for (size_t index = start; messages != NULL && index < stop; index++) {
+        Slice payload;
+        if (place_of(places, index, &payload) < 0 ||
+            append_message(messages, decode_one(decoder, index, payload)) < 0) {
+            Py_CLEAR(messages);
+        }
+    }
+    return messages;
+}
+
+static PyObject *envelope_decode_frames(PyObject *module, PyObject *const *arguments, Py_ssize_t argument_count) {
+    Decoder decoder;
+    Places places;
+    size_t start, stop;
+    if (expect_arguments("decode_frames", argument_count, 7, 7) < 0 ||
+        decoder_start(&decoder, PyModule_GetState(module), arguments[0], arguments[1]) < 0 ||
+        parse_index(arguments[5], "start", &start) < 0 || parse_index(arguments[6], "stop", &stop) < 0 ||
+        places_take(&places, arguments + 2) < 0) {
+        return NULL;
+    }
+    PyObject *messages = decode_places(&decoder, &places, start, stop < places.count ? stop : places.count);
+    places_release(&places);
+    decoder_finish(&decoder);
+    return messages;
+}
+
+static PyObject *decode_item(Decoder *decoder, size_t index, PyObject *item) {
+    Py_buffer view;
+    if (PyObject_GetBuffer(item, &view, PyBUF_SIMPLE) < 0) {
+        return NULL;
+    }
+    PyObject *message = decode_one(decoder, index, (Slice){view.buf, (size_t)view.len});
+    PyBuffer_Release(&view);
+    return message;
+}
+
+static PyObject *envelope_decode_payloads(PyObject *module, PyObject *const *arguments, Py_ssize_t argument_count) {
+    Decoder decoder;
+    if (expect_arguments("decode_payloads", argument_count, 3, 3) < 0 ||
+        decoder_start(&decoder, PyModule_GetState(module), arguments[0], arguments[1]) < 0) {
+        return NULL;
+    }
+    PyObject *items = PySequence_Tuple(arguments[2]);
+    PyObject *messages = items == NULL ? NULL : PyList_New(0);
+    for (Py_ssize_t index = 0; messages != NULL && index < PyTuple_GET_SIZE(items); index++) {
+        PyObject *message = decode_item(&decoder, (size_t)index, PyTuple_GET_ITEM(items, index));
+        if (append_message(messages, message) < 0) {
+            Py_CLEAR(messages);
+        }
+    }
+    Py_XDECREF(items);
+    decoder_finish(&decoder);
+    return messages;
+}
+
+#endif

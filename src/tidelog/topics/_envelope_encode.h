@@ -1,0 +1,197 @@
+/* A message to its envelope: sizes first, one allocation, then the copies. */
+
+#ifndef TIDELOG_ENVELOPE_ENCODE_H
+#define TIDELOG_ENVELOPE_ENCODE_H
+
+#include "_envelope_shared.h"
+
+#define MAX_HEADERS UINT16_MAX
+#define MAX_NAME_BYTES UINT16_MAX
+
+static int slice_of_view(PyObject *object, Slice *slice) {
+    Py_buffer view;
+    if (PyObject_GetBuffer(object, &view, PyBUF_FULL_RO) < 0) {
+        return -1;
+    }
+    int is_bytes = view.ndim == 1 && view.itemsize == 1 && PyBuffer_IsContiguous(&view, 'C');
+    *slice = (Slice){view.buf, (size_t)view.len};
+    PyBuffer_Release(&view); /* the memoryview itself keeps the bytes where they are */
+    if (!is_bytes) {
+        PyErr_SetString(PyExc_TypeError, "a memoryview must be contiguous, of one dimension and of bytes");
+        return -1;
+    }
+    return 0;
+}
+
+/* The bytes of a value, key or header value. */
+static int slice_of(PyObject *object, Slice *slice) {
+    if (PyBytes_Check(object)) {
+        *slice = (Slice){(const uint8_t *)PyBytes_AS_STRING(object), (size_t)PyBytes_GET_SIZE(object)};
+        return 0;
+    }
+    if (PyByteArray_Check(object)) {
+        *slice = (Slice){(const uint8_t *)PyByteArray_AS_STRING(object), (size_t)PyByteArray_GET_SIZE(object)};
+        return 0;
+    }
+    if (PyMemoryView_Check(object)) {
+        return slice_of_view(object, slice);
+    }
+    PyErr_Format(PyExc_TypeError, "bytes, bytearray or memoryview expected, not %.200s", Py_TYPE(object)->tp_name);
+    return -1;
+}
+
+static int slice_of_name(EnvelopeState *state, PyObject *object, Slice *slice) {
+    if (!PyUnicode_Check(object)) {
+        PyErr_Format(PyExc_TypeError, "a header name must be str, not %.200s", Py_TYPE(object)->tp_name);
+        return -1;
+    }
+    Py_ssize_t size;
+    const char *text = PyUnicode_AsUTF8AndSize(object, &size);
+    if (text == NULL) {
+        if (PyErr_ExceptionMatches(PyExc_UnicodeEncodeError)) {
+            PyErr_SetString(state->input_error, "a header name must be text that UTF-8 can hold");
+        }
+        return -1;
+    }
+    if (size > MAX_NAME_BYTES) {
+        PyErr_Format(state->input_error, "a header name has at most %d bytes", MAX_NAME_BYTES);
+        return -1;
+    }
+    *slice = (Slice){(const uint8_t *)text, (size_t)size};
+    return 0;
+}
+
+static int expect_u32(const char *what, uint64_t size) {
+    if (size <= UINT32_MAX) {
+        return 0;
+    }
+    PyErr_Format(PyExc_OverflowError, "%s does not fit in 32 bits", what);
+    return -1;
+}
+
+/* Headers as a list of (name, value) tuples that we hold; NULL without an error when there are none. */
+static int headers_take(EnvelopeState *state, PyObject *headers, PyObject **items) {
+    *items = NULL;
+    int any = headers == Py_None ? 0 : PyObject_IsTrue(headers);
+    if (any <= 0) {
+        return any;
+    }
+    *items = PyDict_CheckExact(headers) ? PyDict_Items(headers) : PyMapping_Items(headers);
+    if (*items == NULL) {
+        return -1;
+    }
+    Py_ssize_t count = PyList_GET_SIZE(*items);
+    if (count > MAX_HEADERS) {
+        PyErr_Format(state->input_error, "a message has at most %d headers, this one has %zd", MAX_HEADERS, count);
+        Py_CLEAR(*items);
+        return -1;
+    }
+    return 0;
+}
+
+static int header_slices(EnvelopeState *state, PyObject *item, Slice *name, Slice *value) {
+    if (!PyTuple_Check(item) || PyTuple_GET_SIZE(item) != 2) {
+        PyErr_SetString(PyExc_TypeError, "headers must be a mapping of str to bytes");
+        return -1;
+    }
+    if (slice_of_name(state, PyTuple_GET_ITEM(item, 0), name) < 0 ||
+        slice_of(PyTuple_GET_ITEM(item, 1), value) < 0) {
+        return -1;
+    }
+    return expect_u32("a header value", value->size);
+}
+
+static int headers_measure(EnvelopeState *state, PyObject *items, uint64_t *block_bytes) {
+    Slice name, value;
+    *block_bytes = 0;
+    for (Py_ssize_t index = 0; items != NULL && index < PyList_GET_SIZE(items); index++) {
+        if (header_slices(state, PyList_GET_ITEM(items, index), &name, &value) < 0) {
+            return -1;
+        }
+        *block_bytes += HEADER_BYTES + name.size + value.size;
+    }
+    return expect_u32("the block of headers", *block_bytes);
+}
+
+static uint8_t *copy_slice(uint8_t *to, Slice slice) {
+    if (slice.size > 0) { /* nothing may lie nowhere, and memcpy must not be given that */
+        memcpy(to, slice.data, slice.size);
+    }
+    return to + slice.size;
+}
+
+/* Returns where it stopped. Every item went through headers_measure() before, so none can fail now. */
+static uint8_t *headers_write(EnvelopeState *state, PyObject *items, uint8_t *to) {
+    Slice name, value;
+    for (Py_ssize_t index = 0; items != NULL && index < PyList_GET_SIZE(items); index++) {
+        if (header_slices(state, PyList_GET_ITEM(items, index), &name, &value) < 0) {
+            return NULL;
+        }
+        store_u16(to, (uint16_t)name.size);
+        store_u32(to + 2, (uint32_t)value.size);
+        to = copy_slice(copy_slice(to + HEADER_BYTES, name), value);
+    }
+    return to;
+}
+
+static int parse_timestamp(PyObject *object, int64_t *timestamp_us) {
+    int overflow;
+    *timestamp_us = PyLong_AsLongLongAndOverflow(object, &overflow);
+    if (*timestamp_us == -1 && PyErr_Occurred()) {
+        return -1;
+    }
+    if (overflow != 0) {
+        PyErr_SetString(PyExc_OverflowError, "timestamp_us does not fit in 64 bits");
+        return -1;
+    }
+    return 0;
+}
+
+static PyObject *encode_parts(EnvelopeState *state, PyObject *const *arguments, PyObject *items) {
+    Slice value, key = {NULL, 0};
+    uint64_t block_bytes;
+    int64_t timestamp_us;
+    int has_key = arguments[1] != Py_None;
+    if (slice_of(arguments[0], &value) < 0 || (has_key && slice_of(arguments[1], &key) < 0) ||
+        headers_measure(state, items, &block_bytes) < 0 || parse_timestamp(arguments[3], &timestamp_us) < 0 ||
+        expect_u32("the key", key.size) < 0) {
+        return NULL;
+    }
+    if (value.size > (size_t)PY_SSIZE_T_MAX - FIXED_BYTES - key.size - block_bytes) {
+        return PyErr_NoMemory();
+    }
+    Py_ssize_t size = (Py_ssize_t)(FIXED_BYTES + key.size + block_bytes + value.size);
+    PyObject *envelope = PyBytes_FromStringAndSize(NULL, size);
+    if (envelope == NULL) {
+        return NULL;
+    }
+    uint8_t *to = (uint8_t *)PyBytes_AS_STRING(envelope);
+    to[0] = VERSION;
+    to[1] = has_key ? HAS_KEY : 0;
+    store_u16(to + 2, items == NULL ? 0 : (uint16_t)PyList_GET_SIZE(items));
+    store_u32(to + 4, (uint32_t)key.size);
+    store_u64(to + 8, (uint64_t)timestamp_us);
+    store_u32(to + 16, (uint32_t)block_bytes);
+    store_u32(to + 20, 0);
+    to += FIXED_BYTES;
+    to = headers_write(state, items, copy_slice(to, key));
+    if (to == NULL) {
+        Py_DECREF(envelope);
+        return NULL;
+    }
+    copy_slice(to, value);
+    return envelope;
+}
+
+static PyObject *envelope_encode(PyObject *module, PyObject *const *arguments, Py_ssize_t argument_count) {
+    EnvelopeState *state = PyModule_GetState(module);
+    PyObject *items;
+    if (expect_arguments("encode", argument_count, 4, 4) < 0 || headers_take(state, arguments[2], &items) < 0) {
+        return NULL;
+    }
+    PyObject *envelope = encode_parts(state, arguments, items);
+    Py_XDECREF(items);
+    return envelope;
+}
+
+#endif
