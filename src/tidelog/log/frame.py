@@ -22,6 +22,8 @@ import struct
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
+import msgspec
+
 from tidelog.log import frame_python
 
 if TYPE_CHECKING:
@@ -67,7 +69,7 @@ _REASONS = {
 }
 
 
-class Frames(NamedTuple):
+class Frames(msgspec.Struct, frozen=True, gc=False):
     """Whole frames in a buffer: where the payloads are, as arrays (native u64 and u32), no object a frame."""
 
     first_offset: int
@@ -95,6 +97,11 @@ class Frames(NamedTuple):
         if not self.lengths:
             return 0
         return memoryview(self.positions).cast("Q")[-1] + memoryview(self.lengths).cast("I")[-1]
+
+    def slice(self, start: int, stop: int) -> Frames:
+        """Some of the frames, in the same buffer."""
+        positions, lengths = self.positions[start * 8 : stop * 8], self.lengths[start * 4 : stop * 4]
+        return Frames(self.first_offset + start, self.buffer, positions, lengths)
 
     def payloads(self, start: int = 0, stop: int | None = None) -> list[bytes]:
         """Copies of the payloads from `start` to `stop` (exclusive)."""

@@ -1,9 +1,9 @@
 """Every file name in a log directory is built and parsed here.
 
-    wal.0000000000.log    a WAL file; the number grows by one with every rotation
-    wal.ckpt              the checkpoint, a hint for opening
-    lock                  held by the owner for the log's life
-    removed/              what a repair or a cut took out, never deleted by tidelog
+wal.0000000000.log    a WAL file; the number grows by one with every rotation
+wal.ckpt              the checkpoint, a hint for opening
+lock                  held by the owner for the log's life
+removed/              what a repair or a cut took out, never deleted by tidelog
 """
 
 from __future__ import annotations

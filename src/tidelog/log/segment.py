@@ -11,6 +11,7 @@ from __future__ import annotations
 from array import array
 from bisect import bisect_left, bisect_right
 from pathlib import Path
+from threading import Lock
 
 from tidelog.log.frame import HEADER_BYTES, Frames
 
@@ -23,6 +24,7 @@ class SparseIndex:
     def __init__(self) -> None:
         self._offsets = array("Q")
         self._positions = array("Q")
+        self._growing = Lock()
 
     def __len__(self) -> int:
         return len(self._offsets)
@@ -33,7 +35,14 @@ class SparseIndex:
         return None if found < 0 else (self._offsets[found], self._positions[found])
 
     def extend(self, frames: Frames, base: int) -> None:
-        """Learns boundaries from frames whose buffer begins at byte `base` of the file. Costs one step an entry."""
+        """Learns boundaries from frames whose buffer begins at byte `base` of the file. Costs one step an entry.
+
+        Readers of a file that was not scanned at opening teach it as well, several at a time.
+        """
+        with self._growing:
+            self._extend(frames, base)
+
+    def _extend(self, frames: Frames, base: int) -> None:
         if not frames.count or (self._offsets and frames.next_offset - 1 <= self._offsets[-1]):
             return
         payload_positions = memoryview(frames.positions).cast("Q")
@@ -41,7 +50,7 @@ class SparseIndex:
         index = bisect_left(payload_positions, due - base + HEADER_BYTES) if due > base else 0
         while index < frames.count:
             position = base + payload_positions[index] - HEADER_BYTES
-            self._positions.append(position)
+            self._positions.append(position)  # before the offset: `floor` looks at offsets first, without the lock
             self._offsets.append(frames.first_offset + index)
             wanted = position - base + INDEX_EVERY_BYTES + HEADER_BYTES
             index = bisect_left(payload_positions, wanted, lo=index + 1)

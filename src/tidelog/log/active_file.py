@@ -1,0 +1,161 @@
+"""The file at the end of the log: written, synced, and closed for good when it is full or old.
+
+Invariants
+- Only the writer thread calls in here.
+- A segment's `size` and `next_offset` move only after its bytes were written, in one step and under the mutex, so a
+  reader never looks at half a frame.
+- A write that failed is made again at the same position, over whatever it left behind.
+- A new file is made only after the one before is synced, and its name is durable before anything in it can be.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from bisect import bisect_right
+from pathlib import Path
+from threading import Lock
+
+from tidelog.clock import Clock
+from tidelog.errors import LogFailedError
+from tidelog.files import File, Files
+from tidelog.log.frame import HEADER_BYTES, Frames
+from tidelog.log.names import wal_name
+from tidelog.log.segment import Segment
+from tidelog.log.segments import Segments
+from tidelog.log.settings import LogSettings
+
+
+class ActiveFile:
+    """Where frames go. There is none until the first frame after opening or sealing needs one."""
+
+    def __init__(
+        self,
+        files: Files,
+        clock: Clock,
+        directory: Path,
+        settings: LogSettings,
+        segments: Segments,
+        mutex: Lock,
+        time_field: int | None,
+        next_seq: int,
+    ) -> None:
+        self._files = files
+        self._clock = clock
+        self._directory = directory
+        self._max_bytes = settings.rotate_max_bytes
+        self._max_age_us = settings.rotate_max_seconds * 1_000_000
+        self._segments = segments
+        self._mutex = mutex
+        self._time_field = time_field
+        self._next_seq = next_seq
+        self._segment: Segment | None = None
+        self._file: File | None = None
+        self.unsynced_bytes = 0
+        self.sealed_files = 0
+
+    def adopt(self, segment: Segment, file: File) -> None:
+        """Goes on in a file that was there when the log was opened."""
+        self._segment = segment
+        self._file = file
+
+    @property
+    def is_old(self) -> bool:
+        """Whether the file is due for sealing by age."""
+        seconds = self.seconds_until_old
+        return seconds is not None and seconds <= 0
+
+    @property
+    def seconds_until_old(self) -> float | None:
+        """How long until the file is due for sealing by age; None while it is empty."""
+        if self._segment is None or not self._segment.size:
+            return None
+        return (self._segment.created_us + self._max_age_us - self._clock.now_us()) / 1_000_000
+
+    def write(self, frames: Frames) -> Frames:
+        """Writes as many frames as belong into one file, at least one; returns those that were written."""
+        file, segment = self._open_file(frames.first_offset)
+        part = frames if self._fits(frames, segment) else self._first_part(frames, segment)
+        begin, end = part.start_of(0), part.end
+        view = memoryview(part.buffer)[begin:end]
+        try:
+            file.write_at(segment.size, view)
+        except OSError:
+            with contextlib.suppress(OSError):
+                file.truncate(segment.size)
+            raise
+        self.unsynced_bytes += end - begin
+        with self._mutex:
+            segment.extend(part, segment.size - begin, segment.size + end - begin, self._time_field)
+        return part
+
+    def sync(self) -> None:
+        """What was written is on the disk when this returns. A failure is final: what it left unsynced is unknown."""
+        if self._file is not None and self.unsynced_bytes:
+            try:
+                self._file.sync()
+            except OSError as error:
+                raise _sync_failed(error, self._directory) from error
+        self.unsynced_bytes = 0
+
+    def seal(self) -> None:
+        """Closes the file, which must be synced; the next frame begins a new one."""
+        assert not self.unsynced_bytes
+        file, self._file, self._segment = self._file, None, None
+        if file is not None:
+            file.close()
+            self.sealed_files += 1
+
+    def close(self) -> None:
+        """Lets go of the file as it is."""
+        file, self._file, self._segment = self._file, None, None
+        if file is not None:
+            with contextlib.suppress(OSError):
+                file.close()
+
+    def must_seal(self, frames: Frames) -> bool:
+        """Whether the next frame belongs into a new file."""
+        segment = self._segment
+        if segment is None or not segment.size:
+            return False
+        first_bytes = frames.start_of(1) - frames.start_of(0)
+        return segment.size + first_bytes > self._max_bytes or self.is_old
+
+    def _open_file(self, first_offset: int) -> tuple[File, Segment]:
+        if self._file is None or self._segment is None:
+            path = self._directory / wal_name(self._next_seq)
+            file = self._create(path)
+            self._segment = Segment(self._next_seq, path, first_offset, self._clock.now_us())
+            self._file = file
+            self._next_seq += 1
+            with self._mutex:
+                self._segments.add(self._segment)
+        return self._file, self._segment
+
+    def _create(self, path: Path) -> File:
+        file = self._files.create(path)
+        try:
+            self._files.sync_directory(self._directory)
+        except OSError as error:
+            file.close()
+            raise _sync_failed(error, self._directory) from error
+        return file
+
+    def _fits(self, frames: Frames, segment: Segment) -> bool:
+        return segment.size + frames.end - frames.start_of(0) <= self._max_bytes
+
+    def _first_part(self, frames: Frames, segment: Segment) -> Frames:
+        """The frames that still fit, at least one."""
+        room = self._max_bytes - segment.size + frames.start_of(0)
+        payload_positions = memoryview(frames.positions).cast("Q")
+        # Frame i ends where frame i + 1 begins, so counting the starts that are within the room is enough.
+        count = bisect_right(payload_positions, room + HEADER_BYTES) - 1
+        return frames.slice(0, max(1, count))
+
+
+def _sync_failed(error: OSError, directory: Path) -> LogFailedError:
+    return LogFailedError(
+        f"the disk failed to sync: {error}",
+        operation="sync",
+        path=directory,
+        hint="What was acknowledged as synced is safe. Check the disk, then open the log again",
+    )

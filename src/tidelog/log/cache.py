@@ -1,0 +1,151 @@
+"""The newest messages in memory: those on their way to the file, then a bounded number of those already in it.
+
+    oldest                                                                       newest
+    | frames | frames | frames |  payloads (being written) | payloads | payloads (open) |
+    '------- in a file --------'  '------------- not yet in a file -------------------'
+       dropped from the left                     never dropped
+       when over the bounds
+
+Invariants (every method is called under the log's mutex)
+- Chunks are contiguous: each begins at the offset where the one before ends.
+- A chunk leaves only when all of it is in a file, so every accepted message is readable from somewhere at every moment.
+- Appending costs one list append; everything else is done once a chunk.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from typing import NamedTuple
+
+from tidelog.log.frame import Frames
+
+# What the objects around a chunk cost, so that the bound on bytes holds for many small chunks as well.
+_CHUNK_OVERHEAD_BYTES = 512
+_MESSAGE_OVERHEAD_BYTES = 12
+# Dropped chunks leave the list in groups: moving the rest of a long list for each would cost more than the append.
+_COMPACT_EVERY = 1024
+
+
+class Batch(NamedTuple):
+    """Consecutive messages for a reader, either framed (from a file or the cache) or still bare."""
+
+    first_offset: int
+    frames: Frames | None
+    start: int
+    stop: int
+    bare: list[bytes]
+
+    @property
+    def next_offset(self) -> int:
+        return self.first_offset + (self.stop - self.start)
+
+    def payloads(self) -> list[bytes]:
+        return self.bare if self.frames is None else self.frames.payloads(self.start, self.stop)
+
+
+def framed_batch(frames: Frames, offset: int, stop_offset: int) -> Batch:
+    """The part of some frames from `offset` up to `stop_offset` (exclusive)."""
+    start = offset - frames.first_offset
+    stop = min(frames.count, stop_offset - frames.first_offset)
+    return Batch(offset, frames, start, stop, [])
+
+
+class Chunk:
+    """Consecutive messages that travel together: bare payloads until they are written, frames afterwards."""
+
+    __slots__ = ("first_offset", "frames", "payload_bytes", "payloads")
+
+    def __init__(self, first_offset: int) -> None:
+        self.first_offset = first_offset
+        self.payloads: list[bytes] = []
+        self.payload_bytes = 0
+        self.frames: Frames | None = None
+
+    @property
+    def count(self) -> int:
+        return self.frames.count if self.frames is not None else len(self.payloads)
+
+    @property
+    def next_offset(self) -> int:
+        return self.first_offset + self.count
+
+    @property
+    def cost_bytes(self) -> int:
+        if self.frames is None:
+            return 0
+        return len(self.frames.buffer) + self.frames.count * _MESSAGE_OVERHEAD_BYTES + _CHUNK_OVERHEAD_BYTES
+
+
+def _first_offset(chunk: Chunk | None) -> int:
+    assert chunk is not None
+    return chunk.first_offset
+
+
+class Cache:
+    """The chunks in order of offset; the last one is open for appends."""
+
+    def __init__(self, next_offset: int, max_messages: int, max_bytes: int) -> None:
+        self.open = Chunk(next_offset)
+        self._chunks: list[Chunk | None] = [self.open]
+        self._head = 0
+        self._written = 0
+        self._max_messages = max_messages
+        self._max_bytes = max_bytes
+        self.cached_messages = 0
+        self.cached_bytes = 0
+
+    @property
+    def start_offset(self) -> int:
+        """The oldest offset in memory."""
+        return _first_offset(self._chunks[self._head])
+
+    def seal(self) -> None:
+        """Closes the open chunk and begins the next."""
+        self.open = Chunk(self.open.next_offset)
+        self._chunks.append(self.open)
+
+    def take(self) -> Chunk | None:
+        """The oldest chunk that is not in a file yet, closed for appends; it stays readable here."""
+        chunk = self._chunks[self._written]
+        assert chunk is not None
+        if not chunk.payloads:
+            return None
+        if chunk is self.open:
+            self.seal()
+        return chunk
+
+    def written(self, chunk: Chunk, frames: Frames) -> None:
+        """The chunk that was taken is in a file now; from here on it may be dropped."""
+        chunk.frames = frames
+        chunk.payloads = []
+        self._written += 1
+        self.cached_messages += frames.count
+        self.cached_bytes += chunk.cost_bytes
+        self._shrink()
+
+    def _shrink(self) -> None:
+        while self._head < self._written and (
+            self.cached_messages > self._max_messages or self.cached_bytes > self._max_bytes
+        ):
+            chunk = self._chunks[self._head]
+            assert chunk is not None
+            self.cached_messages -= chunk.count
+            self.cached_bytes -= chunk.cost_bytes
+            self._chunks[self._head] = None
+            self._head += 1
+        if self._head >= _COMPACT_EVERY:
+            del self._chunks[: self._head]
+            self._written -= self._head
+            self._head = 0
+
+    def read(self, offset: int, stop_offset: int) -> Batch | None:
+        """Messages from `offset` on, as far as they are in one chunk; None when it is not in memory."""
+        if offset < self.start_offset or offset >= self.open.next_offset:
+            return None
+        chunk = self._chunks[bisect_right(self._chunks, offset, lo=self._head, key=_first_offset) - 1]
+        assert chunk is not None
+        if chunk.frames is not None:
+            return framed_batch(chunk.frames, offset, stop_offset)
+        start = offset - chunk.first_offset
+        bare = chunk.payloads[start : min(len(chunk.payloads), stop_offset - chunk.first_offset)]
+        return Batch(offset, None, 0, len(bare), bare)

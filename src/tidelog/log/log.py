@@ -1,0 +1,320 @@
+"""A log: an ordered, durable sequence of payloads in one directory.
+
+This file only puts the parts together; `handover` gives offsets, `writer` brings them to disk, `recovery` finds them
+again, `reader` reads them. Payloads are opaque here, except that an i64 of microseconds at a fixed byte (`time_field`)
+may be used to find an offset by time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import datetime
+from pathlib import Path
+from threading import Lock
+
+from tidelog.clock import Clock, SystemClock, to_microseconds
+from tidelog.errors import ClosedError, InputError, LogFailedError, OffsetOutOfRangeError, TidelogError
+from tidelog.files import File, Files, LocalFiles
+from tidelog.files import Lock as FileLock
+from tidelog.log import stopping
+from tidelog.log.active_file import ActiveFile
+from tidelog.log.cache import Batch
+from tidelog.log.checkpoint import describe_segments, write_checkpoint
+from tidelog.log.frame import encode_many
+from tidelog.log.handover import Handover
+from tidelog.log.names import LOCK
+from tidelog.log.reader import NO_STOP, FilePart, Reader
+from tidelog.log.recovery import Recovered, cut_torn_tail, recover
+from tidelog.log.segments import Segments
+from tidelog.log.settings import LogSettings
+from tidelog.log.statistics import LogStatistics
+from tidelog.log.waiting import Waiter
+from tidelog.log.writer import Writer
+
+Position = int | str | datetime
+
+
+class Log:
+    """An open log. Make one with `Log.open`; it owns its directory until it is closed."""
+
+    def __init__(
+        self,
+        directory: Path,
+        settings: LogSettings,
+        files: Files,
+        clock: Clock,
+        time_field: int | None,
+        recovered: Recovered,
+    ) -> None:
+        self.directory = directory
+        self.files = files
+        self.read_chunk_bytes = settings.read_chunk_bytes
+        self.recovery = recovered.report
+        self._clock = clock
+        self._time_field = time_field
+        self._segments = Segments(recovered.segments, recovered.start_offset)
+        self._handover = Handover(recovered.next_offset, settings)
+        self._active = ActiveFile(
+            files, clock, directory, settings, self._segments, self._handover.mutex, time_field, recovered.next_seq
+        )
+        self._writer = Writer(self._handover, self._active, settings, clock, directory, self._save_checkpoint)
+        self._closing = Lock()
+        self._closed = False
+        self._lock: FileLock | None = None
+
+    @classmethod
+    def open(
+        cls,
+        directory: Path,
+        settings: LogSettings | None = None,
+        *,
+        files: Files | None = None,
+        clock: Clock | None = None,
+        time_field: int | None = None,
+        first_offset: int = 0,
+    ) -> Log:
+        """Takes the directory (made when absent), recovers what is in it and starts the writer.
+
+        `first_offset` is where a log begins that has no frames yet.
+        """
+        settings = settings or LogSettings()
+        files = files or LocalFiles()
+        clock = clock or SystemClock()
+        files.make_directories(directory)
+        lock = files.lock(directory / LOCK)
+        try:
+            recovered = recover(files, clock, directory, settings, time_field, first_offset)
+            cut_torn_tail(files, directory, recovered.report)
+            log = cls(directory, settings, files, clock, time_field, recovered)
+            log._go_on_in_last_file()
+        except BaseException:
+            lock.release()
+            raise
+        log._lock = lock
+        log._writer.start()
+        stopping.closes_at_exit(log)
+        return log
+
+    def _go_on_in_last_file(self) -> None:
+        """What was found is synced before it counts as durable: it may have been in the system's memory only."""
+        last = self._segments.last
+        if last is None:
+            return
+        file: File = self.files.open(last.path, write=True)
+        try:
+            file.sync()
+        except OSError as error:
+            file.close()
+            raise LogFailedError(f"the disk failed to sync: {error}", operation="open", path=last.path) from error
+        self._active.adopt(last, file)
+
+    # Appending
+
+    def append(self, payload: bytes, *, sync: bool = False, timeout_seconds: float | None = None) -> int:
+        """Accepts a payload and returns its offset, with `sync` once it is on the disk."""
+        offset = self._handover.append(payload, timeout_seconds)
+        if sync:
+            self._handover.wait_durable(offset + 1)
+        return offset
+
+    def append_many(
+        self, payloads: Sequence[bytes], *, sync: bool = False, timeout_seconds: float | None = None
+    ) -> range:
+        """Accepts all payloads with consecutive offsets, or none of them."""
+        first = self._handover.append_many(payloads, timeout_seconds)
+        if sync:
+            self._handover.wait_durable(first + len(payloads))
+        return range(first, first + len(payloads))
+
+    async def append_many_async(
+        self, payloads: Sequence[bytes], *, sync: bool = False, timeout_seconds: float | None = None
+    ) -> range:
+        """As `append_many`, suspending the task instead of blocking the thread."""
+        first = await self._handover.append_many_async(payloads, timeout_seconds)
+        if sync:
+            await self._handover.wait_durable_async(first + len(payloads))
+        return range(first, first + len(payloads))
+
+    def flush(self) -> None:
+        """Returns once everything accepted so far is on the disk."""
+        self._handover.wait_durable(self._handover.next_offset)
+
+    async def flush_async(self) -> None:
+        """As `flush`, suspending the task."""
+        await self._handover.wait_durable_async(self._handover.next_offset)
+
+    # Where it stands
+
+    @property
+    def next_offset(self) -> int:
+        """The offset that the next append gets."""
+        return self._handover.next_offset
+
+    @property
+    def durable_offset(self) -> int:
+        """Everything below is on the disk."""
+        return self._handover.durable_offset
+
+    @property
+    def start_offset(self) -> int:
+        """The oldest offset that is still here."""
+        with self._handover.mutex:
+            return self._start_offset()
+
+    def _start_offset(self) -> int:
+        return self._segments.start_offset if len(self._segments) else self._handover.cache.start_offset
+
+    # Reading
+
+    def read(self, start: Position = 0, stop: Position | None = None, *, follow: bool = False) -> Reader:
+        """A reader from `start` (an offset, "earliest", "latest" or a time) to `stop` (exclusive).
+
+        Without `follow` it ends at the offset that is next now.
+        """
+        first = self.resolve(start)
+        end = self.next_offset if stop is None else self.resolve(stop, is_stop=True)
+        return Reader(self, first, NO_STOP if follow and stop is None else end, follow)
+
+    def resolve(self, position: Position, *, is_stop: bool = False) -> int:
+        """The offset that a position means now. A stop may lie in the future, a start may not."""
+        if isinstance(position, datetime):
+            return self.offset_at(to_microseconds(position))
+        if position == "latest":
+            return self.next_offset
+        earliest, latest = self.start_offset, self.next_offset
+        if position == "earliest":
+            return earliest
+        if isinstance(position, bool) or not isinstance(position, int):
+            raise InputError(f'a position is an offset, "earliest", "latest" or a datetime, not {position!r}')
+        if is_stop:
+            return max(position, 0)
+        if not earliest <= position <= latest:
+            raise OffsetOutOfRangeError(
+                f"offset {position} is not in the log, which goes from {earliest} to {latest} (exclusive)",
+                operation="read",
+                path=self.directory,
+            )
+        return position
+
+    def offset_at(self, time_us: int) -> int:
+        """The first offset whose time is `time_us` or later; the next offset when there is none yet."""
+        if self._time_field is None:
+            raise InputError("this log keeps no times", operation="read")
+        with self._handover.mutex:
+            start = next((s for s in self._segments if s.max_time_us is not None and s.max_time_us >= time_us), None)
+            offset = start.first_offset if start is not None else self._handover.written_offset
+        for batch in Reader(self, max(offset, self.start_offset), self.next_offset, follow=False):
+            frames = batch.frames or encode_many(batch.first_offset, batch.bare)
+            found = frames.first_at_least(self._time_field, time_us, batch.start)
+            if found is not None:
+                return frames.first_offset + found
+        return self.next_offset
+
+    def locate(self, offset: int, stop_offset: int) -> Batch | FilePart | None:
+        """For readers: the messages when they are in memory, their place when they are in a file."""
+        with self._handover.mutex:
+            batch = self._handover.cache.read(offset, stop_offset)
+            if batch is not None:
+                return batch
+            segment = self._segments.find(offset)
+            if segment is not None:
+                return FilePart(segment, offset)
+            if offset >= self._handover.next_offset:
+                return None
+            earliest = self._start_offset()
+        raise OffsetOutOfRangeError(
+            f"offset {offset} is no longer kept; the oldest is {earliest}", operation="read", path=self.directory
+        )
+
+    def listen(self, waiter: Waiter, offset: int) -> bool:
+        """For readers: registers for news after an offset."""
+        return self._handover.listen(waiter, offset)
+
+    @property
+    def over(self) -> bool:
+        """Whether the log is closed or has failed."""
+        return self._handover.over
+
+    # Ending
+
+    def close(self) -> None:
+        """Brings everything accepted to the disk and gives the directory back. Closing twice is fine."""
+        with self._closing:
+            if self._closed:
+                return
+            self._handover.close(self._closed_error)
+            self._writer.join()
+            self._closed = True
+            self._handover.stop_short(self._closed_error, over=True)
+            self._release_lock()
+            stopping.no_longer_open(self)
+        if self._writer.error is not None and self._handover.next_offset > self._handover.durable_offset:
+            raise self._unwritten_error(self._writer.error)
+
+    def abandon(self) -> None:
+        """In a forked child: the parent goes on writing, this copy never does."""
+        self._closed = True
+        self._handover = Handover(self._handover.next_offset, LogSettings())
+        self._handover.close(self._forked_error)
+        self._handover.stop_short(self._forked_error, over=True)
+        self._release_lock()
+
+    def _release_lock(self) -> None:
+        if self._lock is not None:
+            self._lock.release()
+
+    def _closed_error(self) -> ClosedError:
+        return ClosedError("the log is closed", path=self.directory, hint="Open it again")
+
+    def _forked_error(self) -> ClosedError:
+        return ClosedError(
+            "the log was opened before this process was forked", path=self.directory, hint="Open it after the fork"
+        )
+
+    def _unwritten_error(self, cause: TidelogError) -> LogFailedError:
+        first, last = self._handover.durable_offset, self._handover.next_offset - 1
+        error = LogFailedError(
+            f"closed, but offsets {first} to {last} were accepted and are not known to be on the disk: {cause}",
+            path=self.directory,
+        )
+        error.__cause__ = cause
+        return error
+
+    def _save_checkpoint(self) -> None:
+        """Called by the writer when everything in the files is synced."""
+        with self._handover.mutex:
+            checkpoint = describe_segments(tuple(self._segments), self._start_offset(), self._clock.now_us())
+        write_checkpoint(self.files, self.directory, checkpoint)
+
+    def statistics(self) -> LogStatistics:
+        """One moment of the log."""
+        handover, writer = self._handover, self._writer
+        with handover.mutex:
+            return LogStatistics(
+                state=self._state(),
+                start_offset=self._start_offset(),
+                next_offset=handover.next_offset,
+                written_offset=handover.written_offset,
+                durable_offset=handover.durable_offset,
+                files=len(self._segments),
+                file_bytes=self._segments.total_bytes,
+                cached_messages=handover.cache.cached_messages,
+                cached_bytes=handover.cache.cached_bytes,
+                handover_messages=handover.next_offset - handover.written_offset,
+                handover_bytes=handover.held_bytes,
+                writes=writer.writes,
+                written_bytes=writer.written_bytes,
+                rotations=self._active.sealed_files,
+                checkpoint_failures=writer.checkpoint_failures,
+                full_disk_waits=writer.full_disk_waits,
+                write_seconds=writer.write_seconds.snapshot(),
+                sync_seconds=writer.sync_seconds.snapshot(),
+                recovery=self.recovery,
+            )
+
+    def _state(self) -> str:
+        if self._closed:
+            return "closed"
+        if self._writer.error is not None:
+            return "failed"
+        return "disk full" if self._handover.stall is not None else "open"

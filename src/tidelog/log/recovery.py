@@ -1,0 +1,256 @@
+"""Opening: what the files say, with the checkpoint as a hint.
+
+Invariants
+- The next offset comes from the frames in the files. The checkpoint only spares reading old files again, and only where
+  name, size and first frame agree with it.
+- A torn tail (the last file ends in something that is not a frame, and no frame follows) is cut and reported.
+- Damage with a frame behind it, a file that ends early before another file, or a missing file are refused by name:
+  nothing is guessed and nothing is deleted.
+- Running it again, or crashing in it and running it again, gives the same state.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Iterator
+from itertools import accumulate
+from pathlib import Path
+from typing import NamedTuple
+
+from tidelog.clock import Clock
+from tidelog.errors import CorruptionError, GapError
+from tidelog.files import File, Files
+from tidelog.log.checkpoint import Checkpoint, CheckpointFile, read_checkpoint
+from tidelog.log.frame import HEADER, HEADER_BYTES, Stop
+from tidelog.log.names import REMOVED, removed_name, wal_files
+from tidelog.log.scanner import FileScanner, find_frame_after
+from tidelog.log.segment import Segment
+from tidelog.log.settings import MIB, LogSettings
+from tidelog.log.statistics import RecoveryReport, TornTail
+
+_logger = logging.getLogger("tidelog.log")
+_SCAN_CHUNK_BYTES = 2 * MIB
+REPAIR_HINT = "Nothing was changed. See what is wrong with `tidelog verify`, mend it with `tidelog repair`"
+
+
+class Recovered(NamedTuple):
+    """The state that opening found."""
+
+    segments: list[Segment]
+    start_offset: int
+    next_offset: int
+    next_seq: int
+    report: RecoveryReport
+
+
+def recover(
+    files: Files, clock: Clock, directory: Path, settings: LogSettings, time_field: int | None, first_offset: int
+) -> Recovered:
+    """Finds the state of a log directory; `first_offset` is where a log without any frame begins."""
+    begin = time.monotonic()
+    checkpoint, problem = read_checkpoint(files, directory)
+    run = _Recovery(files, clock, directory, settings, time_field, checkpoint)
+    segments = run.segments(first_offset)
+    next_offset = segments[-1].next_offset if segments else first_offset
+    report = RecoveryReport(
+        checkpoint_used=run.trusted_files > 0,
+        checkpoint_problem=problem,
+        files=len(segments),
+        checked_bytes=run.checked_bytes,
+        seconds=time.monotonic() - begin,
+        torn_tail=run.torn_tail,
+        missing_synced=_missing_synced(checkpoint, next_offset),
+    )
+    _tell(directory, report)
+    start_offset = segments[0].first_offset if segments else first_offset
+    return Recovered(segments, start_offset, next_offset, segments[-1].seq + 1 if segments else 0, report)
+
+
+class _Recovery:
+    """One pass over the files of a directory, oldest first."""
+
+    def __init__(
+        self,
+        files: Files,
+        clock: Clock,
+        directory: Path,
+        settings: LogSettings,
+        time_field: int | None,
+        checkpoint: Checkpoint | None,
+    ) -> None:
+        self._files = files
+        self._clock = clock
+        self._directory = directory
+        self._check_bytes = settings.open_check_bytes
+        self._time_field = time_field
+        self._checkpoint = checkpoint
+        self.trusted_files = 0
+        self.checked_bytes = 0
+        self.torn_tail: TornTail | None = None
+
+    def segments(self, first_offset: int) -> list[Segment]:
+        found: list[Segment] = []
+        for path, seq, file, must_check, is_last in self._walk():
+            expected = found[-1].next_offset if found else self._first_offset(seq, file, first_offset)
+            segment = self._trusted(path, seq, file, expected, must_check)
+            if segment is None:
+                segment = self._scanned(path, seq, file, expected, is_last)
+            found.append(segment)
+        return found
+
+    def _first_offset(self, seq: int, file: File, default: int) -> int:
+        """Where the oldest file begins. A header can be damaged, so the checkpoint is asked first: it never changes."""
+        hint = self._hint(seq)
+        return hint.first_offset if hint is not None else _header_offset(file, default)
+
+    def _hint(self, seq: int) -> CheckpointFile | None:
+        return self._checkpoint.file(seq) if self._checkpoint is not None else None
+
+    def _walk(self) -> Iterator[tuple[Path, int, File, bool, bool]]:
+        """Each file with whether it is among the newest bytes that are always checked, and whether it is the last."""
+        listed = wal_files(self._files.list(self._directory))
+        newer_bytes = self._bytes_after(listed)
+        for index, (seq, name) in enumerate(listed):
+            path = self._directory / name
+            file = self._files.open(path)
+            try:
+                must_check = newer_bytes[index] + file.size() <= self._check_bytes
+                yield path, seq, file, must_check, index == len(listed) - 1
+            finally:
+                file.close()
+
+    def _bytes_after(self, listed: list[tuple[int, str]]) -> list[int]:
+        """For each file, the bytes in the files behind it."""
+        sizes = []
+        for _, name in listed:
+            file = self._files.open(self._directory / name)
+            try:
+                sizes.append(file.size())
+            finally:
+                file.close()
+        return list(accumulate(reversed(sizes[1:]), initial=0))[::-1]
+
+    def _trusted(self, path: Path, seq: int, file: File, expected: int, must_check: bool) -> Segment | None:
+        """The segment as the checkpoint tells it, scanned from there on; None when it must be read from the start."""
+        hint = self._hint(seq)
+        if hint is None or must_check or not self._agrees(hint, file, expected):
+            return None
+        segment = Segment(seq, path, hint.first_offset, hint.created_us)
+        segment.next_offset, segment.size = hint.next_offset, hint.size
+        segment.min_time_us, segment.max_time_us = hint.min_time_us, hint.max_time_us
+        if self._scan(file, segment) is not Stop.END:
+            return None
+        self.trusted_files += 1
+        return segment
+
+    def _agrees(self, hint: CheckpointFile, file: File, expected: int) -> bool:
+        return (
+            hint.first_offset == expected == _header_offset(file, -1)
+            and hint.next_offset > hint.first_offset
+            and HEADER_BYTES < hint.size <= file.size()
+        )
+
+    def _scanned(self, path: Path, seq: int, file: File, expected: int, is_last: bool) -> Segment:
+        """The segment as its frames tell it."""
+        segment = Segment(seq, path, expected, self._clock.now_us())
+        hint = self._hint(seq)
+        if hint is not None:
+            segment.created_us = hint.created_us
+        stop = self._scan(file, segment)
+        if stop is not Stop.END:
+            self._judge(file, segment, stop, is_last)
+        elif not segment.count and not is_last:
+            raise CorruptionError("an empty file before another one", path=path, byte=0, hint=REPAIR_HINT)
+        return segment
+
+    def _scan(self, file: File, segment: Segment) -> Stop:
+        """Extends the segment by every whole frame behind its end."""
+        end = file.size()
+        scanner = FileScanner(file, segment.size, segment.next_offset, _SCAN_CHUNK_BYTES)
+        while True:
+            base = scanner.position
+            frames = scanner.read(end)
+            if frames is None:
+                return scanner.stop
+            segment.extend(frames, base, scanner.position, self._time_field)
+            self.checked_bytes += scanner.position - base
+
+    def _judge(self, file: File, segment: Segment, stop: Stop, is_last: bool) -> None:
+        """A torn tail is noted for cutting; anything else is refused."""
+        if not is_last:
+            self._refuse_gap(file, segment)
+            raise CorruptionError(stop.reason, path=segment.path, byte=segment.size, hint=REPAIR_HINT)
+        size = file.size()
+        behind = find_frame_after(file, segment.size + 1, size, segment.next_offset)
+        if behind is not None:
+            raise CorruptionError(
+                f"damage ({stop.reason}) with good frames behind it, the next at byte {behind[0]} (offset {behind[1]}),",
+                path=segment.path,
+                byte=segment.size,
+                hint=REPAIR_HINT,
+            )
+        self.torn_tail = TornTail(
+            file=segment.path.name, byte=segment.size, size=size - segment.size, reason=stop.reason
+        )
+
+    def _refuse_gap(self, file: File, segment: Segment) -> None:
+        """A whole file that begins at the wrong offset means that a file before it is missing."""
+        found = _header_offset(file, segment.first_offset)
+        if segment.count or found <= segment.first_offset:
+            return
+        raise GapError(
+            f"offsets {segment.first_offset} to {found - 1} are missing before {segment.path.name}: a file is gone",
+            first=segment.first_offset,
+            last=found - 1,
+            path=segment.path,
+        )
+
+
+def _header_offset(file: File, default: int) -> int:
+    """The offset in the first header of a file; `default` when there is no whole header."""
+    header = file.read_at(0, HEADER_BYTES)
+    return int(HEADER.unpack(header)[0]) if len(header) == HEADER_BYTES else default
+
+
+def cut_torn_tail(files: Files, directory: Path, report: RecoveryReport) -> None:
+    """Carries out the cut that recovery found. What the checkpoint vouched for is kept aside, not thrown away."""
+    tail = report.torn_tail
+    if tail is None:
+        return
+    file = files.open(directory / tail.file, write=True)
+    try:
+        if report.missing_synced is not None:
+            keep_aside(files, directory, tail.file, tail.byte, file.read_at(tail.byte, tail.size))
+        file.truncate(tail.byte)
+        file.sync()
+    finally:
+        file.close()
+
+
+def keep_aside(files: Files, directory: Path, wal_file_name: str, byte: int, data: bytes) -> Path:
+    """Stores bytes that are about to leave a WAL file, durably; returns where."""
+    folder = directory / REMOVED
+    files.make_directories(folder)
+    target = folder / removed_name(wal_file_name, byte)
+    files.write_atomically(target, data)
+    return target
+
+
+def _missing_synced(checkpoint: Checkpoint | None, next_offset: int) -> tuple[int, int] | None:
+    if checkpoint is None or checkpoint.last_offset < next_offset:
+        return None
+    return next_offset, checkpoint.last_offset
+
+
+def _tell(directory: Path, report: RecoveryReport) -> None:
+    tail = report.torn_tail
+    if tail is not None:
+        _logger.warning(
+            "%s: cut %d bytes of a torn tail (%s) at byte %d of %s",
+            *(directory, tail.size, tail.reason, tail.byte, tail.file),
+        )
+    if report.missing_synced is not None:
+        _logger.error(
+            "%s: offsets %d to %d had been synced and are no longer in the files", directory, *report.missing_synced
+        )

@@ -1,0 +1,55 @@
+"""The WAL files of one log, in order of their offsets.
+
+Invariants (every method is called under the log's mutex)
+- Each segment begins at the offset where the one before ends.
+- Segments are added at the end and removed from the start, so `start_offset` never goes back.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Iterator
+
+from tidelog.log.segment import Segment
+
+
+def _first_offset(segment: Segment) -> int:
+    return segment.first_offset
+
+
+class Segments:
+    """The list that the writer keeps and the readers look into."""
+
+    def __init__(self, segments: list[Segment], start_offset: int) -> None:
+        self._segments = segments
+        self._start_offset = start_offset
+
+    def __iter__(self) -> Iterator[Segment]:
+        return iter(tuple(self._segments))
+
+    def __len__(self) -> int:
+        return len(self._segments)
+
+    @property
+    def start_offset(self) -> int:
+        """The oldest offset that is in a file, or the next one while there is none."""
+        return self._segments[0].first_offset if self._segments else self._start_offset
+
+    @property
+    def last(self) -> Segment | None:
+        return self._segments[-1] if self._segments else None
+
+    @property
+    def total_bytes(self) -> int:
+        return sum(segment.size for segment in self._segments)
+
+    def add(self, segment: Segment) -> None:
+        assert self.last is None or self.last.next_offset == segment.first_offset
+        self._segments.append(segment)
+
+    def find(self, offset: int) -> Segment | None:
+        """The segment that holds an offset; None when none does."""
+        found = bisect_right(self._segments, offset, key=_first_offset) - 1
+        if found < 0 or offset >= self._segments[found].next_offset:
+            return None
+        return self._segments[found]

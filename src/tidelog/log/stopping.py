@@ -1,0 +1,80 @@
+"""Flushing when the process stops: at interpreter exit, on SIGTERM, and nothing at all in a forked child.
+
+Invariants
+- A signal handler of the application is never replaced: ours is installed only over the default action.
+- SIGTERM still ends the process by SIGTERM, after the flush. The handler itself takes no lock (the thread it interrupts
+  may hold one); the closing runs in a thread of its own, and a second SIGTERM ends the process at once.
+- A forked child has the memory of a log but not its writer thread; it must not write, and must not keep the lock.
+"""
+
+from __future__ import annotations
+
+import atexit
+import logging
+import os
+import signal
+import threading
+import weakref
+from types import FrameType
+from typing import Protocol
+
+_logger = logging.getLogger("tidelog.log")
+
+
+class Stoppable(Protocol):
+    """An open log."""
+
+    def close(self) -> None: ...
+
+    def abandon(self) -> None:
+        """Gives up without a write: this process is a forked child."""
+        ...
+
+
+_open_logs: weakref.WeakSet[Stoppable] = weakref.WeakSet()
+_installed = False
+
+
+def closes_at_exit(log: Stoppable) -> None:
+    """Registers an open log."""
+    _install()
+    _open_logs.add(log)
+
+
+def no_longer_open(log: Stoppable) -> None:
+    _open_logs.discard(log)
+
+
+def close_all() -> None:
+    """Closes every open log; one that fails does not keep the others from closing."""
+    for log in list(_open_logs):
+        try:
+            log.close()
+        except Exception:
+            _logger.exception("a log could not be closed cleanly")
+
+
+def _install() -> None:
+    global _installed
+    if not _installed:
+        _installed = True
+        atexit.register(close_all)
+        os.register_at_fork(after_in_child=_abandon_all)
+    if threading.current_thread() is threading.main_thread() and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
+        signal.signal(signal.SIGTERM, _on_sigterm)
+
+
+def _on_sigterm(number: int, frame: FrameType | None) -> None:
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    threading.Thread(target=_close_and_die, name="tidelog-sigterm").start()
+
+
+def _close_and_die() -> None:
+    close_all()
+    os.kill(os.getpid(), signal.SIGTERM)
+
+
+def _abandon_all() -> None:
+    for log in list(_open_logs):
+        log.abandon()
+    _open_logs.clear()

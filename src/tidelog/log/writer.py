@@ -1,0 +1,207 @@
+"""The one thread that owns the file: it decides when to write, when to sync and when to begin a new file.
+
+Invariants
+- Group commit: everything that gathered during one sync is written and made durable by the next.
+- `durable_offset` moves only after a sync that returned, and only to what was written before it began.
+- A failed sync ends the log: it is never tried again on the same handle, because the system may have dropped the data
+  and would report success. A failed write ends it too, except for a full disk: then the same frames are written again at
+  the same place until there is room, and appends are refused meanwhile.
+"""
+
+from __future__ import annotations
+
+import errno
+import logging
+from collections.abc import Callable
+from pathlib import Path
+from threading import Thread
+
+from tidelog.clock import Clock
+from tidelog.errors import DiskFullError, InternalError, LogFailedError, TidelogError
+from tidelog.log.active_file import ActiveFile
+from tidelog.log.cache import Chunk
+from tidelog.log.frame import Frames, encode_many
+from tidelog.log.handover import Handover
+from tidelog.log.settings import LogSettings
+from tidelog.log.statistics import Stopwatch
+
+_logger = logging.getLogger("tidelog.log")
+_FULL_DISK = (errno.ENOSPC, errno.EDQUOT)
+_FULL_DISK_RETRY_SECONDS = 0.25
+
+
+class Writer:
+    """Takes chunks from the hand-over and brings them to the disk."""
+
+    def __init__(
+        self,
+        handover: Handover,
+        active: ActiveFile,
+        settings: LogSettings,
+        clock: Clock,
+        directory: Path,
+        save_checkpoint: Callable[[], None],
+    ) -> None:
+        self._handover = handover
+        self._active = active
+        self._clock = clock
+        self._directory = directory
+        self._save_checkpoint = save_checkpoint
+        self._interval_seconds = settings.fsync_interval_ms / 1000
+        self._max_unsynced_bytes = settings.fsync_max_batch_bytes
+        self._unsynced_since = 0.0
+        self._thread = Thread(target=self._run, name=f"tidelog-writer {directory.name}", daemon=True)
+        self.error: TidelogError | None = None
+        self.writes = 0
+        self.written_bytes = 0
+        self.checkpoint_failures = 0
+        self.full_disk_waits = 0
+        self.write_seconds = Stopwatch()
+        self.sync_seconds = Stopwatch()
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def join(self) -> None:
+        self._thread.join()
+
+    def _run(self) -> None:
+        try:
+            while self._step():
+                pass
+            # The file stays open for appends by the next owner; only the hint is brought up to date.
+            self._write_checkpoint()
+        except TidelogError as error:
+            self._fail(error)
+        except BaseException as error:
+            self._fail(self._explain(error))
+        finally:
+            self._active.close()
+
+    def _step(self) -> bool:
+        """One round; False when the log is closing and everything is on the disk."""
+        chunk = self._handover.take()
+        if chunk is not None:
+            self._write_chunk(chunk)
+        if self._sync_is_due():
+            self._sync()
+        elif chunk is None:
+            if self._handover.closing:
+                return False
+            if self._active.is_old:
+                self._seal()
+            self._handover.sleep(self._seconds_until_due())
+        return True
+
+    def _write_chunk(self, chunk: Chunk) -> None:
+        frames = encode_many(chunk.first_offset, chunk.payloads)
+        rest = frames
+        while rest.count:
+            part = self._write_part(rest)
+            rest = rest.slice(part.count, rest.count)
+        self._handover.chunk_written(chunk, frames)
+
+    def _write_part(self, frames: Frames) -> Frames:
+        """Writes what belongs into one file, however often the disk says that it is full."""
+        while True:
+            try:
+                if self._active.must_seal(frames):
+                    self._seal()
+                return self._write(frames)
+            except OSError as error:
+                if error.errno not in _FULL_DISK:
+                    raise
+                self._wait_for_room(error, frames)
+
+    def _write(self, frames: Frames) -> Frames:
+        begin = self._clock.monotonic()
+        if not self._active.unsynced_bytes:
+            self._unsynced_since = begin
+        part = self._active.write(frames)
+        self._handover.written_offset = part.next_offset
+        self.writes += 1
+        self.written_bytes += part.end - part.start_of(0)
+        self.write_seconds.add(self._clock.monotonic() - begin)
+        if self._handover.stall is not None:
+            _logger.warning("%s: there is room on the disk again", self._directory)
+            self._handover.resume()
+        return part
+
+    def _wait_for_room(self, error: OSError, frames: Frames) -> None:
+        def make_error() -> DiskFullError:
+            return DiskFullError(
+                f"the disk is full ({error.strerror}); messages from offset {frames.first_offset} on wait in memory",
+                offset=frames.first_offset,
+                path=self._directory,
+            )
+
+        if self._handover.closing:
+            raise make_error()
+        if self._handover.stall is None:
+            _logger.error("%s: the disk is full, appends are refused", self._directory)
+        self.full_disk_waits += 1
+        self._handover.stop_short(make_error, over=False)
+        self._handover.sleep_while_full(_FULL_DISK_RETRY_SECONDS)
+
+    def _sync_is_due(self) -> bool:
+        unsynced = self._active.unsynced_bytes
+        if not unsynced:
+            return False
+        if unsynced >= self._max_unsynced_bytes:
+            return True
+        if self._handover.has_work:
+            return self._seconds_until_sync() <= 0
+        return self._handover.sync_wanted or self._handover.closing or self._seconds_until_sync() <= 0
+
+    def _sync(self) -> None:
+        offset = self._handover.written_offset
+        begin = self._clock.monotonic()
+        self._active.sync()
+        self.sync_seconds.add(self._clock.monotonic() - begin)
+        self._handover.synced(offset)
+
+    def _seal(self) -> None:
+        """Ends the file: synced first, so that whatever is in a later file is never more durable than this one."""
+        if self._active.unsynced_bytes:
+            self._sync()
+        self._active.seal()
+        self._write_checkpoint()
+
+    def _write_checkpoint(self) -> None:
+        try:
+            self._save_checkpoint()
+        except OSError as error:
+            self.checkpoint_failures += 1
+            _logger.warning("%s: the checkpoint could not be written, opening will scan: %s", self._directory, error)
+
+    def _seconds_until_sync(self) -> float:
+        return self._unsynced_since + self._interval_seconds - self._clock.monotonic()
+
+    def _seconds_until_due(self) -> float | None:
+        """When the writer must wake up by itself."""
+        due = [self._seconds_until_sync()] if self._active.unsynced_bytes else []
+        until_old = self._active.seconds_until_old
+        if until_old is not None:
+            due.append(until_old)
+        return max(0.0, min(due)) if due else None
+
+    def _fail(self, error: TidelogError) -> None:
+        self.error = error
+        _logger.error("%s: %s", self._directory, error)
+
+        def make_error() -> TidelogError:
+            failed = LogFailedError(f"the log failed and must be opened again: {error}", path=self._directory)
+            failed.__cause__ = error
+            return failed
+
+        self._handover.stop_short(make_error, over=True)
+
+    def _explain(self, error: BaseException) -> TidelogError:
+        if isinstance(error, OSError):
+            explained: TidelogError = LogFailedError(
+                f"writing failed: {error}", operation="write", path=self._directory
+            )
+        else:
+            explained = InternalError(f"the writer stopped on {error!r}", path=self._directory)
+        explained.__cause__ = error
+        return explained
