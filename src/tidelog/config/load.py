@@ -15,7 +15,7 @@ from tidelog.errors import ConfigError
 SettingsType = TypeVar("SettingsType", bound=Settings)
 
 # (must not be less than, this one; what would happen otherwise)
-_RULES = (("handover_max_bytes", "max_message_bytes", "the largest message could never be handed to the writer"),)
+_RULES = (("handover_max_bytes", "max_message_bytes", "one message could be larger than all that may wait"),)
 
 
 def load_settings(
