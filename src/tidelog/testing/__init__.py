@@ -1,0 +1,71 @@
+"""The test kit: for tidelog's own tests, and for whoever builds on its log.
+
+A crash test in three steps. A workload uses the product on a disk that can die, and writes down what it was promised:
+
+    def workload(files: FaultyFiles, history: History) -> None:
+        log = Log.open(Path("/log"), LogSettings(), files=files)
+        try:
+            for number in range(20):
+                history.attempted("main", b"%d" % number)
+                offset = log.append(b"%d" % number, sync=True)
+                history.accepted("main", offset, b"%d" % number)
+                history.synced(offset)
+        finally:
+            log.close()
+
+A check opens what the crash left and looks whether the promises hold:
+
+    def check(files: FaultyFiles, history: History) -> None:
+        log = Log.open(Path("/log"), LogSettings(), files=files)
+        history.reopened(log.next_offset)
+        for offset, value in log.read():
+            history.read("after", offset, value)
+        log.close()
+        assert_history(history)
+
+The driver kills the workload at every write, sync, rename, ... in turn:
+
+    crash_everywhere(workload, check)
+
+When a promise is broken, the error names a command that plays that one crash again. `CrashPlan` says how thoroughly to
+look, `crash_machine_everywhere` takes anything that crashes in place of an empty disk.
+
+Without the driver: `FaultyFiles(crash_at=7)` dies at its seventh change, `after_crash("lose")` is what a machine finds
+after the power failed there, `fail("sync", error=errno.EIO)` and `capacity_bytes` break a disk that lives on.
+`ManualClock` is a clock that a test moves by hand.
+"""
+
+from tidelog.clock import ManualClock
+from tidelog.testing.crash import (
+    BrokenPromiseError,
+    CrashSummary,
+    Machine,
+    crash_everywhere,
+    crash_machine_everywhere,
+)
+from tidelog.testing.crash_plan import CrashPlan, CrashPoint
+from tidelog.testing.faults import Call, Crash, Faults
+from tidelog.testing.faulty_files import FaultyFiles
+from tidelog.testing.history import History, Violation, assert_history, check_history
+from tidelog.testing.survival import POLICIES, Policy
+
+__all__ = [
+    "POLICIES",
+    "BrokenPromiseError",
+    "Call",
+    "Crash",
+    "CrashPlan",
+    "CrashPoint",
+    "CrashSummary",
+    "Faults",
+    "FaultyFiles",
+    "History",
+    "Machine",
+    "ManualClock",
+    "Policy",
+    "Violation",
+    "assert_history",
+    "check_history",
+    "crash_everywhere",
+    "crash_machine_everywhere",
+]

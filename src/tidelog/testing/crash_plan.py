@@ -1,0 +1,66 @@
+"""Which crashes to play: at which calls, and what each leaves.
+
+Invariant: a crash point depends on the plan, the call and the size of the interrupted write, on nothing else.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import cast
+
+from tidelog.testing.survival import Policy
+
+
+@dataclass(frozen=True)
+class CrashPoint:
+    """One way to die: at which call, and what the crash leaves."""
+
+    call: int
+    policy: Policy
+    seed: int
+    torn_bytes: int
+
+    def __str__(self) -> str:
+        return f"{self.call}:{self.policy}:{self.seed}:{self.torn_bytes}"
+
+    @classmethod
+    def parse(cls, text: str) -> CrashPoint:
+        """The opposite of `str`."""
+        call, policy, seed, torn_bytes = text.split(":")
+        return cls(int(call), cast(Policy, policy), int(seed), int(torn_bytes))
+
+
+@dataclass(frozen=True)
+class CrashPlan:
+    """How thoroughly to look.
+
+    policies         what to look at after each crash; the same remains are checked only once
+    seeds            how many remains to draw for each policy that draws
+    seed             another number draws other remains
+    every            only each so-many-th call is a cut point, for long workloads
+    timeout_seconds  a run or a check that takes longer has failed
+    grace_seconds    so long the threads of a dead run may take to end; then they are left behind
+    """
+
+    policies: tuple[Policy, ...] = ("lose", "keep", "tear", "reorder")
+    seeds: int = 1
+    seed: int = 0
+    every: int = 1
+    timeout_seconds: float = 60.0
+    grace_seconds: float = 2.0
+
+    def points(self, call: int, in_flight_bytes: int) -> Iterator[CrashPoint]:
+        """What to look at after a crash at `call`."""
+        for policy in self.policies:
+            # Nothing is drawn for "lose"; for "keep" only how much of the interrupted write is there.
+            draws = 1 if policy == "lose" or (policy == "keep" and not in_flight_bytes) else self.seeds
+            for draw in range(draws):
+                yield self._point(call, policy, self.seed + draw, in_flight_bytes)
+
+    def _point(self, call: int, policy: Policy, seed: int, in_flight_bytes: int) -> CrashPoint:
+        chance = random.Random(f"{seed}:{call}:{policy}")
+        somewhere = chance.randint(0, in_flight_bytes)
+        torn_bytes = chance.choice((0, in_flight_bytes, somewhere, somewhere, somewhere))
+        return CrashPoint(call, policy, chance.randrange(1 << 32), torn_bytes)
