@@ -40,7 +40,7 @@ bench: $(VENV)/.ready-bench
 clean:
 	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
 	rm -rf src/*.egg-info
-	find src tests bench examples -name __pycache__ -type d -prune -exec rm -rf {} +
+	find . -name .git -prune -o -name __pycache__ -type d -prune -exec rm -rf {} +
 	find src -name '*.so' -type f -delete
 
 $(VENV)/.created: | scripts/make-venv
