@@ -3,8 +3,8 @@
     tidelog <kind> <version> <crc32 of body, 8 hex digits>\n
     <body: JSON>\n
 
-A document that does not parse is reported with the reason; what to do about it is the caller's decision (a checkpoint is
-a hint and is ignored, a settings file is not).
+A document that does not parse is reported with the reason; what to do about it is the caller's decision (a checkpoint
+is a hint and is ignored, a settings file is not).
 """
 
 from __future__ import annotations

@@ -1,0 +1,20 @@
+"""What holds for all tests: the same outcome on every machine."""
+
+from __future__ import annotations
+
+import os
+
+import hypothesis
+import pytest
+
+# A deadline a call measures how busy the machine is; a test that hangs is ended by pytest's own limit.
+hypothesis.settings.register_profile("tidelog", deadline=None, print_blob=True)
+hypothesis.settings.load_profile("tidelog")
+
+
+@pytest.fixture(autouse=True)
+def no_settings_from_outside(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A test sees the settings that it makes itself; only the choice of the kernel comes from outside."""
+    for name in os.environ:
+        if name.startswith("TIDELOG_") and name != "TIDELOG_PURE_PYTHON":
+            monkeypatch.delenv(name)
