@@ -17,6 +17,7 @@ The driver knows nothing of files: a machine is whatever can crash, several stor
 
 from __future__ import annotations
 
+import itertools
 import os
 import sys
 from collections.abc import Callable
@@ -126,19 +127,19 @@ class _Driver(Generic[AnyMachine]):
         self._abandoned_threads = 0
 
     def cut_everywhere(self) -> CrashSummary:
-        machine, history = self._run(None)
-        usual_calls = len(machine.calls)
-        self._check_remains(usual_calls + 1, machine, history)
-        call = 1
-        while True:
-            machine, history = self._run(call)
-            if machine.crashed:
-                self._check_remains(call, machine, history)
-            elif call > usual_calls:
-                return self._summary()
-            call += self._plan.every
+        whole_run, _ = self._run(None)
+        whole_run.crash()
+        usual_calls = len(whole_run.calls)
+        for call in itertools.count(1, self._plan.every):
             if call > 2 * usual_calls + _SPARE_CALLS:
                 raise AssertionError(f"the workload made {usual_calls} calls at first and now more than {call}")
+            machine, history = self._run(call)
+            is_end = not machine.crashed
+            if not is_end or call > usual_calls:
+                self._check_remains(call, machine, history)
+            if is_end and call > usual_calls:
+                break
+        return self._summary()
 
     def replay(self, point: CrashPoint) -> CrashSummary:
         """One crash, several times: a workload with threads may not come by the same way at once."""
