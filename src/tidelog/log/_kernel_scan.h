@@ -5,6 +5,9 @@
 
 #include "_kernel_shared.h"
 
+/* Frames that a scan has room for before it knows how large they are. */
+#define FIRST_CAPACITY 256
+
 enum stop { END, PARTIAL, BAD_CRC, WRONG_OFFSET, BAD_LENGTH, WHOLE };
 
 typedef struct {
@@ -36,87 +39,105 @@ static inline enum stop judge(const Region *region, size_t position, uint64_t of
     return crc_of(header + HEADER_BYTES, *length) == load_u32(header + 12) ? WHOLE : BAD_CRC;
 }
 
+/* Where the scan is, and the arrays it fills. They are the bytes objects that are handed out in the end: on large buffers
+   a copy of them would cost as much as the checksums. */
 typedef struct {
-    uint64_t *positions;
-    uint32_t *lengths;
-    size_t count;
-    size_t capacity;
-} Found;
+    Region region;
+    size_t start, position;
+    Bound offset;
+    PyObject *positions, *lengths;
+    size_t count, capacity;
+} Scan;
 
-/* The raw allocator: the GIL may be away. */
-static int found_grow(Found *found) {
-    size_t capacity = found->capacity > 0 ? 2 * found->capacity : 256;
-    uint64_t *positions = PyMem_RawRealloc(found->positions, capacity * sizeof *positions);
-    if (positions == NULL) {
-        return -1;
-    }
-    found->positions = positions;
-    uint32_t *lengths = PyMem_RawRealloc(found->lengths, capacity * sizeof *lengths);
-    if (lengths == NULL) {
-        return -1;
-    }
-    found->lengths = lengths;
-    found->capacity = capacity;
-    return 0;
+static int scan_resize(Scan *scan, size_t capacity) {
+    scan->capacity = capacity;
+    /* On failure these leave NULL behind, and MemoryError. */
+    return _PyBytes_Resize(&scan->positions, (Py_ssize_t)(8 * capacity)) < 0 ||
+                   _PyBytes_Resize(&scan->lengths, (Py_ssize_t)(4 * capacity)) < 0
+               ? -1
+               : 0;
 }
 
-/* Moves `position` to the end of the last whole frame. Returns the reason to stop, or -1 when memory ran out. */
-static int scan_frames(const Region *region, size_t *position, Bound offset, Found *found) {
+static int scan_begin(Scan *scan) {
+    size_t most = (scan->region.size - scan->start) / (HEADER_BYTES + 1);
+    scan->capacity = most < FIRST_CAPACITY ? most : FIRST_CAPACITY;
+    scan->positions = PyBytes_FromStringAndSize(NULL, (Py_ssize_t)(8 * scan->capacity));
+    scan->lengths = PyBytes_FromStringAndSize(NULL, (Py_ssize_t)(4 * scan->capacity));
+    return scan->positions == NULL || scan->lengths == NULL ? -1 : 0;
+}
+
+/* Room for as many as will come if frames go on as they began, but no great leap on the word of a few. */
+static int scan_grow(Scan *scan) {
+    size_t mean_bytes = scan->count > 0 ? (scan->position - scan->start) / scan->count : HEADER_BYTES + 1;
+    size_t expected = (scan->region.size - scan->position) / mean_bytes;
+    size_t more = expected + expected / 16 + 16;
+    size_t most = 8 * scan->capacity + FIRST_CAPACITY;
+    return scan_resize(scan, scan->count + (more < most ? more : most));
+}
+
+/* Moves on to the end of the last whole frame; WHOLE means that the arrays are full. Needs no GIL. */
+static enum stop scan_some(Scan *scan) {
+    uint8_t *positions = (uint8_t *)PyBytes_AS_STRING(scan->positions);
+    uint8_t *lengths = (uint8_t *)PyBytes_AS_STRING(scan->lengths);
     for (;;) {
         uint32_t length = 0;
-        size_t left = region->size - *position;
-        if (offset.outside != 0 && left >= HEADER_BYTES) {
+        if (scan->offset.outside != 0 && scan->region.size - scan->position >= HEADER_BYTES) {
             return WRONG_OFFSET; /* no header can hold such an offset */
         }
-        enum stop stop = judge(region, *position, offset.number, &length);
-        if (stop != WHOLE) {
+        enum stop stop = judge(&scan->region, scan->position, scan->offset.number, &length);
+        if (stop != WHOLE || scan->count == scan->capacity) {
             return stop;
         }
-        if (found->count == found->capacity && found_grow(found) < 0) {
-            return -1;
-        }
-        *position += HEADER_BYTES;
-        found->positions[found->count] = *position;
-        found->lengths[found->count++] = length;
-        *position += length;
-        offset.number++;
-        offset.outside = offset.number == 0; /* 2**64 - 1 was the last offset there is */
+        uint64_t payload = scan->position + HEADER_BYTES;
+        memcpy(positions + 8 * scan->count, &payload, 8);
+        memcpy(lengths + 4 * scan->count, &length, 4);
+        scan->count++;
+        scan->position = payload + length;
+        scan->offset.number++;
+        scan->offset.outside = scan->offset.number == 0; /* 2**64 - 1 was the last offset there is */
     }
 }
 
-static PyObject *scan_result(const Found *found, size_t end, int stop) {
-    PyObject *positions = PyBytes_FromStringAndSize((const char *)found->positions, (Py_ssize_t)(8 * found->count));
-    PyObject *lengths = PyBytes_FromStringAndSize((const char *)found->lengths, (Py_ssize_t)(4 * found->count));
-    if (positions == NULL || lengths == NULL) {
-        Py_XDECREF(positions);
-        Py_XDECREF(lengths);
+static PyObject *scan_run(Scan *scan) {
+    enum stop stop = WHOLE;
+    if (scan_begin(scan) < 0) {
         return NULL;
     }
-    return Py_BuildValue("(NNni)", positions, lengths, (Py_ssize_t)end, stop);
+    for (;;) {
+        PyThreadState *saved = release_gil_for(scan->region.size - scan->position);
+        stop = scan_some(scan);
+        take_gil_back(saved);
+        if (stop != WHOLE) {
+            break;
+        }
+        if (scan_grow(scan) < 0) {
+            return NULL;
+        }
+    }
+    if (scan_resize(scan, scan->count) < 0) {
+        return NULL;
+    }
+    return Py_BuildValue("(OOni)", scan->positions, scan->lengths, (Py_ssize_t)scan->position, (int)stop);
 }
 
 static PyObject *kernel_scan(PyObject *Py_UNUSED(module), PyObject *const *arguments, Py_ssize_t argument_count) {
     Py_buffer buffer;
-    Region region;
-    Bound offset;
-    if (expect_arguments("scan", argument_count, 4, 4) < 0 || parse_bound(arguments[2], &offset) < 0 ||
-        parse_max_payload(arguments[3], &region.max_payload) < 0 ||
+    Scan scan;
+    memset(&scan, 0, sizeof scan);
+    if (expect_arguments("scan", argument_count, 4, 4) < 0 || parse_bound(arguments[2], &scan.offset) < 0 ||
+        parse_max_payload(arguments[3], &scan.region.max_payload) < 0 ||
         PyObject_GetBuffer(arguments[0], &buffer, PyBUF_SIMPLE) < 0) {
         return NULL;
     }
     PyObject *result = NULL;
-    size_t position;
-    if (parse_position(arguments[1], buffer.len, &position) == 0) {
-        region.data = buffer.buf;
-        region.size = (size_t)buffer.len;
-        Found found = {NULL, NULL, 0, 0};
-        PyThreadState *saved = release_gil_for(region.size - position);
-        int stop = scan_frames(&region, &position, offset, &found);
-        take_gil_back(saved);
-        result = stop < 0 ? PyErr_NoMemory() : scan_result(&found, position, stop);
-        PyMem_RawFree(found.positions);
-        PyMem_RawFree(found.lengths);
+    if (parse_position(arguments[1], buffer.len, &scan.start) == 0) {
+        scan.region.data = buffer.buf;
+        scan.region.size = (size_t)buffer.len;
+        scan.position = scan.start;
+        result = scan_run(&scan);
     }
+    Py_XDECREF(scan.positions);
+    Py_XDECREF(scan.lengths);
     PyBuffer_Release(&buffer);
     return result;
 }

@@ -3,8 +3,8 @@
 It is what runs where the extension could not be built, and the oracle that the kernel is tested against. Signatures are
 the kernel's own (`_kernel.c`): arrays travel as bytes, positions as native u64 and lengths as native u32.
 
-Numbers that are only compared (offsets, max_payload, minimum) may be any int. Positions and indices must not be negative;
-indices past the end are cut, as in a slice. Places of payloads are claims: each is checked before it is used.
+Numbers that are only compared (offsets, max_payload, minimum) may be any int. Positions and indices must not be
+negative; indices past the end are cut, as in a slice. Places of payloads are claims: each is checked before it is used.
 """
 
 from __future__ import annotations

@@ -8,6 +8,16 @@
 #define MAX_HEADERS UINT16_MAX
 #define MAX_NAME_BYTES UINT16_MAX
 
+/* Raises TypeError with the name of the object's type, and returns -1. */
+static int refuse_type(const char *format, PyObject *object) {
+    PyObject *name = PyType_GetName(Py_TYPE(object));
+    if (name != NULL) {
+        PyErr_Format(PyExc_TypeError, format, name);
+        Py_DECREF(name);
+    }
+    return -1;
+}
+
 static int slice_of_view(PyObject *object, Slice *slice) {
     Py_buffer view;
     if (PyObject_GetBuffer(object, &view, PyBUF_FULL_RO) < 0) {
@@ -36,14 +46,12 @@ static int slice_of(PyObject *object, Slice *slice) {
     if (PyMemoryView_Check(object)) {
         return slice_of_view(object, slice);
     }
-    PyErr_Format(PyExc_TypeError, "bytes, bytearray or memoryview expected, not %.200s", Py_TYPE(object)->tp_name);
-    return -1;
+    return refuse_type("bytes, bytearray or memoryview expected, not %U", object);
 }
 
 static int slice_of_name(EnvelopeState *state, PyObject *object, Slice *slice) {
     if (!PyUnicode_Check(object)) {
-        PyErr_Format(PyExc_TypeError, "a header name must be str, not %.200s", Py_TYPE(object)->tp_name);
-        return -1;
+        return refuse_type("a header name must be str, not %U", object);
     }
     Py_ssize_t size;
     const char *text = PyUnicode_AsUTF8AndSize(object, &size);

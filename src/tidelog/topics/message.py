@@ -38,6 +38,7 @@ else:
 
 TIMESTAMP_FIELD = 8
 CODEC_IS_NATIVE = _codec is not envelope_python
+_Bytes = bytes | bytearray | memoryview
 
 
 class Message(msgspec.Struct, frozen=True, gc=False):
@@ -54,14 +55,12 @@ class Message(msgspec.Struct, frozen=True, gc=False):
     offset: int = -1
 
 
-def encode_message(
-    value: bytes, key: bytes | None, headers: Mapping[str, bytes] | None, timestamp_us: int
-) -> bytes:
+def encode_message(value: bytes, key: bytes | None, headers: Mapping[str, bytes] | None, timestamp_us: int) -> bytes:
     """The payload of a message; InputError names what is of the wrong type."""
     try:
         return _codec.encode(value, key, headers, timestamp_us)
     except (TypeError, AttributeError, OverflowError) as error:
-        raise _input_error(value, key, headers) from error
+        raise _input_error(value, key, headers, error) from error
 
 
 def decode_frames(frames: Frames, start: int, stop: int) -> list[Message]:
@@ -76,20 +75,20 @@ def decode_payloads(first_offset: int, payloads: Sequence[bytes]) -> list[Messag
     return _codec.decode_payloads(Message, first_offset, payloads)
 
 
-def _input_error(value: object, key: object, headers: object) -> InputError:
+def _input_error(value: object, key: object, headers: object, error: Exception) -> InputError:
     """Looks for the culprit only after something went wrong, so that the good path pays nothing."""
-    if not isinstance(value, bytes):
+    if not isinstance(value, _Bytes):
         return InputError(f"value must be bytes, not {type(value).__name__}", hint=_encode_hint(value))
-    if key is not None and not isinstance(key, bytes):
+    if key is not None and not isinstance(key, _Bytes):
         return InputError(f"key must be bytes, not {type(key).__name__}", hint=_encode_hint(key))
     if headers is not None and not isinstance(headers, Mapping):
         return InputError(f"headers must be a mapping of str to bytes, not {type(headers).__name__}")
     for name, content in (headers or {}).items():
-        if not isinstance(name, str) or not isinstance(content, bytes):
+        if not isinstance(name, str) or not isinstance(content, _Bytes):
             return InputError(
                 f"headers must map str to bytes; {name!r} maps {type(name).__name__} to {type(content).__name__}"
             )
-    return InputError("the message does not fit the envelope: a length or the timestamp is out of range")
+    return InputError(f"the message does not fit the envelope: {error}")
 
 
 def _encode_hint(value: object) -> str | None:

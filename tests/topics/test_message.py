@@ -1,0 +1,378 @@
+"""Messages: the envelope, what is refused, and that the C codec and its pure-Python twin always agree."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import mmap
+import os
+import shutil
+import struct
+import sys
+import sysconfig
+import tracemalloc
+from array import array
+from collections.abc import Callable, Iterator, Mapping
+from datetime import UTC, datetime, timedelta
+from types import MappingProxyType
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tidelog.errors import DataError, InputError
+from tidelog.log import frame
+from tidelog.topics import envelope_python, message
+from tidelog.topics.message import Message
+
+codec: Any = message._codec
+twin: Any = envelope_python
+EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+LEAST_US = (datetime.min.replace(tzinfo=UTC) - EPOCH) // timedelta(microseconds=1)
+MOST_US = (datetime.max.replace(tzinfo=UTC) - EPOCH) // timedelta(microseconds=1)
+
+HEADERS = st.dictionaries(st.text(max_size=8), st.binary(max_size=12), max_size=4)
+TIMES = st.integers(LEAST_US, MOST_US) | st.sampled_from([LEAST_US, -1, 0, 951_782_400_000_000, MOST_US])
+KEYS = st.none() | st.binary(max_size=12)
+
+
+def outcome(function: Callable[..., Any], *arguments: Any) -> tuple[Any, ...]:
+    """What a call gave, in a form that two implementations can be compared by."""
+    try:
+        return "returned", function(*arguments)
+    except Exception as error:  # noqa: BLE001 - whatever it is, the twin must raise the same
+        return "raised", type(error), str(error)
+
+
+def assert_twins_agree(name: str, *arguments: Any) -> tuple[Any, ...]:
+    """Both implementations gave this one outcome."""
+    native = outcome(getattr(codec, name), *arguments)
+    assert native == outcome(getattr(twin, name), *arguments)
+    return native
+
+
+def decoded(payload: bytes, offset: int = 0) -> Message:
+    """The message of one payload."""
+    (result,) = message.decode_payloads(offset, [payload])
+    return result
+
+
+def test_the_native_codec_is_in_use() -> None:
+    """Where there is a compiler the C codec must have been built: a silent fallback would be a slow product."""
+    compiler = (sysconfig.get_config_var("CC") or "cc").split()[0]
+    expected = shutil.which(compiler) is not None and not os.environ.get("TIDELOG_PURE_PYTHON")
+    assert message.CODEC_IS_NATIVE or not expected
+
+
+# ---- round trips ----
+
+
+@settings(max_examples=200)
+@given(st.binary(max_size=60), KEYS, HEADERS, TIMES, st.integers(-5, 1 << 66))
+def test_a_message_is_read_back(
+    value: bytes, key: bytes | None, headers: dict[str, bytes], timestamp_us: int, offset: int
+) -> None:
+    """Value, key, headers, time and offset survive the envelope, in both codecs."""
+    payload = assert_twins_agree("encode", value, key, headers, timestamp_us)[1]
+    expected = Message(value, key, headers, EPOCH + timedelta(microseconds=timestamp_us), offset)
+    assert assert_twins_agree("decode_payloads", Message, offset, [payload]) == ("returned", [expected])
+
+
+def test_the_envelope_has_the_documented_bytes() -> None:
+    """Each length stands at its fixed place, little-endian, and the value comes last."""
+    payload = message.encode_message(b"value", b"key", {"h": b"head"}, -2)
+    header = struct.pack("<HI", 1, 4) + b"h" + b"head"
+    assert payload == struct.pack("<BBHIqII", 1, 1, 1, 3, -2, len(header), 0) + b"key" + header + b"value"
+    assert struct.unpack_from("<q", payload, message.TIMESTAMP_FIELD) == (-2,)
+
+
+def test_an_empty_key_is_not_no_key() -> None:
+    """A key of no bytes and no key at all are told apart."""
+    assert decoded(message.encode_message(b"", b"", None, 0)).key == b""
+    assert decoded(message.encode_message(b"", None, None, 0)).key is None
+
+
+def test_headers_keep_their_order_and_are_the_readers_own() -> None:
+    """Headers come back in the order they were given, in a dict that no other message shares."""
+    payload = message.encode_message(b"", None, {"b": b"1", "a": b"", "é": b"3"}, 0)
+    first, second = message.decode_payloads(0, [payload, payload])
+    assert list(first.headers.items()) == [("b", b"1"), ("a", b""), ("é", b"3")]
+    assert first.headers is not second.headers
+
+
+def test_the_time_is_in_utc() -> None:
+    """A timestamp is aware, and its zone is the one UTC that Python has."""
+    timestamp = decoded(message.encode_message(b"", None, None, 1_720_000_000_123_456)).timestamp
+    assert timestamp == datetime(2024, 7, 3, 9, 46, 40, 123456, tzinfo=UTC)
+    assert timestamp.tzinfo is UTC
+
+
+def test_neighbours_in_time_are_told_apart() -> None:
+    """Equal, close and distant timestamps in one batch each come out right, over days, leap days and centuries."""
+    day_us = 86_400_000_000
+    times = [0, 0, 1, day_us - 1, day_us, -1, -day_us, 951_782_399_999_999, 951_782_400_000_000, -2_203_891_200_000_000]
+    times += [day * day_us + day for day in range(-150_000, 150_000, 97)]
+    payloads = [twin.encode(b"", None, None, time) for time in times]
+    assert_twins_agree("decode_payloads", Message, 0, payloads)
+
+
+@given(st.lists(st.tuples(st.binary(max_size=20), KEYS, HEADERS), max_size=6), st.integers(-1, 8), st.integers(-1, 8))
+def test_frames_are_decoded_in_place(parts: list[tuple[Any, ...]], start: int, stop: int) -> None:
+    """Messages of a batch of frames are those of its payloads, with the offsets of the frames."""
+    payloads = [twin.encode(*part, 5) for part in parts]
+    frames = frame.encode_many(40, payloads)
+    places = frames.buffer, frames.positions, frames.lengths
+    got = assert_twins_agree("decode_frames", Message, 40, *places, start, stop)
+    if start >= 0 and stop >= 0:
+        assert got[1] == twin.decode_payloads(Message, 40, payloads)[start:stop]
+
+
+def test_other_kinds_of_bytes_are_taken_and_come_back_as_bytes() -> None:
+    """Bytearrays and views of bytes do for values, keys and headers; any mapping does for headers."""
+    view = memoryview(b"--view--")[2:6]
+    headers = MappingProxyType({"a": bytearray(b"1"), "v": view})
+    payload = assert_twins_agree("encode", bytearray(b"value"), view, headers, 0)[1]
+    assert payload == twin.encode(b"value", b"view", {"a": b"1", "v": b"view"}, 0)
+    kinds = (bytearray(payload), memoryview(payload))
+    for got in assert_twins_agree("decode_payloads", Message, 0, kinds)[1]:
+        assert [type(part) for part in (got.value, got.key, got.headers["v"])] == [bytes, bytes, bytes]
+
+
+# ---- what is refused ----
+
+
+class NotBytes:
+    """Something without bytes in it."""
+
+
+NO_BYTES = [
+    "text",
+    7,
+    NotBytes(),
+    array("B", b"1"),
+    [b"list"],
+    memoryview(b"12345678").cast("I"),
+    memoryview(b"1234")[::2],
+]
+
+
+@pytest.mark.parametrize("wrong", NO_BYTES, ids=repr)
+def test_what_is_not_bytes_is_refused(wrong: Any) -> None:
+    """Text, numbers and views of anything but consecutive bytes raise TypeError, wherever they stand."""
+    assert assert_twins_agree("encode", wrong, None, None, 0)[1] is TypeError
+    assert assert_twins_agree("encode", b"", wrong, None, 0)[1] is TypeError
+    assert assert_twins_agree("encode", b"", None, {"h": wrong}, 0)[1] is TypeError
+    with pytest.raises(InputError):
+        message.encode_message(wrong, None, None, 0)
+
+
+@pytest.mark.parametrize(
+    ("headers", "error"),
+    [
+        ({b"bytes": b""}, TypeError),
+        ({1: b""}, TypeError),
+        ({"\ud800": b""}, InputError),
+        ({"n" * 65_536: b""}, InputError),
+        ({str(number): b"" for number in range(65_536)}, InputError),
+        ([("a", b"")], AttributeError),
+    ],
+    ids=["bytes name", "int name", "surrogate", "long name", "too many", "no mapping"],
+)
+def test_headers_that_do_not_fit_are_refused(headers: Any, error: type[Exception]) -> None:
+    """Names must be text of at most 65535 bytes, and there are at most 65535 of them."""
+    assert assert_twins_agree("encode", b"", None, headers, 0)[1] is error
+    with pytest.raises(InputError):
+        message.encode_message(b"", None, headers, 0)
+
+
+def test_as_many_headers_as_fit_are_taken() -> None:
+    """65535 headers, and a name of 65535 bytes, are still fine."""
+    headers = {str(number): b"" for number in range(65_534)} | {"n" * 65_535: b"x"}
+    payload = assert_twins_agree("encode", b"", None, headers, 0)[1]
+    assert decoded(payload).headers == headers
+
+
+@pytest.mark.parametrize("timestamp_us", [-(1 << 63) - 1, 1 << 63, 1 << 100])
+def test_a_timestamp_over_64_bits_is_refused(timestamp_us: int) -> None:
+    """A time that the envelope cannot hold is an error, not a wrapped number."""
+    assert assert_twins_agree("encode", b"", None, None, timestamp_us)[1] is OverflowError
+    with pytest.raises(InputError, match="64 bits"):
+        message.encode_message(b"", None, None, timestamp_us)
+
+
+def test_lengths_over_32_bits_are_refused() -> None:
+    """Keys and headers of 4 GiB are an error before any byte of them is copied."""
+    with mmap.mmap(-1, 1 << 32, prot=mmap.PROT_READ) as huge, memoryview(huge) as view, view[:-1] as nearly:
+        assert assert_twins_agree("encode", b"", view, None, 0)[1] is OverflowError
+        assert assert_twins_agree("encode", b"", None, {"h": view}, 0)[1] is OverflowError
+        assert assert_twins_agree("encode", b"", None, {"h": nearly}, 0)[1] is OverflowError
+
+
+def test_text_gets_a_hint() -> None:
+    """Whoever passes text is told how to make bytes of it."""
+    text: Any = "text"
+    with pytest.raises(InputError, match=r"value must be bytes, not str.*encode"):
+        message.encode_message(text, None, None, 0)
+
+
+def test_the_culprit_is_named() -> None:
+    """With a bytearray for a value and text for a key, it is the key that is complained about."""
+    value: Any = bytearray(b"fine")
+    key: Any = "text"
+    with pytest.raises(InputError, match="key must be bytes"):
+        message.encode_message(value, key, None, 0)
+
+
+# ---- damaged envelopes ----
+
+
+def envelope(*, flags: int = 0, count: int = 0, sizes: tuple[int, int, int] = (0, 0, 0), rest: bytes = b"") -> bytes:
+    """A fixed part that says what it is told to say; sizes are those of key, headers and extension."""
+    return struct.pack("<BBHIqII", 1, flags, count, sizes[0], 0, sizes[1], sizes[2]) + rest
+
+
+MAX_U32 = (1 << 32) - 1
+DAMAGED = {
+    "is too short for an envelope": b"\x01" * 23,
+    "has envelope version 2": b"\x02" + bytes(23),
+    "has unknown envelope flags 0x82": envelope(flags=0x82),
+    "lengths do not fit": envelope(flags=1, sizes=(MAX_U32, MAX_U32, MAX_U32), rest=b"short"),
+    r"an envelope whose": envelope(sizes=(1, 0, 0), rest=b"k"),
+    "has an impossible timestamp": twin.encode(b"", None, None, MOST_US + 1),
+    "has headers that do not fit": envelope(count=1, sizes=(0, 6, 0), rest=struct.pack("<HI", 1, 0)),
+    "headers that do not": envelope(count=1, sizes=(0, 6, 0), rest=struct.pack("<HI", 65_535, MAX_U32)),
+    "headers that": envelope(count=1, sizes=(0, 5, 0), rest=bytes(5)),
+    "has headers": envelope(count=0, sizes=(0, 6, 0), rest=bytes(6)),
+    "has a header name that is not UTF-8": envelope(count=1, sizes=(0, 7, 0), rest=struct.pack("<HI", 1, 0) + b"\xff"),
+}
+
+
+@pytest.mark.parametrize("words", DAMAGED)
+def test_a_damaged_envelope_is_named(words: str) -> None:
+    """What is wrong with an envelope is said, with the message's offset, and never read past."""
+    got = assert_twins_agree("decode_payloads", Message, 7, [DAMAGED[words]])
+    assert got[1] is DataError
+    assert got[2].startswith("message 7 ")
+    assert words in got[2]
+
+
+def test_an_extension_is_skipped() -> None:
+    """Bytes that a later version puts between headers and value do not hinder this one."""
+    assert decoded(envelope(sizes=(0, 0, 3), rest=b"newvalue")).value == b"value"
+
+
+@settings(max_examples=300)
+@given(
+    st.tuples(st.binary(max_size=20), KEYS, HEADERS, TIMES),
+    st.lists(st.tuples(st.integers(0, 90), st.integers(0, 255)), max_size=4),
+    st.integers(0, 90),
+)
+def test_twins_agree_on_mutated_payloads(parts: Any, changes: list[tuple[int, int]], size: int) -> None:
+    """Changed bytes and cut ends give the same message or the same complaint."""
+    payload = bytearray(twin.encode(*parts))
+    for at, byte in changes:
+        payload[at % len(payload)] = byte
+    assert_twins_agree("decode_payloads", Message, 1 << 63, [bytes(payload)])
+    assert_twins_agree("decode_payloads", Message, 0, [bytes(payload[:size])])
+
+
+@settings(max_examples=200)
+@given(
+    st.binary(max_size=90), st.integers(0, 1), st.integers(0, 3), st.lists(st.integers(0, 40), min_size=3, max_size=3)
+)
+def test_twins_agree_on_random_payloads(data: bytes, flags: int, count: int, sizes: list[int]) -> None:
+    """Noise, bare and behind a plausible beginning, gives the same message or the same complaint."""
+    assert_twins_agree("decode_payloads", Message, 0, [data])
+    plausible = envelope(flags=flags, count=count, sizes=(sizes[0], sizes[1], sizes[2]), rest=data)
+    assert_twins_agree("decode_payloads", Message, 0, [plausible])
+
+
+@given(st.lists(st.tuples(st.integers(0, 80) | st.just((1 << 64) - 1), st.integers(0, 80)), max_size=4))
+def test_twins_agree_on_places_that_lie(places: list[tuple[int, int]]) -> None:
+    """Positions and lengths that point outside the buffer raise in both and read nothing."""
+    buffer = frame.encode(0, twin.encode(b"value", None, None, 0))
+    positions = struct.pack(f"={len(places)}Q", *(at for at, _ in places))
+    lengths = struct.pack(f"={len(places)}I", *(length for _, length in places))
+    assert_twins_agree("decode_frames", Message, 0, buffer, positions, lengths, 0, 9)
+    assert_twins_agree("decode_frames", Message, 0, buffer, positions, lengths + b"x", 0, 9)
+
+
+# ---- memory ----
+
+
+def failing_type(*_: object) -> Message:
+    """A message type whose making fails."""
+    raise LookupError("no message today")
+
+
+def test_an_error_of_the_message_type_is_passed_on() -> None:
+    """What the caller's own type raises reaches the caller."""
+    got = assert_twins_agree("decode_payloads", failing_type, 0, [envelope()])
+    assert got == ("raised", LookupError, "no message today")
+
+
+def test_a_buffer_is_held_while_the_message_type_runs() -> None:
+    """Nobody can pull the bytes away from under the decoder."""
+    buffer = bytearray(twin.encode(b"value", None, None, 0))
+
+    def meddling_type(value: bytes, *_: object) -> bytes:
+        with contextlib.suppress(BufferError):
+            buffer.clear()
+        return value
+
+    assert codec.decode_payloads(meddling_type, 0, [buffer]) == [b"value"]
+
+
+@pytest.fixture
+def traced() -> Iterator[None]:
+    """Allocations are counted."""
+    tracemalloc.start()
+    yield
+    tracemalloc.stop()
+
+
+class OddMapping(Mapping[str, bytes]):
+    """A mapping that is no dict, with one header that cannot be."""
+
+    def __getitem__(self, name: str) -> bytes:
+        return b"x"
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(["fine", "\ud800"])
+
+    def __len__(self) -> int:
+        return 2
+
+
+def every_path(message_type: Any = Message) -> None:
+    """Each function with good and with bad arguments."""
+    payload = codec.encode(memoryview(b"value"), bytearray(b"key"), {"a": b"1", "b": memoryview(b"2")}, 5)
+    frames = frame.encode_many(0, [payload] * 8)
+    places = frames.buffer, frames.positions, frames.lengths
+    codec.decode_frames(message_type, 1 << 64, *places, 0, 8)
+    for wrong in ("text", memoryview(b"12")[::2], None):
+        outcome(codec.encode, wrong, None, None, 0)
+        outcome(codec.encode, b"", b"", {"a": b"1", "b": wrong}, 0)
+        outcome(codec.decode_payloads, message_type, 0, [payload, wrong])
+    outcome(codec.encode, b"", None, OddMapping(), 0)
+    outcome(codec.encode, b"", None, {"a": b"1"}, 1 << 70)
+    for damaged in DAMAGED.values():
+        outcome(codec.decode_payloads, message_type, 0, [payload, damaged])
+    outcome(codec.decode_frames, message_type, 0, *places[:2], b"odd", 0, 8)
+    outcome(codec.decode_payloads, failing_type, 0, [payload])
+    outcome(codec.decode_payloads, message_type, "0", [payload])
+
+
+@pytest.mark.usefixtures("traced")
+def test_no_path_leaks_memory_or_references() -> None:
+    """Hundreds of calls, failing ones too, leave no more memory behind than a few."""
+    for _ in range(20):
+        every_path()
+    gc.collect()
+    before, references = tracemalloc.get_traced_memory()[0], sys.getrefcount(None)
+    for _ in range(200):
+        every_path()
+    gc.collect()
+    assert tracemalloc.get_traced_memory()[0] - before < 4096
+    assert abs(sys.getrefcount(None) - references) < 100
