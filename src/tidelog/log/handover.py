@@ -219,8 +219,24 @@ class Handover:
             self.bell.ring()
             return True
 
-    def listen(self, waiter: Waiter, offset: int) -> bool:
-        """Registers for news after `offset`; False when there is news already, or nothing will ever come."""
+    def wait_for_news(self, offset: int, timeout_seconds: float | None) -> bool:
+        """Returns once something was accepted at `offset` or nothing ever will be; False when the time passed."""
+        waiter = ThreadWaiter()
+        if not self._listen(waiter, offset) or waiter.wait(timeout_seconds):
+            return True
+        with self.mutex:
+            if waiter in self._listeners:
+                self._listeners.remove(waiter)
+        return False
+
+    async def wait_for_news_async(self, offset: int) -> None:
+        """As `wait_for_news`, with the task suspended."""
+        waiter = TaskWaiter()
+        if self._listen(waiter, offset):
+            await waiter.future
+
+    def _listen(self, waiter: Waiter, offset: int) -> bool:
+        """False when there is news already, or nothing will ever come."""
         with self.mutex:
             if self.next_offset > offset or self.over:
                 return False

@@ -8,33 +8,29 @@ may be used to find an offset by time.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from datetime import datetime
 from pathlib import Path
 from threading import Lock
 
-from tidelog.clock import Clock, SystemClock, to_microseconds
-from tidelog.errors import ClosedError, InputError, LogFailedError, OffsetOutOfRangeError, TidelogError
+from tidelog.clock import Clock, SystemClock
+from tidelog.errors import ClosedError, LogFailedError, OffsetOutOfRangeError, TidelogError
 from tidelog.files import File, Files, LocalFiles
 from tidelog.files import Lock as FileLock
 from tidelog.log import stopping
 from tidelog.log.active_file import ActiveFile
 from tidelog.log.cache import Batch
 from tidelog.log.checkpoint import describe_segments, write_checkpoint
-from tidelog.log.frame import encode_many
 from tidelog.log.handover import Handover
 from tidelog.log.names import LOCK
-from tidelog.log.reader import NO_STOP, FilePart, Reader
+from tidelog.log.readable import ReadableLog
+from tidelog.log.reader import FilePart
 from tidelog.log.recovery import Recovered, cut_torn_tail, recover
 from tidelog.log.segments import Segments
 from tidelog.log.settings import LogSettings
 from tidelog.log.statistics import LogStatistics
-from tidelog.log.waiting import Waiter
 from tidelog.log.writer import Writer
 
-Position = int | str | datetime
 
-
-class Log:
+class Log(ReadableLog):
     """An open log. Make one with `Log.open`; it owns its directory until it is closed."""
 
     def __init__(
@@ -46,12 +42,9 @@ class Log:
         time_field: int | None,
         recovered: Recovered,
     ) -> None:
-        self.directory = directory
-        self.files = files
-        self.read_chunk_bytes = settings.read_chunk_bytes
+        super().__init__(directory, files, settings.read_chunk_bytes, time_field)
         self.recovery = recovered.report
         self._clock = clock
-        self._time_field = time_field
         self._segments = Segments(recovered.segments, recovered.start_offset)
         self._handover = Handover(recovered.next_offset, settings)
         self._active = ActiveFile(
@@ -126,6 +119,15 @@ class Log:
             self._handover.wait_durable(first + len(payloads))
         return range(first, first + len(payloads))
 
+    async def append_async(
+        self, payload: bytes, *, sync: bool = False, timeout_seconds: float | None = None
+    ) -> int:
+        """As `append`, suspending the task instead of blocking the thread."""
+        offset = await self._handover.append_many_async((payload,), timeout_seconds)
+        if sync:
+            await self._handover.wait_durable_async(offset + 1)
+        return offset
+
     async def append_many_async(
         self, payloads: Sequence[bytes], *, sync: bool = False, timeout_seconds: float | None = None
     ) -> range:
@@ -147,7 +149,6 @@ class Log:
 
     @property
     def next_offset(self) -> int:
-        """The offset that the next append gets."""
         return self._handover.next_offset
 
     @property
@@ -157,61 +158,15 @@ class Log:
 
     @property
     def start_offset(self) -> int:
-        """The oldest offset that is still here."""
         with self._handover.mutex:
             return self._start_offset()
 
     def _start_offset(self) -> int:
         return self._segments.start_offset if len(self._segments) else self._handover.cache.start_offset
 
-    # Reading
-
-    def read(self, start: Position = 0, stop: Position | None = None, *, follow: bool = False) -> Reader:
-        """A reader from `start` (an offset, "earliest", "latest" or a time) to `stop` (exclusive).
-
-        Without `follow` it ends at the offset that is next now.
-        """
-        first = self.resolve(start)
-        end = self.next_offset if stop is None else self.resolve(stop, is_stop=True)
-        return Reader(self, first, NO_STOP if follow and stop is None else end, follow)
-
-    def resolve(self, position: Position, *, is_stop: bool = False) -> int:
-        """The offset that a position means now. A stop may lie in the future, a start may not."""
-        if isinstance(position, datetime):
-            return self.offset_at(to_microseconds(position))
-        if position == "latest":
-            return self.next_offset
-        earliest, latest = self.start_offset, self.next_offset
-        if position == "earliest":
-            return earliest
-        if isinstance(position, bool) or not isinstance(position, int):
-            raise InputError(f'a position is an offset, "earliest", "latest" or a datetime, not {position!r}')
-        if is_stop:
-            return max(position, 0)
-        if not earliest <= position <= latest:
-            raise OffsetOutOfRangeError(
-                f"offset {position} is not in the log, which goes from {earliest} to {latest} (exclusive)",
-                operation="read",
-                path=self.directory,
-            )
-        return position
-
-    def offset_at(self, time_us: int) -> int:
-        """The first offset whose time is `time_us` or later; the next offset when there is none yet."""
-        if self._time_field is None:
-            raise InputError("this log keeps no times", operation="read")
-        with self._handover.mutex:
-            start = next((s for s in self._segments if s.max_time_us is not None and s.max_time_us >= time_us), None)
-            offset = start.first_offset if start is not None else self._handover.written_offset
-        for batch in Reader(self, max(offset, self.start_offset), self.next_offset, follow=False):
-            frames = batch.frames or encode_many(batch.first_offset, batch.bare)
-            found = frames.first_at_least(self._time_field, time_us, batch.start)
-            if found is not None:
-                return frames.first_offset + found
-        return self.next_offset
+    # For readers
 
     def locate(self, offset: int, stop_offset: int) -> Batch | FilePart | None:
-        """For readers: the messages when they are in memory, their place when they are in a file."""
         with self._handover.mutex:
             batch = self._handover.cache.read(offset, stop_offset)
             if batch is not None:
@@ -226,13 +181,20 @@ class Log:
             f"offset {offset} is no longer kept; the oldest is {earliest}", operation="read", path=self.directory
         )
 
-    def listen(self, waiter: Waiter, offset: int) -> bool:
-        """For readers: registers for news after an offset."""
-        return self._handover.listen(waiter, offset)
+    def _file_for_time(self, time_us: int) -> int:
+        with self._handover.mutex:
+            segment = self._segments.first_for_time(time_us)
+            return segment.first_offset if segment is not None else self._handover.written_offset
+
+    def wait_for_news(self, offset: int, timeout_seconds: float | None) -> bool:
+        return self._handover.wait_for_news(offset, timeout_seconds)
+
+    async def wait_for_news_async(self, offset: int) -> None:
+        await self._handover.wait_for_news_async(offset)
 
     @property
     def over(self) -> bool:
-        """Whether the log is closed or has failed."""
+        """Closed, or failed."""
         return self._handover.over
 
     # Ending

@@ -10,6 +10,7 @@ Invariants
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncIterator, Iterator
 from typing import Protocol
 
@@ -19,7 +20,6 @@ from tidelog.log.cache import Batch, framed_batch
 from tidelog.log.recovery import REPAIR_HINT
 from tidelog.log.scanner import FileScanner
 from tidelog.log.segment import Segment
-from tidelog.log.waiting import TaskWaiter, ThreadWaiter, Waiter
 
 NO_STOP = 1 << 64
 
@@ -46,18 +46,20 @@ class Source(Protocol):
     @property
     def read_chunk_bytes(self) -> int: ...
 
-    def locate(self, offset: int, stop_offset: int) -> Batch | FilePart | None:
-        """The messages themselves when they are in memory, else their place in a file; None when not there yet."""
-        ...
-
-    def listen(self, waiter: Waiter, offset: int) -> bool:
-        """Registers for news after an offset; False when there is news already, or none will ever come."""
-        ...
-
     @property
     def over(self) -> bool:
         """Whether nothing will ever be added."""
         ...
+
+    def locate(self, offset: int, stop_offset: int) -> Batch | FilePart | None:
+        """The messages themselves when they are in memory, else their place in a file; None when not there yet."""
+        ...
+
+    def wait_for_news(self, offset: int, timeout_seconds: float | None) -> bool:
+        """Returns when there may be something at `offset`; False when the time passed."""
+        ...
+
+    async def wait_for_news_async(self, offset: int) -> None: ...
 
 
 class Reader:
@@ -88,6 +90,7 @@ class Reader:
 
     def next_batch(self, timeout_seconds: float | None = None) -> Batch | None:
         """The next messages; None at the stop, at the end without `follow`, or when the time passed."""
+        deadline = None if timeout_seconds is None else time.monotonic() + timeout_seconds
         while self.offset < self._stop_offset:
             over = self._source.over  # asked first: what came before the end is found below
             found = self._source.locate(self.offset, self._stop_offset)
@@ -95,8 +98,8 @@ class Reader:
                 return self._advance(found if isinstance(found, Batch) else self._read_file(found))
             if not self._follow or over:
                 return None
-            waiter = ThreadWaiter()
-            if self._source.listen(waiter, self.offset) and not waiter.wait(timeout_seconds):
+            left = None if deadline is None else deadline - time.monotonic()
+            if not self._source.wait_for_news(self.offset, left):
                 return None
         return None
 
@@ -111,9 +114,7 @@ class Reader:
                 return self._advance(await asyncio.to_thread(self._read_file, found))
             if not self._follow or over:
                 return None
-            waiter = TaskWaiter()
-            if self._source.listen(waiter, self.offset):
-                await waiter.future
+            await self._source.wait_for_news_async(self.offset)
         return None
 
     def close(self) -> None:

@@ -48,26 +48,12 @@ def recover(
     files: Files, clock: Clock, directory: Path, settings: LogSettings, time_field: int | None, first_offset: int
 ) -> Recovered:
     """Finds the state of a log directory; `first_offset` is where a log without any frame begins."""
-    begin = time.monotonic()
     checkpoint, problem = read_checkpoint(files, directory)
-    run = _Recovery(files, clock, directory, settings, time_field, checkpoint)
-    segments = run.segments(first_offset)
-    next_offset = segments[-1].next_offset if segments else first_offset
-    report = RecoveryReport(
-        checkpoint_used=run.trusted_files > 0,
-        checkpoint_problem=problem,
-        files=len(segments),
-        checked_bytes=run.checked_bytes,
-        seconds=time.monotonic() - begin,
-        torn_tail=run.torn_tail,
-        missing_synced=_missing_synced(checkpoint, next_offset),
-    )
-    _tell(directory, report)
-    start_offset = segments[0].first_offset if segments else first_offset
-    return Recovered(segments, start_offset, next_offset, segments[-1].seq + 1 if segments else 0, report)
+    run = Recovery(files, clock, directory, time_field, checkpoint, settings.open_check_bytes)
+    return run.find(first_offset, problem)
 
 
-class _Recovery:
+class Recovery:
     """One pass over the files of a directory, oldest first."""
 
     def __init__(
@@ -75,21 +61,38 @@ class _Recovery:
         files: Files,
         clock: Clock,
         directory: Path,
-        settings: LogSettings,
         time_field: int | None,
         checkpoint: Checkpoint | None,
+        check_bytes: int,
     ) -> None:
         self._files = files
         self._clock = clock
         self._directory = directory
-        self._check_bytes = settings.open_check_bytes
+        self._check_bytes = check_bytes
         self._time_field = time_field
         self._checkpoint = checkpoint
-        self.trusted_files = 0
-        self.checked_bytes = 0
-        self.torn_tail: TornTail | None = None
+        self._trusted_files = 0
+        self._checked_bytes = 0
+        self._torn_tail: TornTail | None = None
 
-    def segments(self, first_offset: int) -> list[Segment]:
+    def find(self, first_offset: int, checkpoint_problem: str | None = None) -> Recovered:
+        """The state, with a report of how it was found. Changes nothing."""
+        begin = time.monotonic()
+        segments = self._segments(first_offset)
+        next_offset = segments[-1].next_offset if segments else first_offset
+        report = RecoveryReport(
+            checkpoint_used=self._trusted_files > 0,
+            checkpoint_problem=checkpoint_problem,
+            files=len(segments),
+            checked_bytes=self._checked_bytes,
+            seconds=time.monotonic() - begin,
+            torn_tail=self._torn_tail,
+            missing_synced=_missing_synced(self._checkpoint, next_offset),
+        )
+        start_offset = segments[0].first_offset if segments else first_offset
+        return Recovered(segments, start_offset, next_offset, segments[-1].seq + 1 if segments else 0, report)
+
+    def _segments(self, first_offset: int) -> list[Segment]:
         found: list[Segment] = []
         for path, seq, file, must_check, is_last in self._walk():
             expected = found[-1].next_offset if found else self._first_offset(seq, file, first_offset)
@@ -141,7 +144,7 @@ class _Recovery:
         segment.min_time_us, segment.max_time_us = hint.min_time_us, hint.max_time_us
         if self._scan(file, segment) is not Stop.END:
             return None
-        self.trusted_files += 1
+        self._trusted_files += 1
         return segment
 
     def _agrees(self, hint: CheckpointFile, file: File, expected: int) -> bool:
@@ -174,7 +177,7 @@ class _Recovery:
             if frames is None:
                 return scanner.stop
             segment.extend(frames, base, scanner.position, self._time_field)
-            self.checked_bytes += scanner.position - base
+            self._checked_bytes += scanner.position - base
 
     def _judge(self, file: File, segment: Segment, stop: Stop, is_last: bool) -> None:
         """A torn tail is noted for cutting; anything else is refused."""
@@ -190,7 +193,7 @@ class _Recovery:
                 byte=segment.size,
                 hint=REPAIR_HINT,
             )
-        self.torn_tail = TornTail(
+        self._torn_tail = TornTail(
             file=segment.path.name, byte=segment.size, size=size - segment.size, reason=stop.reason
         )
 
@@ -215,6 +218,7 @@ def _header_offset(file: File, default: int) -> int:
 
 def cut_torn_tail(files: Files, directory: Path, report: RecoveryReport) -> None:
     """Carries out the cut that recovery found. What the checkpoint vouched for is kept aside, not thrown away."""
+    _tell(directory, report)
     tail = report.torn_tail
     if tail is None:
         return

@@ -53,3 +53,7 @@ class Segments:
         if found < 0 or offset >= self._segments[found].next_offset:
             return None
         return self._segments[found]
+
+    def first_for_time(self, time_us: int) -> Segment | None:
+        """The first segment that holds a message of this time or later. Times need not be in order."""
+        return next((s for s in self._segments if s.max_time_us is not None and s.max_time_us >= time_us), None)

@@ -1,0 +1,64 @@
+"""tidelog: a durable log for Python.
+
+    import tidelog
+
+    with tidelog.open("./data") as log:
+        topic = log.topic("shop/orders")
+        topic.append(b"first", key=b"customer-1")
+        topic.append(b"second", sync=True)  # returns once it is on the disk
+        for message in topic.read(start="earliest"):
+            print(message.offset, message.key, message.value)
+"""
+
+from tidelog.errors import (
+    BackpressureError,
+    ClosedError,
+    ConfigError,
+    CorruptionError,
+    DataError,
+    DiskFullError,
+    GapError,
+    InputError,
+    InternalError,
+    LockedError,
+    LogFailedError,
+    MessageTooLargeError,
+    NotFoundError,
+    OffsetOutOfRangeError,
+    ReopenError,
+    RetryError,
+    TidelogError,
+    TopicNameError,
+)
+from tidelog.topics.message import Message
+from tidelog.topics.storage import LogDirectory
+from tidelog.topics.topic import Topic
+from tidelog.wiring import open
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "BackpressureError",
+    "ClosedError",
+    "ConfigError",
+    "CorruptionError",
+    "DataError",
+    "DiskFullError",
+    "GapError",
+    "InputError",
+    "InternalError",
+    "LockedError",
+    "LogDirectory",
+    "LogFailedError",
+    "Message",
+    "MessageTooLargeError",
+    "NotFoundError",
+    "OffsetOutOfRangeError",
+    "ReopenError",
+    "RetryError",
+    "TidelogError",
+    "Topic",
+    "TopicNameError",
+    "__version__",
+    "open",
+]

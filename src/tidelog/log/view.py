@@ -1,0 +1,140 @@
+"""An onlooker: reads a log that another process may own, from its files and without its lock.
+
+Invariants
+- It changes nothing. It sees what the owner has written (synced or not), whole frames only.
+- It learns of growth by looking again; what it has checked once it does not read again.
+- An unfinished frame at the very end is "not there yet"; anything else that is not a frame is damage and is named.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from pathlib import Path
+from threading import Lock
+
+from tidelog.clock import Clock, SystemClock
+from tidelog.errors import NotFoundError, OffsetOutOfRangeError
+from tidelog.files import Files, LocalFiles
+from tidelog.log.cache import Batch
+from tidelog.log.checkpoint import describe_segments
+from tidelog.log.names import wal_files
+from tidelog.log.readable import ReadableLog
+from tidelog.log.reader import FilePart
+from tidelog.log.recovery import Recovered, Recovery, recover
+from tidelog.log.segment import Segment
+from tidelog.log.segments import Segments
+from tidelog.log.settings import LogSettings
+from tidelog.log.statistics import RecoveryReport
+
+_POLL_SECONDS = 0.05
+_ATTEMPTS = 5
+
+
+class LogView(ReadableLog):
+    """A log opened for reading only."""
+
+    def __init__(
+        self,
+        directory: Path,
+        settings: LogSettings | None = None,
+        *,
+        files: Files | None = None,
+        clock: Clock | None = None,
+        time_field: int | None = None,
+    ) -> None:
+        settings = settings or LogSettings()
+        super().__init__(directory, files or LocalFiles(), settings.read_chunk_bytes, time_field)
+        self._clock = clock or SystemClock()
+        self._looking = Lock()
+        self._closed = False
+        if not self.files.is_directory(directory):
+            raise NotFoundError("there is no log here", path=directory)
+        found = recover(self.files, self._clock, directory, settings, time_field, 0)
+        self.recovery: RecoveryReport = found.report
+        self._adopt(found)
+
+    @property
+    def start_offset(self) -> int:
+        return self._segments.start_offset
+
+    @property
+    def next_offset(self) -> int:
+        """What the owner has written by now; it looks again."""
+        self._look()
+        return self._next_offset
+
+    @property
+    def over(self) -> bool:
+        return self._closed
+
+    def close(self) -> None:
+        """Ends the readers that follow."""
+        self._closed = True
+
+    def locate(self, offset: int, stop_offset: int) -> Batch | FilePart | None:
+        if offset >= self._next_offset:
+            self._look()
+        with self._looking:
+            segment = self._segments.find(offset)
+            if segment is not None:
+                return FilePart(segment, offset)
+            if offset >= self._next_offset:
+                return None
+            earliest = self._segments.start_offset
+        raise OffsetOutOfRangeError(
+            f"offset {offset} is no longer kept; the oldest is {earliest}", operation="read", path=self.directory
+        )
+
+    def wait_for_news(self, offset: int, timeout_seconds: float | None) -> bool:
+        if timeout_seconds is not None and timeout_seconds <= 0:
+            return False
+        time.sleep(_POLL_SECONDS if timeout_seconds is None else min(_POLL_SECONDS, timeout_seconds))
+        return True
+
+    async def wait_for_news_async(self, offset: int) -> None:
+        await asyncio.sleep(_POLL_SECONDS)
+
+    def _file_for_time(self, time_us: int) -> int:
+        with self._looking:
+            segment = self._segments.first_for_time(time_us)
+            return segment.first_offset if segment is not None else self._next_offset
+
+    def _adopt(self, found: Recovered) -> None:
+        self._segments = Segments(found.segments, found.start_offset)
+        self._next_offset = found.next_offset
+
+    def _look(self) -> None:
+        """Takes in what was written since. What is known serves as the checkpoint, so only growth is read."""
+        with self._looking:
+            if not self._has_grown():
+                return
+            for attempt in range(_ATTEMPTS):
+                known = [segment for segment in self._segments if segment.size]
+                hint = describe_segments(known, self._segments.start_offset, self._clock.now_us())
+                try:
+                    found = Recovery(self.files, self._clock, self.directory, self._time_field, hint, 0).find(0)
+                except FileNotFoundError:
+                    if attempt == _ATTEMPTS - 1:
+                        raise
+                    continue  # a file was removed between listing and opening
+                self._adopt(self._keep_indexes(found))
+                return
+
+    def _has_grown(self) -> bool:
+        last: Segment | None = self._segments.last
+        names = wal_files(self.files.list(self.directory))
+        if not names or last is None or names[-1][0] != last.seq or len(names) != len(self._segments):
+            return True
+        file = self.files.open(last.path)
+        try:
+            return file.size() != last.size
+        finally:
+            file.close()
+
+    def _keep_indexes(self, found: Recovered) -> Recovered:
+        """What was learnt about the insides of the files stays."""
+        indexes = {segment.seq: segment.index for segment in self._segments}
+        for segment in found.segments:
+            segment.index = indexes.get(segment.seq, segment.index)
+        return found
