@@ -121,11 +121,14 @@ class Files(ABC):
 
     def make_directories(self, path: Path) -> None:
         """All missing levels, each durable in its parent before the next is made."""
-        if self.is_directory(path):
+        if not self.is_directory(path):
+            self.make_directories(path.parent)
+            self.make_directory(path)
+            self.sync_directory(path.parent)
             return
-        self.make_directories(path.parent)
-        self.make_directory(path)
-        self.sync_directory(path.parent)
+        # Whoever made it may have been killed before the sync. A parent that we may not open we have not made it in.
+        with contextlib.suppress(PermissionError):
+            self.sync_directory(path.parent)
 
     def remove_tree(self, path: Path) -> None:
         """A directory and all below it."""

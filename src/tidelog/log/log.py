@@ -96,6 +96,8 @@ class Log(ReadableLog):
         file: File = self.files.open(last.path, write=True)
         try:
             file.sync()
+            # Its name too: whoever made the file may have been killed before that was durable.
+            self.files.sync_directory(self.directory)
         except OSError as error:
             file.close()
             raise LogFailedError(f"the disk failed to sync: {error}", operation="open", path=last.path) from error
