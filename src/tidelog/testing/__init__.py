@@ -18,8 +18,9 @@ A check opens what the crash left and looks whether the promises hold:
     def check(files: FaultyFiles, history: History) -> None:
         log = Log.open(Path("/log"), LogSettings(), files=files)
         history.reopened(log.next_offset)
-        for offset, value in log.read():
-            history.read("after", offset, value)
+        for batch in log.read():
+            for offset, value in enumerate(batch.payloads(), batch.first_offset):
+                history.read("after", offset, value)
         log.close()
         assert_history(history)
 
