@@ -258,16 +258,6 @@ def test_foreign_and_other_variables_are_left_alone() -> None:
     assert load_settings(None, environment, {}) == Settings()
 
 
-def test_the_largest_message_fits_the_handover(config: Path) -> None:
-    """A hand-over smaller than the largest message is refused, whichever of the two was set."""
-    message = str(load_error(handover_max_bytes=1 << 20))
-    assert "handover_max_bytes (1048576, from the keyword handover_max_bytes) is less than" in message
-    assert "max_message_bytes (16777216, from its default)" in message
-    config.write_text('max_message_bytes = "128MiB"')
-    assert f"from max_message_bytes in {config}" in str(load_error(config))
-    assert load(handover_max_bytes=1 << 20, max_message_bytes=1 << 20).log.handover_max_bytes == 1 << 20
-
-
 def test_references_are_replaced_from_the_environment(config: Path) -> None:
     """`${NAME}` in the file stands for the variable, anywhere in the text and for numbers too."""
     config.write_text('dir = "/data/${TEAM}/${NODE}"\ncache_max_messages = "${CACHE}"\nverify = "${VERIFY}"\n')
@@ -351,14 +341,6 @@ def test_errors_do_not_show_secrets(config: Path, text: str) -> None:
     assert "not ***" in str(error)
     assert error.__context__ is None
     assert PASSWORD not in "".join(traceback.format_exception(error))
-
-
-def test_rules_do_not_show_values_out_of_references(config: Path) -> None:
-    """An error about two settings hides the one that came out of the environment by reference."""
-    config.write_text('handover_max_bytes = "${SIZE}"\n')
-    message = str(load_error(config, {"SIZE": "77777"}))
-    assert "77777" not in message
-    assert "handover_max_bytes (***, from" in message
 
 
 def test_a_secret_resists_accidents() -> None:

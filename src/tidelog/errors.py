@@ -138,8 +138,10 @@ class CorruptionError(DataError):
 class GapError(DataError):
     """Offsets `first` to `last` (inclusive) are missing."""
 
-    def __init__(self, message: str, *, first: int, last: int, path: str | Path | None = None) -> None:
-        super().__init__(message, path=path)
+    def __init__(
+        self, message: str, *, first: int, last: int, path: str | Path | None = None, hint: str | None = None
+    ) -> None:
+        super().__init__(message, path=path, hint=hint)
         self.first = first
         self.last = last
 

@@ -33,6 +33,6 @@ def wal_files(names: list[str]) -> list[tuple[int, str]]:
     return sorted((seq, name) for name in names if (seq := wal_seq(name)) is not None)
 
 
-def removed_name(wal_file_name: str, byte: int) -> str:
-    """Where the bytes that were taken out of a WAL file from `byte` on are kept."""
-    return f"{wal_file_name}.from-{byte}"
+def removed_name(wal_file_name: str, byte: int, number: int) -> str:
+    """Where the bytes that were taken out of a WAL file from `byte` on are kept; `number` tells several apart."""
+    return f"{wal_file_name}.from-{byte}" + (f".{number}" if number else "")

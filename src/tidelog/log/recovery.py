@@ -24,7 +24,7 @@ from tidelog.files import File, Files
 from tidelog.log.checkpoint import Checkpoint, CheckpointFile, read_checkpoint
 from tidelog.log.frame import HEADER, HEADER_BYTES, Stop
 from tidelog.log.names import REMOVED, removed_name, wal_files
-from tidelog.log.scanner import FileScanner, find_frame_after
+from tidelog.log.scanner import FileScanner, begins_with, find_frame_after
 from tidelog.log.segment import Segment
 from tidelog.log.settings import MIB, LogSettings
 from tidelog.log.statistics import RecoveryReport, TornTail
@@ -181,14 +181,14 @@ class Recovery:
 
     def _judge(self, file: File, segment: Segment, stop: Stop, is_last: bool) -> None:
         """A torn tail is noted for cutting; anything else is refused."""
+        self._refuse_gap(file, segment)
         if not is_last:
-            self._refuse_gap(file, segment)
             raise CorruptionError(stop.reason, path=segment.path, byte=segment.size, hint=REPAIR_HINT)
         size = file.size()
         behind = find_frame_after(file, segment.size + 1, size, segment.next_offset)
         if behind is not None:
             raise CorruptionError(
-                f"damage ({stop.reason}) with good frames behind it, the next at byte {behind[0]} (offset {behind[1]}),",
+                f"{stop.reason}, with good frames behind it (the next at byte {behind[0]}, offset {behind[1]}),",
                 path=segment.path,
                 byte=segment.size,
                 hint=REPAIR_HINT,
@@ -198,15 +198,16 @@ class Recovery:
         )
 
     def _refuse_gap(self, file: File, segment: Segment) -> None:
-        """A whole file that begins at the wrong offset means that a file before it is missing."""
+        """A file that begins with a good frame of a later offset means that something before it is missing."""
         found = _header_offset(file, segment.first_offset)
-        if segment.count or found <= segment.first_offset:
+        if segment.count or found <= segment.first_offset or not begins_with(file, found):
             return
         raise GapError(
-            f"offsets {segment.first_offset} to {found - 1} are missing before {segment.path.name}: a file is gone",
+            f"offsets {segment.first_offset} to {found - 1} are missing before {segment.path.name}",
             first=segment.first_offset,
             last=found - 1,
             path=segment.path,
+            hint=REPAIR_HINT,
         )
 
 
@@ -236,7 +237,11 @@ def keep_aside(files: Files, directory: Path, wal_file_name: str, byte: int, dat
     """Stores bytes that are about to leave a WAL file, durably; returns where."""
     folder = directory / REMOVED
     files.make_directories(folder)
-    target = folder / removed_name(wal_file_name, byte)
+    target = folder / removed_name(wal_file_name, byte, 0)
+    number = 1
+    while files.exists(target):
+        target = folder / removed_name(wal_file_name, byte, number)
+        number += 1
     files.write_atomically(target, data)
     return target
 

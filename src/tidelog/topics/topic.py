@@ -14,12 +14,11 @@ import msgspec
 from tidelog.clock import Clock, to_microseconds
 from tidelog.errors import InputError
 from tidelog.log import Log, Position
-from tidelog.log.cache import Batch
-from tidelog.log.reader import Reader
 from tidelog.log.statistics import LogStatistics
 from tidelog.log.view import LogView
-from tidelog.topics.message import Message, decode_frames, decode_payloads, encode_message
+from tidelog.topics.message import Message, encode_message
 from tidelog.topics.names import TopicName
+from tidelog.topics.reading import OnGap, read_messages, read_messages_async
 
 
 class TopicStatistics(msgspec.Struct, frozen=True, kw_only=True):
@@ -87,20 +86,31 @@ class Topic:
     # Reading
 
     def read(
-        self, start: Position = "earliest", stop: Position | None = None, *, follow: bool = False
+        self,
+        start: Position = "earliest",
+        stop: Position | None = None,
+        *,
+        follow: bool = False,
+        on_gap: OnGap = "raise",
     ) -> Iterator[Message]:
         """Messages from `start` (an offset, "earliest", "latest" or a datetime) up to `stop` (exclusive), in order.
 
         Without `follow` it ends at the offset that is next now; with it, it waits for more and ends when the log is
-        closed. Where the positions lie is settled by this call, not by the first message.
+        closed. Where the positions lie is settled by this call, not by the first message. Messages that a repair could
+        not save raise GapError, or are left out with `on_gap="skip"`.
         """
-        return _messages(self._readable.read(start, stop, follow=follow))
+        return read_messages(self._readable.read(start, stop, follow=follow), _checked_on_gap(on_gap))
 
     def read_async(
-        self, start: Position = "earliest", stop: Position | None = None, *, follow: bool = False
+        self,
+        start: Position = "earliest",
+        stop: Position | None = None,
+        *,
+        follow: bool = False,
+        on_gap: OnGap = "raise",
     ) -> AsyncIterator[Message]:
         """As `read`, for `async for`: waiting and reading files never block the event loop."""
-        return _messages_async(self._readable.read(start, stop, follow=follow))
+        return read_messages_async(self._readable.read(start, stop, follow=follow), _checked_on_gap(on_gap))
 
     # Appending
 
@@ -182,18 +192,7 @@ class Topic:
         return [self._payload(message, None, None, None) for message in messages]
 
 
-def _decode(batch: Batch) -> list[Message]:
-    if batch.frames is None:
-        return decode_payloads(batch.first_offset, batch.bare)
-    return decode_frames(batch.frames, batch.start, batch.stop)
-
-
-def _messages(reader: Reader) -> Iterator[Message]:
-    for batch in reader:
-        yield from _decode(batch)
-
-
-async def _messages_async(reader: Reader) -> AsyncIterator[Message]:
-    async for batch in reader:
-        for message in _decode(batch):
-            yield message
+def _checked_on_gap(on_gap: OnGap) -> OnGap:
+    if on_gap not in ("raise", "skip"):
+        raise InputError(f'on_gap is "raise" or "skip", not {on_gap!r}')
+    return on_gap

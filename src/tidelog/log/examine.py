@@ -1,0 +1,231 @@
+"""Looks at every frame of a log directory and says all that is wrong with it, without changing anything.
+
+Opening stops at the first damage; this goes on behind it, so that one run tells everything and a repair can be planned
+from it. A run is a stretch of good frames with consecutive offsets; whatever lies between two runs is damage.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+
+from tidelog.files import File, Files, LocalFiles
+from tidelog.log.checkpoint import Checkpoint, read_checkpoint
+from tidelog.log.frame import HEADER, HEADER_BYTES, Frames, Stop
+from tidelog.log.names import wal_files
+from tidelog.log.scanner import FileScanner, begins_with, find_frame_after
+from tidelog.log.settings import MIB
+
+_CHUNK_BYTES = 2 * MIB
+
+OnProgress = Callable[[int, int], None]
+
+
+class Run(msgspec.Struct, frozen=True):
+    """Good frames for `first_offset` to `next_offset - 1` in the bytes from `start` to `end`."""
+
+    start: int
+    end: int
+    first_offset: int
+    next_offset: int
+
+
+class Problem(msgspec.Struct, frozen=True, kw_only=True):
+    """Something wrong at a byte of a file; the offsets are those that are lost by it, when that is known."""
+
+    file: str
+    byte: int
+    reason: str
+    lost_first: int | None = None
+    lost_last: int | None = None
+    is_torn_tail: bool = False
+
+    def __str__(self) -> str:
+        text = f"{self.file}, byte {self.byte}: {self.reason}"
+        if self.is_torn_tail:
+            return f"{text} (a torn tail; opening cuts it)"
+        if self.lost_first is None:
+            return text
+        return f"{text}; offsets {self.lost_first} to {self.lost_last} are lost"
+
+
+class FileExamination(msgspec.Struct, frozen=True, kw_only=True):
+    """One WAL file."""
+
+    name: str
+    seq: int
+    size: int
+    runs: tuple[Run, ...]
+    problems: tuple[Problem, ...]
+    created_us: int | None
+    min_time_us: int | None
+    max_time_us: int | None
+
+    @property
+    def frames(self) -> int:
+        return sum(run.next_offset - run.first_offset for run in self.runs)
+
+    @property
+    def first_offset(self) -> int | None:
+        return self.runs[0].first_offset if self.runs else None
+
+    @property
+    def next_offset(self) -> int | None:
+        return self.runs[-1].next_offset if self.runs else None
+
+
+class LogExamination(msgspec.Struct, frozen=True, kw_only=True):
+    """A whole directory."""
+
+    files: tuple[FileExamination, ...]
+    checkpoint: Checkpoint | None
+    checkpoint_problem: str | None
+
+    @property
+    def problems(self) -> tuple[Problem, ...]:
+        return tuple(problem for file in self.files for problem in file.problems)
+
+    @property
+    def first_offset(self) -> int | None:
+        """Where the oldest file begins, as the checkpoint knows it; a damaged first frame cannot tell."""
+        hint = self.checkpoint.file(self.files[0].seq) if self.checkpoint is not None and self.files else None
+        return None if hint is None else hint.first_offset
+
+    @property
+    def frames(self) -> int:
+        return sum(file.frames for file in self.files)
+
+    @property
+    def total_bytes(self) -> int:
+        return sum(file.size for file in self.files)
+
+
+def examine_log(
+    directory: Path,
+    *,
+    files: Files | None = None,
+    time_field: int | None = None,
+    on_progress: OnProgress | None = None,
+) -> LogExamination:
+    """Reads every frame. Takes no lock: in a log that is being written, the last frame may look torn."""
+    files = files or LocalFiles()
+    checkpoint, problem = read_checkpoint(files, directory)
+    listed = wal_files(files.list(directory))
+    sizes = [_size(files, directory / name) for _, name in listed]
+    found: list[FileExamination] = []
+    expected: int | None = None
+    for index, (seq, name) in enumerate(listed):
+        one = _FileWalk(name, seq, checkpoint, time_field, is_last=index == len(listed) - 1)
+        if on_progress is not None:
+            one.on_bytes = _progress_from(on_progress, sum(sizes[:index]), sum(sizes))
+        file = files.open(directory / name)
+        try:
+            examined = one.walk(file, expected)
+        finally:
+            file.close()
+        found.append(examined)
+        expected = examined.next_offset if examined.next_offset is not None else expected
+    return LogExamination(files=tuple(found), checkpoint=checkpoint, checkpoint_problem=problem)
+
+
+class _FileWalk:
+    """Gathers the runs of one file and what lies between them."""
+
+    def __init__(
+        self, name: str, seq: int, checkpoint: Checkpoint | None, time_field: int | None, *, is_last: bool
+    ) -> None:
+        self.on_bytes: Callable[[int], None] = lambda _: None
+        self._name = name
+        self._seq = seq
+        self._hint = checkpoint.file(seq) if checkpoint is not None else None
+        self._time_field = time_field
+        self._is_last = is_last
+        self._runs: list[Run] = []
+        self._problems: list[Problem] = []
+        self._times: list[int] = []
+
+    def walk(self, file: File, expected: int | None) -> FileExamination:
+        size = file.size()
+        position, offset = self._begin(file, expected)
+        while True:
+            run, stop = self._run(file, position, offset, size)
+            if run.end > run.start:
+                self._runs.append(run)
+            if stop is Stop.END:
+                break
+            behind = find_frame_after(file, run.end + 1, size, run.next_offset)
+            self._note(run, stop, behind)
+            if behind is None:
+                break
+            position, offset = behind
+        return self._result(size)
+
+    def _begin(self, file: File, expected: int | None) -> tuple[int, int]:
+        """Where the file should begin; a jump ahead against the file before it is a loss of its own."""
+        found = _header_offset(file)
+        if expected is None:
+            known = self._hint.first_offset if self._hint is not None else found
+            return 0, known if known is not None else 0
+        if found is not None and found > expected and begins_with(file, found):
+            self._add(0, "the file begins later than the one before it ends", (expected, found - 1))
+            return 0, found
+        return 0, expected
+
+    def _run(self, file: File, position: int, offset: int, size: int) -> tuple[Run, Stop]:
+        scanner = FileScanner(file, position, offset, _CHUNK_BYTES)
+        while (frames := scanner.read(size)) is not None:
+            self._take_times(frames)
+            self.on_bytes(scanner.position)
+        return Run(position, scanner.position, offset, scanner.offset), scanner.stop
+
+    def _take_times(self, frames: Frames) -> None:
+        times = None if self._time_field is None else frames.field_range(self._time_field)
+        if times is not None:
+            self._times = [min(times[0], *self._times), max(times[1], *self._times)] if self._times else list(times)
+
+    def _note(self, run: Run, stop: Stop, behind: tuple[int, int] | None) -> None:
+        if behind is None:
+            self._problems.append(
+                Problem(file=self._name, byte=run.end, reason=stop.reason, is_torn_tail=self._is_last)
+            )
+        elif behind[1] > run.next_offset:
+            self._add(run.end, stop.reason, (run.next_offset, behind[1] - 1))
+        else:
+            self._add(run.end, f"{stop.reason}, though nothing is missing", None)
+
+    def _add(self, byte: int, reason: str, lost: tuple[int, int] | None) -> None:
+        first, last = lost if lost is not None else (None, None)
+        self._problems.append(Problem(file=self._name, byte=byte, reason=reason, lost_first=first, lost_last=last))
+
+    def _result(self, size: int) -> FileExamination:
+        if not size and not self._is_last:
+            self._add(0, "the file is empty and another one follows", None)
+        return FileExamination(
+            name=self._name,
+            seq=self._seq,
+            size=size,
+            runs=tuple(self._runs),
+            problems=tuple(self._problems),
+            created_us=None if self._hint is None else self._hint.created_us,
+            min_time_us=self._times[0] if self._times else None,
+            max_time_us=self._times[1] if self._times else None,
+        )
+
+
+def _header_offset(file: File) -> int | None:
+    header = file.read_at(0, HEADER_BYTES)
+    return int(HEADER.unpack(header)[0]) if len(header) == HEADER_BYTES else None
+
+
+def _size(files: Files, path: Path) -> int:
+    file = files.open(path)
+    try:
+        return file.size()
+    finally:
+        file.close()
+
+
+def _progress_from(on_progress: OnProgress, before: int, total: int) -> Callable[[int], None]:
+    return lambda position: on_progress(before + position, total)

@@ -1,0 +1,186 @@
+"""Mending a damaged log: first a plan in words, then, if asked for, the deed.
+
+Invariants
+- Every good frame keeps its offset and its bytes. Offsets that are lost for good get a frame that says so (its payload is
+  the single byte 0), so that the log is contiguous again and readers can tell lost from present.
+- A damaged file is replaced in one step, after its old content was put aside in `removed/`; a crash leaves the old file
+  or the new one. Planning and applying again after a crash ends in the same state.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+from tidelog.errors import RetryError
+from tidelog.files import TEMPORARY_SUFFIX, Files, LocalFiles
+from tidelog.log.examine import FileExamination, LogExamination, Run, examine_log
+from tidelog.log.frame import encode_many
+from tidelog.log.names import CHECKPOINT, LOCK
+from tidelog.log.recovery import keep_aside
+from tidelog.log.settings import MIB
+
+LOST_PAYLOAD = b"\x00"
+_COPY_BYTES = 4 * MIB
+_LOST_BATCH = 65536
+
+
+def is_lost(payload: bytes) -> bool:
+    """Whether a payload only marks an offset whose message a repair could not save."""
+    return payload == LOST_PAYLOAD
+
+
+Piece = Run | tuple[int, int]
+
+
+class _Rewrite(NamedTuple):
+    """A file to be built anew from stretches of the old one and lost offsets as (first, last); of nothing: removed."""
+
+    name: str
+    pieces: tuple[Piece, ...]
+
+
+class RepairPlan:
+    """What is to be done. Nothing has happened yet; `apply` does it."""
+
+    def __init__(
+        self, directory: Path, files: Files, rewrites: list[_Rewrite], actions: list[str], lost: list[tuple[int, int]]
+    ) -> None:
+        self.actions = tuple(actions)
+        self.lost = tuple(lost)
+        self._directory = directory
+        self._files = files
+        self._rewrites = rewrites
+
+    @property
+    def is_needed(self) -> bool:
+        return bool(self._rewrites)
+
+    def apply(self) -> list[Path]:
+        """Takes the directory's lock and carries out the plan; returns what was put aside."""
+        lock = self._files.lock(self._directory / LOCK)
+        try:
+            current = plan_repair(self._directory, files=self._files)
+            if current.actions != self.actions:
+                raise RetryError("the log has changed since the plan was made", hint="Plan the repair again")
+            kept = [self._rewrite(rewrite) for rewrite in self._rewrites]
+            if kept and self._files.exists(self._directory / CHECKPOINT):
+                # It describes files that are no more; opening finds everything without it.
+                self._files.remove(self._directory / CHECKPOINT)
+                self._files.sync_directory(self._directory)
+            return kept
+        finally:
+            lock.release()
+
+    def _rewrite(self, rewrite: _Rewrite) -> Path:
+        path = self._directory / rewrite.name
+        kept = keep_aside(self._files, self._directory, rewrite.name, 0, self._files.read(path))
+        if rewrite.pieces:
+            self._build(path, rewrite)
+        else:
+            self._files.remove(path)
+        self._files.sync_directory(self._directory)
+        return kept
+
+    def _build(self, path: Path, rewrite: _Rewrite) -> None:
+        temporary = path.with_name(path.name + TEMPORARY_SUFFIX)
+        if self._files.exists(temporary):
+            self._files.remove(temporary)
+        new = self._files.create(temporary)
+        try:
+            position = 0
+            for data in self._content(path, rewrite):
+                new.write_at(position, data)
+                position += len(data)
+            new.sync()
+        finally:
+            new.close()
+        self._files.rename(temporary, path)
+
+    def _content(self, path: Path, rewrite: _Rewrite) -> Iterator[bytes]:
+        for piece in rewrite.pieces:
+            if isinstance(piece, Run):
+                yield from self._copy(path, piece)
+            else:
+                yield from _lost_frames(*piece)
+
+    def _copy(self, path: Path, run: Run) -> Iterator[bytes]:
+        old = self._files.open(path)
+        try:
+            for position in range(run.start, run.end, _COPY_BYTES):
+                yield old.read_at(position, min(_COPY_BYTES, run.end - position))
+        finally:
+            old.close()
+
+
+def _lost_frames(first: int, last: int) -> Iterator[bytes]:
+    for start in range(first, last + 1, _LOST_BATCH):
+        count = min(_LOST_BATCH, last + 1 - start)
+        yield encode_many(start, [LOST_PAYLOAD] * count).buffer
+
+
+def plan_repair(directory: Path, *, files: Files | None = None) -> RepairPlan:
+    """Looks at every frame and decides what to do; changes nothing."""
+    files = files or LocalFiles()
+    planner = _Planner(examine_log(directory, files=files))
+    planner.plan()
+    return RepairPlan(directory, files, planner.rewrites, planner.actions, planner.lost)
+
+
+class _Planner:
+    """Goes through the files in order and keeps the offset that must come next."""
+
+    def __init__(self, examination: LogExamination) -> None:
+        self._files = examination.files
+        self._expected = examination.first_offset
+        self.rewrites: list[_Rewrite] = []
+        self.actions: list[str] = []
+        self.lost: list[tuple[int, int]] = []
+
+    def plan(self) -> None:
+        for index, file in enumerate(self._files):
+            pieces = self._pieces(file, self._start_behind(index))
+            if not _is_unchanged(file, pieces, is_last=index == len(self._files) - 1):
+                self.rewrites.append(_Rewrite(file.name, tuple(pieces)))
+                self._say(file, pieces)
+
+    def _start_behind(self, index: int) -> int | None:
+        return next((file.first_offset for file in self._files[index + 1 :] if file.first_offset is not None), None)
+
+    def _pieces(self, file: FileExamination, following: int | None) -> list[Piece]:
+        """The good runs, with what is lost between them. A damaged end is filled up to the next file."""
+        pieces: list[Piece] = []
+        for run in file.runs:
+            self._fill(pieces, run.first_offset)
+            pieces.append(run)
+            self._expected = run.next_offset
+        ends_early = bool(file.problems) and (not file.runs or file.runs[-1].end < file.size)
+        if ends_early and following is not None:
+            self._fill(pieces, following)
+        return pieces
+
+    def _fill(self, pieces: list[Piece], offset: int) -> None:
+        if self._expected is not None and offset > self._expected:
+            pieces.append((self._expected, offset - 1))
+            self._expected = offset
+
+    def _say(self, file: FileExamination, pieces: list[Piece]) -> None:
+        kept = sum(piece.end - piece.start for piece in pieces if isinstance(piece, Run))
+        verb = "rewrite" if pieces else "remove"
+        self.actions.append(
+            f"{verb} {file.name}: {file.frames} good messages are kept ({kept} of {file.size} bytes), "
+            "the old file is put aside in removed/"
+        )
+        for piece in pieces:
+            if not isinstance(piece, Run):
+                self.lost.append(piece)
+                self.actions.append(f"mark offsets {piece[0]} to {piece[1]} as lost in {file.name}")
+
+
+def _is_unchanged(file: FileExamination, pieces: list[Piece], *, is_last: bool) -> bool:
+    """One run from the first byte to the last, or an empty file at the end, where the next message goes."""
+    if not pieces:
+        return file.size == 0 and is_last
+    only = pieces[0]
+    return len(pieces) == 1 and isinstance(only, Run) and (only.start, only.end) == (0, file.size)

@@ -1,0 +1,63 @@
+"""From batches of frames to messages, a batch at a time.
+
+A batch is decoded in one call. Only when that fails is it gone through message by message, to tell an offset that a
+repair marked as lost from one that is damaged, and to hand out everything before it first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Iterator
+from typing import Literal
+
+from tidelog.errors import DataError, GapError
+from tidelog.log.cache import Batch
+from tidelog.log.reader import Reader
+from tidelog.log.repair import is_lost
+from tidelog.topics.message import Message, decode_frames, decode_payloads
+
+OnGap = Literal["raise", "skip"]
+
+
+def read_messages(reader: Reader, on_gap: OnGap) -> Iterator[Message]:
+    """All messages of a reader."""
+    for batch in reader:
+        yield from _decode(batch, on_gap)
+
+
+async def read_messages_async(reader: Reader, on_gap: OnGap) -> AsyncIterator[Message]:
+    """All messages of a reader, in a task."""
+    async for batch in reader:
+        for message in _decode(batch, on_gap):
+            yield message
+
+
+def _decode(batch: Batch, on_gap: OnGap) -> list[Message] | Iterator[Message]:
+    try:
+        if batch.frames is None:
+            return decode_payloads(batch.first_offset, batch.bare)
+        return decode_frames(batch.frames, batch.start, batch.stop)
+    except DataError:
+        return _decode_one_by_one(batch, on_gap)
+
+
+def _decode_one_by_one(batch: Batch, on_gap: OnGap) -> Iterator[Message]:
+    payloads = batch.payloads()
+    for index, payload in enumerate(payloads):
+        offset = batch.first_offset + index
+        if not is_lost(payload):
+            yield from decode_payloads(offset, [payload])
+        elif on_gap == "raise":
+            raise _gap_error(payloads, index, batch.first_offset)
+
+
+def _gap_error(payloads: list[bytes], index: int, first_offset: int) -> GapError:
+    last = index
+    while last + 1 < len(payloads) and is_lost(payloads[last + 1]):
+        last += 1
+    first, final = first_offset + index, first_offset + last
+    return GapError(
+        f"offsets {first} to {final} were lost to damage and marked so by a repair",
+        first=first,
+        last=final,
+        hint=f'Read on from {final + 1}, or with on_gap="skip"',
+    )
