@@ -94,8 +94,19 @@ class ActiveFile:
             try:
                 self._file.sync()
             except OSError as error:
+                self._cut_unsynced()
                 raise _sync_failed(error, self._directory) from error
         self.unsynced_bytes = 0
+
+    def _cut_unsynced(self) -> None:
+        """After a failed sync the system shows bytes that it will never write, and calls the next sync a success.
+
+        Whoever opens the log next must not find them: it would go on behind them, and they would be a hole after a
+        power failure, with acknowledged frames on the far side.
+        """
+        if self._file is not None and self._segment is not None:
+            with contextlib.suppress(OSError):
+                self._file.truncate(self._segment.size - self.unsynced_bytes)
 
     def seal(self) -> None:
         """Closes the file, which must be synced; the next frame begins a new one."""
@@ -137,6 +148,9 @@ class ActiveFile:
             self._files.sync_directory(self._directory)
         except OSError as error:
             file.close()
+            # Its name may never be durable, whatever a later sync says: nobody must go on in this file.
+            with contextlib.suppress(OSError):
+                self._files.remove(path)
             raise _sync_failed(error, self._directory) from error
         return file
 
