@@ -59,6 +59,11 @@ class ActiveFile:
         self._file = file
 
     @property
+    def is_open(self) -> bool:
+        """Whether there is a file that the next frame may go into."""
+        return self._file is not None
+
+    @property
     def is_old(self) -> bool:
         """Whether the file is due for sealing by age."""
         seconds = self.seconds_until_old

@@ -1,4 +1,4 @@
-"""`wal.ckpt`: what the writer knew about its files when it last rotated, opened or closed.
+"""`wal.ckpt`: what the writer knew about its files when it last rotated or closed, or began a log without files.
 
 It is a hint. Opening trusts an entry only where the file agrees with it, and finds the same state without it; what it
 buys is that old files need not be read. It is replaced atomically, so it is whole or it is the previous one.
@@ -44,6 +44,13 @@ class Checkpoint(msgspec.Struct, frozen=True, kw_only=True):
 
     def file(self, seq: int) -> CheckpointFile | None:
         return next((file for file in self.files if file.seq == seq), None)
+
+    def first_offset_of(self, seq: int) -> int | None:
+        """Where a file begins, also the first one of a log that had none when this was written."""
+        known = self.file(seq)
+        if known is not None:
+            return known.first_offset
+        return self.start_offset if not self.files and seq == 0 else None
 
 
 def describe_segments(segments: Sequence[Segment], start_offset: int, now_us: int) -> Checkpoint:

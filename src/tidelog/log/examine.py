@@ -12,13 +12,16 @@ from pathlib import Path
 import msgspec
 
 from tidelog.files import File, Files, LocalFiles
+from tidelog.log.beginning import offset_behind_gap, oldest_offset
 from tidelog.log.checkpoint import Checkpoint, read_checkpoint
-from tidelog.log.frame import HEADER, HEADER_BYTES, Frames, Stop
+from tidelog.log.frame import HEADER_BYTES, Frames, Stop
 from tidelog.log.names import wal_files
-from tidelog.log.scanner import FileScanner, begins_with, find_frame_after
-from tidelog.log.settings import MIB
+from tidelog.log.scanner import FileScanner, find_frame_after
+from tidelog.log.settings import MIB, LogSettings
 
 _CHUNK_BYTES = 2 * MIB
+# How many messages a file that is missing or cut short can have held, at most, with the usual settings.
+_MAX_LOST_A_FILE = LogSettings().rotate_max_bytes // (HEADER_BYTES + 1)
 
 OnProgress = Callable[[int, int], None]
 
@@ -90,8 +93,9 @@ class LogExamination(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def first_offset(self) -> int | None:
         """Where the oldest file begins, as the checkpoint knows it; a damaged first frame cannot tell."""
-        hint = self.checkpoint.file(self.files[0].seq) if self.checkpoint is not None and self.files else None
-        return None if hint is None else hint.first_offset
+        if self.checkpoint is None or not self.files:
+            return None
+        return self.checkpoint.first_offset_of(self.files[0].seq)
 
     @property
     def frames(self) -> int:
@@ -122,7 +126,7 @@ def examine_log(
             one.on_bytes = _progress_from(on_progress, sum(sizes[:index]), sum(sizes))
         file = files.open(directory / name)
         try:
-            examined = one.walk(file, expected)
+            examined = one.walk(file, expected, found[-1].seq if found else seq)
         finally:
             file.close()
         found.append(examined)
@@ -139,6 +143,7 @@ class _FileWalk:
         self.on_bytes: Callable[[int], None] = lambda _: None
         self._name = name
         self._seq = seq
+        self._checkpoint = checkpoint
         self._hint = checkpoint.file(seq) if checkpoint is not None else None
         self._time_field = time_field
         self._is_last = is_last
@@ -146,9 +151,9 @@ class _FileWalk:
         self._problems: list[Problem] = []
         self._times: list[int] = []
 
-    def walk(self, file: File, expected: int | None) -> FileExamination:
+    def walk(self, file: File, expected: int | None, seq_before: int) -> FileExamination:
         size = file.size()
-        position, offset = self._begin(file, expected)
+        position, offset = 0, self._begin(file, expected, seq_before)
         while True:
             run, stop = self._run(file, position, offset, size)
             if run.end > run.start:
@@ -162,16 +167,16 @@ class _FileWalk:
             position, offset = behind
         return self._result(size)
 
-    def _begin(self, file: File, expected: int | None) -> tuple[int, int]:
-        """Where the file should begin; a jump ahead against the file before it is a loss of its own."""
-        found = _header_offset(file)
+    def _begin(self, file: File, expected: int | None, seq_before: int) -> int:
+        """The offset at which the file should begin; a jump ahead of the file before it is a loss of its own."""
         if expected is None:
-            known = self._hint.first_offset if self._hint is not None else found
-            return 0, known if known is not None else 0
-        if found is not None and found > expected and begins_with(file, found):
-            self._add(0, "the file begins later than the one before it ends", (expected, found - 1))
-            return 0, found
-        return 0, expected
+            return oldest_offset(self._checkpoint, self._seq, file, 0)
+        known = self._hint.first_offset if self._hint is not None else None
+        found = offset_behind_gap(file, expected, known, _MAX_LOST_A_FILE * (self._seq - seq_before))
+        if found is None:
+            return expected
+        self._add(0, "the file begins later than the one before it ends", (expected, found - 1))
+        return found
 
     def _run(self, file: File, position: int, offset: int, size: int) -> tuple[Run, Stop]:
         scanner = FileScanner(file, position, offset, _CHUNK_BYTES)
@@ -212,11 +217,6 @@ class _FileWalk:
             min_time_us=self._times[0] if self._times else None,
             max_time_us=self._times[1] if self._times else None,
         )
-
-
-def _header_offset(file: File) -> int | None:
-    header = file.read_at(0, HEADER_BYTES)
-    return int(HEADER.unpack(header)[0]) if len(header) == HEADER_BYTES else None
 
 
 def _size(files: Files, path: Path) -> int:

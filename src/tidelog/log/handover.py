@@ -4,13 +4,14 @@ Invariants
 - One mutex guards all of it. Room is taken, the offset is given and the message becomes both the writer's and the
   readers' in one critical section; so the order of offsets, of frames and of delivery is one order.
 - An append that cannot be handed over uses no offset and is seen by nobody.
-- `durable_offset <= written_offset <= next_offset`, and none of them ever goes back. Each is exclusive: everything below
-  it is synced, is in a file, has been accepted.
+- `durable_offset <= written_offset <= next_offset`, and none of them ever goes back. Each is exclusive: everything
+  below it is synced, is in a file, has been accepted.
 - Who waits for room is served in order of arrival, so a large message is not starved by small ones.
 """
 
 from __future__ import annotations
 
+import asyncio
 from collections import deque
 from collections.abc import Callable, Sequence
 from threading import Lock
@@ -19,7 +20,7 @@ from tidelog.errors import BackpressureError, MessageTooLargeError, TidelogError
 from tidelog.log.cache import Cache, Chunk
 from tidelog.log.frame import Frames
 from tidelog.log.settings import LogSettings
-from tidelog.log.waiting import Doorbell, TaskWaiter, ThreadWaiter, Waiter, finish_all
+from tidelog.log.waiting import Doorbell, TaskWaiter, ThreadWaiter, Waiter, finish_all, task_waiter
 
 # Large enough for the file system, small enough to stay in the processor's cache on its way through.
 CHUNK_BYTES = 1 << 20
@@ -65,30 +66,34 @@ class Handover:
 
     def append(self, payload: bytes, timeout_seconds: float | None = None) -> int:
         """Accepts one payload: its offset."""
+        offset = self.try_append(payload)
+        return offset if offset is not None else self.append_many((payload,), timeout_seconds)
+
+    def try_append(self, payload: bytes) -> int | None:
+        """Accepts one payload if that is possible at once. Every message takes this way, so it is written out."""
         size = len(payload)
         with self.mutex:
             offset = self.next_offset
             if (
-                size <= self._room_bytes
-                and size <= self._max_message_bytes
-                and offset - self.written_offset < self._max_messages
-                and self.refusal is None
-                and not self._room_requests
+                size > self._room_bytes
+                or size > self._max_message_bytes
+                or offset - self.written_offset >= self._max_messages
+                or self.refusal is not None
+                or self._room_requests
             ):
-                # The common way, written out because every message takes it: `_accept` for one payload.
-                self.next_offset = offset + 1
-                self._room_bytes -= size
-                chunk = self.cache.open
-                chunk.payloads.append(payload)
-                chunk.payload_bytes += size
-                if chunk.payload_bytes >= CHUNK_BYTES:
-                    self.cache.seal()
-                if self.bell.sleeping:
-                    self.bell.ring()
-                if self._listeners:
-                    self._tell_listeners()
-                return offset
-        return self.append_many((payload,), timeout_seconds)
+                return None
+            self.next_offset = offset + 1
+            self._room_bytes -= size
+            chunk = self.cache.open
+            chunk.payloads.append(payload)
+            chunk.payload_bytes += size
+            if chunk.payload_bytes >= CHUNK_BYTES:
+                self.cache.seal()
+            if self.bell.sleeping:
+                self.bell.ring()
+            if self._listeners:
+                self._tell_listeners()
+            return offset
 
     def append_many(self, payloads: Sequence[bytes], timeout_seconds: float | None = None) -> int:
         """Accepts all payloads with consecutive offsets, or none of them: the first offset."""
@@ -108,17 +113,16 @@ class Handover:
         with self.mutex:
             if self._admits(len(payloads), size):
                 return self._accept(payloads, size)
-            waiter = TaskWaiter()
+            waiter = task_waiter()
             request = self._ask_for_room(payloads, size, waiter)
         limit = self._append_timeout_seconds if timeout_seconds is None else timeout_seconds
-        timer = waiter.loop.call_later(limit, waiter.resolve)
         try:
-            await waiter.future
+            await asyncio.wait([waiter], timeout=limit)
         except BaseException:
             self._withdraw(request)
             raise
-        finally:
-            timer.cancel()
+        if waiter.done():
+            waiter.result()
         return self._outcome(request, limit)
 
     def _measure(self, payloads: Sequence[bytes]) -> int:
@@ -164,11 +168,10 @@ class Handover:
         return request
 
     def _outcome(self, request: _RoomRequest, limit_seconds: float) -> int:
-        if not self._withdraw(request):
-            if request.waiter.error is not None:
-                raise request.waiter.error
-            assert request.offset is not None
+        if not self._withdraw(request) and request.offset is not None:
             return request.offset
+        if self.refusal is not None:
+            raise self.refusal()
         raise BackpressureError(
             f"the hand-over to the writer stayed full for {limit_seconds:g} s: the disk does not keep up",
             operation="append",
@@ -198,16 +201,11 @@ class Handover:
         waiter = ThreadWaiter()
         if self._wait_for_sync(target, waiter):
             waiter.wait()
-            if waiter.error is not None:
-                raise waiter.error
 
-    async def wait_durable_async(self, target: int) -> None:
-        """As `wait_durable`, with the task suspended."""
-        waiter = TaskWaiter()
-        if self._wait_for_sync(target, waiter):
-            await waiter.future
-            if waiter.error is not None:
-                raise waiter.error
+    def durable_future(self, target: int) -> TaskWaiter | None:
+        """To be awaited by a task until everything below `target` is synced; None when it is already."""
+        waiter = task_waiter()
+        return waiter if self._wait_for_sync(target, waiter) else None
 
     def _wait_for_sync(self, target: int, waiter: Waiter) -> bool:
         with self.mutex:
@@ -231,9 +229,9 @@ class Handover:
 
     async def wait_for_news_async(self, offset: int) -> None:
         """As `wait_for_news`, with the task suspended."""
-        waiter = TaskWaiter()
+        waiter = task_waiter()
         if self._listen(waiter, offset):
-            await waiter.future
+            await waiter
 
     def _listen(self, waiter: Waiter, offset: int) -> bool:
         """False when there is news already, or nothing will ever come."""

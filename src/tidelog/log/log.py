@@ -121,13 +121,13 @@ class Log(ReadableLog):
             self._handover.wait_durable(first + len(payloads))
         return range(first, first + len(payloads))
 
-    async def append_async(
-        self, payload: bytes, *, sync: bool = False, timeout_seconds: float | None = None
-    ) -> int:
+    async def append_async(self, payload: bytes, *, sync: bool = False, timeout_seconds: float | None = None) -> int:
         """As `append`, suspending the task instead of blocking the thread."""
-        offset = await self._handover.append_many_async((payload,), timeout_seconds)
-        if sync:
-            await self._handover.wait_durable_async(offset + 1)
+        offset = self._handover.try_append(payload)
+        if offset is None:
+            offset = await self._handover.append_many_async((payload,), timeout_seconds)
+        if sync and (durable := self._handover.durable_future(offset + 1)) is not None:
+            await durable
         return offset
 
     async def append_many_async(
@@ -135,8 +135,8 @@ class Log(ReadableLog):
     ) -> range:
         """As `append_many`, suspending the task instead of blocking the thread."""
         first = await self._handover.append_many_async(payloads, timeout_seconds)
-        if sync:
-            await self._handover.wait_durable_async(first + len(payloads))
+        if sync and (durable := self._handover.durable_future(first + len(payloads))) is not None:
+            await durable
         return range(first, first + len(payloads))
 
     def flush(self) -> None:
@@ -145,7 +145,8 @@ class Log(ReadableLog):
 
     async def flush_async(self) -> None:
         """As `flush`, suspending the task."""
-        await self._handover.wait_durable_async(self._handover.next_offset)
+        if (durable := self._handover.durable_future(self._handover.next_offset)) is not None:
+            await durable
 
     # Where it stands
 

@@ -21,8 +21,9 @@ from typing import NamedTuple
 from tidelog.clock import Clock
 from tidelog.errors import CorruptionError, GapError
 from tidelog.files import File, Files
+from tidelog.log.beginning import header_offset, oldest_offset
 from tidelog.log.checkpoint import Checkpoint, CheckpointFile, read_checkpoint
-from tidelog.log.frame import HEADER, HEADER_BYTES, Stop
+from tidelog.log.frame import HEADER_BYTES, Stop
 from tidelog.log.names import REMOVED, removed_name, wal_files
 from tidelog.log.scanner import FileScanner, begins_with, find_frame_after
 from tidelog.log.segment import Segment
@@ -95,17 +96,12 @@ class Recovery:
     def _segments(self, first_offset: int) -> list[Segment]:
         found: list[Segment] = []
         for path, seq, file, must_check, is_last in self._walk():
-            expected = found[-1].next_offset if found else self._first_offset(seq, file, first_offset)
+            expected = found[-1].next_offset if found else oldest_offset(self._checkpoint, seq, file, first_offset)
             segment = self._trusted(path, seq, file, expected, must_check)
             if segment is None:
                 segment = self._scanned(path, seq, file, expected, is_last)
             found.append(segment)
         return found
-
-    def _first_offset(self, seq: int, file: File, default: int) -> int:
-        """Where the oldest file begins. A header can be damaged, so the checkpoint is asked first: it never changes."""
-        hint = self._hint(seq)
-        return hint.first_offset if hint is not None else _header_offset(file, default)
 
     def _hint(self, seq: int) -> CheckpointFile | None:
         return self._checkpoint.file(seq) if self._checkpoint is not None else None
@@ -149,7 +145,7 @@ class Recovery:
 
     def _agrees(self, hint: CheckpointFile, file: File, expected: int) -> bool:
         return (
-            hint.first_offset == expected == _header_offset(file, -1)
+            hint.first_offset == expected == header_offset(file)
             and hint.next_offset > hint.first_offset
             and HEADER_BYTES < hint.size <= file.size()
         )
@@ -199,8 +195,8 @@ class Recovery:
 
     def _refuse_gap(self, file: File, segment: Segment) -> None:
         """A file that begins with a good frame of a later offset means that something before it is missing."""
-        found = _header_offset(file, segment.first_offset)
-        if segment.count or found <= segment.first_offset or not begins_with(file, found):
+        found = header_offset(file)
+        if segment.count or found is None or found <= segment.first_offset or not begins_with(file, found):
             return
         raise GapError(
             f"offsets {segment.first_offset} to {found - 1} are missing before {segment.path.name}",
@@ -209,12 +205,6 @@ class Recovery:
             path=segment.path,
             hint=REPAIR_HINT,
         )
-
-
-def _header_offset(file: File, default: int) -> int:
-    """The offset in the first header of a file; `default` when there is no whole header."""
-    header = file.read_at(0, HEADER_BYTES)
-    return int(HEADER.unpack(header)[0]) if len(header) == HEADER_BYTES else default
 
 
 def cut_torn_tail(files: Files, directory: Path, report: RecoveryReport) -> None:

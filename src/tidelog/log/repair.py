@@ -1,8 +1,8 @@
 """Mending a damaged log: first a plan in words, then, if asked for, the deed.
 
 Invariants
-- Every good frame keeps its offset and its bytes. Offsets that are lost for good get a frame that says so (its payload is
-  the single byte 0), so that the log is contiguous again and readers can tell lost from present.
+- Every good frame keeps its offset and its bytes. Offsets that are lost for good get a frame that says so (its
+  payload is the single byte 0), so that the log is contiguous again and readers can tell lost from present.
 - A damaged file is replaced in one step, after its old content was put aside in `removed/`; a crash leaves the old file
   or the new one. Planning and applying again after a crash ends in the same state.
 """

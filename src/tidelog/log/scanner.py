@@ -56,12 +56,16 @@ def begins_with(file: File, offset: int) -> bool:
     return FileScanner(file, 0, offset, HEADER_BYTES).read(file.size()) is not None
 
 
-def find_frame_after(file: File, position: int, end: int, min_offset: int) -> tuple[int, int] | None:
+def find_frame_after(
+    file: File, position: int, end: int, min_offset: int, max_offset: int | None = None
+) -> tuple[int, int] | None:
     """The first whole frame at or after a byte of a file, with an offset that could follow: (byte, offset).
 
     Used after damage: a frame behind it means that the damage is not a torn tail. The rest of the file is read whole,
     so that a frame of any size is found; this is the one place where memory grows with a file.
     """
     buffer = file.read_at(position, end - position)
-    found = find_frame(buffer, 0, min_offset, min_offset + len(buffer) // HEADER_BYTES)
+    if max_offset is None:
+        max_offset = min_offset + len(buffer) // HEADER_BYTES
+    found = find_frame(buffer, 0, min_offset, max_offset)
     return None if found is None else (position + found[0], found[1])

@@ -42,6 +42,7 @@ def closes_at_exit(log: Stoppable) -> None:
 
 
 def no_longer_open(log: Stoppable) -> None:
+    """Forgets a log that was closed."""
     _open_logs.discard(log)
 
 

@@ -3,9 +3,9 @@
 Invariants
 - Group commit: everything that gathered during one sync is written and made durable by the next.
 - `durable_offset` moves only after a sync that returned, and only to what was written before it began.
-- A failed sync ends the log: it is never tried again on the same handle, because the system may have dropped the data
-  and would report success. A failed write ends it too, except for a full disk: then the same frames are written again at
-  the same place until there is room, and appends are refused meanwhile.
+- A failed sync ends the log: it is never tried again on the same handle, because the system may have dropped the
+  data and would report success. A failed write ends it too, except for a full disk: then the same frames are written
+  again at the same place until there is room, and appends are refused meanwhile.
 """
 
 from __future__ import annotations
@@ -28,6 +28,8 @@ from tidelog.log.statistics import Stopwatch
 _logger = logging.getLogger("tidelog.log")
 _FULL_DISK = (errno.ENOSPC, errno.EDQUOT)
 _FULL_DISK_RETRY_SECONDS = 0.25
+# So many writes may gather for a sync that somebody waits for: a steady stream of appends must not put it off for long.
+_MAX_WRITES_BEFORE_WANTED_SYNC = 16
 
 
 class Writer:
@@ -50,6 +52,7 @@ class Writer:
         self._interval_seconds = settings.fsync_interval_ms / 1000
         self._max_unsynced_bytes = settings.fsync_max_batch_bytes
         self._unsynced_since = 0.0
+        self._unsynced_writes = 0
         self._thread = Thread(target=self._run, name=f"tidelog-writer {directory.name}", daemon=True)
         self.error: TidelogError | None = None
         self.writes = 0
@@ -67,13 +70,15 @@ class Writer:
 
     def _run(self) -> None:
         try:
+            if not self._active.is_open:
+                self._write_checkpoint()  # where the first file will begin; its first header alone could be damaged
             while self._step():
                 pass
             # The file stays open for appends by the next owner; only the hint is brought up to date.
             self._write_checkpoint()
         except TidelogError as error:
             self._fail(error)
-        except BaseException as error:
+        except BaseException as error:  # noqa: BLE001 - whatever ended the writer, those who wait for it must be told
             self._fail(self._explain(error))
         finally:
             self._active.close()
@@ -120,6 +125,7 @@ class Writer:
         part = self._active.write(frames)
         self._handover.written_offset = part.next_offset
         self.writes += 1
+        self._unsynced_writes += 1
         self.written_bytes += part.end - part.start_of(0)
         self.write_seconds.add(self._clock.monotonic() - begin)
         if self._handover.stall is not None:
@@ -135,6 +141,8 @@ class Writer:
                 path=self._directory,
             )
 
+        if self._active.unsynced_bytes:
+            self._sync()  # what did get into a file does not wait for room, and neither does who waits for it
         if self._handover.closing:
             raise make_error()
         if self._handover.stall is None:
@@ -147,17 +155,17 @@ class Writer:
         unsynced = self._active.unsynced_bytes
         if not unsynced:
             return False
-        if unsynced >= self._max_unsynced_bytes:
+        if unsynced >= self._max_unsynced_bytes or self._seconds_until_sync() <= 0:
             return True
-        if self._handover.has_work:
-            return self._seconds_until_sync() <= 0
-        return self._handover.sync_wanted or self._handover.closing or self._seconds_until_sync() <= 0
+        gathered = not self._handover.has_work or self._unsynced_writes >= _MAX_WRITES_BEFORE_WANTED_SYNC
+        return gathered and (self._handover.sync_wanted or self._handover.closing)
 
     def _sync(self) -> None:
         offset = self._handover.written_offset
         begin = self._clock.monotonic()
         self._active.sync()
         self.sync_seconds.add(self._clock.monotonic() - begin)
+        self._unsynced_writes = 0
         self._handover.synced(offset)
 
     def _seal(self) -> None:

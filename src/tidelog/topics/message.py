@@ -18,7 +18,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, Sequence
 from datetime import datetime
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
@@ -55,7 +55,7 @@ class Message(msgspec.Struct, frozen=True, gc=False):
     offset: int = -1
 
 
-def encode_message(value: bytes, key: bytes | None, headers: Mapping[str, bytes] | None, timestamp_us: int) -> bytes:
+def encode_message(value: Any, key: bytes | None, headers: Mapping[str, bytes] | None, timestamp_us: int) -> bytes:
     """The payload of a message; InputError names what is of the wrong type."""
     try:
         return _codec.encode(value, key, headers, timestamp_us)

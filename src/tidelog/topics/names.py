@@ -1,7 +1,7 @@
 """Topic names: `namespace/name`, checked once, and the directory that belongs to one.
 
-A name becomes part of file paths and object keys, so it is narrow on purpose: letters, digits, `.`, `_` and `-`, no part
-that is empty or begins with a dot (which also rules out `.` and `..`).
+A name becomes part of file paths and object keys, so it is narrow on purpose: letters, digits, `.`, `_` and `-`, no
+part that is empty or begins with a dot (which also rules out `.` and `..`).
 """
 
 from __future__ import annotations

@@ -79,7 +79,9 @@ class LogDirectory:
 
     def _look(self) -> None:
         if not self._files.is_directory(self.root):
-            raise NotFoundError("there is no log directory", path=self.root, hint="Open it without read_only to make it")
+            raise NotFoundError(
+                "there is no log directory", path=self.root, hint="Open it without read_only to make it"
+            )
         _check_format(self._read_info(self.root / _DIRECTORY_FILE, _DirectoryInfo), self.root)
 
     def _take(self) -> None:

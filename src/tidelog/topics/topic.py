@@ -6,8 +6,9 @@ list out.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterable, Iterator, Mapping
+from collections.abc import AsyncIterator, Coroutine, Iterable, Iterator, Mapping
 from datetime import datetime
+from typing import Any
 
 import msgspec
 
@@ -37,7 +38,7 @@ class Topic:
         self._name = name
         self._readable = log
         self._owned = log if isinstance(log, Log) else None
-        self._clock = clock
+        self._now_us = clock.now_us
 
     @property
     def name(self) -> str:
@@ -144,7 +145,7 @@ class Topic:
         """Accepts all messages with consecutive offsets, or none of them; returns the offsets."""
         return list(self._log.append_many(self._payloads(messages), sync=sync, timeout_seconds=timeout))
 
-    async def append_async(
+    def append_async(
         self,
         value: bytes | Message,
         *,
@@ -153,10 +154,10 @@ class Topic:
         timestamp: datetime | None = None,
         sync: bool = False,
         timeout: float | None = None,
-    ) -> int:
-        """As `append`, suspending the task instead of blocking the thread."""
+    ) -> Coroutine[Any, Any, int]:
+        """As `append`, to be awaited: the task is suspended instead of blocking the thread."""
         payload = self._payload(value, key, headers, timestamp)
-        return await self._log.append_async(payload, sync=sync, timeout_seconds=timeout)
+        return self._log.append_async(payload, sync=sync, timeout_seconds=timeout)
 
     async def append_many_async(
         self, messages: Iterable[bytes | Message], *, sync: bool = False, timeout: float | None = None
@@ -179,12 +180,16 @@ class Topic:
         headers: Mapping[str, bytes] | None,
         timestamp: datetime | None,
     ) -> bytes:
-        if isinstance(value, Message):
-            if key is not None or headers is not None or timestamp is not None:
-                raise InputError("a Message carries its own key, headers and timestamp; give them there")
-            return self._payload(value.value, value.key, value.headers, value.timestamp)
-        time_us = self._clock.now_us() if timestamp is None else to_microseconds(timestamp)
-        return encode_message(value, key, headers, time_us)
+        time_us = self._now_us() if timestamp is None else to_microseconds(timestamp)
+        try:
+            return encode_message(value, key, headers, time_us)
+        except InputError:
+            # Not bytes: a Message, or a mistake. Looked at only now, so that the common way pays nothing for it.
+            if not isinstance(value, Message):
+                raise
+        if key is not None or headers is not None or timestamp is not None:
+            raise InputError("a Message carries its own key, headers and timestamp; give them there")
+        return self._payload(value.value, value.key, value.headers, value.timestamp)
 
     def _payloads(self, messages: Iterable[bytes | Message]) -> list[bytes]:
         if isinstance(messages, (bytes, bytearray, str, Message)):
