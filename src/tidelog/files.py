@@ -14,12 +14,35 @@ import errno
 import fcntl
 import os
 from abc import ABC, abstractmethod
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Protocol
 
-from tidelog.errors import LockedError
+from tidelog.errors import DiskFullError, InputError, LockedError, LogFailedError
 
 TEMPORARY_SUFFIX = ".tmp"
+_FULL_DISK = (errno.ENOSPC, errno.EDQUOT)
+_NOT_USABLE = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EISDIR, errno.ENAMETOOLONG, errno.ELOOP)
+
+
+def is_full_disk(error: OSError) -> bool:
+    """Whether an operation failed for want of room, and may succeed later."""
+    return error.errno in _FULL_DISK
+
+
+@contextlib.contextmanager
+def explained(operation: str, path: Path) -> Iterator[None]:
+    """Turns what the operating system says into an error of ours that says what to do."""
+    try:
+        yield
+    except OSError as error:
+        reason = error.strerror or str(error)
+        if is_full_disk(error):
+            raise DiskFullError(f"{operation}: the disk is full ({reason})", path=path) from error
+        if error.errno in _NOT_USABLE:
+            hint = "Check the path and its permissions"
+            raise InputError(f"the path cannot be used: {reason}", operation=operation, path=path, hint=hint) from error
+        raise LogFailedError(f"the disk failed: {reason}", operation=operation, path=path) from error
 
 
 class File(Protocol):

@@ -16,7 +16,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from threading import Lock
 
-from tidelog.errors import BackpressureError, MessageTooLargeError, TidelogError
+from tidelog.errors import BackpressureError, InputError, MessageTooLargeError, TidelogError
 from tidelog.log.cache import Cache, Chunk
 from tidelog.log.frame import Frames
 from tidelog.log.settings import LogSettings
@@ -76,7 +76,8 @@ class Handover:
             offset = self.next_offset
             if (
                 size > self._room_bytes
-                or size > self._max_message_bytes
+                or not 0 < size <= self._max_message_bytes
+                or type(payload) is not bytes
                 or offset - self.written_offset >= self._max_messages
                 or self.refusal is not None
                 or self._room_requests
@@ -126,6 +127,9 @@ class Handover:
         return self._outcome(request, limit)
 
     def _measure(self, payloads: Sequence[bytes]) -> int:
+        # Checked here, because the writer thread has nobody to tell. A bytearray could still change.
+        if set(map(type, payloads)) - {bytes} or not all(payloads):
+            raise InputError("a payload is bytes, and at least one of them", operation="append")
         sizes = list(map(len, payloads))
         if sizes and max(sizes) > self._max_message_bytes:
             raise MessageTooLargeError(
@@ -297,6 +301,11 @@ class Handover:
             done = [waiter for target, waiter in self._sync_waiters if target <= offset]
             self._sync_waiters = [entry for entry in self._sync_waiters if entry[0] > offset]
         finish_all(done)
+
+    def forget(self) -> None:
+        """After the end: nothing is kept in memory any more."""
+        with self.mutex:
+            self.cache = Cache(self.next_offset, 0, 0)
 
     def close(self, make_error: Callable[[], TidelogError]) -> None:
         """No new appends from now on; what was accepted goes on its way."""

@@ -12,8 +12,8 @@ from pathlib import Path
 from threading import Lock
 
 from tidelog.clock import Clock, SystemClock
-from tidelog.errors import ClosedError, LogFailedError, OffsetOutOfRangeError, TidelogError
-from tidelog.files import File, Files, LocalFiles
+from tidelog.errors import ClosedError, DiskFullError, LogFailedError, OffsetOutOfRangeError, TidelogError
+from tidelog.files import File, Files, LocalFiles, explained
 from tidelog.files import Lock as FileLock
 from tidelog.log import stopping
 from tidelog.log.active_file import ActiveFile
@@ -21,8 +21,8 @@ from tidelog.log.cache import Batch
 from tidelog.log.checkpoint import describe_segments, write_checkpoint
 from tidelog.log.handover import Handover
 from tidelog.log.names import LOCK
-from tidelog.log.readable import ReadableLog
-from tidelog.log.reader import FilePart
+from tidelog.log.readable import Position, ReadableLog
+from tidelog.log.reader import FilePart, Reader
 from tidelog.log.recovery import Recovered, cut_torn_tail, recover
 from tidelog.log.segments import Segments
 from tidelog.log.settings import LogSettings
@@ -73,16 +73,17 @@ class Log(ReadableLog):
         settings = settings or LogSettings()
         files = files or LocalFiles()
         clock = clock or SystemClock()
-        files.make_directories(directory)
-        lock = files.lock(directory / LOCK)
-        try:
-            recovered = recover(files, clock, directory, settings, time_field, first_offset)
-            cut_torn_tail(files, directory, recovered.report)
-            log = cls(directory, settings, files, clock, time_field, recovered)
-            log._go_on_in_last_file()
-        except BaseException:
-            lock.release()
-            raise
+        with explained("open", directory):
+            files.make_directories(directory)
+            lock = files.lock(directory / LOCK)
+            try:
+                recovered = recover(files, clock, directory, settings, time_field, first_offset)
+                cut_torn_tail(files, directory, recovered.report)
+                log = cls(directory, settings, files, clock, time_field, recovered)
+                log._go_on_in_last_file()
+            except BaseException:
+                lock.release()
+                raise
         log._lock = lock
         log._writer.start()
         stopping.closes_at_exit(log)
@@ -98,9 +99,9 @@ class Log(ReadableLog):
             file.sync()
             # Its name too: whoever made the file may have been killed before that was durable.
             self.files.sync_directory(self.directory)
-        except OSError as error:
+        except OSError:
             file.close()
-            raise LogFailedError(f"the disk failed to sync: {error}", operation="open", path=last.path) from error
+            raise
         self._active.adopt(last, file)
 
     # Appending
@@ -109,7 +110,8 @@ class Log(ReadableLog):
         """Accepts a payload and returns its offset, with `sync` once it is on the disk."""
         offset = self._handover.append(payload, timeout_seconds)
         if sync:
-            self._handover.wait_durable(offset + 1)
+            with _Accepted(offset):
+                self._handover.wait_durable(offset + 1)
         return offset
 
     def append_many(
@@ -118,7 +120,8 @@ class Log(ReadableLog):
         """Accepts all payloads with consecutive offsets, or none of them."""
         first = self._handover.append_many(payloads, timeout_seconds)
         if sync:
-            self._handover.wait_durable(first + len(payloads))
+            with _Accepted(first):
+                self._handover.wait_durable(first + len(payloads))
         return range(first, first + len(payloads))
 
     async def append_async(self, payload: bytes, *, sync: bool = False, timeout_seconds: float | None = None) -> int:
@@ -126,8 +129,10 @@ class Log(ReadableLog):
         offset = self._handover.try_append(payload)
         if offset is None:
             offset = await self._handover.append_many_async((payload,), timeout_seconds)
-        if sync and (durable := self._handover.durable_future(offset + 1)) is not None:
-            await durable
+        if sync:
+            with _Accepted(offset):
+                if (durable := self._handover.durable_future(offset + 1)) is not None:
+                    await durable
         return offset
 
     async def append_many_async(
@@ -135,8 +140,10 @@ class Log(ReadableLog):
     ) -> range:
         """As `append_many`, suspending the task instead of blocking the thread."""
         first = await self._handover.append_many_async(payloads, timeout_seconds)
-        if sync and (durable := self._handover.durable_future(first + len(payloads))) is not None:
-            await durable
+        if sync:
+            with _Accepted(first):
+                if (durable := self._handover.durable_future(first + len(payloads))) is not None:
+                    await durable
         return range(first, first + len(payloads))
 
     def flush(self) -> None:
@@ -167,7 +174,13 @@ class Log(ReadableLog):
     def _start_offset(self) -> int:
         return self._segments.start_offset if len(self._segments) else self._handover.cache.start_offset
 
-    # For readers
+    # Reading
+
+    def read(self, start: Position = "earliest", stop: Position | None = None, *, follow: bool = False) -> Reader:
+        """As every readable log; a closed one raises."""
+        if self._closed:
+            raise self._closed_error()
+        return super().read(start, stop, follow=follow)
 
     def locate(self, offset: int, stop_offset: int) -> Batch | FilePart | None:
         with self._handover.mutex:
@@ -219,10 +232,17 @@ class Log(ReadableLog):
     def abandon(self) -> None:
         """In a forked child: the parent goes on writing, this copy never does."""
         self._closed = True
+        self._closing = Lock()  # another thread of the parent may have held it
         self._handover = Handover(self._handover.next_offset, LogSettings())
         self._handover.close(self._forked_error)
         self._handover.stop_short(self._forked_error, over=True)
         self._release_lock()
+
+    def forget(self) -> None:
+        """After closing, when the files go: readers must not look for them, their names may soon be another log's."""
+        self._handover.forget()
+        with self._handover.mutex:
+            self._segments = Segments([], self._handover.next_offset)
 
     def _release_lock(self) -> None:
         if self._lock is not None:
@@ -283,3 +303,19 @@ class Log(ReadableLog):
         if self._writer.error is not None:
             return "failed"
         return "disk full" if self._handover.stall is not None else "open"
+
+
+class _Accepted:
+    """While an accepted message is waited for: who hears of a full disk hears its offset too, so as not to repeat it."""
+
+    __slots__ = ("_offset",)
+
+    def __init__(self, offset: int) -> None:
+        self._offset = offset
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
+        if isinstance(error, DiskFullError):
+            error.offset = self._offset

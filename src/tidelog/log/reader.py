@@ -15,7 +15,7 @@ from collections.abc import AsyncIterator, Iterator
 from typing import Protocol
 
 from tidelog.errors import CorruptionError, OffsetOutOfRangeError
-from tidelog.files import File, Files
+from tidelog.files import File, Files, explained
 from tidelog.log.cache import Batch, framed_batch
 from tidelog.log.recovery import REPAIR_HINT
 from tidelog.log.scanner import FileScanner
@@ -129,7 +129,10 @@ class Reader:
         return batch
 
     def _read_file(self, part: FilePart) -> Batch:
-        scanner = self._position_at(part)
+        with explained("read", part.segment.path):
+            return self._next_in_file(part, self._position_at(part))
+
+    def _next_in_file(self, part: FilePart, scanner: FileScanner) -> Batch:
         while True:
             base = scanner.position
             frames = scanner.read(part.end_byte)

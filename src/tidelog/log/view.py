@@ -22,7 +22,6 @@ from tidelog.log.names import wal_files
 from tidelog.log.readable import ReadableLog
 from tidelog.log.reader import FilePart
 from tidelog.log.recovery import Recovered, Recovery, recover
-from tidelog.log.segment import Segment
 from tidelog.log.segments import Segments
 from tidelog.log.settings import LogSettings
 from tidelog.log.statistics import RecoveryReport
@@ -47,6 +46,7 @@ class LogView(ReadableLog):
         super().__init__(directory, files or LocalFiles(), settings.read_chunk_bytes, time_field)
         self._clock = clock or SystemClock()
         self._looking = Lock()
+        self._seen: tuple[list[tuple[int, str]], int] | None = None
         self._closed = False
         if not self.files.is_directory(directory):
             raise NotFoundError("there is no log here", path=directory)
@@ -105,30 +105,33 @@ class LogView(ReadableLog):
         self._next_offset = found.next_offset
 
     def _look(self) -> None:
-        """Takes in what was written since. What is known serves as the checkpoint, so only growth is read."""
+        """Takes in what was written since it last looked."""
         with self._looking:
-            if not self._has_grown():
-                return
-            for attempt in range(_ATTEMPTS):
-                known = [segment for segment in self._segments if segment.size]
-                hint = describe_segments(known, self._segments.start_offset, self._clock.now_us())
+            for _ in range(_ATTEMPTS):
                 try:
-                    found = Recovery(self.files, self._clock, self.directory, self._time_field, hint, 0).find(0)
+                    now = self._names_and_last_size()
+                    if now != self._seen:
+                        self._adopt(self._keep_indexes(self._find_growth()))
+                        self._seen = now
+                    return
                 except FileNotFoundError:
-                    if attempt == _ATTEMPTS - 1:
-                        raise
                     continue  # a file was removed between listing and opening
-                self._adopt(self._keep_indexes(found))
-                return
+        raise NotFoundError("the files of the log were removed", operation="read", path=self.directory)
 
-    def _has_grown(self) -> bool:
-        last: Segment | None = self._segments.last
+    def _find_growth(self) -> Recovered:
+        """What is known serves as the checkpoint, so only growth is read."""
+        known = [segment for segment in self._segments if segment.size]
+        hint = describe_segments(known, self._segments.start_offset, self._clock.now_us())
+        return Recovery(self.files, self._clock, self.directory, self._time_field, hint, 0).find(0)
+
+    def _names_and_last_size(self) -> tuple[list[tuple[int, str]], int]:
+        """Changes whenever something was written; an unfinished frame that stays as it is does not count as growth."""
         names = wal_files(self.files.list(self.directory))
-        if not names or last is None or names[-1][0] != last.seq or len(names) != len(self._segments):
-            return True
-        file = self.files.open(last.path)
+        if not names:
+            return names, 0
+        file = self.files.open(self.directory / names[-1][1])
         try:
-            return file.size() != last.size
+            return names, file.size()
         finally:
             file.close()
 

@@ -10,7 +10,6 @@ Invariants
 
 from __future__ import annotations
 
-import errno
 import logging
 from collections.abc import Callable
 from pathlib import Path
@@ -18,6 +17,7 @@ from threading import Thread
 
 from tidelog.clock import Clock
 from tidelog.errors import DiskFullError, InternalError, LogFailedError, TidelogError
+from tidelog.files import is_full_disk
 from tidelog.log.active_file import ActiveFile
 from tidelog.log.cache import Chunk
 from tidelog.log.frame import Frames, encode_many
@@ -26,7 +26,6 @@ from tidelog.log.settings import LogSettings
 from tidelog.log.statistics import Stopwatch
 
 _logger = logging.getLogger("tidelog.log")
-_FULL_DISK = (errno.ENOSPC, errno.EDQUOT)
 _FULL_DISK_RETRY_SECONDS = 0.25
 # So many writes may gather for a sync that somebody waits for: a steady stream of appends must not put it off for long.
 _MAX_WRITES_BEFORE_WANTED_SYNC = 16
@@ -114,7 +113,7 @@ class Writer:
                     self._seal()
                 return self._write(frames)
             except OSError as error:
-                if error.errno not in _FULL_DISK:
+                if not is_full_disk(error):
                     raise
                 self._wait_for_room(error, frames)
 
@@ -137,7 +136,6 @@ class Writer:
         def make_error() -> DiskFullError:
             return DiskFullError(
                 f"the disk is full ({error.strerror}); messages from offset {frames.first_offset} on wait in memory",
-                offset=frames.first_offset,
                 path=self._directory,
             )
 

@@ -13,6 +13,7 @@ from typing import NamedTuple
 from tidelog.errors import TopicNameError
 
 MAX_PART_LENGTH = 200
+_RESERVED = ("tidelog.json", "tidelog.json.tmp")
 _PART = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]*", re.ASCII)
 _HINT = (
     f"A topic is named namespace/name; each part has 1 to {MAX_PART_LENGTH} of the characters A-Z a-z 0-9 . _ - "
@@ -47,6 +48,8 @@ def parse_topic_name(text: str) -> TopicName:
             raise TopicNameError(f"{_shown(text)} has a part of {len(part)} characters", hint=_HINT)
         if not is_name_part(part):
             raise TopicNameError(f"{_shown(text)} has a part that is not allowed: {_shown(part)}", hint=_HINT)
+    if parts[0] in _RESERVED:
+        raise TopicNameError(f"the namespace {parts[0]!r} is taken by a file of tidelog's own", hint=_HINT)
     return TopicName(*parts)
 
 

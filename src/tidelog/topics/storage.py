@@ -1,7 +1,7 @@
 """A log directory: the topics in it, made, opened once each, listed and deleted.
 
     <root>/tidelog.json            what this directory is, remembered from its first opening
-    <root>/lock                    held by the owner
+    <root>/.lock                   held by the owner
     <root>/<namespace>/<name>/     one topic: topic.json and the files of its log
     <root>/.deleted/               topics on their way out
 
@@ -22,8 +22,8 @@ import msgspec
 
 from tidelog.clock import Clock, SystemClock
 from tidelog.errors import ClosedError, DataError, InputError, NotFoundError, TidelogError
-from tidelog.files import Files, LocalFiles, Lock
-from tidelog.log import Log, LogSettings
+from tidelog.files import Files, LocalFiles, Lock, explained
+from tidelog.log import Log, LogSettings, stopping
 from tidelog.log.view import LogView
 from tidelog.topics.message import TIMESTAMP_FIELD
 from tidelog.topics.names import TopicName, is_name_part, parse_topic_name
@@ -31,7 +31,7 @@ from tidelog.topics.topic import Topic
 
 _DIRECTORY_FILE = "tidelog.json"
 _TOPIC_FILE = "topic.json"
-_LOCK_FILE = "lock"
+_LOCK_FILE = ".lock"
 _DELETED = ".deleted"
 _FORMAT = 1
 
@@ -85,23 +85,24 @@ class LogDirectory:
         _check_format(self._read_info(self.root / _DIRECTORY_FILE, _DirectoryInfo), self.root)
 
     def _take(self) -> None:
-        if self._files.exists(self.root) and not self._files.is_directory(self.root):
-            raise InputError("the log directory is a file", path=self.root)
-        try:
+        with explained("open", self.root):
             self._files.make_directories(self.root)
             self._lock = self._files.lock(self.root / _LOCK_FILE)
-        except (PermissionError, NotADirectoryError) as error:
-            raise InputError(f"the log directory cannot be used: {error.strerror}", path=self.root) from error
-        try:
-            info = self._read_info(self.root / _DIRECTORY_FILE, _DirectoryInfo)
-            _check_format(info, self.root)
-            if info is None:
-                made = _DirectoryInfo(format=_FORMAT, created_us=self._clock.now_us())
-                self._files.write_atomically(self.root / _DIRECTORY_FILE, _pretty(made))
-            self._finish_deletions()
-        except BaseException:
-            self._lock.release()
-            raise
+            try:
+                self._introduce()
+                self._finish_deletions()
+            except BaseException:
+                self._lock.release()
+                raise
+        stopping.closes_at_exit(self)
+
+    def _introduce(self) -> None:
+        """Finds out what this directory is, or writes it down the first time."""
+        info = self._read_info(self.root / _DIRECTORY_FILE, _DirectoryInfo)
+        _check_format(info, self.root)
+        if info is None:
+            made = _DirectoryInfo(format=_FORMAT, created_us=self._clock.now_us())
+            self._files.write_atomically(self.root / _DIRECTORY_FILE, _pretty(made))
 
     # Topics
 
@@ -111,7 +112,7 @@ class LogDirectory:
         It is made when absent; a directory that is open for reading only raises NotFoundError instead.
         """
         parsed = parse_topic_name(name)
-        with self._guard:
+        with self._guard, explained(f"topic {name}", self.root):
             self._check_open()
             if parsed not in self._topics:
                 self._logs[parsed] = self._open_view(parsed) if self.read_only else self._open_log(parsed)
@@ -142,7 +143,7 @@ class LogDirectory:
     def delete_topic(self, name: str) -> None:
         """Removes a topic and everything in it, for good. Its open readers end."""
         parsed = parse_topic_name(name)
-        with self._guard:
+        with self._guard, explained(f"delete topic {name}", self.root):
             self._check_writable()
             self._require(parsed)
             self._topics.pop(parsed, None)
@@ -200,10 +201,19 @@ class LogDirectory:
                 return
             self._closed = True
             errors = [error for log in self._logs.values() if (error := _close_quietly(log)) is not None]
-            if self._lock is not None:
-                self._lock.release()
+            self._release_lock()
+            stopping.no_longer_open(self)
         if errors:
             raise errors[0]
+
+    def abandon(self) -> None:
+        """In a forked child: the parent goes on, this copy lets go of the lock it inherited."""
+        self._closed = True
+        self._release_lock()
+
+    def _release_lock(self) -> None:
+        if self._lock is not None:
+            self._lock.release()
 
     def __enter__(self) -> LogDirectory:
         return self
