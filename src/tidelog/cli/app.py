@@ -1,0 +1,95 @@
+"""The command line as a whole: the commands, the options they share, and errors in the command line itself.
+
+A module of a command imports what it needs for its work only when it works, so that help and completion start fast.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Annotated, Protocol, runtime_checkable
+
+import typer
+
+from tidelog.cli import bench, consume, demo, doctor, inspect, produce, topic, verify
+from tidelog.cli.errors import ExitCode
+from tidelog.cli.session import ConfigOption, DebugOption, DirectoryOption, JsonOption, Session, report, run_reporting
+
+_EPILOG = """\b
+Exit codes:
+  0    done
+  1    a check found something wrong (verify, repair, doctor, demo)
+  2    the command line, the settings or the input is wrong
+  3    no such topic, offset, file or directory
+  4    owned by another process, or busy: try again later
+  5    data on the disk is damaged
+  6    the disk is full, or reading or writing it failed
+  70   a bug in tidelog
+  130  interrupted by Ctrl-C
+\b
+Try:  tidelog demo
+      seq 1000 | tidelog produce shop/orders
+      tidelog consume shop/orders --from -10 --json
+"""
+
+app = typer.Typer(name="tidelog", epilog=_EPILOG, rich_markup_mode=None, pretty_exceptions_enable=False)
+
+for _module in (demo, produce, consume, topic, inspect, verify, doctor, bench):
+    _module.add_to(app)
+
+
+@runtime_checkable
+class _UsageError(Protocol):
+    """What the parser of the command line raises, whichever version of it is installed."""
+
+    exit_code: int
+
+    def format_message(self) -> str: ...
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        import tidelog
+
+        print(f"tidelog {tidelog.__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def options(
+    context: typer.Context,
+    directory: DirectoryOption = None,
+    config: ConfigOption = None,
+    as_json: JsonOption = False,
+    debug: DebugOption = False,
+    version: Annotated[
+        bool, typer.Option("--version", is_eager=True, callback=_print_version, help="Show the version and exit.")
+    ] = False,
+) -> None:
+    """A durable log: append to topics, tail them, check them and mend them.
+
+    Results go to stdout as a table, as tab-separated text in a pipe, or as JSON with --json; everything else goes to
+    stderr. --dir, --config, --json and --debug may also follow the command.
+    """
+    context.obj = Session(directory, config, as_json, debug)
+
+
+def run(arguments: Sequence[str]) -> int:
+    """Runs one command line and returns its exit code; without a command it shows the help."""
+
+    def work() -> None:
+        # Without the parser's own handling of errors, it hands back the code of whoever raised Exit.
+        code = app(args=list(arguments) or ["--help"], prog_name="tidelog", standalone_mode=False)
+        raise typer.Exit(code if isinstance(code, int) else ExitCode.OK)
+
+    try:
+        return run_reporting(work, debug=False)
+    except Exception as error:
+        if not isinstance(error, _UsageError):
+            raise
+        report(error.format_message(), _help_hint(error))
+        return ExitCode.BAD_INPUT
+
+
+def _help_hint(error: object) -> str | None:
+    path = getattr(getattr(error, "ctx", None), "command_path", None)
+    return f"See `{path} --help`" if path else None

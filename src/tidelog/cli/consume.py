@@ -1,0 +1,128 @@
+"""`tidelog consume`: messages of a topic on stdout.
+
+The topic is opened for reading only, so another process may own it. What is there already is written in large pieces;
+what comes while following is flushed message by message.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from datetime import datetime
+from itertools import islice
+from typing import TYPE_CHECKING, Annotated, BinaryIO
+
+import typer
+
+from tidelog.cli.session import Session, command
+
+if TYPE_CHECKING:
+    from tidelog.log import Position
+    from tidelog.topics.message import Message
+    from tidelog.topics.reading import OnGap
+    from tidelog.topics.topic import Topic
+
+
+def add_to(app: typer.Typer) -> None:
+    """Registers the command."""
+    command(app, "consume")(consume)
+
+
+def consume(
+    session: Session,
+    topic: Annotated[str, typer.Argument(metavar="TOPIC", help="namespace/name.")],
+    start: Annotated[
+        str, typer.Option("--from", metavar="POSITION", help="earliest, latest, an offset, a time, or -N.")
+    ] = "earliest",
+    stop: Annotated[
+        str | None, typer.Option("--to", metavar="POSITION", help="Where to end; that message is not shown any more.")
+    ] = None,
+    max_messages: Annotated[
+        int | None, typer.Option("--max-messages", "-n", metavar="N", min=0, help="End after so many.")
+    ] = None,
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Wait for more at the end.")] = False,
+    template: Annotated[
+        str | None, typer.Option("--format", metavar="TEMPLATE", help=r"Default: %v\n, or %v\0 with --null.")
+    ] = None,
+    null: Annotated[bool, typer.Option("--null", "-0", help="Values end with a NUL byte, not a line end.")] = False,
+    skip_gaps: Annotated[bool, typer.Option("--skip-gaps", help="Leave out what a repair marked as lost.")] = False,
+) -> None:
+    r"""Writes the messages of TOPIC to stdout, values only unless told otherwise.
+
+    Works while another process produces; with --follow it shows what that process writes, until Ctrl-C. A POSITION is
+    earliest, latest, an offset, an ISO 8601 time (UTC unless it says otherwise), or -N for the last N messages.
+
+    In a TEMPLATE %o is the offset, %t the time, %T the time in Unix milliseconds, %k the key, %v the value, %h the
+    headers, %s the size of the value, %% a percent sign; \n, \t, \r, \0 and \\ are escapes. With --json a line is an
+    object; a key, value or header that is not UTF-8 is base64 there, marked by key_encoding and so on.
+    """
+    first, last = parse_position("--from", start), None if stop is None else parse_position("--to", stop)
+    to_bytes = _converter(session, topic, template, null)
+    with session.look() as log:
+        opened = log.topic(topic)
+        writer = _Writer(opened, to_bytes, "skip" if skip_gaps else "raise", max_messages)
+        end = opened.next_offset
+        writer.write(_settled(opened, first), end if last is None else _settled(opened, last), follow=False)
+        if follow and (last is None or isinstance(last, int)):
+            writer.write(end, last, follow=True)
+
+
+class _Writer:
+    """Brings messages to stdout, and no more of them than were asked for."""
+
+    def __init__(
+        self, topic: Topic, to_bytes: Callable[[Message], bytes], on_gap: OnGap, max_messages: int | None
+    ) -> None:
+        self._topic = topic
+        self._to_bytes = to_bytes
+        self._on_gap: OnGap = on_gap
+        self._left = max_messages
+
+    def write(self, start: Position, stop: Position | None, *, follow: bool) -> None:
+        """Messages from one position to another; those that are waited for are flushed one by one."""
+        stdout: BinaryIO = sys.stdout.buffer
+        written = 0
+        messages = self._topic.read(start, stop, follow=follow, on_gap=self._on_gap) if self._left != 0 else iter(())
+        for written, message in enumerate(islice(messages, self._left), start=1):  # noqa: B007 - used after the loop
+            stdout.write(self._to_bytes(message))
+            if follow:
+                stdout.flush()
+        stdout.flush()
+        if self._left is not None:
+            self._left -= written
+
+
+def _converter(session: Session, topic: str, template: str | None, null: bool) -> Callable[[Message], bytes]:
+    from tidelog.cli.message_format import compile_template, json_lines
+    from tidelog.errors import InputError
+
+    if session.as_json:
+        if template is not None or null:
+            raise InputError("--json cannot be combined with --format or --null")
+        return json_lines(topic)
+    if template is not None:
+        return compile_template(template)
+    end = b"\x00" if null else b"\n"
+    return lambda message: message.value + end
+
+
+def parse_position(option: str, text: str) -> Position:
+    """A position as the log knows it; the last N messages are the number -N."""
+    from tidelog.errors import InputError
+
+    if text in ("earliest", "latest"):
+        return text
+    if text.isascii() and text.removeprefix("-").isdecimal():
+        return int(text)
+    try:
+        return datetime.fromisoformat(text)
+    except ValueError:
+        hint = "Give earliest, latest, an offset, -N for the last N, or a time such as 2026-01-31T12:00:00Z"
+        raise InputError(f"{option} {text!r} is not a position", hint=hint) from None
+
+
+def _settled(topic: Topic, position: Position) -> Position:
+    """With the last N messages counted back from where the topic ends now."""
+    if isinstance(position, int) and position < 0:
+        return max(topic.start_offset, topic.next_offset + position)
+    return position

@@ -1,0 +1,143 @@
+"""`tidelog demo`: the promises of the log, kept before your eyes.
+
+Each step does what a user would do, and then proves what came of it. A proof that fails is shown as such, and makes the
+exit code 1. Nothing outside the demo's own directory is touched.
+"""
+
+from __future__ import annotations
+
+import shutil
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from tidelog.cli.errors import ExitCode
+from tidelog.cli.output import Output
+from tidelog.cli.session import Session, command
+
+if TYPE_CHECKING:
+    from tidelog.cli.demo_steps import Step
+
+DEFAULT_DIRECTORY = Path("tidelog-demo")
+_MARKER = "made-by-tidelog-demo"
+_LIVE, _DAMAGED = "live", "damaged"
+
+
+def add_to(app: typer.Typer) -> None:
+    """Registers the command."""
+    command(app, "demo")(demo)
+
+
+def demo(
+    session: Session,
+    messages: Annotated[int, typer.Option("--messages", "-n", metavar="N", min=100, help="How many.")] = 200_000,
+) -> None:
+    """Appends, tails, crashes, recovers, damages and repairs a log, and proves each claim.
+
+    It takes less than a minute and works in ./tidelog-demo, or in --dir, which it clears of an earlier demo first. The
+    exit code is 1 when a proof fails.
+    """
+    directory = session.directory or DEFAULT_DIRECTORY
+    prepare(directory)
+    started = time.monotonic()
+    steps = _run(session.output, directory, messages)
+    seconds = time.monotonic() - started
+    is_proven = all(is_true for step in steps for is_true in step.proofs.values())
+    if session.as_json:
+        _write_document(session, directory, steps, seconds, is_proven)
+    else:
+        _write_summary(session.output, directory, steps, seconds, is_proven)
+    if not is_proven:
+        raise typer.Exit(ExitCode.FOUND_WRONG)
+
+
+def prepare(directory: Path) -> None:
+    """An empty place for the demo. What is not known to come from an earlier demo is never removed."""
+    from tidelog.errors import InputError
+
+    if directory.exists() and not directory.is_dir():
+        raise InputError(f"{directory} is a file", hint="Name another directory with --dir")
+    if directory.is_dir() and any(directory.iterdir()) and not (directory / _MARKER).is_file():
+        raise InputError(
+            f"{directory} is not empty and was not made by the demo", hint="Name another directory with --dir"
+        )
+    directory.mkdir(parents=True, exist_ok=True)
+    (directory / _MARKER).touch()
+    for name in (_LIVE, _DAMAGED):
+        if (directory / name).exists():
+            shutil.rmtree(directory / name)
+
+
+def _run(output: Output, directory: Path, messages: int) -> list[Step]:
+    from tidelog.cli import demo_steps
+
+    live, damaged = directory / _LIVE, directory / _DAMAGED
+    narrator = _Narrator(output)
+    narrator.begin(f"Appending {messages:,} messages with keys and headers, while another thread tails them")
+    with output.progress("appending", messages) as on_done:
+        appended = demo_steps.append_and_tail(live, messages, on_done)
+    narrator.end(appended.step)
+    acknowledged_target = max(100, messages // 20)
+    narrator.begin("Starting a process that appends synced messages from 8 threads, and killing it with SIGKILL")
+    with output.progress("crashing", acknowledged_target) as on_done:
+        crashed = demo_steps.crash(live, acknowledged_target, on_done)
+    narrator.end(crashed.step)
+    narrator.begin("Opening the log again and reading all of it")
+    with output.progress("reading", messages + len(crashed.acknowledged)) as on_done:
+        reread = demo_steps.reread(live, appended, crashed, on_done)
+    narrator.end(reread)
+    narrator.begin("Flipping one bit in a copy of the log, finding it, and mending the copy")
+    mended = demo_steps.damage_and_repair(live, damaged)
+    narrator.end(mended)
+    return [appended.step, crashed.step, reread, mended]
+
+
+class _Narrator:
+    """Tells the story line by line: on stdout, or on stderr when stdout is for JSON."""
+
+    def __init__(self, output: Output) -> None:
+        self._stream = sys.stderr if output.as_json else sys.stdout
+        self._number = 0
+
+    def begin(self, text: str) -> None:
+        self._number += 1
+        self._say(f"{self._number}. {text}")
+
+    def end(self, step: Step) -> None:
+        for text in step.findings:
+            self._say(f"   {text}")
+        for claim, is_true in step.proofs.items():
+            self._say(f"   {'proven' if is_true else 'FAILED'}: {claim}")
+
+    def _say(self, text: str) -> None:
+        print(text, file=self._stream, flush=True)
+
+
+def _write_document(session: Session, directory: Path, steps: list[Step], seconds: float, is_proven: bool) -> None:
+    numbers = {name: value for step in steps for name, value in step.numbers.items()}
+    proofs = {claim: is_true for step in steps for claim, is_true in step.proofs.items()}
+    session.output.document(
+        {"directory": str(directory), "seconds": seconds, "is_proven": is_proven, "proofs": proofs, **numbers}
+    )
+
+
+def _write_summary(output: Output, directory: Path, steps: list[Step], seconds: float, is_proven: bool) -> None:
+    numbers = {name: value for step in steps for name, value in step.numbers.items()}
+    proofs = [is_true for step in steps for is_true in step.proofs.values()]
+    print()
+    output.record({**numbers, "seconds": seconds, "proofs": f"{sum(proofs)} of {len(proofs)} hold"})
+    live = directory / _LIVE
+    print(f"\n{'All proofs hold.' if is_proven else 'SOME PROOFS FAILED.'} Go on with:")
+    for line in (
+        f"tidelog topic list --dir {live}",
+        f"tidelog consume demo/orders --dir {live} --from -5 --json",
+        f"tidelog inspect demo/orders --dir {live} --offset 42",
+        f"tidelog verify --dir {live}",
+        f"tidelog consume demo/orders --dir {directory / _DAMAGED} --skip-gaps | wc -l",
+        "seq 1000000 | tidelog produce my/numbers",
+        "tidelog bench append --sync",
+    ):
+        print(f"  {line}")

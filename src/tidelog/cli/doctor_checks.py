@@ -1,0 +1,213 @@
+"""What `tidelog doctor` looks at; each check is a function that returns one `Check`.
+
+A check measures and judges and never raises: what keeps it from measuring is its result.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import re
+import resource
+import shutil
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from datetime import datetime
+from pathlib import Path
+from typing import Literal, NamedTuple
+
+from tidelog.cli.file_systems import MEMORY_KINDS, NETWORK_KINDS, PASSING_KINDS, file_system_kind
+from tidelog.cli.output import human_bytes
+from tidelog.log.frame import KERNEL_IS_NATIVE
+from tidelog.log.names import wal_files
+from tidelog.topics.message import CODEC_IS_NATIVE
+
+_OLDEST_JAVA = 17
+_LOW_FREE_BYTES = 1 << 30
+_NO_FREE_BYTES = 64 << 20
+_SYNC_ROUNDS = 30
+_SYNC_BYTES = 4096
+# No disk confirms a write in less; one that seems to keeps it in its memory.
+_INCREDIBLE_SYNC_US = 15
+_SLOW_SYNC_US = 30_000
+_PLAUSIBLE_YEARS = range(2024, 2100)
+_CLOCK_SECONDS = 0.05
+_CLOCK_DRIFT_SECONDS = 0.02
+_LOW_OPEN_FILES = 1024
+_NO_OPEN_FILES = 64
+
+
+class Check(NamedTuple):
+    """What a check found; `fix` is empty when there is nothing to do."""
+
+    check: str
+    status: Literal["ok", "warn", "fail"]
+    detail: str
+    fix: str = ""
+
+
+def run_checks(root: Path) -> list[Check]:
+    """All of them; `root` is the log directory, there or not yet."""
+    place = nearest_directory(root)
+    checks: list[Callable[[], Check]] = [
+        check_python,
+        check_kernels,
+        check_java,
+        lambda: check_permissions(root, place),
+        lambda: check_free_space(place),
+        lambda: check_file_system(place),
+        lambda: check_sync_time(place),
+        lambda: check_clock(root),
+        check_open_files,
+    ]
+    return [check() for check in checks]
+
+
+def nearest_directory(path: Path) -> Path:
+    """The path itself or the closest directory above it that exists."""
+    absolute = path.absolute()
+    return next(one for one in (absolute, *absolute.parents) if one.is_dir())
+
+
+def check_python() -> Check:
+    """The interpreter; one that is too old could not have installed the package."""
+    version = f"{platform.python_implementation()} {platform.python_version()} at {sys.executable}"
+    return Check("python", "ok", version)
+
+
+def check_kernels() -> Check:
+    """The C code that scans frames and codes messages."""
+    missing = [name for name, found in (("frames", KERNEL_IS_NATIVE), ("messages", CODEC_IS_NATIVE)) if not found]
+    if not missing:
+        return Check("kernels", "ok", "native C code for frames and messages")
+    detail = f"pure Python for {' and '.join(missing)}: correct, but many times slower"
+    if os.environ.get("TIDELOG_PURE_PYTHON"):
+        return Check("kernels", "warn", detail, "Unset TIDELOG_PURE_PYTHON")
+    fix = "Install a C compiler and Python's headers, then: pip install --force-reinstall --no-cache-dir tidelog"
+    return Check("kernels", "warn", detail, fix)
+
+
+def check_java() -> Check:
+    """Needed by the Spark pipeline only."""
+    fix = "Only the Spark pipeline needs it: install a JDK 17 or newer (such as openjdk-17-jre) or set JAVA_HOME"
+    home = os.environ.get("JAVA_HOME")
+    java = shutil.which("java", path=str(Path(home, "bin"))) if home else shutil.which("java")
+    if java is None:
+        return Check("java", "warn", "not found", fix)
+    try:
+        told = subprocess.run([java, "-version"], capture_output=True, text=True, timeout=20, check=False).stderr
+    except (OSError, subprocess.TimeoutExpired) as error:
+        return Check("java", "warn", f"{java} does not run: {error}", fix)
+    version = java_version(told)
+    if version is None or version < _OLDEST_JAVA:
+        return Check("java", "warn", f"{java} is version {version or 'unknown'}, older than {_OLDEST_JAVA}", fix)
+    return Check("java", "ok", f"version {version} at {java}")
+
+
+def java_version(text: str) -> int | None:
+    """The feature version that `java -version` tells; before 9 it was written 1.8."""
+    match = re.search(r'version "(?:1\.)?(\d+)', text)
+    return None if match is None else int(match[1])
+
+
+def check_permissions(root: Path, place: Path) -> Check:
+    """Whether a log can be made and written there."""
+    if root.exists() and not root.is_dir():
+        return Check("directory", "fail", f"{root} is a file", "Name a directory with --dir")
+    if not os.access(place, os.R_OK | os.W_OK | os.X_OK):
+        return Check(
+            "directory", "fail", f"{place} cannot be written", "Change its owner or mode, or use another --dir"
+        )
+    if place == root.absolute():
+        return Check("directory", "ok", f"{place} can be read and written")
+    return Check("directory", "ok", f"{root} does not exist yet and can be made in {place}")
+
+
+def check_free_space(place: Path) -> Check:
+    """Room for messages."""
+    free_bytes = shutil.disk_usage(place).free
+    detail = f"{human_bytes(free_bytes)} free"
+    if free_bytes >= _LOW_FREE_BYTES:
+        return Check("free space", "ok", detail)
+    status: Literal["warn", "fail"] = "warn" if free_bytes >= _NO_FREE_BYTES else "fail"
+    return Check("free space", status, detail, "Make room: a full disk refuses appends until there is some")
+
+
+def check_file_system(place: Path) -> Check:
+    """Whether what is synced there stays there."""
+    kind = file_system_kind(place)
+    if kind is None:
+        return Check("file system", "ok", "kind unknown on this system")
+    if kind in NETWORK_KINDS:
+        fix = "Use a local disk: locks and syncs over a network are weaker than a log needs"
+        return Check("file system", "warn", f"{kind}, over a network", fix)
+    if kind in MEMORY_KINDS:
+        return Check("file system", "warn", f"{kind}, in memory", "Use a disk: nothing here survives a restart")
+    if kind in PASSING_KINDS:
+        fix = "In a container, mount a volume for the log: this layer goes with the container"
+        return Check("file system", "warn", f"{kind}, a layer of a container", fix)
+    return Check("file system", "ok", kind)
+
+
+def check_sync_time(place: Path) -> Check:
+    """How long the disk takes to confirm a small write."""
+    try:
+        time_us = measure_sync_us(place)
+    except OSError as error:
+        return Check("sync time", "fail", f"cannot be measured: {error}", "See the checks above")
+    detail = f"{time_us:,.0f} us for a write of 4 KiB and fdatasync (median of {_SYNC_ROUNDS})"
+    if time_us < _INCREDIBLE_SYNC_US:
+        fix = "A disk is not that fast: find out whether it, or its controller, confirms before it writes"
+        return Check("sync time", "warn", detail, fix)
+    if time_us > _SLOW_SYNC_US:
+        return Check("sync time", "warn", detail, "Synced appends will be slow: use a faster disk, append in batches")
+    return Check("sync time", "ok", detail)
+
+
+def measure_sync_us(place: Path) -> float:
+    """The median time of a small write and its sync, in a file that is removed again."""
+    times_us = []
+    with tempfile.TemporaryFile(dir=place) as file:
+        for number in range(_SYNC_ROUNDS):
+            started = time.perf_counter()
+            os.pwrite(file.fileno(), bytes(_SYNC_BYTES), number * _SYNC_BYTES)
+            os.fdatasync(file.fileno())
+            times_us.append((time.perf_counter() - started) * 1e6)
+    return statistics.median(times_us)
+
+
+def check_clock(root: Path) -> Check:
+    """Messages get their times from it, so it has to be right and to go forward."""
+    wall, steady = time.time(), time.monotonic()
+    time.sleep(_CLOCK_SECONDS)
+    drift_seconds = (time.time() - wall) - (time.monotonic() - steady)
+    now = datetime.now().astimezone()
+    detail = f"{now.isoformat(timespec='seconds')} (UTC{now:%z})"
+    fix = "Set the clock and let a time service (chrony, systemd-timesyncd) keep it"
+    if now.year not in _PLAUSIBLE_YEARS:
+        return Check("clock", "fail", f"{detail}: not a plausible year", fix)
+    if abs(drift_seconds) > _CLOCK_DRIFT_SECONDS:
+        return Check("clock", "warn", f"{detail}: it jumped by {drift_seconds:.3f} s while it was watched", fix)
+    newest = _newest_write(root)
+    if newest > time.time() + 60:
+        return Check("clock", "warn", f"{detail}: files of the log are {newest - time.time():.0f} s in the future", fix)
+    return Check("clock", "ok", detail)
+
+
+def _newest_write(root: Path) -> float:
+    """When the newest file of a topic was written; 0 where there is none."""
+    times = [path.stat().st_mtime for path in root.glob("*/*/wal.*.log") if wal_files([path.name])]
+    return max(times, default=0.0)
+
+
+def check_open_files() -> Check:
+    """Every open topic and every reader holds a file."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    detail = f"{soft} (may be raised to {hard})"
+    if soft == resource.RLIM_INFINITY or soft >= _LOW_OPEN_FILES:
+        return Check("open files", "ok", detail)
+    return Check("open files", "warn" if soft >= _NO_OPEN_FILES else "fail", detail, "Raise it: ulimit -n 4096")

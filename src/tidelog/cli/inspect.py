@@ -1,0 +1,117 @@
+"""`tidelog inspect`: the files of a log, or one frame of it byte by byte."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from tidelog.cli.session import Session, command
+
+if TYPE_CHECKING:
+    from tidelog.cli.targets import Target
+    from tidelog.log.examine import FileExamination, LogExamination
+
+_COLUMNS = (
+    "file",
+    "first_offset",
+    "next_offset",
+    "frames",
+    "bytes",
+    "created",
+    "first_time",
+    "last_time",
+    "checkpoint",
+    "problems",
+)
+
+
+def add_to(app: typer.Typer) -> None:
+    """Registers the command."""
+    command(app, "inspect")(inspect)
+
+
+def inspect(
+    session: Session,
+    target: Annotated[str, typer.Argument(metavar="TARGET", help="A topic, or a directory with WAL files.")],
+    offset: Annotated[
+        int | None, typer.Option("--offset", "-o", metavar="N", min=0, help="Show the frame of this offset.")
+    ] = None,
+    shown_bytes: Annotated[int, typer.Option("--bytes", metavar="N", min=0, help="How much to show in hex.")] = 256,
+) -> None:
+    """Shows the files of a log: offsets, sizes, times, and what its checkpoint says of them.
+
+    It reads every frame, takes no lock and changes nothing. The column checkpoint says whether the hint for opening
+    covers a file whole, in part or not at all. With --offset it shows one frame instead: its header, the message in it,
+    and its bytes with their places in the file, damaged ones included.
+    """
+    from tidelog.cli.targets import examine_target, find_target
+
+    found = find_target(session, target)
+    if offset is not None:
+        from tidelog.cli.frame_view import show_frame
+
+        show_frame(session.output, found, offset, shown_bytes)
+        return
+    _show_files(session, found, examine_target(session, found, "reading"))
+
+
+def _show_files(session: Session, target: Target, examined: LogExamination) -> None:
+    output = session.output
+    rows = [_file_row(examined, file) for file in examined.files]
+    if session.as_json:
+        output.document(
+            {
+                "target": target.name,
+                "directory": str(target.directory),
+                "frames": examined.frames,
+                "bytes": examined.total_bytes,
+                "checkpoint": examined.checkpoint,
+                "checkpoint_problem": examined.checkpoint_problem,
+                "files": rows,
+                "problems": [str(problem) for problem in examined.problems],
+            }
+        )
+        return
+    output.table(_COLUMNS, rows, title=str(target.directory))
+    output.note(f"checkpoint: {_checkpoint_state(examined)}")
+    for problem in examined.problems:
+        output.note(f"problem: {problem}")
+
+
+def _checkpoint_state(examined: LogExamination) -> str:
+    from tidelog.cli.output import iso_time
+    from tidelog.clock import to_datetime
+
+    checkpoint = examined.checkpoint
+    if checkpoint is None:
+        return f"{examined.checkpoint_problem}; opening reads the files instead"
+    return (
+        f"offsets {checkpoint.start_offset} to {checkpoint.last_offset}, {iso_time(to_datetime(checkpoint.written_us))}"
+    )
+
+
+def _file_row(examined: LogExamination, file: FileExamination) -> dict[str, object]:
+    from tidelog.clock import to_datetime
+
+    times = (file.created_us, file.min_time_us, file.max_time_us)
+    created, first, last = (None if time_us is None else to_datetime(time_us) for time_us in times)
+    return {
+        "file": file.name,
+        "first_offset": file.first_offset,
+        "next_offset": file.next_offset,
+        "frames": file.frames,
+        "bytes": file.size,
+        "created": created,
+        "first_time": first,
+        "last_time": last,
+        "checkpoint": _coverage(examined, file),
+        "problems": len(file.problems),
+    }
+
+
+def _coverage(examined: LogExamination, file: FileExamination) -> str:
+    hint = examined.checkpoint.file(file.seq) if examined.checkpoint is not None else None
+    if hint is None:
+        return "none"
+    return "whole" if hint.size == file.size else f"{hint.size} bytes"

@@ -1,0 +1,119 @@
+"""Messages as bytes for stdout: by a template such as `%o %k %v\\n`, or as one JSON object a line.
+
+A template is compiled once. Whatever is not valid UTF-8 stays as it is in a template; in JSON it becomes base64, and a
+field beside it says so: `"value_encoding": "base64"`.
+"""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Callable
+
+import msgspec
+
+from tidelog.cli.output import iso_time
+from tidelog.clock import to_microseconds
+from tidelog.errors import InputError
+from tidelog.topics.message import Message
+
+ToBytes = Callable[[Message], bytes]
+
+_ESCAPES = {"n": b"\n", "t": b"\t", "r": b"\r", "0": b"\x00", "\\": b"\\"}
+
+
+def _time(message: Message) -> bytes:
+    return b"" if message.timestamp is None else iso_time(message.timestamp).encode()
+
+
+def _unix_ms(message: Message) -> bytes:
+    return b"" if message.timestamp is None else b"%d" % (to_microseconds(message.timestamp) // 1000)
+
+
+def _headers(message: Message) -> bytes:
+    return b",".join(name.encode() + b"=" + value for name, value in message.headers.items())
+
+
+_FIELDS: dict[str, ToBytes] = {
+    "o": lambda message: b"%d" % message.offset,
+    "t": _time,
+    "T": _unix_ms,
+    "k": lambda message: message.key or b"",
+    "v": lambda message: message.value,
+    "h": _headers,
+    "s": lambda message: b"%d" % len(message.value),
+    "%": lambda message: b"%",
+}
+
+
+def compile_template(template: str) -> ToBytes:
+    """A function from a message to its bytes; InputError names what is not understood."""
+    parts = _parse(template)
+
+    def fill(message: Message) -> bytes:
+        return b"".join([part if isinstance(part, bytes) else part(message) for part in parts])
+
+    return fill
+
+
+def _parse(template: str) -> list[bytes | ToBytes]:
+    parts: list[bytes | ToBytes] = []
+    characters = iter(template)
+    for character in characters:
+        if character == "%":
+            parts.append(_field(next(characters, "")))
+        elif character == "\\":
+            parts.append(_escape(next(characters, "")))
+        else:
+            parts.append(character.encode("utf-8", "surrogateescape"))
+    return parts
+
+
+def _field(letter: str) -> ToBytes:
+    if letter not in _FIELDS:
+        hint = "Known are %o offset, %t time, %T unix milliseconds, %k key, %v value, %h headers, %s size, %%"
+        raise InputError(f"the format has an unknown field %{letter}", hint=hint)
+    return _FIELDS[letter]
+
+
+def _escape(letter: str) -> bytes:
+    if letter not in _ESCAPES:
+        raise InputError(f"the format has an unknown escape \\{letter}", hint=r"Known are \n \t \r \0 \\")
+    return _ESCAPES[letter]
+
+
+def json_lines(topic: str) -> ToBytes:
+    """A function from a message to one line of JSON."""
+    encoder = msgspec.json.Encoder()
+    return lambda message: encoder.encode({"topic": topic, **describe_message(message)}) + b"\n"
+
+
+def describe_message(message: Message) -> dict[str, object]:
+    """A message as JSON can hold it."""
+    key, key_encoding = _text(message.key)
+    value, value_encoding = _text(message.value)
+    headers = {name: _text(content) for name, content in message.headers.items()}
+    described: dict[str, object] = {
+        "offset": message.offset,
+        "timestamp": None if message.timestamp is None else iso_time(message.timestamp),
+        "key": key,
+        "value": value,
+        "headers": {name: text for name, (text, _) in headers.items()},
+    }
+    if key_encoding:
+        described["key_encoding"] = key_encoding
+    if value_encoding:
+        described["value_encoding"] = value_encoding
+    encodings = {name: encoding for name, (_, encoding) in headers.items() if encoding}
+    if encodings:
+        described["headers_encoding"] = encodings
+    return described
+
+
+def _text(data: bytes | None) -> tuple[str | None, str | None]:
+    """The text of bytes, and how it was encoded when it is not plain."""
+    if data is None:
+        return None, None
+    try:
+        return data.decode("utf-8"), None
+    except UnicodeDecodeError:
+        return base64.b64encode(data).decode("ascii"), "base64"

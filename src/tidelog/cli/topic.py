@@ -1,0 +1,141 @@
+"""`tidelog topic`: list, create, describe and delete topics."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from tidelog.cli.session import Session, command
+
+if TYPE_CHECKING:
+    from tidelog.topics.storage import LogDirectory
+    from tidelog.topics.topic import Topic
+
+_COLUMNS = ("topic", "start_offset", "next_offset", "messages", "files", "bytes", "state")
+
+TopicArgument = Annotated[str, typer.Argument(metavar="TOPIC", help="namespace/name.")]
+
+
+def add_to(app: typer.Typer) -> None:
+    """Registers the group."""
+    group = typer.Typer(help="List, create, describe and delete topics.", rich_markup_mode=None)
+    commands: dict[str, Callable[..., None]] = {
+        "list": list_topics,
+        "create": create,
+        "describe": describe,
+        "delete": delete,
+    }
+    for name, work in commands.items():
+        command(group, name)(work)
+    app.add_typer(group, name="topic")
+
+
+def list_topics(session: Session) -> None:
+    """Lists the topics with their offsets and sizes.
+
+    A topic that cannot be opened is listed as well, with what is wrong in the column state.
+    """
+    with session.look() as log:
+        rows = [_row(log, name) for name in log.topics()]
+    session.output.rows(_COLUMNS, rows)
+
+
+def _row(log: LogDirectory, name: str) -> dict[str, object]:
+    from tidelog.errors import TidelogError
+
+    files, size = _usage(log, name)
+    row: dict[str, object] = {"topic": name, "start_offset": None, "next_offset": None, "messages": None}
+    row |= {"files": files, "bytes": size, "state": "ok"}
+    try:
+        topic = log.topic(name)
+        row |= {"start_offset": topic.start_offset, "next_offset": topic.next_offset}
+        row["messages"] = topic.next_offset - topic.start_offset
+    except TidelogError as error:
+        row["state"] = error.message
+    return row
+
+
+def _usage(log: LogDirectory, name: str) -> tuple[int, int]:
+    """How many files of messages there are, and their bytes."""
+    from tidelog.log.names import wal_files
+
+    directory = log.topic_directory(name)
+    sizes = {entry.name: entry.stat().st_size for entry in directory.iterdir()}
+    names = [file for _, file in wal_files(list(sizes))]
+    return len(names), sum(sizes[file] for file in names)
+
+
+def create(
+    session: Session,
+    topic: TopicArgument,
+    if_missing: Annotated[bool, typer.Option("--if-missing", help="An existing topic is fine.")] = False,
+) -> None:
+    """Makes an empty topic, and the log directory where there is none.
+
+    `tidelog produce` makes topics by itself; this is for those who want them to exist before.
+    """
+    from tidelog.errors import InputError
+
+    with session.open() as log:
+        exists = log.has_topic(topic)
+        if exists and not if_missing:
+            raise InputError(f"the topic {topic} exists already", hint="Allow that with --if-missing")
+        log.topic(topic)
+        made = {"topic": topic, "directory": str(log.topic_directory(topic)), "created": not exists}
+    if session.as_json:
+        session.output.document(made)
+    else:
+        session.output.note(f"{'kept' if exists else 'created'} {topic} in {made['directory']}")
+
+
+def describe(session: Session, topic: TopicArgument) -> None:
+    """Shows where a topic begins and ends, its files, its bytes and its times."""
+    with session.look() as log:
+        opened = log.topic(topic)
+        start, end = opened.start_offset, opened.next_offset
+        files, size = _usage(log, topic)
+        described: dict[str, object] = {
+            "topic": topic,
+            "directory": str(log.topic_directory(topic)),
+            "start_offset": start,
+            "next_offset": end,
+            "messages": end - start,
+            "files": files,
+            "bytes": size,
+            "first_timestamp": _timestamp(opened, start, end),
+            "last_timestamp": _timestamp(opened, end - 1, end),
+        }
+    session.output.record(described)
+
+
+def _timestamp(topic: Topic, offset: int, end: int) -> object:
+    """The time of one message; None where there is none, or where a repair marked it as lost."""
+    messages = topic.read(offset, offset + 1, on_gap="skip") if 0 <= offset < end else iter(())
+    return next((message.timestamp for message in messages), None)
+
+
+def delete(
+    session: Session,
+    topic: TopicArgument,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
+) -> None:
+    """Deletes a topic and every message in it, for good.
+
+    It asks first; where nobody can answer, it needs --yes.
+    """
+    from tidelog.errors import InputError
+
+    with session.open() as log:
+        files, size = _usage(log, topic)
+        if not yes:
+            if not sys.stdin.isatty():
+                raise InputError(f"deleting {topic} needs a yes", hint="Give it with --yes")
+            typer.confirm(f"Delete {topic} ({files} files, {size} bytes) for good?", abort=True, err=True)
+        log.delete_topic(topic)
+    if session.as_json:
+        session.output.document({"topic": topic, "deleted": True, "files": files, "bytes": size})
+    else:
+        session.output.note(f"deleted {topic}")
