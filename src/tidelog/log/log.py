@@ -306,7 +306,7 @@ class Log(ReadableLog):
 
 
 class _Accepted:
-    """While an accepted message is waited for: who hears of a full disk hears its offset too, so as not to repeat it."""
+    """Around the wait for an accepted message: who hears of a full disk hears its offset too, and does not repeat it."""
 
     __slots__ = ("_offset",)
 

@@ -150,6 +150,8 @@ class LogDirectory:
             log = self._logs.pop(parsed, None)
             if log is not None:
                 _close_quietly(log)
+            if isinstance(log, Log):
+                log.forget()
             self._delete_directory(parsed)
 
     def _open_log(self, name: TopicName) -> Log:
@@ -178,14 +180,20 @@ class LogDirectory:
     def _delete_directory(self, name: TopicName) -> None:
         graveyard = self.root / _DELETED
         self._files.make_directories(graveyard)
-        target = graveyard / f"{name.namespace}.{name.name}.{self._clock.now_us()}"
         source = name.directory(self.root)
-        self._files.rename(source, target)
+        self._files.rename(source, self._grave(graveyard))
         self._files.sync_directory(source.parent)
         self._files.sync_directory(graveyard)
         if not self._files.list(source.parent):
             self._files.remove_directory(source.parent)
         self._finish_deletions()
+
+    def _grave(self, graveyard: Path) -> Path:
+        """A free name; the topic's own two parts together may be longer than a file system allows."""
+        number = self._clock.now_us()
+        while self._files.exists(graveyard / str(number)):
+            number += 1
+        return graveyard / str(number)
 
     def _finish_deletions(self) -> None:
         graveyard = self.root / _DELETED
@@ -208,6 +216,7 @@ class LogDirectory:
 
     def abandon(self) -> None:
         """In a forked child: the parent goes on, this copy lets go of the lock it inherited."""
+        self._guard = RLock()  # another thread of the parent may have held it
         self._closed = True
         self._release_lock()
 

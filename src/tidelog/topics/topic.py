@@ -180,7 +180,7 @@ class Topic:
         headers: Mapping[str, bytes] | None,
         timestamp: datetime | None,
     ) -> bytes:
-        time_us = self._now_us() if timestamp is None else to_microseconds(timestamp)
+        time_us = self._now_us() if timestamp is None else _checked_time_us(timestamp)
         try:
             return encode_message(value, key, headers, time_us)
         except InputError:
@@ -192,9 +192,15 @@ class Topic:
         return self._payload(value.value, value.key, value.headers, value.timestamp)
 
     def _payloads(self, messages: Iterable[bytes | Message]) -> list[bytes]:
-        if isinstance(messages, (bytes, bytearray, str, Message)):
+        if isinstance(messages, (bytes, bytearray, str, Message)) or not isinstance(messages, Iterable):
             raise InputError(f"append_many takes several messages, not one {type(messages).__name__}")
         return [self._payload(message, None, None, None) for message in messages]
+
+
+def _checked_time_us(timestamp: object) -> int:
+    if not isinstance(timestamp, datetime):
+        raise InputError(f"timestamp must be a datetime, not {type(timestamp).__name__}")
+    return to_microseconds(timestamp)
 
 
 def _checked_on_gap(on_gap: OnGap) -> OnGap:
