@@ -306,7 +306,7 @@ class Log(ReadableLog):
 
 
 class _Accepted:
-    """Around the wait for an accepted message: who hears of a full disk hears its offset too, and does not repeat it."""
+    """Around the wait for an accepted message: a full disk is reported with its offset, so that it is not repeated."""
 
     __slots__ = ("_offset",)
 
