@@ -1,0 +1,189 @@
+"""What the tests of the log share: payloads that tell themselves apart, waiting for a condition, holding up the writer."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from tidelog.errors import TidelogError
+from tidelog.log import Log
+from tidelog.log.frame import Frames, Stop, scan
+from tidelog.log.names import wal_files
+from tidelog.log.reader import Reader
+from tidelog.log.view import LogView
+from tidelog.testing import Call, FaultyFiles
+
+DIRECTORY = Path("/log")
+WAL_FILES = "wal.*.log"
+LIMIT_SECONDS = 60.0
+SOURCES = Path(__file__).resolve().parents[2] / "src"
+
+
+def payload(number: int, size: int = 20) -> bytes:
+    """A payload that says its number, padded to a size."""
+    return f"{number}:".encode().ljust(size, b"-")
+
+
+def payloads(count: int, size: int = 20, first: int = 0) -> list[bytes]:
+    return [payload(number, size) for number in range(first, first + count)]
+
+
+def everything(reader: Reader) -> list[tuple[int, bytes]]:
+    """All that a reader gives, as (offset, payload)."""
+    return [entry for batch in reader for entry in enumerate(batch.payloads(), batch.first_offset)]
+
+
+def contents(log: Log | LogView) -> list[tuple[int, bytes]]:
+    """All that is in a log now."""
+    return everything(log.read("earliest"))
+
+
+def numbered(count: int, size: int = 20, first: int = 0) -> list[tuple[int, bytes]]:
+    """What a log holds when payload n was appended at offset n."""
+    return list(enumerate(payloads(count, size, first), first))
+
+
+def wait_until(condition: Callable[[], bool], what: str) -> None:
+    """Looks again until the condition holds; fails only after a time that no busy machine needs."""
+    deadline = time.monotonic() + LIMIT_SECONDS
+    while not condition():
+        assert time.monotonic() < deadline, f"waited in vain for {what}"
+        time.sleep(0.002)
+
+
+def wal_paths(directory: Path) -> list[Path]:
+    """The WAL files on a real disk, oldest first."""
+    return [directory / name for _, name in wal_files(sorted(os.listdir(directory)))]
+
+
+def frames_in(data: bytes, first_offset: int) -> Frames:
+    """The frames of a file, which must hold nothing else."""
+    result = scan(data, 0, first_offset)
+    assert result.stop is Stop.END
+    return result.frames
+
+
+def flip_bit(path: Path, byte: int, bit: int = 0) -> None:
+    data = bytearray(path.read_bytes())
+    data[byte] ^= 1 << bit
+    path.write_bytes(data)
+
+
+def calls_of(files: FaultyFiles, operation: str, ending: str = ".log") -> list[Call]:
+    return [call for call in files.calls if call.operation == operation and call.path.endswith(ending)]
+
+
+def kill(files: FaultyFiles, log: Log) -> None:
+    """The process dies now; its writer thread must not outlive the test."""
+    files.crash()
+    with contextlib.suppress(TidelogError):
+        log.close()
+
+
+class Gate:
+    """Holds whoever makes a kind of call (the writer thread) until it is opened; leaving the block opens it."""
+
+    def __init__(self, files: FaultyFiles, operation: str = "write_at", ending: str = ".log") -> None:
+        self.reached = threading.Event()
+        self._may_pass = threading.Event()
+        self._operation = operation
+        self._ending = ending
+        files.faults.on_call = self._on_call
+
+    def open(self) -> None:
+        self._may_pass.set()
+
+    def wait_until_reached(self) -> None:
+        assert self.reached.wait(LIMIT_SECONDS)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.open()
+
+    def _on_call(self, call: Call) -> None:
+        if call.operation == self._operation and call.path.endswith(self._ending):
+            self.reached.set()
+            assert self._may_pass.wait(LIMIT_SECONDS)
+
+
+class Threads:
+    """Runs functions on threads of their own; leaving the block waits for them and raises what one of them raised."""
+
+    def __init__(self) -> None:
+        self._threads: list[threading.Thread] = []
+        self._errors: list[BaseException] = []
+
+    def start(self, action: Callable[[], object]) -> threading.Thread:
+        def run() -> None:
+            try:
+                action()
+            except BaseException as error:  # noqa: BLE001  # raised again where the test waits
+                self._errors.append(error)
+
+        thread = threading.Thread(target=run, daemon=True)
+        self._threads.append(thread)
+        thread.start()
+        return thread
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        for thread in self._threads:
+            thread.join(LIMIT_SECONDS)
+        if error is None:
+            assert not any(thread.is_alive() for thread in self._threads), "a thread hangs"
+            for raised in self._errors:
+                raise raised
+
+
+def python(program: str, *arguments: str | Path) -> list[str]:
+    """The command that runs a program in a Python of its own."""
+    return [sys.executable, "-c", program, *map(str, arguments)]
+
+
+def python_environment() -> dict[str, str]:
+    return {**os.environ, "PYTHONPATH": str(SOURCES)}
+
+
+def run_python(program: str, *arguments: str | Path) -> subprocess.CompletedProcess[str]:
+    """Runs it to its end."""
+    return subprocess.run(
+        python(program, *arguments),
+        env=python_environment(),
+        capture_output=True,
+        text=True,
+        timeout=LIMIT_SECONDS,
+        check=False,
+    )
+
+
+def start_python(program: str, *arguments: str | Path) -> subprocess.Popen[str]:
+    """Starts it, with its standard output and input in our hands."""
+    return subprocess.Popen(
+        python(program, *arguments),
+        env=python_environment(),
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+
+
+def lines_of(process: subprocess.Popen[str]) -> Iterator[str]:
+    assert process.stdout is not None
+    for line in process.stdout:
+        yield line.rstrip("\n")
