@@ -49,7 +49,7 @@ class CrashPlan:
     seed: int = 0
     every: int = 1
     timeout_seconds: float = 60.0
-    grace_seconds: float = 2.0
+    grace_seconds: float = 5.0
 
     def points(self, call: int, in_flight_bytes: int) -> Iterator[CrashPoint]:
         """What to look at after a crash at `call`."""

@@ -55,7 +55,7 @@ def run_aside(
     if not _wait(finished, is_dead, timeout_seconds):
         outcome.stacks = _stacks_of(set(threading.enumerate()) - before)
     if is_dead():
-        outcome.left_behind = _join(set(threading.enumerate()) - before, grace_seconds)
+        outcome.left_behind = _join(before, grace_seconds)
     return outcome
 
 
@@ -88,11 +88,17 @@ def _wait(finished: threading.Event, is_dead: Callable[[], bool], timeout_second
     return True
 
 
-def _join(threads: set[threading.Thread], grace_seconds: float) -> list[threading.Thread]:
+def _join(before: set[threading.Thread], grace_seconds: float) -> list[threading.Thread]:
+    """Waits for the threads that were not there before; those that did not end."""
     deadline = time.monotonic() + grace_seconds
-    for thread in threads:
-        thread.join(max(0.0, deadline - time.monotonic()))
-    return [thread for thread in threads if thread.is_alive()]
+    while True:
+        left = [thread for thread in threading.enumerate() if thread not in before]
+        seconds = deadline - time.monotonic()
+        if not left or seconds <= 0:
+            return left
+        # A thread is listed a moment before it can be joined, and one that is dying may still start others.
+        with contextlib.suppress(RuntimeError):
+            left[0].join(seconds)
 
 
 def _stacks_of(threads: set[threading.Thread]) -> str:
