@@ -1,4 +1,4 @@
-"""What the tests of the log share: payloads that tell themselves apart, waiting for a condition, holding up the writer."""
+"""What the tests of the log share: payloads that can be told apart, waiting for a condition, holding up the writer."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from tidelog.errors import TidelogError
+from tidelog.errors import CorruptionError, TidelogError
 from tidelog.log import Log
 from tidelog.log.frame import Frames, Stop, scan
 from tidelog.log.names import wal_files
@@ -39,6 +39,17 @@ def payloads(count: int, size: int = 20, first: int = 0) -> list[bytes]:
 def everything(reader: Reader) -> list[tuple[int, bytes]]:
     """All that a reader gives, as (offset, payload)."""
     return [entry for batch in reader for entry in enumerate(batch.payloads(), batch.first_offset)]
+
+
+def until_damage(reader: Reader) -> tuple[list[tuple[int, bytes]], CorruptionError]:
+    """All that a reader gives before it raises, and what it raises."""
+    found: list[tuple[int, bytes]] = []
+    try:
+        for batch in reader:
+            found += enumerate(batch.payloads(), batch.first_offset)
+    except CorruptionError as error:
+        return found, error
+    raise AssertionError(f"no damage met, {len(found)} messages read")
 
 
 def contents(log: Log | LogView) -> list[tuple[int, bytes]]:
