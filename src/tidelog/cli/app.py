@@ -31,7 +31,13 @@ Try:  tidelog demo
       tidelog consume shop/orders --from -10 --json
 """
 
-app = typer.Typer(name="tidelog", epilog=_EPILOG, rich_markup_mode=None, pretty_exceptions_enable=False)
+app = typer.Typer(
+    name="tidelog",
+    epilog=_EPILOG,
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
 
 for _module in (demo, produce, consume, topic, inspect, verify, doctor, bench):
     _module.add_to(app)

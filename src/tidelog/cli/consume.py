@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     from tidelog.topics.reading import OnGap
     from tidelog.topics.topic import Topic
 
+_PIECE_BYTES = 256 << 10
+
 
 def add_to(app: typer.Typer) -> None:
     """Registers the command."""
@@ -79,17 +81,44 @@ class _Writer:
         self._left = max_messages
 
     def write(self, start: Position, stop: Position | None, *, follow: bool) -> None:
-        """Messages from one position to another; those that are waited for are flushed one by one."""
-        stdout: BinaryIO = sys.stdout.buffer
+        """Messages from one position to another: large pieces of what is there, each at once of what is waited for."""
+        if self._left == 0:
+            return
+        messages = self._topic.read(start, stop, follow=follow, on_gap=self._on_gap)
         written = 0
-        messages = self._topic.read(start, stop, follow=follow, on_gap=self._on_gap) if self._left != 0 else iter(())
-        for written, message in enumerate(islice(messages, self._left), start=1):  # noqa: B007 - used after the loop
-            stdout.write(self._to_bytes(message))
-            if follow:
-                stdout.flush()
-        stdout.flush()
+        with _Pieces(sys.stdout.buffer, 0 if follow else _PIECE_BYTES) as pieces:
+            for message in islice(messages, self._left):
+                pieces.add(self._to_bytes(message))
+                written += 1
         if self._left is not None:
             self._left -= written
+
+
+class _Pieces:
+    """Gathers bytes and writes them in pieces of at least `piece_bytes`; the rest at the end, whatever ended it."""
+
+    def __init__(self, stream: BinaryIO, piece_bytes: int) -> None:
+        self._stream = stream
+        self._piece_bytes = piece_bytes
+        self._parts: list[bytes] = []
+        self._size = 0
+
+    def add(self, data: bytes) -> None:
+        self._parts.append(data)
+        self._size += len(data)
+        if self._size >= self._piece_bytes:
+            self._write()
+
+    def _write(self) -> None:
+        parts, self._parts, self._size = self._parts, [], 0
+        self._stream.write(b"".join(parts))
+        self._stream.flush()
+
+    def __enter__(self) -> _Pieces:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._write()
 
 
 def _converter(session: Session, topic: str, template: str | None, null: bool) -> Callable[[Message], bytes]:

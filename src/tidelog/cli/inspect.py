@@ -25,6 +25,8 @@ _COLUMNS = (
     "problems",
 )
 
+_NARROW = ("file", "first_offset", "next_offset", "bytes", "first_time", "last_time", "problems")
+
 
 def add_to(app: typer.Typer) -> None:
     """Registers the command."""
@@ -73,7 +75,7 @@ def _show_files(session: Session, target: Target, examined: LogExamination) -> N
             }
         )
         return
-    output.table(_COLUMNS, rows, title=str(target.directory))
+    output.table(_COLUMNS, rows, title=str(target.directory), narrow=_NARROW)
     output.note(f"checkpoint: {_checkpoint_state(examined)}")
     for problem in examined.problems:
         output.note(f"problem: {problem}")

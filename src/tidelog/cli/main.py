@@ -10,6 +10,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Runs one command line, that of the process by default."""
     try:
         from tidelog.cli.app import run
+    except KeyboardInterrupt:
+        return 130
     except ModuleNotFoundError as error:
         if error.name not in ("typer", "rich"):
             raise

@@ -7,7 +7,7 @@ field beside it says so: `"value_encoding": "base64"`.
 from __future__ import annotations
 
 import base64
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 import msgspec
 
@@ -91,19 +91,24 @@ def describe_message(message: Message) -> dict[str, object]:
     """A message as JSON can hold it."""
     key, key_encoding = _text(message.key)
     value, value_encoding = _text(message.value)
-    headers = {name: _text(content) for name, content in message.headers.items()}
     described: dict[str, object] = {
         "offset": message.offset,
         "timestamp": None if message.timestamp is None else iso_time(message.timestamp),
         "key": key,
         "value": value,
-        "headers": {name: text for name, (text, _) in headers.items()},
+        "headers": {},
     }
     if key_encoding:
         described["key_encoding"] = key_encoding
     if value_encoding:
         described["value_encoding"] = value_encoding
-    encodings = {name: encoding for name, (_, encoding) in headers.items() if encoding}
+    return described | _describe_headers(message.headers) if message.headers else described
+
+
+def _describe_headers(headers: Mapping[str, bytes]) -> dict[str, object]:
+    texts = {name: _text(content) for name, content in headers.items()}
+    described: dict[str, object] = {"headers": {name: text for name, (text, _) in texts.items()}}
+    encodings = {name: encoding for name, (_, encoding) in texts.items() if encoding}
     if encodings:
         described["headers_encoding"] = encodings
     return described

@@ -9,6 +9,7 @@ Invariants
 
 from __future__ import annotations
 
+import shutil
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -18,6 +19,7 @@ Row = Mapping[str, object]
 OnDone = Callable[[int], None]
 
 _ESCAPES = str.maketrans({"\\": "\\\\", "\t": "\\t", "\n": "\\n", "\r": "\\r"})
+_WIDE_COLUMNS = 140
 _BYTE_UNITS = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
 
 
@@ -49,10 +51,13 @@ class Output:
         else:
             self.table(columns, rows, title)
 
-    def table(self, columns: Sequence[str], rows: Sequence[Row], title: str | None = None) -> None:
-        """A table for people or for cut and awk."""
+    def table(
+        self, columns: Sequence[str], rows: Sequence[Row], title: str | None = None, narrow: Sequence[str] | None = None
+    ) -> None:
+        """A table for people or for cut and awk; `narrow` are the columns that a small terminal gets."""
         if self.is_terminal:
-            _draw_table(columns, rows, title)
+            is_small = shutil.get_terminal_size().columns < _WIDE_COLUMNS
+            _draw_table(narrow if narrow is not None and is_small else columns, rows, title)
             return
         print("\t".join(columns))
         for row in rows:
@@ -103,6 +108,8 @@ def plain_text(value: object) -> str:
 
 def terminal_text(name: str, value: object) -> str:
     """A value for people; the name says what kind of number it is."""
+    if isinstance(value, datetime):
+        return f"{value:%Y-%m-%d %H:%M:%S}"
     if isinstance(value, bool) or not isinstance(value, int | float):
         return plain_text(value)
     if name == "bytes" or name.endswith("_bytes"):
@@ -124,14 +131,15 @@ def iso_time(moment: datetime) -> str:
 
 
 def _draw_table(columns: Sequence[str], rows: Sequence[Row], title: str | None) -> None:
+    from rich.box import SIMPLE_HEAD
     from rich.console import Console
     from rich.table import Table
     from rich.text import Text
 
-    table = Table(title=title, title_justify="left")
+    table = Table(title=title, title_justify="left", box=SIMPLE_HEAD, padding=0, pad_edge=False)
     for column in columns:
         numeric = any(isinstance(row.get(column), int | float) for row in rows)
-        table.add_column(column.replace("_", " "), justify="right" if numeric else "left")
+        table.add_column(column.replace("_", " "), justify="right" if numeric else "left", overflow="fold")
     for row in rows:
         table.add_row(*(Text(terminal_text(column, row.get(column))) for column in columns))
     Console().print(table)

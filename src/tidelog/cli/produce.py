@@ -61,17 +61,21 @@ def produce(
     echo 'c7:two apples' | tidelog produce shop/orders --key-separator : -H source=till
     find . -print0 | tidelog produce files/names --null
     """
+    from tidelog.topics.names import parse_topic_name
+
+    parse_topic_name(topic)  # before anything is made for it
     to_message = message_maker(key_separator, header or [])
     separator = b"\x00" if null else b"\n"
     count = _Count()
-    with session.open() as log, _source(session, file) as (stream, on_read):
+    with _source(session, file) as (stream, on_read), session.open() as log:
         target = log.topic(topic)
         try:
             for records in split_records(stream, separator, session.settings.log.max_message_bytes, on_read):
                 _append(target, records, to_message, sync, count)
             target.flush()
         except BaseException:
-            session.output.note(count.sentence(topic))
+            if count.messages:
+                session.output.note(count.sentence("accepted", topic))
             raise
     _tell(session, topic, count)
 
@@ -90,16 +94,16 @@ class _Count:
             self.first_offset = offsets[0] if self.first_offset is None else self.first_offset
             self.last_offset = offsets[-1]
 
-    def sentence(self, topic: str) -> str:
+    def sentence(self, verb: str, topic: str) -> str:
         if not self.messages:
-            return f"produced no messages to {topic}"
+            return f"{verb} no messages to {topic}"
         noun = "message" if self.messages == 1 else "messages"
-        return f"produced {self.messages} {noun} to {topic}: offsets {self.first_offset} to {self.last_offset}"
+        return f"{verb} {self.messages} {noun} to {topic}: offsets {self.first_offset} to {self.last_offset}"
 
 
 def _tell(session: Session, topic: str, count: _Count) -> None:
     if not session.as_json:
-        session.output.note(count.sentence(topic))
+        session.output.note(count.sentence("produced", topic))
         return
     session.output.document(
         {
@@ -112,17 +116,28 @@ def _tell(session: Session, topic: str, count: _Count) -> None:
 
 
 def _append(topic: Topic, records: Sequence[bytes], to_message: ToMessage, sync: bool, count: _Count) -> None:
-    """Appends a batch; a record that is no message ends it, after those before it were appended."""
+    """Appends in batches; a record that cannot be a message ends it, after those before it were appended."""
     from tidelog.errors import InputError
 
     for start in range(0, len(records), _BATCH_MESSAGES):
-        messages: list[bytes | Message] = []
+        batch = records[start : start + _BATCH_MESSAGES]
         try:
-            messages.extend(map(to_message, records[start : start + _BATCH_MESSAGES]))
+            count.add(topic.append_many(list(map(to_message, batch)), sync=sync))
+        except InputError:
+            _append_up_to_the_culprit(topic, batch, to_message, sync, count)
+
+
+def _append_up_to_the_culprit(
+    topic: Topic, records: Sequence[bytes], to_message: ToMessage, sync: bool, count: _Count
+) -> None:
+    """None of the batch was accepted; one by one, the one that is wrong can be named."""
+    from tidelog.errors import InputError
+
+    for record in records:
+        try:
+            count.add([topic.append(to_message(record), sync=sync)])
         except InputError as error:
-            count.add(topic.append_many(messages, sync=sync))
-            raise InputError(f"record {count.messages + 1} {error.message}", hint=error.hint) from None
-        count.add(topic.append_many(messages, sync=sync))
+            raise InputError(f"record {count.messages + 1}: {error.message}", hint=error.hint) from None
 
 
 @contextmanager
@@ -148,13 +163,13 @@ def split_records(
         first, *others = chunk.split(separator)
         begun.append(first)
         begun_bytes += len(first)
-        if begun_bytes > max_bytes:
-            hint = "Split it, raise max_message_bytes, or use --null if lines are not what separates the messages"
-            raise MessageTooLargeError(f"a record is longer than max_message_bytes ({max_bytes})", hint=hint)
         if others:
             rest = others.pop()
             yield [b"".join(begun), *others]
             begun, begun_bytes = [rest], len(rest)
+        if begun_bytes > max_bytes:
+            hint = "Split it, raise max_message_bytes, or use --null if lines are not what separates the messages"
+            raise MessageTooLargeError(f"a record is longer than max_message_bytes ({max_bytes})", hint=hint)
         on_read(done)
     if begun_bytes:
         yield [b"".join(begun)]
@@ -175,7 +190,7 @@ def message_maker(key_separator: str | None, headers: Sequence[str]) -> ToMessag
     def split(record: bytes) -> Message:
         key, found, value = record.partition(separator)
         if not found:
-            raise InputError(f"has no key separator {key_separator!r}", hint="The messages before it were produced")
+            raise InputError(f"there is no key separator {key_separator!r}", hint="The records before it were produced")
         return Message(value, key=key, headers=fixed)
 
     return split

@@ -78,7 +78,9 @@ def create(
     `tidelog produce` makes topics by itself; this is for those who want them to exist before.
     """
     from tidelog.errors import InputError
+    from tidelog.topics.names import parse_topic_name
 
+    parse_topic_name(topic)  # before a directory is made for it
     with session.open() as log:
         exists = log.has_topic(topic)
         if exists and not if_missing:

@@ -1,0 +1,48 @@
+"""`tidelog demo`: it holds, it can be run again, and it says so when something does not hold."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from tests.cli.conftest import Cli
+
+from tidelog.cli import demo_steps
+
+
+def test_the_demo_proves_itself_twice(cli: Cli) -> None:
+    """All proofs hold, in words and as JSON, and a second run replaces the first."""
+    first = cli("demo", "--messages", "2000")
+    assert first.code == 0
+    assert "All proofs hold." in first.out.decode()
+    assert "FAILED" not in first.out.decode()
+    second = cli("demo", "--messages", "2000", "--json")
+    assert (second.code, second.json["is_proven"], second.json["acknowledged_and_lost"]) == (0, True, 0)
+    assert second.json["recovered"] >= 2000 + second.json["acknowledged_before_kill"]
+    assert len(second.json["proofs"]) == 8
+    assert cli("consume", "demo/orders", "-d", "tidelog-demo/live", "-n", "1").lines[0].startswith('{"order": 0')
+
+
+def test_the_demo_touches_nothing_else(cli: Cli, tmp_path: Path) -> None:
+    """A directory that is not the demo's own is refused and left alone."""
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "live").touch()
+    result = cli("demo", "-d", "mine")
+    assert result.code == 2
+    assert "was not made by the demo" in result.err
+    assert [path.name for path in (tmp_path / "mine").iterdir()] == ["live"]
+
+
+def test_a_proof_that_fails_is_told(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    """When an acknowledged message is not there, the demo says so and ends with code 1."""
+    honest = demo_steps.crash
+
+    def with_a_lie(root: Path, target: int, on_done: demo_steps.OnDone) -> demo_steps.Crashed:
+        crashed = honest(root, target, on_done)
+        crashed.acknowledged[10**9] = b"never appended"
+        return crashed
+
+    monkeypatch.setattr(demo_steps, "crash", with_a_lie)
+    result = cli("demo", "--messages", "200")
+    assert result.code == 1
+    assert "FAILED: every message that was acknowledged as synced is there" in result.out.decode()

@@ -1,0 +1,143 @@
+"""Exit codes and what is said with them; scripts rely on both."""
+
+from __future__ import annotations
+
+import errno
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from tests.cli.conftest import Cli, environment
+
+import tidelog
+from tidelog.cli.errors import ExitCode, exit_code_of, text_of
+from tidelog.cli.main import main
+from tidelog.cli.session import run_reporting
+
+
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [
+        (tidelog.NotFoundError("x"), 3),
+        (tidelog.OffsetOutOfRangeError("x"), 3),
+        (tidelog.ConfigError("x"), 2),
+        (tidelog.MessageTooLargeError("x"), 2),
+        (tidelog.LockedError("x"), 4),
+        (tidelog.BackpressureError("x"), 4),
+        (tidelog.DiskFullError("x"), 6),
+        (tidelog.LogFailedError("x"), 6),
+        (tidelog.CorruptionError("x", path="p", byte=1), 5),
+        (tidelog.GapError("x", first=1, last=2), 5),
+        (OSError(errno.EIO, "Input/output error"), 6),
+        (OSError(errno.ENOSPC, "No space left on device"), 6),
+        (PermissionError(errno.EACCES, "Permission denied", "f"), 2),
+        (tidelog.InternalError("x"), 70),
+        (RuntimeError("x"), 70),
+    ],
+)
+def test_every_error_has_its_code(error: Exception, code: int, capsys: pytest.CaptureFixture[str]) -> None:
+    """What the shell gets depends on what has to be done next, and never is a traceback."""
+
+    def fail() -> None:
+        raise error
+
+    assert run_reporting(fail, debug=False) == code == exit_code_of(error)
+    told = capsys.readouterr().err
+    assert told.startswith(f"error: {text_of(error)}\n")
+    assert "Traceback" not in told
+
+
+def test_debug_shows_where(cli: Cli) -> None:
+    """With --debug the traceback comes with the error."""
+    cli("topic", "create", "a/b")
+    result = cli("--debug", "consume", "x/y")
+    assert result.code == 3
+    assert "Traceback" in result.err
+    assert "error: there is no topic x/y" in result.err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "text"),
+    [
+        (("frobnicate",), 2, "frobnicate"),
+        (("consume",), 2, "topic"),
+        (("consume", "a/b", "--frob"), 2, "--frob"),
+        (("topic",), 2, "Missing command"),
+        (("consume", "nonsense"), 3, "there is no log directory data"),
+        (("produce", "nonsense"), 2, "'nonsense' does not have exactly two parts"),
+        (("produce", "../x"), 2, "not allowed"),
+        (("consume", "a/b", "-d", "nowhere"), 3, "there is no log directory nowhere"),
+        (("topic", "list", "-c", "nowhere.toml"), 2, "there is no settings file nowhere.toml"),
+        (("bench", "append", "--mode", "waves"), 2, "waves"),
+    ],
+)
+def test_bad_command_lines(cli: Cli, arguments: tuple[str, ...], code: int, text: str) -> None:
+    """What is wrong is said in one line on stderr, and a hint says what to do about it."""
+    result = cli(*arguments)
+    assert (result.code, result.out) == (code, b"")
+    first, *_ = result.err.splitlines()
+    assert text.lower() in result.err.lower()
+    assert first.startswith("error: ")
+
+
+def test_a_directory_that_is_in_use(cli: Cli) -> None:
+    """A second writer gets code 4 at once, and readers are let in."""
+    with tidelog.open("data") as log:
+        log.topic("a/b").append(b"x", sync=True)
+        result = cli("produce", "a/b", stdin=b"y\n")
+        assert result.code == 4
+        assert "is already open in process" in result.err
+        assert "hint: Stop that process or wait for it" in result.err
+        assert cli("consume", "a/b").out == b"x\n"
+
+
+def test_where_the_directory_comes_from(cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The option wins over the variable, the variable over the file, and ./data is the last resort."""
+    (tmp_path / "t.toml").write_text('dir = "from-file"\n')
+    cli("topic", "create", "a/b", "-c", "t.toml")
+    monkeypatch.setenv("TIDELOG_DIR", "from-variable")
+    cli("topic", "create", "a/b", "-c", "t.toml")
+    cli("-d", "from-option", "-c", "t.toml", "topic", "create", "a/b")
+    cli("-d", "ignored", "topic", "create", "a/b", "--dir", "from-later-option")
+    monkeypatch.delenv("TIDELOG_DIR")
+    cli("topic", "create", "a/b")
+    made = {path.name for path in tmp_path.iterdir() if path.is_dir()}
+    assert made == {"from-file", "from-variable", "from-option", "from-later-option", "data"}
+
+
+def test_help_documents_the_codes(cli: Cli) -> None:
+    """The help lists every exit code and every command; it is what is shown without arguments."""
+    text = cli("--help").out.decode()
+    assert cli().out.decode() == text
+    for code in ExitCode:
+        assert f"\n    {code.value:<5}" in text
+    for name in ("demo", "produce", "consume", "topic", "inspect", "verify", "repair", "doctor", "bench"):
+        assert f"\n  {name} " in text
+
+
+def test_version(cli: Cli) -> None:
+    """The version is that of the package."""
+    assert cli("--version").lines == [f"tidelog {tidelog.__version__}"]
+
+
+def test_help_starts_without_what_it_does_not_need() -> None:
+    """Help imports neither the terminal library nor the work of any command."""
+    program = "import sys; from tidelog.cli.main import main; main(['--help']); print(*sys.modules, file=sys.stderr)"
+    command = [sys.executable, "-c", program]
+    result = subprocess.run(command, env=environment(), capture_output=True, text=True, timeout=60, check=True)
+    imported = set(result.stderr.split())
+    assert "tidelog.cli.app" in imported
+    assert not {name for name in imported if name.split(".")[0] == "rich"}
+    work = {"bench_append", "bench_read", "demo_steps", "doctor_checks", "frame_view", "message_format", "targets"}
+    assert not {f"tidelog.cli.{name}" for name in work} & imported
+
+
+def test_without_the_parser(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """Where only the library was installed, the command says what is missing."""
+    monkeypatch.setitem(sys.modules, "typer", None)
+    for name in [name for name in sys.modules if name.startswith("tidelog.cli.") and name != "tidelog.cli.main"]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.delattr("tidelog.cli.app")
+    assert main(["--help"]) == 2
+    assert "tidelog[cli]" in capsys.readouterr().err

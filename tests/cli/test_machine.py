@@ -1,0 +1,113 @@
+"""`tidelog doctor` and `tidelog bench`."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+from tests.cli.conftest import Cli
+
+from tidelog.cli import doctor_checks
+from tidelog.cli.doctor_checks import check_java, check_permissions, java_version, nearest_directory
+from tidelog.cli.file_systems import file_system_kind
+
+
+def test_doctor_checks_everything(cli: Cli) -> None:
+    """Every check has a verdict, and whatever is not ok comes with a fix."""
+    result = cli("doctor", "--json")
+    checks = {check["check"]: check for check in result.json}
+    expected = {"python", "kernels", "java", "directory", "free space", "file system", "sync time", "clock"}
+    assert checks.keys() == expected | {"open files"}
+    assert all(check["fix"] for check in checks.values() if check["status"] != "ok")
+    assert result.code == int(any(check["status"] == "fail" for check in checks.values()))
+    assert list(Path().iterdir()) == []
+
+
+def test_doctor_fails_where_no_log_can_be(cli: Cli, tmp_path: Path) -> None:
+    """A failed check is exit code 1, after all checks were shown."""
+    (tmp_path / "file").touch()
+    result = cli("doctor", "-d", "file")
+    assert result.code == 1
+    assert "directory\tfail\tfile is a file\tName a directory with --dir" in result.lines
+
+
+def test_permissions(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A directory that cannot be written fails; one that can be made is fine."""
+    assert check_permissions(tmp_path / "new" / "er", nearest_directory(tmp_path / "new" / "er")).status == "ok"
+    monkeypatch.setattr(os, "access", lambda path, mode: False)
+    assert check_permissions(tmp_path, tmp_path).status == "fail"
+
+
+@pytest.mark.parametrize(
+    ("text", "version"),
+    [('openjdk version "17.0.15" 2025-04-15', 17), ('java version "1.8.0_392"', 8), ("nonsense", None)],
+)
+def test_java_versions(text: str, version: int | None) -> None:
+    """Old and new ways of writing a version are understood."""
+    assert java_version(text) == version
+
+
+def test_java_is_a_warning(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Without Java, or with an old one, all but the pipeline works: a warning that says how to get it."""
+    monkeypatch.setenv("JAVA_HOME", str(tmp_path))
+    assert check_java()[:3] == ("java", "warn", "not found")
+    (tmp_path / "bin").mkdir()
+    java = tmp_path / "bin" / "java"
+    java.write_text("#!/bin/sh\necho 'openjdk version \"11.0.2\"' >&2\n")
+    java.chmod(0o755)
+    assert check_java().status == "warn"
+    assert "JAVA_HOME" in check_java().fix
+
+
+@pytest.mark.parametrize(("kind", "status"), [("nfs4", "warn"), ("tmpfs", "warn"), ("overlay", "warn"), ("ext4", "ok")])
+def test_file_systems_that_do_not_keep_data(
+    kind: str, status: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Network, memory and container file systems are warned about."""
+    monkeypatch.setattr(doctor_checks, "file_system_kind", lambda path: kind)
+    assert doctor_checks.check_file_system(tmp_path).status == status
+
+
+def test_the_innermost_mount_counts(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """The kind of a path is that of the mount closest to it."""
+    inner = tmp_path / "with blank"
+    inner.mkdir()
+    mounts = tmp_path / "mounts"
+    escaped = str(inner).replace(" ", "\\040")
+    mounts.write_text(f"/dev/a / ext4 rw 0 0\nserver:/x {escaped} nfs4 rw 0 0\n")
+    monkeypatch.setattr("tidelog.cli.file_systems._MOUNTS", mounts)
+    assert file_system_kind(inner) == "nfs4"
+    assert file_system_kind(tmp_path) == "ext4"
+    monkeypatch.setattr("tidelog.cli.file_systems._MOUNTS", tmp_path / "none")
+    assert file_system_kind(inner) is None
+
+
+@pytest.mark.parametrize("options", [(), ("--appenders", "4"), ("--mode", "tasks", "--appenders", "3")])
+def test_bench_append(cli: Cli, options: tuple[str, ...]) -> None:
+    """Appends are measured in a directory that is gone afterwards."""
+    result = cli("bench", "append", "-n", "500", "--size", "50", "--json", *options)
+    assert result.code == 0
+    figures = result.json
+    assert figures["messages"] == 500
+    assert 0 < figures["p50_us"] <= figures["p99_us"] <= figures["p999_us"] <= figures["max_us"]
+    assert list(Path().iterdir()) == []
+
+
+@pytest.mark.parametrize("mode", ["threads", "tasks"])
+def test_bench_append_synced(cli: Cli, mode: str) -> None:
+    """Synced appends are measured against what write and fdatasync alone can do."""
+    figures = cli("bench", "append", "-n", "300", "--sync", "--appenders", "8", "--mode", mode, "--json").json
+    assert figures["ratio"] == pytest.approx(figures["messages_per_second"] / figures["ceiling_messages_per_second"])
+
+
+def test_bench_read(cli: Cli) -> None:
+    """Reading is measured next to the bare scan, beside a log directory that stays as it is."""
+    cli("produce", "a/b", stdin=b"x\n")
+    before = sorted(Path("data").rglob("*"))
+    result = cli("bench", "read", "-n", "2500", "--json")
+    assert result.code == 0
+    assert result.json["read_us_per_message"] > 0
+    assert result.json["total_bytes"] == 2500 * 140
+    assert sorted(Path("data").rglob("*")) == before
+    assert [path.name for path in Path().iterdir()] == ["data"]
