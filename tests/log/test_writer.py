@@ -235,7 +235,7 @@ class TestStopping:
         then = "threading.Timer(0.05, os.kill, (os.getpid(), signal.SIGTERM)).start()\nthreading.Event().wait()"
         assert stopped(tmp_path, then=then) == (-signal.SIGTERM, "", 3000)
 
-    def test_sigterm_under_load_keeps_the_lock_of_nobody(self, tmp_path: Path) -> None:
+    def test_sigterm_under_load_flushes_and_ends(self, tmp_path: Path) -> None:
         """The signal comes while threads append: the process ends, and what was accepted before is there."""
         then = (
             "def more():\n"
