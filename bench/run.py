@@ -27,6 +27,8 @@ BENCHMARKS = {
     "reopen": ["--megabytes", "128", "--rounds", "1"],
     "slow_reader": ["--messages", "50000"],
 }
+# More than this of one core taken by others, and figures of two cores are no longer about us.
+BUSY_LOAD = 0.5
 HEADINGS = ("measured", "tidelog", "peer", "value", "target", "")
 
 
@@ -60,6 +62,7 @@ def machine() -> dict[str, Any]:
         "system": f"{platform.system()} {platform.release()}",
         "python": platform.python_version(),
         "kernel": "native" if KERNEL_IS_NATIVE else "pure Python",
+        "load_before": round(os.getloadavg()[0], 2),
     }
 
 
@@ -86,6 +89,9 @@ def main() -> None:
     unknown = set(arguments.names) - set(BENCHMARKS)
     if unknown:
         parser.error(f"no benchmark {', '.join(sorted(unknown))}; there are {', '.join(BENCHMARKS)}")
+    found_on = machine()
+    if found_on["load_before"] > BUSY_LOAD:
+        print("the machine is busy: these figures will say more about that than about tidelog", file=sys.stderr)
     results, figures = {}, []
     for name in arguments.names or BENCHMARKS:
         print(f"running {name}", file=sys.stderr)
@@ -93,9 +99,9 @@ def main() -> None:
         results[name] = run(name, place + (BENCHMARKS[name] if arguments.quick else []))
         figures += figures_of(name, results[name])
     if arguments.json:
-        print(json.dumps({"machine": machine(), "results": results}, indent=2))
+        print(json.dumps({"machine": found_on, "results": results}, indent=2))
     else:
-        print(", ".join(f"{key} {value}" for key, value in machine().items()) + "\n")
+        print(", ".join(f"{key} {value}" for key, value in found_on.items()) + "\n")
         print_table(figures)
 
 

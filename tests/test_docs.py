@@ -1,0 +1,150 @@
+"""The documents are held to the code: bytes, names, errors, settings and every example."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tidelog import errors
+from tidelog.cli.errors import exit_code_of
+from tidelog.log.frame import encode
+from tidelog.log.repair import LOST_PAYLOAD
+from tidelog.log.settings import LogSettings
+from tidelog.testing import POLICIES, FaultyFiles, ManualClock
+from tidelog.topics.message import encode_message
+from tidelog.topics.storage import LogDirectory
+
+ROOT = Path(__file__).resolve().parent.parent
+DOCS = ROOT / "docs"
+FORMATS = (DOCS / "formats.md").read_text("utf-8")
+ARCHITECTURE = (DOCS / "architecture.md").read_text("utf-8")
+OPERATIONS = (DOCS / "guides" / "operations.md").read_text("utf-8")
+TESTING = (DOCS / "guides" / "testing.md").read_text("utf-8")
+GUIDES = sorted((DOCS / "guides").glob("*.md"))
+BLOCK = re.compile(r"^```([^\n]*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+HEX_LINE = re.compile(r"((?:[0-9a-f]{2} )*[0-9a-f]{2})  ")
+NEW_YEAR_US = 1_767_225_600_000_000
+TIMEOUT_SECONDS = 60
+
+
+def block(text: str, kind: str) -> str:
+    """The one fenced block of this kind."""
+    (found,) = [content for info, content in BLOCK.findall(text) if info == kind]
+    return str(found)
+
+
+def hex_block(kind: str) -> bytes:
+    """The bytes of an annotated block: what stands before the words in each line."""
+    matches = [HEX_LINE.match(line) for line in block(FORMATS, kind).splitlines()]
+    assert all(matches)
+    return b"".join(bytes.fromhex(match[1]) for match in matches if match is not None)
+
+
+def written_files() -> dict[str, bytes | None]:
+    """All files of a log directory with one message, by path."""
+    files = FaultyFiles()
+    with LogDirectory(Path("/data"), files=files, clock=ManualClock(NEW_YEAR_US)) as log:
+        log.topic("shop/orders").append(b"paid", key=b"order-7", headers={"source": b"web"}, sync=True)
+    return files.tree()
+
+
+def error_classes() -> list[type[errors.TidelogError]]:
+    """Every error of ours."""
+    found = [value for value in vars(errors).values() if isinstance(value, type)]
+    return [value for value in found if issubclass(value, errors.TidelogError)]
+
+
+def test_the_bytes_of_a_message_are_those_of_the_formats_page() -> None:
+    """A reader written from the page alone reads what the code writes."""
+    payload = encode_message(b"paid", b"order-7", {"source": b"web"}, NEW_YEAR_US)
+    assert encode(7, payload) == hex_block("hex message")
+
+
+def test_the_bytes_of_a_lost_offset_are_those_of_the_formats_page() -> None:
+    """The frame that a repair leaves in the place of a message is drawn as it is."""
+    assert encode(41, LOST_PAYLOAD) == hex_block("hex lost")
+
+
+@pytest.mark.parametrize(
+    ("kind", "path"),
+    [
+        ("json tidelog.json", "/data/tidelog.json"),
+        ("json topic.json", "/data/shop/orders/topic.json"),
+        ("text wal.ckpt", "/data/shop/orders/wal.ckpt"),
+    ],
+)
+def test_the_documents_on_disk_are_those_of_the_formats_page(kind: str, path: str) -> None:
+    """The page shows each document to the letter."""
+    assert written_files()[path] == block(FORMATS, kind).encode("utf-8")
+
+
+def test_every_file_in_a_log_directory_is_on_the_formats_page() -> None:
+    """Nobody finds a file in the directory that the page does not explain."""
+    names = {Path(path).name for path, content in written_files().items() if content is not None}
+    assert {
+        name for name in names if f"\n      {name} " not in FORMATS and f"\n        {name} " not in FORMATS
+    } == set()
+
+
+def test_every_module_has_its_place_in_the_architecture() -> None:
+    """A new file in the log or in topics is named on the page, and what the page names exists."""
+    source = ROOT / "src" / "tidelog"
+    modules = {str(path.relative_to(source)) for folder in ("log", "topics") for path in (source / folder).glob("*.py")}
+    expected = {name for name in modules if not name.endswith("__init__.py")}
+    named = set(re.findall(r"`((?:\w+/)*\w+\.(?:py|c))`", ARCHITECTURE))
+    assert expected - named == set()
+    assert {name for name in named if not (source / name).is_file()} == set()
+
+
+def test_every_error_is_explained() -> None:
+    """The operations guide says of each error what to do about it."""
+    names = {error.__name__ for error in error_classes()} - {"TidelogError"}
+    kinds = {error.__name__ for error in errors.TidelogError.__subclasses__()}
+    assert {name for name in names - kinds if f"\n**`{name}`.** " not in OPERATIONS} == set()
+    assert {name for name in kinds if f"\n### {name}: " not in OPERATIONS} == set()
+
+
+def test_the_exit_codes_are_those_of_the_command_line() -> None:
+    """The table of error classes shows what a script will see."""
+    listed = dict(re.findall(r"^\| `(\w+)` \|.*\| (\d+) \|$", OPERATIONS, re.MULTILINE))
+    codes = {error.__name__: str(int(exit_code_of(error("x")))) for error in errors.TidelogError.__subclasses__()}
+    assert listed == codes
+
+
+def test_every_setting_is_listed_with_its_default() -> None:
+    """The table of settings is complete and has the right numbers."""
+    listed = dict(re.findall(r"^\| `(\w+)` \| (\d+) \|", OPERATIONS, re.MULTILINE))
+    settings = LogSettings()
+    assert listed == {name: str(getattr(settings, name)) for name in settings.__struct_fields__}
+
+
+def test_every_crash_policy_is_explained() -> None:
+    """The guide to the test kit says what each policy leaves."""
+    assert {policy for policy in POLICIES if f"\n| `{policy}` | " not in TESTING} == set()
+
+
+EXAMPLES = [
+    (guide.name, number, text)
+    for guide in GUIDES
+    for number, text in enumerate(code for info, code in BLOCK.findall(guide.read_text("utf-8")) if info == "python")
+]
+
+
+@pytest.mark.parametrize(("guide", "number", "example"), EXAMPLES, ids=[f"{guide}-{n}" for guide, n, _ in EXAMPLES])
+def test_the_examples_in_the_guides_run(guide: str, number: int, example: str, tmp_path: Path) -> None:
+    """Every Python block of a guide works as it stands, in an empty directory."""
+    environment = {"PYTHONPATH": str(ROOT / "src")}
+    finished = subprocess.run(
+        [sys.executable, "-c", example],
+        cwd=tmp_path,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=TIMEOUT_SECONDS,
+        check=False,
+    )
+    assert finished.returncode == 0, f"{guide}, example {number}:\n{finished.stderr}"
