@@ -92,6 +92,29 @@ def calls_of(files: FaultyFiles, operation: str, ending: str = ".log") -> list[C
     return [call for call in files.calls if call.operation == operation and call.path.endswith(ending)]
 
 
+def disk_with(files_by_name: dict[str, bytes], directory: Path = DIRECTORY) -> FaultyFiles:
+    """A disk on which the log's directory holds these files, all of it durable."""
+    files = FaultyFiles()
+    files.make_directories(directory)
+    for name, content in files_by_name.items():
+        file = files.create(directory / name)
+        file.write_at(0, content)
+        file.sync()
+        file.close()
+    files.sync_directory(directory)
+    return files
+
+
+def files_of(files: FaultyFiles, directory: Path = DIRECTORY) -> dict[str, bytes]:
+    """The files right in the log's directory by name, without the lock."""
+    found = {}
+    for path, content in files.tree().items():
+        name = path.rpartition("/")[2]
+        if content is not None and path == f"{directory}/{name}" and name != "lock":
+            found[name] = content
+    return found
+
+
 def kill(files: FaultyFiles, log: Log) -> None:
     """The process dies now; its writer thread must not outlive the test."""
     files.crash()

@@ -28,7 +28,7 @@ def header_offset(file: File, position: int = 0) -> int | None:
     return int(HEADER.unpack(header)[0]) if len(header) == HEADER_BYTES else None
 
 
-def offset_behind_gap(file: File, expected: int, known: int | None, max_jump: int) -> int | None:
+def offset_behind_gap(file: File, expected: int, known: int | None = None, max_jump: int = _MAX_OFFSET) -> int | None:
     """The offset at which a file begins if it is later than `expected` and credible; None otherwise.
 
     `known` is what the checkpoint says. Without it the frame behind decides, or where there is none, whether so many

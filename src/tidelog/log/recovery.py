@@ -21,11 +21,11 @@ from typing import NamedTuple
 from tidelog.clock import Clock
 from tidelog.errors import CorruptionError, GapError
 from tidelog.files import File, Files
-from tidelog.log.beginning import header_offset, oldest_offset
+from tidelog.log.beginning import header_offset, offset_behind_gap, oldest_offset
 from tidelog.log.checkpoint import Checkpoint, CheckpointFile, read_checkpoint
 from tidelog.log.frame import HEADER_BYTES, Stop
 from tidelog.log.names import REMOVED, removed_name, wal_files
-from tidelog.log.scanner import FileScanner, begins_with, find_frame_after
+from tidelog.log.scanner import FileScanner, find_frame_after
 from tidelog.log.segment import Segment
 from tidelog.log.settings import MIB, LogSettings
 from tidelog.log.statistics import RecoveryReport, TornTail
@@ -195,8 +195,8 @@ class Recovery:
 
     def _refuse_gap(self, file: File, segment: Segment) -> None:
         """A file that begins with a good frame of a later offset means that something before it is missing."""
-        found = header_offset(file)
-        if segment.count or found is None or found <= segment.first_offset or not begins_with(file, found):
+        found = None if segment.count else offset_behind_gap(file, segment.first_offset)
+        if found is None:
             return
         raise GapError(
             f"offsets {segment.first_offset} to {found - 1} are missing before {segment.path.name}",

@@ -51,11 +51,6 @@ class FileScanner:
         return needed if self.position + needed <= end else 0
 
 
-def begins_with(file: File, offset: int) -> bool:
-    """Whether a file begins with a whole frame of this offset."""
-    return FileScanner(file, 0, offset, HEADER_BYTES).read(file.size()) is not None
-
-
 def find_frame_after(
     file: File, position: int, end: int, min_offset: int, max_offset: int | None = None
 ) -> tuple[int, int] | None:
