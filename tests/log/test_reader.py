@@ -5,13 +5,13 @@ from __future__ import annotations
 import asyncio
 import struct
 import tracemalloc
-from collections.abc import Callable
 from contextlib import closing
 from datetime import UTC, datetime, timedelta
 from functools import partial
 from pathlib import Path
 
 import pytest
+from tests.log.counting_files import CountingFiles
 from tests.log.workbench import (
     DIRECTORY,
     Threads,
@@ -26,49 +26,12 @@ from tests.log.workbench import (
 
 from tidelog.clock import to_datetime, to_microseconds
 from tidelog.errors import InputError, OffsetOutOfRangeError
-from tidelog.files import File, LocalFiles
 from tidelog.log import Log, LogSettings
 from tidelog.log.settings import KIB, MIB
 from tidelog.testing import FaultyFiles
 
 TIME_FIELD = 4
 FROM_FILES = LogSettings(cache_max_messages=0)
-
-
-class CountingFile:
-    """A file that tells how much was read from it."""
-
-    def __init__(self, file: File, on_read: Callable[[int], None]) -> None:
-        self._file = file
-        self._on_read = on_read
-        self.write_at = file.write_at
-        self.sync = file.sync
-        self.truncate = file.truncate
-        self.size = file.size
-        self.close = file.close
-
-    def read_at(self, position: int, size: int) -> bytes:
-        data = self._file.read_at(position, size)
-        self._on_read(len(data))
-        return data
-
-
-class CountingFiles(LocalFiles):
-    """The real file system, with the bytes that were read and the names that were opened since the last `reset`."""
-
-    def __init__(self) -> None:
-        self.reset()
-
-    def reset(self) -> None:
-        self.read_bytes = 0
-        self.opened: list[str] = []
-
-    def open(self, path: Path, *, write: bool = False) -> File:
-        self.opened.append(path.name)
-        return CountingFile(super().open(path, write=write), self._count)
-
-    def _count(self, size: int) -> None:
-        self.read_bytes += size
 
 
 class TestPositions:
