@@ -1,5 +1,7 @@
 """tidelog: a durable log for Python.
 
+For example:
+
     import tidelog
 
     with tidelog.open("./data") as log:
@@ -8,6 +10,8 @@
         topic.append(b"second", sync=True)  # returns once it is on the disk
         for message in topic.read(start="earliest"):
             print(message.offset, message.key, message.value)
+
+The README says what is promised; `docs/guides/operations.md` what each error means.
 """
 
 from tidelog.errors import (

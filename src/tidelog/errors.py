@@ -67,7 +67,7 @@ class DiskFullError(RetryError):
     """The disk has no room. New appends are refused until a retried write goes through.
 
     `offset` is set when the message had already been accepted: it is kept in memory and written as soon
-    as there is room, so appending it again would store it twice. `flush()` waits for it.
+    as there is room, so appending it again would store it twice. `flush()` raises the same until then.
     """
 
     def __init__(self, message: str, *, offset: int | None = None, path: str | Path | None = None) -> None:

@@ -40,7 +40,7 @@ def full_log(settings: LogSettings = TEN_MESSAGES) -> Iterator[tuple[Log, Gate]]
 
 def wait_for_line(log: Log, count: int) -> None:
     """Until so many appends wait for room. Nothing public tells that: an append that waits has left no trace."""
-    wait_until(lambda: len(log._handover._room_requests) == count, f"{count} in line")
+    wait_until(lambda: len(log._handover._room_queue) == count, f"{count} in line")
 
 
 @pytest.mark.parametrize("settings", [TEN_MESSAGES, TWO_HUNDRED_BYTES])

@@ -10,7 +10,6 @@ from typing import Any, TypeVar
 from tidelog.config.settings import Settings, settings_of, tables_of
 from tidelog.config.sources import CONFIG_VARIABLE, Given, from_environment, from_file, from_keywords
 from tidelog.config.values import convert
-from tidelog.errors import ConfigError
 
 SettingsType = TypeVar("SettingsType", bound=Settings)
 

@@ -1,8 +1,8 @@
-"""Where a file begins when no file before it can vouch for that: the oldest one, and one behind a gap.
+"""Where frames begin when none before them can vouch for that: in the oldest file, and behind a gap.
 
 A frame's checksum does not cover its offset, so a first header alone is not believed. One flipped bit in it would make
 every frame behind it look wrong: the log would be cut there as if it were a torn tail, or a repair would fill a gap of
-billions of messages that never were. The checkpoint is asked first, then the frame behind.
+billions of messages that never were. The checkpoint is asked first, then the two frames behind.
 """
 
 from __future__ import annotations
@@ -28,20 +28,21 @@ def header_offset(file: File, position: int = 0) -> int | None:
     return int(HEADER.unpack(header)[0]) if len(header) == HEADER_BYTES else None
 
 
-def offset_behind_gap(file: File, expected: int, known: int | None = None, max_jump: int = _MAX_OFFSET) -> int | None:
-    """The offset at which a file begins if it is later than `expected` and credible; None otherwise.
+def offset_behind_gap(
+    file: File, expected: int, known: int | None = None, max_jump: int = _MAX_OFFSET, position: int = 0
+) -> int | None:
+    """The offset at which frames begin at a byte if it is later than `expected` and credible; None otherwise.
 
-    `known` is what the checkpoint says. Without it the frame behind decides, or where there is none, whether so many
+    `known` is what the checkpoint says. Without it the frames behind decide, or where there are none, whether so many
     messages (`max_jump`) can be missing.
     """
-    found = header_offset(file)
-    if found is None or found <= expected:
+    found = header_offset(file, position)
+    if found is None or found <= expected or (known is not None and known != found):
         return None
-    end = _end_of_frame(file, 0, found)
-    if end is None or (known is not None and known != found):
+    offsets = _next_offsets(file, position)
+    if not offsets:
         return None
-    behind = _whole_frame_offset(file, end)
-    credible = found - expected <= max_jump if behind is None else behind == found + 1
+    credible = found - expected <= max_jump if len(offsets) == 1 else _is_confirmed(offsets)
     return found if credible else None
 
 
@@ -49,11 +50,28 @@ def _offset_by_frames(file: File, default: int) -> int:
     found = header_offset(file)
     if found is None:
         return default
-    end = _end_of_frame(file, 0, found)
-    if end is None:
+    offsets = _next_offsets(file, 0)
+    if not offsets:
         return _offset_by_a_later_frame(file, found)
-    behind = _whole_frame_offset(file, end)
-    return found if behind is None or behind == found + 1 else max(0, behind - 1)
+    return found if len(offsets) == 1 or _is_confirmed(offsets) else max(0, offsets[1] - 1)
+
+
+def _is_confirmed(offsets: list[int]) -> bool:
+    """Whether one of the frames behind agrees with the first; the other one may be damaged itself."""
+    return any(offset == offsets[0] + distance for distance, offset in enumerate(offsets[1:], 1))
+
+
+def _next_offsets(file: File, position: int) -> list[int]:
+    """What the headers of three frames say, as far as there are whole frames."""
+    offsets: list[int] = []
+    size = file.size()
+    while len(offsets) < 3 and (offset := header_offset(file, position)) is not None:
+        scanner = FileScanner(file, position, offset, HEADER_BYTES)
+        if scanner.read(size) is None:
+            break
+        offsets.append(offset)
+        position = scanner.position
+    return offsets
 
 
 def _offset_by_a_later_frame(file: File, found: int) -> int:
@@ -63,14 +81,3 @@ def _offset_by_a_later_frame(file: File, found: int) -> int:
     if behind is None or found < behind[1] <= found + size // _LEAST_FRAME_BYTES:
         return found
     return max(0, behind[1] - 1)
-
-
-def _whole_frame_offset(file: File, position: int) -> int | None:
-    """The offset of the frame at this byte; None when there is no whole frame."""
-    found = header_offset(file, position)
-    return found if found is not None and _end_of_frame(file, position, found) is not None else None
-
-
-def _end_of_frame(file: File, position: int, offset: int) -> int | None:
-    scanner = FileScanner(file, position, offset, HEADER_BYTES)
-    return scanner.position if scanner.read(file.size()) is not None else None

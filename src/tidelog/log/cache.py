@@ -99,20 +99,23 @@ class Cache:
         """The oldest offset in memory."""
         return _first_offset(self._chunks[self._head])
 
-    def seal(self) -> None:
-        """Closes the open chunk and begins the next."""
-        self.open = Chunk(self.open.next_offset)
-        self._chunks.append(self.open)
+    @property
+    def is_all_open(self) -> bool:
+        """Whether everything that is not in a file yet is in the open chunk."""
+        return self._chunks[self._written] is self.open
 
-    def take(self) -> Chunk | None:
-        """The oldest chunk that is not in a file yet, closed for appends; it stays readable here."""
+    @property
+    def oldest_unwritten(self) -> Chunk:
+        """It stays readable here while it is being written."""
         chunk = self._chunks[self._written]
         assert chunk is not None
-        if not chunk.payloads:
-            return None
-        if chunk is self.open:
-            self.seal()
         return chunk
+
+    def seal(self, payload_bytes: int) -> None:
+        """Closes the open chunk, which has gathered so many bytes, and begins the next."""
+        self.open.payload_bytes = payload_bytes
+        self.open = Chunk(self.open.next_offset)
+        self._chunks.append(self.open)
 
     def written(self, chunk: Chunk, frames: Frames) -> None:
         """The chunk that was taken is in a file now; from here on it may be dropped."""

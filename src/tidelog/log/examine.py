@@ -12,7 +12,7 @@ from pathlib import Path
 import msgspec
 
 from tidelog.files import File, Files, LocalFiles
-from tidelog.log.beginning import offset_behind_gap, oldest_offset
+from tidelog.log.beginning import header_offset, offset_behind_gap, oldest_offset
 from tidelog.log.checkpoint import Checkpoint, read_checkpoint
 from tidelog.log.frame import HEADER_BYTES, Frames, Stop
 from tidelog.log.names import wal_files
@@ -117,13 +117,14 @@ def examine_log(
     files = files or LocalFiles()
     checkpoint, problem = read_checkpoint(files, directory)
     listed = wal_files(files.list(directory))
-    sizes = [_size(files, directory / name) for _, name in listed]
+    sizes, firsts = zip(*(_glance(files, directory / name) for _, name in listed), strict=True) if listed else ((), ())
     found: list[FileExamination] = []
     expected: int | None = None
     for index, (seq, name) in enumerate(listed):
         one = _FileWalk(name, seq, checkpoint, time_field, is_last=index == len(listed) - 1)
         if on_progress is not None:
             one.on_bytes = _progress_from(on_progress, sum(sizes[:index]), sum(sizes))
+        one.following_offset = firsts[index + 1] if index + 1 < len(listed) else None
         file = files.open(directory / name)
         try:
             examined = one.walk(file, expected, found[-1].seq if found else seq)
@@ -141,6 +142,7 @@ class _FileWalk:
         self, name: str, seq: int, checkpoint: Checkpoint | None, time_field: int | None, *, is_last: bool
     ) -> None:
         self.on_bytes: Callable[[int], None] = lambda _: None
+        self.following_offset: int | None = None
         self._name = name
         self._seq = seq
         self._checkpoint = checkpoint
@@ -160,12 +162,26 @@ class _FileWalk:
                 self._runs.append(run)
             if stop is Stop.END:
                 break
-            behind = find_frame_after(file, run.end + 1, size, run.next_offset)
+            behind = self._behind(file, run, stop, size)
             self._note(run, stop, behind)
             if behind is None:
                 break
             position, offset = behind
         return self._result(size)
+
+    def _behind(self, file: File, run: Run, stop: Stop, size: int) -> tuple[int, int] | None:
+        """Where good frames go on: (byte, offset). They may do so at once, if the frames themselves agree on a gap."""
+        if stop is Stop.WRONG_OFFSET:
+            offset = offset_behind_gap(file, run.next_offset, max_jump=0, position=run.end)
+            if offset is not None:
+                return run.end, offset
+        return find_frame_after(file, run.end + 1, size, run.next_offset, self._known_next_offset(run))
+
+    def _known_next_offset(self, run: Run) -> int:
+        """How far the file goes by what others say; the header of the next file is believed only within reason."""
+        known = 0 if self._hint is None else self._hint.next_offset
+        following = self.following_offset or 0
+        return max(known, following) if following - run.next_offset <= _MAX_LOST_A_FILE else known
 
     def _begin(self, file: File, expected: int | None, seq_before: int) -> int:
         """The offset at which the file should begin; a jump ahead of the file before it is a loss of its own."""
@@ -219,10 +235,11 @@ class _FileWalk:
         )
 
 
-def _size(files: Files, path: Path) -> int:
+def _glance(files: Files, path: Path) -> tuple[int, int | None]:
+    """The size of a file, and the offset in its first header."""
     file = files.open(path)
     try:
-        return file.size()
+        return file.size(), header_offset(file)
     finally:
         file.close()
 

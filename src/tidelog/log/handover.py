@@ -12,30 +12,19 @@ Invariants
 from __future__ import annotations
 
 import asyncio
-from collections import deque
 from collections.abc import Callable, Sequence
 from threading import Lock
 
 from tidelog.errors import BackpressureError, InputError, MessageTooLargeError, TidelogError
 from tidelog.log.cache import Cache, Chunk
 from tidelog.log.frame import Frames
+from tidelog.log.room import RoomQueue, RoomRequest
 from tidelog.log.settings import LogSettings
 from tidelog.log.waiting import Doorbell, TaskWaiter, ThreadWaiter, Waiter, finish_all, task_waiter
 
-# Large enough for the file system, small enough to stay in the processor's cache on its way through.
-CHUNK_BYTES = 1 << 20
-
-
-class _RoomRequest:
-    """An append that waits for room; whoever makes room accepts it on its behalf."""
-
-    __slots__ = ("offset", "payloads", "size", "waiter")
-
-    def __init__(self, payloads: Sequence[bytes], size: int, waiter: Waiter) -> None:
-        self.payloads = payloads
-        self.size = size
-        self.waiter = waiter
-        self.offset: int | None = None
+# The writer needs the interpreter's lock a few times a chunk, and may wait 5 ms for it each time beside a thread that
+# appends without pause: chunks this large let it keep up all the same.
+_MAX_CHUNK_BYTES = 8 << 20
 
 
 class Handover:
@@ -47,53 +36,51 @@ class Handover:
         self.written_offset = next_offset
         self.durable_offset = next_offset
         self.cache = Cache(next_offset, settings.cache_max_messages, settings.cache_max_bytes)
-        self.bell = Doorbell(self.mutex)
         # Why appends are refused, why nothing becomes durable any more, and whether the writer has ended.
         self.refusal: Callable[[], TidelogError] | None = None
         self.stall: Callable[[], TidelogError] | None = None
         self.closing = False
         self.over = False
-        self._room_bytes = settings.handover_max_bytes
+        self._chunk_bytes = min(_MAX_CHUNK_BYTES, max(1, settings.fsync_max_batch_bytes // 2))
         self._max_bytes = settings.handover_max_bytes
         self._max_messages = settings.handover_max_messages
         self._max_message_bytes = settings.max_message_bytes
         self._append_timeout_seconds = settings.append_timeout_ms / 1000
-        self._room_requests: deque[_RoomRequest] = deque()
+        self._room_queue = RoomQueue(self._fits, self._accept)
         self._sync_waiters: list[tuple[int, Waiter]] = []
         self._listeners: list[Waiter] = []
+        self._bell = Doorbell(self.mutex)
+        # What `try_append` looks at, kept ready so that a message costs as few steps as possible: the open chunk, the
+        # room left, the room at which the chunk is full, the first offset without room (0: take the slow way), and
+        # whether the writer or a reader sleeps.
+        self._open_payloads = self.cache.open.payloads
+        self._room_bytes = settings.handover_max_bytes
+        self._seal_at_room = self._room_bytes - self._chunk_bytes
+        self._offset_limit = next_offset + self._max_messages
+        self._somebody_sleeps = False
 
     # For those who append
 
-    def append(self, payload: bytes, timeout_seconds: float | None = None) -> int:
-        """Accepts one payload: its offset."""
-        offset = self.try_append(payload)
-        return offset if offset is not None else self.append_many((payload,), timeout_seconds)
-
     def try_append(self, payload: bytes) -> int | None:
-        """Accepts one payload if that is possible at once. Every message takes this way, so it is written out."""
+        """Accepts one payload if that is possible at once: its offset."""
         size = len(payload)
         with self.mutex:
             offset = self.next_offset
+            room = self._room_bytes - size
             if (
-                size > self._room_bytes
+                room < 0
+                or offset >= self._offset_limit
                 or not 0 < size <= self._max_message_bytes
                 or type(payload) is not bytes
-                or offset - self.written_offset >= self._max_messages
-                or self.refusal is not None
-                or self._room_requests
             ):
                 return None
             self.next_offset = offset + 1
-            self._room_bytes -= size
-            chunk = self.cache.open
-            chunk.payloads.append(payload)
-            chunk.payload_bytes += size
-            if chunk.payload_bytes >= CHUNK_BYTES:
-                self.cache.seal()
-            if self.bell.sleeping:
-                self.bell.ring()
-            if self._listeners:
-                self._tell_listeners()
+            self._room_bytes = room
+            self._open_payloads.append(payload)
+            if room <= self._seal_at_room:
+                self._seal()
+            if self._somebody_sleeps:
+                self._wake()
             return offset
 
     def append_many(self, payloads: Sequence[bytes], timeout_seconds: float | None = None) -> int:
@@ -143,7 +130,7 @@ class Handover:
         """Whether it is this append's turn and there is room."""
         if self.refusal is not None:
             raise self.refusal()
-        return not self._room_requests and self._fits(count, size)
+        return not self._room_queue and self._fits(count, size)
 
     def _fits(self, count: int, size: int) -> bool:
         """What is larger than the whole hand-over gets in alone, when it is empty."""
@@ -156,22 +143,31 @@ class Handover:
             return offset
         self.next_offset = offset + len(payloads)
         self._room_bytes -= size
-        chunk = self.cache.open
-        chunk.payloads.extend(payloads)
-        chunk.payload_bytes += size
-        if chunk.payload_bytes >= CHUNK_BYTES:
-            self.cache.seal()
-        self.bell.ring()
-        self._tell_listeners()
+        self._open_payloads.extend(payloads)
+        if self._room_bytes <= self._seal_at_room:
+            self._seal()
+        if self._somebody_sleeps:
+            self._wake()
         return offset
 
-    def _ask_for_room(self, payloads: Sequence[bytes], size: int, waiter: Waiter) -> _RoomRequest:
-        request = _RoomRequest(payloads, size, waiter)
-        self._room_requests.append(request)
-        self.bell.ring()
+    def _seal(self) -> None:
+        """Closes the open chunk and begins the next."""
+        self.cache.seal(self._seal_at_room + self._chunk_bytes - self._room_bytes)
+        self._open_payloads = self.cache.open.payloads
+        self._seal_at_room = self._room_bytes - self._chunk_bytes
+
+    def _wake(self) -> None:
+        self._somebody_sleeps = False
+        self._bell.ring()
+        listeners, self._listeners = self._listeners, []
+        finish_all(listeners)
+
+    def _ask_for_room(self, payloads: Sequence[bytes], size: int, waiter: Waiter) -> RoomRequest:
+        request = self._room_queue.ask(payloads, size, waiter)
+        self._set_offset_limit()
         return request
 
-    def _outcome(self, request: _RoomRequest, limit_seconds: float) -> int:
+    def _outcome(self, request: RoomRequest, limit_seconds: float) -> int:
         if not self._withdraw(request) and request.offset is not None:
             return request.offset
         if self.refusal is not None:
@@ -182,21 +178,19 @@ class Handover:
             hint="No offset was used; append again later, or raise handover_max_bytes or handover_max_messages",
         )
 
-    def _withdraw(self, request: _RoomRequest) -> bool:
-        """Takes a request back; False when it has been answered already."""
+    def _withdraw(self, request: RoomRequest) -> bool:
         with self.mutex:
-            if request not in self._room_requests:
-                return False
-            self._room_requests.remove(request)
+            withdrawn = self._room_queue.withdraw(request)
             self._grant_room()
-            return True
+            return withdrawn
 
     def _grant_room(self) -> None:
-        """In order of arrival; a request that does not fit yet holds back those behind it."""
-        while self._room_requests and self._fits(len(self._room_requests[0].payloads), self._room_requests[0].size):
-            request = self._room_requests.popleft()
-            request.offset = self._accept(request.payloads, request.size)
-            finish_all([request.waiter])
+        self._room_queue.grant()
+        self._set_offset_limit()
+
+    def _set_offset_limit(self) -> None:
+        may_append = self.refusal is None and not self._room_queue
+        self._offset_limit = self.written_offset + self._max_messages if may_append else 0
 
     # For those who wait
 
@@ -218,7 +212,8 @@ class Handover:
             if self.stall is not None:
                 raise self.stall()
             self._sync_waiters.append((target, waiter))
-            self.bell.ring()
+            if self._somebody_sleeps:
+                self._wake()
             return True
 
     def wait_for_news(self, offset: int, timeout_seconds: float | None) -> bool:
@@ -243,12 +238,8 @@ class Handover:
             if self.next_offset > offset or self.over:
                 return False
             self._listeners.append(waiter)
+            self._somebody_sleeps = True
             return True
-
-    def _tell_listeners(self) -> None:
-        if self._listeners:
-            listeners, self._listeners = self._listeners, []
-            finish_all(listeners)
 
     # For the writer
 
@@ -271,27 +262,42 @@ class Handover:
         with self.mutex:
             if self.has_work or self._sync_waiters or self.closing:
                 return
-            self.bell.prepare()
-        self.bell.sleep(timeout_seconds)
+            self._prepare_sleep()
+        self._bell.sleep(timeout_seconds)
 
     def sleep_while_full(self, timeout_seconds: float) -> None:
         """Puts the writer to sleep between two attempts on a full disk; closing wakes it."""
         with self.mutex:
             if self.closing:
                 return
-            self.bell.prepare()
-        self.bell.sleep(timeout_seconds)
+            self._prepare_sleep()
+        self._bell.sleep(timeout_seconds)
+
+    def _prepare_sleep(self) -> None:
+        self._bell.prepare()
+        self._somebody_sleeps = True
 
     def take(self) -> Chunk | None:
-        """The oldest chunk that is not in a file yet."""
+        """The oldest chunk that is not in a file yet, closed for appends."""
         with self.mutex:
-            return self.cache.take()
+            if self.cache.is_all_open:
+                if not self._open_payloads:
+                    return None
+                self._seal()
+            return self.cache.oldest_unwritten
+
+    def wrote(self, offset: int) -> None:
+        """Everything below `offset` is in a file."""
+        with self.mutex:
+            self.written_offset = offset
+            self._set_offset_limit()
 
     def chunk_written(self, chunk: Chunk, frames: Frames) -> None:
         """All of a taken chunk is in a file: its room is free again."""
         with self.mutex:
             self.cache.written(chunk, frames)
             self._room_bytes += chunk.payload_bytes
+            self._seal_at_room += chunk.payload_bytes
             self._grant_room()
 
     def synced(self, offset: int) -> None:
@@ -301,6 +307,8 @@ class Handover:
             done = [waiter for target, waiter in self._sync_waiters if target <= offset]
             self._sync_waiters = [entry for entry in self._sync_waiters if entry[0] > offset]
         finish_all(done)
+
+    # When it ends, for now or for good
 
     def forget(self) -> None:
         """After the end: nothing is kept in memory any more."""
@@ -312,7 +320,7 @@ class Handover:
         with self.mutex:
             self.closing = True
             self._refuse(make_error)
-            self.bell.ring()
+            self._bell.ring()
 
     def stop_short(self, make_error: Callable[[], TidelogError], *, over: bool) -> None:
         """Neither appends nor durability for now, or for ever: everybody who waits is told why."""
@@ -324,7 +332,7 @@ class Handover:
             waiters = [waiter for _, waiter in self._sync_waiters]
             self._sync_waiters = []
             if self.over:
-                self._tell_listeners()
+                self._wake()
         finish_all(waiters, make_error)
 
     def resume(self) -> None:
@@ -333,8 +341,9 @@ class Handover:
             self.stall = None
             if not self.closing:
                 self.refusal = None
+            self._set_offset_limit()
 
     def _refuse(self, make_error: Callable[[], TidelogError]) -> None:
         self.refusal = make_error
-        requests, self._room_requests = self._room_requests, deque()
-        finish_all([request.waiter for request in requests], make_error)
+        self._set_offset_limit()
+        self._room_queue.refuse_all(make_error)

@@ -53,6 +53,8 @@ class Log(ReadableLog):
         self._writer = Writer(self._handover, self._active, settings, clock, directory, self._save_checkpoint)
         self._closing = Lock()
         self._closed = False
+        self.try_append = self._handover.try_append
+        """Accepts a payload if there is room at once: its offset, or None."""
         self._lock: FileLock | None = None
 
     @classmethod
@@ -108,7 +110,12 @@ class Log(ReadableLog):
 
     def append(self, payload: bytes, *, sync: bool = False, timeout_seconds: float | None = None) -> int:
         """Accepts a payload and returns its offset, with `sync` once it is on the disk."""
-        offset = self._handover.append(payload, timeout_seconds)
+        return self.finish_append(payload, self._handover.try_append(payload), sync, timeout_seconds)
+
+    def finish_append(self, payload: bytes, offset: int | None, sync: bool, timeout_seconds: float | None) -> int:
+        """What is left to do after `try_append`: wait for room if there was none, and for the disk if asked to."""
+        if offset is None:
+            offset = self._handover.append_many((payload,), timeout_seconds)
         if sync:
             with _Accepted(offset):
                 self._handover.wait_durable(offset + 1)
@@ -234,6 +241,7 @@ class Log(ReadableLog):
         self._closed = True
         self._closing = Lock()  # another thread of the parent may have held it
         self._handover = Handover(self._handover.next_offset, LogSettings())
+        self.try_append = self._handover.try_append
         self._handover.close(self._forked_error)
         self._handover.stop_short(self._forked_error, over=True)
         self._release_lock()

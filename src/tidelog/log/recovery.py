@@ -180,8 +180,9 @@ class Recovery:
         self._refuse_gap(file, segment)
         if not is_last:
             raise CorruptionError(stop.reason, path=segment.path, byte=segment.size, hint=REPAIR_HINT)
-        size = file.size()
-        behind = find_frame_after(file, segment.size + 1, size, segment.next_offset)
+        size, hint = file.size(), self._hint(segment.seq)
+        known_next_offset = hint.next_offset if hint is not None else 0
+        behind = find_frame_after(file, segment.size + 1, size, segment.next_offset, known_next_offset)
         if behind is not None:
             raise CorruptionError(
                 f"{stop.reason}, with good frames behind it (the next at byte {behind[0]}, offset {behind[1]}),",

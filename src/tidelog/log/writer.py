@@ -122,7 +122,7 @@ class Writer:
         if not self._active.unsynced_bytes:
             self._unsynced_since = begin
         part = self._active.write(frames)
-        self._handover.written_offset = part.next_offset
+        self._handover.wrote(part.next_offset)
         self.writes += 1
         self._unsynced_writes += 1
         self.written_bytes += part.end - part.start_of(0)

@@ -16,7 +16,7 @@ each. The value is last: it takes what is left of the payload. All numbers are l
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
@@ -55,11 +55,16 @@ class Message(msgspec.Struct, frozen=True, gc=False):
     offset: int = -1
 
 
+encode_envelope: Callable[[Any, bytes | None, Mapping[str, bytes] | None, int], bytes] = _codec.encode
+ENVELOPE_ERRORS = (TypeError, AttributeError, OverflowError)
+"""What `encode_envelope` raises for input of the wrong type or size; `encode_message` says what is wrong with it."""
+
+
 def encode_message(value: Any, key: bytes | None, headers: Mapping[str, bytes] | None, timestamp_us: int) -> bytes:
     """The payload of a message; InputError names what is of the wrong type."""
     try:
-        return _codec.encode(value, key, headers, timestamp_us)
-    except (TypeError, AttributeError, OverflowError) as error:
+        return encode_envelope(value, key, headers, timestamp_us)
+    except ENVELOPE_ERRORS as error:
         raise _input_error(value, key, headers, error) from error
 
 

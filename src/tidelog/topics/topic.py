@@ -17,7 +17,7 @@ from tidelog.errors import InputError
 from tidelog.log import Log, Position
 from tidelog.log.statistics import LogStatistics
 from tidelog.log.view import LogView
-from tidelog.topics.message import Message, encode_message
+from tidelog.topics.message import ENVELOPE_ERRORS, Message, encode_envelope, encode_message
 from tidelog.topics.names import TopicName
 from tidelog.topics.reading import OnGap, read_messages, read_messages_async
 
@@ -136,8 +136,17 @@ class Topic:
         Blocks while the writer is behind, for `timeout` seconds at most (default: `append_timeout_ms`), then raises
         BackpressureError without having used an offset.
         """
-        payload = self._payload(value, key, headers, timestamp)
-        return self._log.append(payload, sync=sync, timeout_seconds=timeout)
+        log = self._owned or self._log
+        try:
+            # The common way, written out because every message pays for each call on it.
+            time_us = self._now_us() if timestamp is None else _checked_time_us(timestamp)
+            payload = encode_envelope(value, key, headers, time_us)
+        except ENVELOPE_ERRORS:
+            payload = self._payload(value, key, headers, timestamp)
+        offset = log.try_append(payload)
+        if offset is not None and not sync:
+            return offset
+        return log.finish_append(payload, offset, sync, timeout)
 
     def append_many(
         self, messages: Iterable[bytes | Message], *, sync: bool = False, timeout: float | None = None
@@ -156,8 +165,8 @@ class Topic:
         timeout: float | None = None,
     ) -> Coroutine[Any, Any, int]:
         """As `append`, to be awaited: the task is suspended instead of blocking the thread."""
-        payload = self._payload(value, key, headers, timestamp)
-        return self._log.append_async(payload, sync=sync, timeout_seconds=timeout)
+        log = self._owned or self._log
+        return log.append_async(self._payload(value, key, headers, timestamp), sync=sync, timeout_seconds=timeout)
 
     async def append_many_async(
         self, messages: Iterable[bytes | Message], *, sync: bool = False, timeout: float | None = None

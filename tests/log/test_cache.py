@@ -1,0 +1,131 @@
+"""The cache against a plain list: whatever it drops is in a file, and what it gives is what was appended."""
+
+from __future__ import annotations
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from tests.log.workbench import payloads
+
+from tidelog.log.cache import Cache, Chunk
+from tidelog.log.frame import encode_many
+
+
+class CacheMachine(RuleBasedStateMachine):
+    """Random appends, writes and reads; `messages` is all that was ever appended, `in_files` how much is in files."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.messages: list[bytes] = []
+        self.first_offset = 0
+        self.in_files = 0
+        self.taken: Chunk | None = None
+
+    @initialize(
+        first_offset=st.integers(0, 1 << 40),
+        max_messages=st.integers(0, 20),
+        max_bytes=st.one_of(st.just(1 << 30), st.integers(0, 3000)),
+    )
+    def begin(self, first_offset: int, max_messages: int, max_bytes: int) -> None:
+        self.first_offset = first_offset
+        self.max_messages, self.max_bytes = max_messages, max_bytes
+        self.cache = Cache(first_offset, max_messages, max_bytes)
+
+    @property
+    def next_offset(self) -> int:
+        return self.first_offset + len(self.messages)
+
+    @rule(values=st.lists(st.binary(min_size=1, max_size=60), min_size=1, max_size=12), seal=st.booleans())
+    def append(self, values: list[bytes], seal: bool) -> None:
+        self.cache.open.payloads.extend(values)
+        self.messages += values
+        if seal:
+            self.seal()
+
+    def seal(self) -> None:
+        self.cache.seal(sum(map(len, self.cache.open.payloads)))
+
+    @precondition(lambda self: self.taken is None)
+    @rule()
+    def take(self) -> None:
+        if self.cache.is_all_open and not self.cache.open.payloads:
+            assert self.in_files == len(self.messages)
+            return
+        if self.cache.is_all_open:
+            self.seal()
+        self.taken = self.cache.oldest_unwritten
+        assert self.taken.first_offset == self.first_offset + self.in_files
+        assert self.taken.payloads == self.messages[self.in_files : self.in_files + self.taken.count]
+
+    @precondition(lambda self: self.taken is not None)
+    @rule()
+    def write(self) -> None:
+        assert self.taken is not None
+        count = self.taken.count
+        self.cache.written(self.taken, encode_many(self.taken.first_offset, self.taken.payloads))
+        self.in_files += count
+        self.taken = None
+
+    @rule(data=st.data())
+    def read(self, data: st.DataObject) -> None:
+        offset = data.draw(st.integers(max(0, self.first_offset - 2), self.next_offset + 2))
+        stop = data.draw(st.integers(offset + 1, self.next_offset + 5))
+        batch = self.cache.read(offset, stop)
+        index = offset - self.first_offset
+        if batch is None:
+            assert index < self.in_files or index >= len(self.messages)
+            return
+        assert (batch.first_offset, batch.next_offset <= stop) == (offset, True)
+        found = batch.payloads()
+        assert found
+        assert found == self.messages[index : batch.next_offset - self.first_offset]
+
+    @invariant()
+    def keeps_what_is_not_in_a_file(self) -> None:
+        if self.messages:
+            assert self.cache.start_offset <= self.first_offset + self.in_files
+            for index in {self.in_files, len(self.messages) - 1} & set(range(self.in_files, len(self.messages))):
+                assert self.cache.read(self.first_offset + index, 1 << 62) is not None
+
+    @invariant()
+    def stays_within_its_bounds(self) -> None:
+        if self.messages:
+            assert self.cache.cached_messages <= self.max_messages
+            assert self.cache.cached_bytes <= self.max_bytes
+            assert self.cache.cached_messages == self.first_offset + self.in_files - self.cache.start_offset
+
+    def teardown(self) -> None:
+        offset, found = self.cache.start_offset if self.messages else self.next_offset, list[bytes]()
+        first_index = offset - self.first_offset
+        while offset < self.next_offset:
+            batch = self.cache.read(offset, 1 << 62)
+            assert batch is not None
+            found += batch.payloads()
+            offset = batch.next_offset
+        assert found == self.messages[first_index:]
+
+
+CacheMachine.TestCase.settings = settings(max_examples=150, stateful_step_count=40, deadline=None)
+
+
+class TestCacheAgainstAList(CacheMachine.TestCase):  # type: ignore[misc, valid-type]
+    """Runs the machine."""
+
+
+@given(st.integers(1, 3000))
+@settings(max_examples=20)
+def test_dropped_chunks_leave_no_trace(count: int) -> None:
+    """However many chunks went through, the newest ones are found and the others cost nothing."""
+    cache = Cache(0, 3, 1 << 30)
+    values = payloads(count)
+    for value in values:
+        cache.open.payloads.append(value)
+        cache.seal(len(value))
+        chunk = cache.oldest_unwritten
+        cache.written(chunk, encode_many(chunk.first_offset, chunk.payloads))
+    assert cache.cached_messages == min(count, 3)
+    assert len(cache._chunks) < 2048
+    for offset in range(max(0, count - 3), count):
+        batch = cache.read(offset, count)
+        assert batch is not None
+        assert batch.payloads()[0] == values[offset]
