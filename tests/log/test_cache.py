@@ -5,10 +5,21 @@ from __future__ import annotations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
-from tests.log.workbench import payloads
+from tests.log.workbench import payload, payloads
 
-from tidelog.log.cache import Cache, Chunk
+from tidelog.log.cache import Chunk
 from tidelog.log.frame import encode_many
+from tidelog.log.handover import Handover
+from tidelog.log.settings import LogSettings
+
+values = st.binary(min_size=1, max_size=60)
+
+
+def write_to_file(handover: Handover, chunk: Chunk) -> None:
+    """What the writer does with a chunk, less the file."""
+    frames = encode_many(chunk.first_offset, chunk.payloads)
+    handover.wrote(frames.next_offset)
+    handover.chunk_written(chunk, frames)
 
 
 class CacheMachine(RuleBasedStateMachine):
@@ -25,44 +36,47 @@ class CacheMachine(RuleBasedStateMachine):
         first_offset=st.integers(0, 1 << 40),
         max_messages=st.integers(0, 20),
         max_bytes=st.one_of(st.just(1 << 30), st.integers(0, 3000)),
+        batch_bytes=st.sampled_from([1, 100, 400, 1 << 20]),
     )
-    def begin(self, first_offset: int, max_messages: int, max_bytes: int) -> None:
+    def begin(self, first_offset: int, max_messages: int, max_bytes: int, batch_bytes: int) -> None:
         self.first_offset = first_offset
         self.max_messages, self.max_bytes = max_messages, max_bytes
-        self.cache = Cache(first_offset, max_messages, max_bytes)
+        self.handover = Handover(
+            first_offset,
+            LogSettings(cache_max_messages=max_messages, cache_max_bytes=max_bytes, fsync_max_batch_bytes=batch_bytes),
+        )
+        self.cache = self.handover.cache
 
     @property
     def next_offset(self) -> int:
         return self.first_offset + len(self.messages)
 
-    @rule(values=st.lists(st.binary(min_size=1, max_size=60), min_size=1, max_size=12), seal=st.booleans())
-    def append(self, values: list[bytes], seal: bool) -> None:
-        self.cache.open.payloads.extend(values)
-        self.messages += values
-        if seal:
-            self.seal()
+    @rule(value=values)
+    def append(self, value: bytes) -> None:
+        assert self.handover.try_append(value) == self.next_offset
+        self.messages.append(value)
 
-    def seal(self) -> None:
-        self.cache.seal(sum(map(len, self.cache.open.payloads)))
+    @rule(several=st.lists(values, max_size=12))
+    def append_many(self, several: list[bytes]) -> None:
+        assert self.handover.append_many(several) == self.next_offset
+        self.messages += several
 
     @precondition(lambda self: self.taken is None)
     @rule()
     def take(self) -> None:
-        if self.cache.is_all_open and not self.cache.open.payloads:
+        self.taken = self.handover.take()
+        if self.taken is None:
             assert self.in_files == len(self.messages)
-            return
-        if self.cache.is_all_open:
-            self.seal()
-        self.taken = self.cache.oldest_unwritten
-        assert self.taken.first_offset == self.first_offset + self.in_files
-        assert self.taken.payloads == self.messages[self.in_files : self.in_files + self.taken.count]
+        else:
+            assert self.taken.first_offset == self.first_offset + self.in_files
+            assert self.taken.payloads == self.messages[self.in_files : self.in_files + self.taken.count]
 
     @precondition(lambda self: self.taken is not None)
     @rule()
     def write(self) -> None:
         assert self.taken is not None
         count = self.taken.count
-        self.cache.written(self.taken, encode_many(self.taken.first_offset, self.taken.payloads))
+        write_to_file(self.handover, self.taken)
         self.in_files += count
         self.taken = None
 
@@ -86,6 +100,12 @@ class CacheMachine(RuleBasedStateMachine):
             assert self.cache.start_offset <= self.first_offset + self.in_files
             for index in {self.in_files, len(self.messages) - 1} & set(range(self.in_files, len(self.messages))):
                 assert self.cache.read(self.first_offset + index, 1 << 62) is not None
+
+    @invariant()
+    def knows_what_it_holds(self) -> None:
+        if self.messages:
+            assert self.handover.held_bytes == sum(map(len, self.messages[self.in_files :]))
+            assert self.handover.has_work == (self.in_files < len(self.messages))
 
     @invariant()
     def stays_within_its_bounds(self) -> None:
@@ -116,16 +136,15 @@ class TestCacheAgainstAList(CacheMachine.TestCase):  # type: ignore[misc, valid-
 @settings(max_examples=20)
 def test_dropped_chunks_leave_no_trace(count: int) -> None:
     """However many chunks went through, the newest ones are found and the others cost nothing."""
-    cache = Cache(0, 3, 1 << 30)
-    values = payloads(count)
-    for value in values:
-        cache.open.payloads.append(value)
-        cache.seal(len(value))
-        chunk = cache.oldest_unwritten
-        cache.written(chunk, encode_many(chunk.first_offset, chunk.payloads))
-    assert cache.cached_messages == min(count, 3)
-    assert len(cache._chunks) < 2048
+    handover = Handover(0, LogSettings(cache_max_messages=3))
+    for value in payloads(count):
+        handover.try_append(value)
+        chunk = handover.take()
+        assert chunk is not None
+        write_to_file(handover, chunk)
+    assert handover.cache.cached_messages == min(count, 3)
+    assert len(handover.cache._chunks) < 2048
     for offset in range(max(0, count - 3), count):
-        batch = cache.read(offset, count)
+        batch = handover.cache.read(offset, count)
         assert batch is not None
-        assert batch.payloads()[0] == values[offset]
+        assert batch.payloads()[0] == payload(offset)
