@@ -117,8 +117,7 @@ class Log(ReadableLog):
         if offset is None:
             offset = self._handover.append_many((payload,), timeout_seconds)
         if sync:
-            with _Accepted(offset):
-                self._handover.wait_durable(offset + 1)
+            self._wait_durable(offset, 1)
         return offset
 
     def append_many(
@@ -127,8 +126,7 @@ class Log(ReadableLog):
         """Accepts all payloads with consecutive offsets, or none of them."""
         first = self._handover.append_many(payloads, timeout_seconds)
         if sync:
-            with _Accepted(first):
-                self._handover.wait_durable(first + len(payloads))
+            self._wait_durable(first, len(payloads))
         return range(first, first + len(payloads))
 
     async def append_async(self, payload: bytes, *, sync: bool = False, timeout_seconds: float | None = None) -> int:
@@ -137,9 +135,12 @@ class Log(ReadableLog):
         if offset is None:
             offset = await self._handover.append_many_async((payload,), timeout_seconds)
         if sync:
-            with _Accepted(offset):
+            try:
                 if (durable := self._handover.durable_future(offset + 1)) is not None:
                     await durable
+            except DiskFullError as error:
+                error.offset = offset
+                raise
         return offset
 
     async def append_many_async(
@@ -148,10 +149,21 @@ class Log(ReadableLog):
         """As `append_many`, suspending the task instead of blocking the thread."""
         first = await self._handover.append_many_async(payloads, timeout_seconds)
         if sync:
-            with _Accepted(first):
+            try:
                 if (durable := self._handover.durable_future(first + len(payloads))) is not None:
                     await durable
+            except DiskFullError as error:
+                error.offset = first
+                raise
         return range(first, first + len(payloads))
+
+    def _wait_durable(self, first: int, count: int) -> None:
+        """Who hears of a full disk hears that the messages were accepted, and at which offset: not to be repeated."""
+        try:
+            self._handover.wait_durable(first + count)
+        except DiskFullError as error:
+            error.offset = first
+            raise
 
     def flush(self) -> None:
         """Returns once everything accepted so far is on the disk."""
@@ -311,19 +323,3 @@ class Log(ReadableLog):
         if self._writer.error is not None:
             return "failed"
         return "disk full" if self._handover.stall is not None else "open"
-
-
-class _Accepted:
-    """Around the wait for an accepted message: a full disk is reported with its offset, so that it is not repeated."""
-
-    __slots__ = ("_offset",)
-
-    def __init__(self, offset: int) -> None:
-        self._offset = offset
-
-    def __enter__(self) -> None:
-        pass
-
-    def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
-        if isinstance(error, DiskFullError):
-            error.offset = self._offset

@@ -65,7 +65,7 @@ def encode_message(value: Any, key: bytes | None, headers: Mapping[str, bytes] |
     try:
         return encode_envelope(value, key, headers, timestamp_us)
     except ENVELOPE_ERRORS as error:
-        raise _input_error(value, key, headers, error) from error
+        raise explain_envelope_error(error, value, key, headers) from error
 
 
 def decode_frames(frames: Frames, start: int, stop: int) -> list[Message]:
@@ -80,7 +80,7 @@ def decode_payloads(first_offset: int, payloads: Sequence[bytes]) -> list[Messag
     return _codec.decode_payloads(Message, first_offset, payloads)
 
 
-def _input_error(value: object, key: object, headers: object, error: Exception) -> InputError:
+def explain_envelope_error(error: Exception, value: object, key: object, headers: object) -> InputError:
     """Looks for the culprit only after something went wrong, so that the good path pays nothing."""
     if not isinstance(value, _Bytes):
         return InputError(f"value must be bytes, not {type(value).__name__}", hint=_encode_hint(value))

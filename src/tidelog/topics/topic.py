@@ -17,7 +17,7 @@ from tidelog.errors import InputError
 from tidelog.log import Log, Position
 from tidelog.log.statistics import LogStatistics
 from tidelog.log.view import LogView
-from tidelog.topics.message import ENVELOPE_ERRORS, Message, encode_envelope, encode_message
+from tidelog.topics.message import ENVELOPE_ERRORS, Message, encode_envelope, explain_envelope_error
 from tidelog.topics.names import TopicName
 from tidelog.topics.reading import OnGap, read_messages, read_messages_async
 
@@ -137,12 +137,7 @@ class Topic:
         BackpressureError without having used an offset.
         """
         log = self._owned or self._log
-        try:
-            # The common way, written out because every message pays for each call on it.
-            time_us = self._now_us() if timestamp is None else _checked_time_us(timestamp)
-            payload = encode_envelope(value, key, headers, time_us)
-        except ENVELOPE_ERRORS:
-            payload = self._payload(value, key, headers, timestamp)
+        payload = self._payload(value, key, headers, timestamp)
         offset = log.try_append(payload)
         if offset is not None and not sync:
             return offset
@@ -191,11 +186,11 @@ class Topic:
     ) -> bytes:
         time_us = self._now_us() if timestamp is None else _checked_time_us(timestamp)
         try:
-            return encode_message(value, key, headers, time_us)
-        except InputError:
+            return encode_envelope(value, key, headers, time_us)
+        except ENVELOPE_ERRORS as error:
             # Not bytes: a Message, or a mistake. Looked at only now, so that the common way pays nothing for it.
             if not isinstance(value, Message):
-                raise
+                raise explain_envelope_error(error, value, key, headers) from error
         if key is not None or headers is not None or timestamp is not None:
             raise InputError("a Message carries its own key, headers and timestamp; give them there")
         return self._payload(value.value, value.key, value.headers, value.timestamp)
