@@ -13,7 +13,7 @@ from typing import NamedTuple
 from tidelog.errors import TopicNameError
 
 MAX_PART_LENGTH = 200
-_RESERVED = ("lock", "tidelog.json", "tidelog.json.tmp")
+_RESERVED = ("tidelog.json", "tidelog.json.tmp")
 _PART = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]*", re.ASCII)
 _HINT = (
     f"A topic is named namespace/name; each part has 1 to {MAX_PART_LENGTH} of the characters A-Z a-z 0-9 . _ - "
