@@ -42,7 +42,9 @@ def append(
     appenders: Annotated[
         int | None, typer.Option(metavar="N", min=1, help="How many append at once [default: 1, with --sync 64].")
     ] = None,
-    mode: Annotated[Mode, typer.Option(help="What the appenders are.")] = Mode.THREADS,
+    mode: Annotated[
+        Mode | None, typer.Option(help="What the appenders are [default: threads, with --sync tasks].")
+    ] = None,
 ) -> None:
     """Measures appends: messages and megabytes a second, and the latency of a call.
 
@@ -53,6 +55,7 @@ def append(
     from tidelog.cli.bench_append import AppendBench, measure_append
 
     appenders = appenders or (64 if sync else 1)
+    mode = mode or (Mode.TASKS if sync else Mode.THREADS)
     bench = AppendBench(messages, size, sync, appenders, mode.value)
     with scratch_directory(session.root) as scratch, session.output.progress("appending", messages) as on_done:
         result = measure_append(scratch, session.settings.log, bench, on_done)
