@@ -17,7 +17,7 @@ NAME = "shop/orders"
 ROTATE_BYTES = 20_000
 LINE = re.compile(rb"(\d+) (\d+/\d+/\d+)")
 
-# Each thread tells the offset and the value once they are synced, by one write a line: a kill tears at most the last one.
+# Each thread tells offset and value once they are synced, by one write a line: a kill tears at most the last one.
 CHILD = """
 import os, sys, threading, tidelog
 life, threads = int(sys.argv[2]), int(sys.argv[3])
