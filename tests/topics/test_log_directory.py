@@ -354,13 +354,13 @@ if child == 0:
         try:
             attempt()
         except tidelog.ClosedError:
-            print("child refused", flush=True)
+            os.write(1, b"child refused\\n")
     log.close()
     sys.stdin.readline()
     os._exit(0)
 topic.append(b"1")
 log.close()
-print("parent closed", flush=True)
+os.write(1, b"parent closed\\n")
 os.waitpid(child, 0)
 """
 
