@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import signal
-import threading
 from contextlib import closing
 from functools import partial
 from pathlib import Path
@@ -99,18 +98,18 @@ class TestSyncing:
         """Somebody who waits is served after a few writes, although there is always more to write."""
         files = FaultyFiles()
         with closing(Log.open(DIRECTORY, ONLY_ON_DEMAND, files=files)) as log:
-            served, writes, writes_at_sync = threading.Event(), [0], list[int]()
+            writes, writes_at_sync = [0], list[int]()
 
             def append_more(call: Call) -> None:
                 if call.path.endswith(".log") and call.operation == "sync":
                     writes_at_sync.append(writes[0])
-                elif call.operation == "write_at" and not served.is_set():
+                elif call.operation == "write_at" and writes[0] < 200:
                     writes[0] += 1
                     log.append(b"more")
 
             files.faults.on_call = append_more
             log.append(b"wanted", sync=True)
-            served.set()
+            wait_until(lambda: writes[0] == 200, "the end of the stream")
             assert writes_at_sync[0] <= 64
 
     def test_flush_makes_all_durable(self) -> None:
