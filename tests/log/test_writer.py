@@ -290,6 +290,7 @@ if child == 0:
     for attempt in (lambda: log.append(b"child"), lambda: log.append_many([b"child"], sync=True)):
         try:
             attempt()
+            say("child allowed")
         except ClosedError as error:
             say(f"child refused: {'fork' in str(error)}")
     log.close()

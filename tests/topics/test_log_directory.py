@@ -353,6 +353,7 @@ if child == 0:
     for attempt in (lambda: topic.append(b"child"), lambda: log.topic("shop/new"), log.topics):
         try:
             attempt()
+            os.write(1, b"child allowed\\n")
         except tidelog.ClosedError:
             os.write(1, b"child refused\\n")
     log.close()
