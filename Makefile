@@ -39,7 +39,7 @@ bench: $(VENV)/.ready-bench
 
 clean:
 	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
-	rm -rf src/*.egg-info
+	rm -rf src/*.egg-info tidelog-demo
 	find . -name .git -prune -o -name __pycache__ -type d -prune -exec rm -rf {} +
 	find src -name '*.so' -type f -delete
 
