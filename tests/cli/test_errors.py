@@ -13,7 +13,7 @@ from tests.cli.conftest import Cli, environment
 import tidelog
 from tidelog.cli.errors import ExitCode, exit_code_of, text_of
 from tidelog.cli.main import main
-from tidelog.cli.session import run_reporting
+from tidelog.cli.session import Session, run_reporting
 
 
 @pytest.mark.parametrize(
@@ -32,6 +32,7 @@ from tidelog.cli.session import run_reporting
         (OSError(errno.EIO, "Input/output error"), 6),
         (OSError(errno.ENOSPC, "No space left on device"), 6),
         (PermissionError(errno.EACCES, "Permission denied", "f"), 2),
+        (IsADirectoryError(errno.EISDIR, "Is a directory", "f"), 2),
         (tidelog.InternalError("x"), 70),
         (RuntimeError("x"), 70),
     ],
@@ -42,7 +43,7 @@ def test_every_error_has_its_code(error: Exception, code: int, capsys: pytest.Ca
     def fail() -> None:
         raise error
 
-    assert run_reporting(fail, debug=False) == code == exit_code_of(error)
+    assert run_reporting(fail, Session()) == code == exit_code_of(error)
     told = capsys.readouterr().err
     assert told.startswith(f"error: {text_of(error)}\n")
     assert "Traceback" not in told
@@ -63,7 +64,6 @@ def test_debug_shows_where(cli: Cli) -> None:
         (("frobnicate",), 2, "frobnicate"),
         (("consume",), 2, "topic"),
         (("consume", "a/b", "--frob"), 2, "--frob"),
-        (("topic",), 2, "Missing command"),
         (("consume", "nonsense"), 3, "there is no log directory data"),
         (("produce", "nonsense"), 2, "'nonsense' does not have exactly two parts"),
         (("produce", "../x"), 2, "not allowed"),

@@ -61,5 +61,5 @@ def test_values_for_people() -> None:
     """Numbers are grouped, and sizes have a unit."""
     assert terminal_text("messages", 1234567) == "1,234,567"
     assert terminal_text("total_bytes", 1536) == "1.5 KiB"
-    assert terminal_text("rate", 1234.5) == "1,234.50"
+    assert [terminal_text("rate", rate) for rate in (1234.6, 12.345, 0.1234)] == ["1,235", "12.3", "0.12"]
     assert (human_bytes(0), human_bytes(1 << 62)) == ("0 B", "4096.0 PiB")

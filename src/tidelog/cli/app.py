@@ -17,9 +17,10 @@ from tidelog.cli.session import ConfigOption, DebugOption, DirectoryOption, Json
 _EPILOG = """\b
 Exit codes:
   0    done
-  1    a check found something wrong (verify, repair, doctor, demo)
+  1    a check found something wrong (verify, repair without --yes, doctor,
+       demo), or a question was answered with no
   2    the command line, the settings or the input is wrong
-  3    no such topic, offset, file or directory
+  3    no such topic, offset, file or log directory
   4    owned by another process, or busy: try again later
   5    data on the disk is damaged
   6    the disk is full, or reading or writing it failed
@@ -88,11 +89,12 @@ def run(arguments: Sequence[str]) -> int:
         raise typer.Exit(code if isinstance(code, int) else ExitCode.OK)
 
     try:
-        return run_reporting(work, debug=False)
+        return run_reporting(work, Session())
     except Exception as error:
         if not isinstance(error, _UsageError):
             raise
-        report(error.format_message(), _help_hint(error))
+        hint = _help_hint(error)
+        report(error.format_message(), None if hint is None else Session().pasteable(hint))
         return ExitCode.BAD_INPUT
 
 

@@ -13,7 +13,7 @@ from typing import Annotated
 
 import typer
 
-from tidelog.cli.session import Session, command
+from tidelog.cli.session import Session, command, command_group
 
 SizeOption = Annotated[int, typer.Option(metavar="BYTES", min=0, help="Size of a value.")]
 MessagesOption = Annotated[int, typer.Option("--messages", "-n", metavar="N", min=1, help="How many.")]
@@ -28,7 +28,7 @@ class Mode(Enum):
 
 def add_to(app: typer.Typer) -> None:
     """Registers the group."""
-    group = typer.Typer(help="Measure appending and reading on this machine.", rich_markup_mode=None)
+    group = command_group("Measure appending and reading on this machine.")
     command(group, "append")(append)
     command(group, "read")(read)
     app.add_typer(group, name="bench")

@@ -15,6 +15,7 @@ from pathlib import Path
 from threading import Thread
 from typing import NamedTuple
 
+from tidelog.errors import TidelogError
 from tidelog.log import LogSettings
 from tidelog.log.frame import HEADER_BYTES
 from tidelog.topics.message import encode_message
@@ -98,18 +99,34 @@ def _append(topic: Topic, bench: AppendBench, count: int, times: Times, on_done:
             on_done(topic.next_offset)
 
 
+class _Appender(Thread):
+    """Appends its share; what goes wrong is kept for whoever waits for it."""
+
+    def __init__(self, topic: Topic, bench: AppendBench, count: int, on_done: Callable[[int], None]) -> None:
+        super().__init__(name="bench-append")
+        self.times: Times = []
+        self.error: TidelogError | None = None
+        self._job = (topic, bench, count, self.times, on_done)
+
+    def run(self) -> None:
+        try:
+            _append(*self._job)
+        except TidelogError as error:
+            self.error = error  # after Ctrl-C this is that the log was closed, and nobody asks any more
+
+
 def _run_threads(topic: Topic, bench: AppendBench, on_done: Callable[[int], None]) -> tuple[float, Times]:
-    parts: list[Times] = [[] for _ in range(bench.appenders)]
-    threads = [
-        Thread(target=_append, args=(topic, bench, count, times, on_done))
-        for count, times in zip(_shares(bench), parts, strict=True)
-    ]
+    threads = [_Appender(topic, bench, count, on_done) for count in _shares(bench)]
     started = time.perf_counter()
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    return time.perf_counter() - started, _joined(parts)
+    seconds = time.perf_counter() - started
+    for thread in threads:
+        if thread.error is not None:
+            raise thread.error
+    return seconds, _joined([thread.times for thread in threads])
 
 
 async def _run_tasks(topic: Topic, bench: AppendBench, on_done: Callable[[int], None]) -> tuple[float, Times]:

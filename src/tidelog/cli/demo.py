@@ -6,6 +6,7 @@ exit code 1. Nothing outside the demo's own directory is touched.
 
 from __future__ import annotations
 
+import shlex
 import shutil
 import sys
 import time
@@ -16,19 +17,25 @@ import typer
 
 from tidelog.cli.errors import ExitCode
 from tidelog.cli.output import Output
+from tidelog.cli.program import program
 from tidelog.cli.session import Session, command
+from tidelog.cli.wrapping import say
 
 if TYPE_CHECKING:
     from tidelog.cli.demo_steps import Step
 
 DEFAULT_DIRECTORY = Path("tidelog-demo")
+DemoDirectoryOption = Annotated[
+    Path | None,
+    typer.Option("--dir", "-d", metavar="DIR", readable=False, help="Where it works [default: ./tidelog-demo]."),
+]
 _MARKER = "made-by-tidelog-demo"
 _LIVE, _DAMAGED = "live", "damaged"
 
 
 def add_to(app: typer.Typer) -> None:
     """Registers the command."""
-    command(app, "demo")(demo)
+    command(app, "demo", DemoDirectoryOption)(demo)
 
 
 def demo(
@@ -113,7 +120,7 @@ class _Narrator:
             self._say(f"   {'proven' if is_true else 'FAILED'}: {claim}")
 
     def _say(self, text: str) -> None:
-        print(text, file=self._stream, flush=True)
+        say(text, self._stream, indent="     ")
 
 
 def _write_document(session: Session, directory: Path, steps: list[Step], seconds: float, is_proven: bool) -> None:
@@ -129,15 +136,20 @@ def _write_summary(output: Output, directory: Path, steps: list[Step], seconds: 
     proofs = [is_true for step in steps for is_true in step.proofs.values()]
     print()
     output.record({**numbers, "seconds": seconds, "proofs": f"{sum(proofs)} of {len(proofs)} hold"})
-    live = directory / _LIVE
     print(f"\n{'All proofs hold.' if is_proven else 'SOME PROOFS FAILED.'} Go on with:")
-    for line in (
-        f"tidelog topic list --dir {live}",
-        f"tidelog consume demo/orders --dir {live} --from -5 --json",
-        f"tidelog inspect demo/orders --dir {live} --offset 42",
-        f"tidelog verify --dir {live}",
-        f"tidelog consume demo/orders --dir {directory / _DAMAGED} --skip-gaps | wc -l",
-        "seq 1000000 | tidelog produce my/numbers",
-        "tidelog bench append --sync",
-    ):
+    for line in further_commands(program(), directory):
         print(f"  {line}")
+
+
+def further_commands(name: str, directory: Path) -> list[str]:
+    """What to try next, ready to be pasted."""
+    live, damaged = (shlex.quote(str(directory / part)) for part in (_LIVE, _DAMAGED))
+    return [
+        f"{name} topic list --dir {live}",
+        f"{name} consume demo/orders --dir {live} --from -5 --json",
+        f"{name} inspect demo/orders --dir {live} --offset 42",
+        f"{name} verify --dir {live}",
+        f"{name} consume demo/orders --dir {damaged} --skip-gaps | wc -l",
+        f"seq 1000000 | {name} produce my/numbers",
+        f"{name} bench append --sync",
+    ]

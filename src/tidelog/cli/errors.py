@@ -1,9 +1,9 @@
 """Exit codes, and what is said about an error.
 
     0    done
-    1    a check found something wrong (verify, repair without --yes, doctor, demo)
+    1    a check found something wrong (verify, repair without --yes, doctor, demo), or a question was answered with no
     2    the command line, the settings or the input is wrong
-    3    no such topic, offset, file or directory
+    3    no such topic, offset, file or log directory
     4    owned by another process, or busy: try again later
     5    data on the disk is damaged
     6    the disk is full, or reading or writing it failed
@@ -55,6 +55,8 @@ _CODES: tuple[tuple[type[BaseException], ExitCode], ...] = (
     (DataError, ExitCode.DAMAGED),
     (FileNotFoundError, ExitCode.NOT_FOUND),
     (PermissionError, ExitCode.BAD_INPUT),
+    (IsADirectoryError, ExitCode.BAD_INPUT),
+    (NotADirectoryError, ExitCode.BAD_INPUT),
     (OSError, ExitCode.IO_FAILED),
 )
 
@@ -79,10 +81,12 @@ def hint_of(error: BaseException) -> str | None:
     """What to do about it, in the words of the command line where the error speaks those of the library."""
     if isinstance(error, LockedError):
         return "Stop that process or wait for it; consume, topic list, inspect and verify work meanwhile"
-    if isinstance(error, GapError):
+    if isinstance(error, GapError) and error.path is None:  # met while reading, in a log that could be opened
         return f"Leave the lost ones out with --skip-gaps, or begin behind them with --from {error.last + 1}"
     if isinstance(error, TidelogError):
         return error.hint
+    if isinstance(error, PermissionError):
+        return "Check its owner and mode, or name another one"
     if isinstance(error, OSError):
         return None
     return "This is a bug in tidelog. Run it again with --debug and report what it prints"

@@ -147,4 +147,5 @@ def _find_in_file(file: File, path: Path, offset: int) -> _Place:
         if behind is None:
             break
         scanner = FileScanner(file, behind[0], behind[1], _CHUNK_BYTES)
-    raise OffsetOutOfRangeError(f"offset {offset} is not in this log", path=path)
+    holds = f"before its first one, {first}" if offset < first else f"behind its last one, {scanner.offset - 1}"
+    raise OffsetOutOfRangeError(f"offset {offset} is not in this log: it lies {holds}", path=path)

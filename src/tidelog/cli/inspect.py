@@ -25,7 +25,10 @@ _COLUMNS = (
     "problems",
 )
 
-_NARROW = ("file", "first_offset", "next_offset", "bytes", "first_time", "last_time", "problems")
+_NARROWER = (
+    ("file", "first_offset", "next_offset", "bytes", "first_time", "last_time", "problems"),
+    ("file", "first_offset", "next_offset", "bytes", "last_time", "problems"),
+)
 
 
 def add_to(app: typer.Typer) -> None:
@@ -75,7 +78,7 @@ def _show_files(session: Session, target: Target, examined: LogExamination) -> N
             }
         )
         return
-    output.table(_COLUMNS, rows, title=str(target.directory), narrow=_NARROW)
+    output.table(_COLUMNS, rows, title=str(target.directory), narrower=_NARROWER)
     output.note(f"checkpoint: {_checkpoint_state(examined)}")
     for problem in examined.problems:
         output.note(f"problem: {problem}")
@@ -84,13 +87,14 @@ def _show_files(session: Session, target: Target, examined: LogExamination) -> N
 def _checkpoint_state(examined: LogExamination) -> str:
     from tidelog.cli.output import iso_time
     from tidelog.clock import to_datetime
+    from tidelog.errors import offsets_text
 
     checkpoint = examined.checkpoint
     if checkpoint is None:
         return f"{examined.checkpoint_problem}; opening reads the files instead"
-    return (
-        f"offsets {checkpoint.start_offset} to {checkpoint.last_offset}, {iso_time(to_datetime(checkpoint.written_us))}"
-    )
+    is_empty = checkpoint.last_offset < checkpoint.start_offset
+    covered = "no messages" if is_empty else offsets_text(checkpoint.start_offset, checkpoint.last_offset)
+    return f"{covered}, {iso_time(to_datetime(checkpoint.written_us))}"
 
 
 def _file_row(examined: LogExamination, file: FileExamination) -> dict[str, object]:

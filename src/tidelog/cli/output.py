@@ -5,21 +5,26 @@ Invariants
 - A table in a pipe is one header line and one line a row; tabs and line ends inside a value are escaped.
 - The names of columns are the keys of the JSON, so both can be looked up in the same place.
 - Nothing of the terminal library is imported before there is a terminal to draw on.
+- On a terminal no name or number is ever broken: a table that is too wide gets fewer columns, or a line a property.
 """
 
 from __future__ import annotations
 
-import shutil
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import datetime
+from typing import Literal
+
+from tidelog.cli.wrapping import say, terminal_columns
 
 Row = Mapping[str, object]
 OnDone = Callable[[int], None]
 
 _ESCAPES = str.maketrans({"\\": "\\\\", "\t": "\\t", "\n": "\\n", "\r": "\\r"})
-_WIDE_COLUMNS = 140
+# Columns of prose, which may be wrapped.
+_PROSE = frozenset({"detail", "fix"})
+_BETWEEN_COLUMNS = 1
 _BYTE_UNITS = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
 
 
@@ -35,7 +40,11 @@ class Output:
 
     def note(self, text: str) -> None:
         """A remark for people."""
-        print(text, file=sys.stderr, flush=True)
+        say(text, sys.stderr)
+
+    def line(self, text: str, indent: str = "") -> None:
+        """A line of a result that is told in words; `indent` is for what does not fit on it."""
+        say(text, sys.stdout, indent)
 
     def document(self, document: object) -> None:
         """One JSON document."""
@@ -52,12 +61,15 @@ class Output:
             self.table(columns, rows, title)
 
     def table(
-        self, columns: Sequence[str], rows: Sequence[Row], title: str | None = None, narrow: Sequence[str] | None = None
+        self,
+        columns: Sequence[str],
+        rows: Sequence[Row],
+        title: str | None = None,
+        narrower: Sequence[Sequence[str]] = (),
     ) -> None:
-        """A table for people or for cut and awk; `narrow` are the columns that a small terminal gets."""
+        """A table for people or for cut and awk; `narrower` are choices of columns for smaller terminals."""
         if self.is_terminal:
-            is_small = shutil.get_terminal_size().columns < _WIDE_COLUMNS
-            _draw_table(narrow if narrow is not None and is_small else columns, rows, title)
+            _draw_what_fits([columns, *narrower], rows, title)
             return
         print("\t".join(columns))
         for row in rows:
@@ -114,7 +126,18 @@ def terminal_text(name: str, value: object) -> str:
         return plain_text(value)
     if name == "bytes" or name.endswith("_bytes"):
         return human_bytes(value)
-    return f"{value:,}" if isinstance(value, int) else f"{value:,.2f}"
+    return f"{value:,}" if isinstance(value, int) else _rounded(value)
+
+
+def _rounded(value: float) -> str:
+    """Three digits at least, and no more behind the point than they need."""
+    decimals = 0 if abs(value) >= 100 else 1 if abs(value) >= 10 else 2
+    return f"{value:,.{decimals}f}"
+
+
+def counted(count: int, noun: str) -> str:
+    """`1 file`, `2 files`."""
+    return f"{count:,} {noun}" if count == 1 else f"{count:,} {noun}s"
 
 
 def human_bytes(count: float) -> str:
@@ -130,19 +153,49 @@ def iso_time(moment: datetime) -> str:
     return moment.isoformat(timespec="microseconds").replace("+00:00", "Z")
 
 
+def _draw_what_fits(choices: Sequence[Sequence[str]], rows: Sequence[Row], title: str | None) -> None:
+    available = terminal_columns(sys.stdout)
+    fitting = next((columns for columns in choices if table_width(columns, rows) <= available), None)
+    if fitting is not None:
+        _draw_table(fitting, rows, title)
+        return
+    if title:
+        print(title)
+    for row in rows:
+        _draw_record({column: row.get(column) for column in choices[0]}, None)
+        print()
+
+
+def table_width(columns: Sequence[str], rows: Sequence[Row]) -> int:
+    """How many columns of the terminal a table needs at least."""
+    widths = [_column_width(column, rows) for column in columns]
+    return sum(widths) + _BETWEEN_COLUMNS * (len(widths) - 1)
+
+
+def _column_width(column: str, rows: Sequence[Row]) -> int:
+    texts = [terminal_text(column, row.get(column)) for row in rows]
+    if column in _PROSE:
+        texts = [word for text in texts for word in text.split()]
+    return max(map(len, [*column.split("_"), *texts]))
+
+
 def _draw_table(columns: Sequence[str], rows: Sequence[Row], title: str | None) -> None:
     from rich.box import SIMPLE_HEAD
     from rich.console import Console
     from rich.table import Table
     from rich.text import Text
 
+    console = Console(width=terminal_columns(sys.stdout))
+    has_room = sum(max(len(column), _column_width(column, rows)) + 1 for column in columns) <= console.width
     table = Table(title=title, title_justify="left", box=SIMPLE_HEAD, padding=0, pad_edge=False)
     for column in columns:
         numeric = any(isinstance(row.get(column), int | float) for row in rows)
-        table.add_column(column.replace("_", " "), justify="right" if numeric else "left", overflow="fold")
+        heading = column.replace("_", " " if has_room else "\n")
+        justify: Literal["left", "right"] = "right" if numeric else "left"
+        table.add_column(heading, justify=justify, overflow="fold", no_wrap=column not in _PROSE)
     for row in rows:
         table.add_row(*(Text(terminal_text(column, row.get(column))) for column in columns))
-    Console().print(table)
+    console.print(table)
 
 
 def _draw_record(record: Row, title: str | None) -> None:
@@ -155,4 +208,4 @@ def _draw_record(record: Row, title: str | None) -> None:
     table.add_column(overflow="fold")
     for name, value in record.items():
         table.add_row(name.replace("_", " "), Text(terminal_text(name, value)))
-    Console().print(table)
+    Console(width=terminal_columns(sys.stdout)).print(table)

@@ -3,6 +3,7 @@
 Invariants
 - A common option may stand before or after the name of a command; the later one wins.
 - A command raises what went wrong; only here does it become a text on stderr and an exit code.
+- A command that a hint names in backticks can be pasted: it gets the path of this program and the directory in use.
 - When the reader of stdout goes away (`| head`), the command ends quietly and with success.
 """
 
@@ -11,6 +12,8 @@ from __future__ import annotations
 import functools
 import inspect
 import os
+import re
+import shlex
 import sys
 import traceback
 from collections.abc import Callable
@@ -19,9 +22,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar, get_type_hints
 
 import typer
+from typer.core import TyperCommand
 
 from tidelog.cli.errors import ExitCode, exit_code_of, hint_of, text_of
+from tidelog.cli.log_warnings import shown_warnings
 from tidelog.cli.output import Output
+from tidelog.cli.program import program
+from tidelog.cli.wrapping import say
 
 if TYPE_CHECKING:
     from tidelog.config import Settings
@@ -31,10 +38,17 @@ DEFAULT_DIRECTORY = "data"
 
 DirectoryOption = Annotated[
     Path | None,
-    typer.Option("--dir", "-d", metavar="DIR", help="The log directory [default: TIDELOG_DIR, the settings, ./data]."),
+    # Whether it can be read is for the log to say: its errors come with a hint.
+    typer.Option(
+        *("--dir", "-d"),
+        metavar="DIR",
+        readable=False,
+        help="The log directory [default: TIDELOG_DIR, the settings, ./data].",
+    ),
 ]
 ConfigOption = Annotated[
-    Path | None, typer.Option("--config", "-c", metavar="FILE", help="Settings in TOML [default: TIDELOG_CONFIG].")
+    Path | None,
+    typer.Option("--config", "-c", metavar="FILE", readable=False, help="Settings in TOML [default: TIDELOG_CONFIG]."),
 ]
 JsonOption = Annotated[bool, typer.Option("--json", help="Write JSON to stdout.")]
 DebugOption = Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")]
@@ -82,20 +96,70 @@ class Session:
     def look(self) -> LogDirectory:
         """Opens the log directory for reading, whoever owns it."""
         from tidelog.errors import NotFoundError
+        from tidelog.files import explained
         from tidelog.topics.storage import LogDirectory
 
-        if not self.root.is_dir():
-            raise NotFoundError(
-                f"there is no log directory {self.root}",
-                hint="Name one with --dir; `tidelog produce` and `tidelog topic create` make it",
-            )
-        return LogDirectory(self.root, self.settings.log, read_only=True)
+        with explained("open", self.root):
+            if not self.root.is_dir():
+                raise NotFoundError(
+                    f"there is no log directory {self.root}",
+                    hint="Name another one with --dir; producing to a topic makes it",
+                )
+            return LogDirectory(self.root, self.settings.log, read_only=True)
 
+    def pasteable(self, text: str, topic: str | None = None) -> str:
+        """The text with every command in it as it has to be typed here."""
+        return _COMMAND.sub(lambda found: f"`{program()} {self._arguments(found[1], topic)}`", text)
+
+    def repair_hint(self, target: str) -> str:
+        """What to do about damage that was found."""
+        return "hint: " + self.pasteable(f"`tidelog repair {shlex.quote(target)}` says what can be done")
+
+    def _arguments(self, words: str, topic: str | None) -> str:
+        """What follows the program: the command's own words, the topic where it was left out, and where the log is."""
+        if words.endswith("--help"):
+            return words
+        about = [topic] if topic is not None and words in ("verify", "repair") else []
+        options = [("--dir", self.directory), ("--config", self.config)]
+        given = [f"{name} {shlex.quote(str(path))}" for name, path in options if path is not None]
+        return " ".join([words, *about, *(option for option in given if option.split(" ")[0] not in words)])
+
+    def topic_of(self, error: BaseException) -> str | None:
+        """The topic that an error is about, by the path that it names."""
+        from tidelog.errors import TidelogError
+
+        path = error.path if isinstance(error, TidelogError) else None
+        if path is None or not path.is_relative_to(self.root):
+            return None
+        parts = path.relative_to(self.root).parts
+        return "/".join(parts[:2]) if len(parts) >= 2 else None
+
+
+_COMMAND = re.compile("`tidelog ([^`]+)`")
 
 Command = TypeVar("Command", bound=Callable[..., None])
 
 
-def command(group: typer.Typer, name: str) -> Callable[[Command], Command]:
+class _PlainUsage(TyperCommand):
+    """Shows an argument that is needed as TOPIC, not as {TOPIC}."""
+
+    def collect_usage_pieces(self, ctx: Any) -> list[str]:
+        return [re.sub(r"\{(\w+)\}", r"\1", piece) for piece in super().collect_usage_pieces(ctx)]
+
+
+def command_group(help_text: str) -> typer.Typer:
+    """A command of commands; alone it shows its help."""
+    group = typer.Typer(help=help_text, rich_markup_mode=None)
+
+    @group.callback(invoke_without_command=True)
+    def show_help(context: typer.Context) -> None:
+        if context.invoked_subcommand is None:
+            print(context.get_help())
+
+    return group
+
+
+def command(group: typer.Typer, name: str, directory_option: object = DirectoryOption) -> Callable[[Command], Command]:
     """Registers a function whose first parameter is the session and whose others are its own options."""
 
     def register(work: Command) -> Command:
@@ -109,36 +173,42 @@ def command(group: typer.Typer, name: str) -> Callable[[Command], Command]:
         ) -> None:
             before = context.obj if isinstance(context.obj, Session) else Session()
             session = before.overridden_by(Session(directory, config, as_json, debug))
-            code = run_reporting(lambda: work(session, **own), session.debug)
+            code = run_reporting(lambda: _run_shown(work, session, own), session)
             if code:
                 raise typer.Exit(code)
 
         run.__doc__ = inspect.getdoc(work)
-        _take_signature(run, work)
-        group.command(name)(run)
+        _take_signature(run, work, directory_option)
+        group.command(name, cls=_PlainUsage)(run)
         return work
 
     return register
 
 
-def _take_signature(run: Callable[..., None], work: Callable[..., None]) -> None:
+def _run_shown(work: Callable[..., None], session: Session, own: dict[str, Any]) -> None:
+    with shown_warnings():
+        work(session, **own)
+
+
+def _take_signature(run: Callable[..., None], work: Callable[..., None], directory_option: object) -> None:
     """The parameters that the command line sees: the command's own, then the common ones."""
     own_types = get_type_hints(work, include_extras=True)
     own = list(inspect.signature(work).parameters.values())[1:]
     shared = [p for p in inspect.signature(run, eval_str=True).parameters.values() if p.kind is not p.VAR_KEYWORD]
+    shared = [p.replace(annotation=directory_option) if p.name == "directory" else p for p in shared]
     typed = [p.replace(annotation=own_types[p.name], kind=p.KEYWORD_ONLY) for p in own]
     parameters = [*typed, *(p.replace(kind=p.KEYWORD_ONLY) for p in shared)]
     run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     run.__annotations__ = {p.name: p.annotation for p in parameters}
 
 
-def run_reporting(work: Callable[[], None], debug: bool) -> int:
+def run_reporting(work: Callable[[], None], session: Session) -> int:
     """Runs a command; what it raises becomes a text on stderr and the exit code."""
     try:
         try:
             work()
         finally:
-            sys.stdout.flush()
+            _flush_stdout()
     except typer.Exit as done:
         return done.exit_code
     except (KeyboardInterrupt, typer.Abort):
@@ -146,20 +216,30 @@ def run_reporting(work: Callable[[], None], debug: bool) -> int:
     except BrokenPipeError:
         _forget_stdout()
     except Exception as error:  # the last line of defence: every error ends in a text and a code
-        if debug:
+        if session.debug:
             traceback.print_exc()
         if getattr(error, "format_message", None) is not None:
             raise  # a usage error: it knows its command, and is told by `app.run`
-        report(text_of(error), hint_of(error))
+        hint = hint_of(error)
+        report(text_of(error), None if hint is None else session.pasteable(hint, session.topic_of(error)))
         return exit_code_of(error)
     return ExitCode.OK
 
 
 def report(text: str, hint: str | None) -> None:
     """An error, for people."""
-    print(f"error: {text}", file=sys.stderr)
+    say(f"error: {text}", sys.stderr)
     if hint:
-        print(f"hint: {hint}", file=sys.stderr)
+        say(f"hint: {hint}", sys.stderr)
+
+
+def _flush_stdout() -> None:
+    """What cannot be written now cannot be written later either, when the interpreter tries it once more."""
+    try:
+        sys.stdout.flush()
+    except OSError:
+        _forget_stdout()
+        raise
 
 
 def _forget_stdout() -> None:
