@@ -5,8 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 from typing import NamedTuple
 
+import msgspec
+
 from tidelog.cli.session import Session
-from tidelog.errors import NotFoundError, TopicNameError
+from tidelog.cli.topic_names import nearest_hint, topic_names
+from tidelog.errors import DataError, NotFoundError, TidelogError, TopicNameError
 from tidelog.log.examine import LogExamination, examine_log
 from tidelog.log.names import wal_files
 from tidelog.topics.message import TIMESTAMP_FIELD
@@ -14,6 +17,13 @@ from tidelog.topics.names import parse_topic_name
 
 # What a topic's directory can be told by, wherever it was copied to.
 _TOPIC_FILE = "topic.json"
+
+
+class _TopicInfo(msgspec.Struct):
+    """What has to be in a topic's file for it to be opened."""
+
+    format: int
+    name: str
 
 
 class Target(NamedTuple):
@@ -29,16 +39,23 @@ def find_target(session: Session, text: str) -> Target:
     found = _find_topic(session.root, text) or _find_directory(Path(text))
     if found is None:
         raise NotFoundError(
-            f"{text} is neither a topic in {session.root} nor a directory with WAL files",
-            hint="`tidelog topic list` shows the topics; name another log directory with --dir",
+            f"{text} is neither a topic in {session.root} nor a directory with WAL files", hint=_hint(session, text)
         )
     return found
+
+
+def _hint(session: Session, text: str) -> str:
+    try:
+        with session.look() as log:
+            return nearest_hint(log, text)
+    except TidelogError:
+        return "Name another log directory with --dir"
 
 
 def all_targets(session: Session) -> list[Target]:
     """Every topic of the log directory."""
     with session.look() as log:
-        return [Target(name, log.topic_directory(name), TIMESTAMP_FIELD) for name in log.topics()]
+        return [Target(name, log.root / name, TIMESTAMP_FIELD) for name in topic_names(log)]
 
 
 def examine_target(session: Session, target: Target, doing: str) -> LogExamination:
@@ -50,18 +67,44 @@ def examine_target(session: Session, target: Target, doing: str) -> LogExaminati
         )
 
 
+def check_topic_file(target: Target) -> None:
+    """DataError where the file beside a topic's messages keeps it from being opened; one that is gone does not."""
+    path = target.directory / _TOPIC_FILE
+    try:
+        msgspec.json.decode(path.read_bytes(), type=_TopicInfo)
+    except FileNotFoundError:
+        return
+    except msgspec.MsgspecError as error:
+        raise DataError(f"{_TOPIC_FILE} cannot be understood: {error}", path=path) from error
+
+
 def _find_topic(root: Path, text: str) -> Target | None:
     try:
         directory = parse_topic_name(text).directory(root)
     except TopicNameError:
         return None
-    return Target(text, directory, TIMESTAMP_FIELD) if (directory / _TOPIC_FILE).is_file() else None
+    return Target(text, directory, TIMESTAMP_FIELD) if _may_be_topic(directory) else None
+
+
+def _may_be_topic(directory: Path) -> bool:
+    """One that may not be looked into is taken for a topic, so that whoever reads it is told why it cannot."""
+    try:
+        return directory.is_dir() and _is_log(_names(directory))
+    except PermissionError:
+        return True
 
 
 def _find_directory(path: Path) -> Target | None:
     if not path.is_dir():
         return None
-    names = [entry.name for entry in path.iterdir()]
-    if _TOPIC_FILE in names:
-        return Target(str(path), path, TIMESTAMP_FIELD)
-    return Target(str(path), path, None) if wal_files(names) else None
+    names = _names(path)
+    time_field = TIMESTAMP_FIELD if _TOPIC_FILE in names else None
+    return Target(str(path), path, time_field) if _is_log(names) else None
+
+
+def _names(directory: Path) -> list[str]:
+    return [entry.name for entry in directory.iterdir()]
+
+
+def _is_log(names: list[str]) -> bool:
+    return _TOPIC_FILE in names or bool(wal_files(names))

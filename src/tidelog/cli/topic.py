@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from tidelog.cli.session import Session, command
+from tidelog.cli.errors import ExitCode
+from tidelog.cli.session import Session, command, command_group
 
 if TYPE_CHECKING:
     from tidelog.topics.storage import LogDirectory
@@ -16,12 +17,17 @@ if TYPE_CHECKING:
 
 _COLUMNS = ("topic", "start_offset", "next_offset", "messages", "files", "bytes", "state")
 
+_NARROWER = (
+    ("topic", "next_offset", "messages", "files", "bytes", "state"),
+    ("topic", "messages", "bytes", "state"),
+)
+
 TopicArgument = Annotated[str, typer.Argument(metavar="TOPIC", help="namespace/name.")]
 
 
 def add_to(app: typer.Typer) -> None:
     """Registers the group."""
-    group = typer.Typer(help="List, create, describe and delete topics.", rich_markup_mode=None)
+    group = command_group("List, create, describe and delete topics.")
     commands: dict[str, Callable[..., None]] = {
         "list": list_topics,
         "create": create,
@@ -36,25 +42,38 @@ def add_to(app: typer.Typer) -> None:
 def list_topics(session: Session) -> None:
     """Lists the topics with their offsets and sizes.
 
-    A topic that cannot be opened is listed as well, with what is wrong in the column state.
+    A topic that cannot be opened is listed as well: its state is damaged or unreadable, and stderr (the field problem
+    with --json) says why. The exit code stays 0.
     """
+    from tidelog.cli.topic_names import topic_names
+
     with session.look() as log:
-        rows = [_row(log, name) for name in log.topics()]
-    session.output.rows(_COLUMNS, rows)
+        rows = [_row(log, name) for name in topic_names(log)]
+    if session.as_json:
+        session.output.document(rows)
+        return
+    session.output.table(_COLUMNS, rows, narrower=_NARROWER)
+    for row in rows:
+        if row["problem"] is not None:
+            session.output.note(f"{row['state']}: {row['topic']}: {row['problem']}")
+    for row in rows:
+        if row["state"] == "damaged":
+            session.output.note(session.repair_hint(str(row["topic"])))
 
 
 def _row(log: LogDirectory, name: str) -> dict[str, object]:
-    from tidelog.errors import TidelogError
+    from tidelog.cli.errors import text_of
+    from tidelog.errors import DataError, TidelogError
 
-    files, size = _usage(log, name)
-    row: dict[str, object] = {"topic": name, "start_offset": None, "next_offset": None, "messages": None}
-    row |= {"files": files, "bytes": size, "state": "ok"}
+    row: dict[str, object] = dict.fromkeys(_COLUMNS) | {"topic": name, "state": "ok", "problem": None}
     try:
+        row["files"], row["bytes"] = _usage(log, name)
         topic = log.topic(name)
         row |= {"start_offset": topic.start_offset, "next_offset": topic.next_offset}
         row["messages"] = topic.next_offset - topic.start_offset
-    except TidelogError as error:
-        row["state"] = error.message
+    except (TidelogError, OSError) as error:
+        state = "damaged" if isinstance(error, DataError) else "unreadable"
+        row |= {"state": state, "problem": text_of(error)}
     return row
 
 
@@ -95,7 +114,10 @@ def create(
 
 def describe(session: Session, topic: TopicArgument) -> None:
     """Shows where a topic begins and ends, its files, its bytes and its times."""
+    from tidelog.cli.topic_names import require_topic
+
     with session.look() as log:
+        require_topic(log, topic)
         opened = log.topic(topic)
         start, end = opened.start_offset, opened.next_offset
         files, size = _usage(log, topic)
@@ -126,18 +148,27 @@ def delete(
 ) -> None:
     """Deletes a topic and every message in it, for good.
 
-    It asks first; where nobody can answer, it needs --yes.
+    It asks first; where nobody can answer, it needs --yes. After a no the exit code is 1.
     """
-    from tidelog.errors import InputError
+    from tidelog.cli.topic_names import require_topic
 
     with session.open() as log:
+        require_topic(log, topic)
         files, size = _usage(log, topic)
-        if not yes:
-            if not sys.stdin.isatty():
-                raise InputError(f"deleting {topic} needs a yes", hint="Give it with --yes")
-            typer.confirm(f"Delete {topic} ({files} files, {size} bytes) for good?", abort=True, err=True)
+        if not yes and not _is_confirmed(topic, files, size):
+            session.output.note("nothing was deleted")
+            raise typer.Exit(ExitCode.FOUND_WRONG)
         log.delete_topic(topic)
     if session.as_json:
         session.output.document({"topic": topic, "deleted": True, "files": files, "bytes": size})
     else:
         session.output.note(f"deleted {topic}")
+
+
+def _is_confirmed(topic: str, files: int, size: int) -> bool:
+    from tidelog.cli.output import counted, human_bytes
+    from tidelog.errors import InputError
+
+    if not sys.stdin.isatty():
+        raise InputError(f"deleting {topic} needs a yes", hint="Give it with --yes")
+    return typer.confirm(f"Delete {topic} ({counted(files, 'file')}, {human_bytes(size)}) for good?", err=True)

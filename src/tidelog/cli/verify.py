@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import shlex
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, NamedTuple
 
 import typer
 
@@ -26,48 +27,74 @@ def add_to(app: typer.Typer) -> None:
     command(app, "repair")(repair)
 
 
+class Finding(NamedTuple):
+    """Something wrong with a target: in words, and as JSON."""
+
+    text: str
+    document: dict[str, object]
+    needs_repair: bool
+
+
+class Result(NamedTuple):
+    """What is known of a target; it could not be read at all when there is no examination."""
+
+    target: Target
+    examined: LogExamination | None
+    findings: list[Finding]
+
+
 def verify(
     session: Session,
     targets: Annotated[
         list[str] | None,
-        typer.Argument(metavar="[TARGET]...", help="Topics, or directories with WAL files [default: all topics]."),
+        typer.Argument(metavar="TARGET", help="Topics, or directories with WAL files [default: all topics]."),
     ] = None,
 ) -> None:
     """Reads every frame and checks its checksum, its length and that its offset is the next one.
 
     It takes no lock and changes nothing, so it works on a topic that is in use. Problems are listed on stderr with file
-    and byte, and the exit code is then 1. A torn tail, which a killed process leaves behind, counts as a problem too,
-    though the next opening cuts it off by itself.
+    and byte, and the exit code is then 1; a topic that cannot be read is a problem, and the others are read all the
+    same. A torn tail, which a killed process leaves behind, counts too, though the next opening cuts it off by itself.
     """
     from tidelog.cli.targets import all_targets, find_target
 
     found = [find_target(session, target) for target in targets] if targets else all_targets(session)
-    results = [(target, *_examine(session, target)) for target in found]
-    rows = [_row(target, examined, problems) for target, examined, problems in results]
+    results = [_examine(session, target) for target in found]
+    rows = [_row(result) for result in results]
     if session.as_json:
-        details = [[_describe(problem) for problem in problems] for _, _, problems in results]
+        details = [[finding.document for finding in result.findings] for result in results]
         session.output.document([{**row, "problems": one} for row, one in zip(rows, details, strict=True)])
     else:
         session.output.table(_COLUMNS, rows)
-    _tell_problems(session, results)
-
-
-def _tell_problems(session: Session, results: list[tuple[Target, LogExamination, list[Problem]]]) -> None:
-    for target, _, problems in results:
-        for problem in problems:
-            session.output.note(f"problem: {target.name}: {problem}")
-    damaged = [target.name for target, _, problems in results if any(not p.is_torn_tail for p in problems)]
-    for name in damaged:
-        session.output.note(f"hint: `tidelog repair {name}` says what can be done")
-    if any(problems for _, _, problems in results):
+    _tell_findings(session, results)
+    if any(result.findings for result in results):
         raise typer.Exit(ExitCode.FOUND_WRONG)
 
 
-def _examine(session: Session, target: Target) -> tuple[LogExamination, list[Problem]]:
-    from tidelog.cli.targets import examine_target
+def _tell_findings(session: Session, results: list[Result]) -> None:
+    for target, _, findings in results:
+        for finding in findings:
+            session.output.note(f"problem: {target.name}: {finding.text}")
+    for target, _, findings in results:
+        if any(finding.needs_repair for finding in findings):
+            session.output.note(session.repair_hint(target.name))
 
-    examined = examine_target(session, target, "verifying")
-    return examined, [p for p in examined.problems if not _is_being_written(target.directory, examined, p)]
+
+def _examine(session: Session, target: Target) -> Result:
+    from tidelog.cli.errors import text_of
+    from tidelog.cli.targets import check_topic_file, examine_target
+    from tidelog.errors import TidelogError
+
+    examined: LogExamination | None = None
+    findings: list[Finding] = []
+    try:
+        examined = examine_target(session, target, "verifying")
+        problems = [p for p in examined.problems if not _is_being_written(target.directory, examined, p)]
+        findings += [Finding(str(p), _describe(p), not p.is_torn_tail) for p in problems]
+        check_topic_file(target)
+    except (TidelogError, OSError) as error:
+        findings.append(Finding(text_of(error), {"reason": text_of(error), "text": text_of(error)}, False))
+    return Result(target, examined, findings)
 
 
 def _is_being_written(directory: Path, examined: LogExamination, problem: Problem) -> bool:
@@ -75,17 +102,16 @@ def _is_being_written(directory: Path, examined: LogExamination, problem: Proble
     if not problem.is_torn_tail:
         return False
     time.sleep(_GROWTH_WAIT_SECONDS)
-    return (directory / problem.file).stat().st_size > examined.files[-1].size
+    size = next(file.size for file in examined.files if file.name == problem.file)
+    return (directory / problem.file).stat().st_size > size
 
 
-def _row(target: Target, examined: LogExamination, problems: list[Problem]) -> dict[str, object]:
-    return {
-        "target": target.name,
-        "files": len(examined.files),
-        "frames": examined.frames,
-        "bytes": examined.total_bytes,
-        "problems": len(problems),
-    }
+def _row(result: Result) -> dict[str, object]:
+    examined = result.examined
+    row: dict[str, object] = dict.fromkeys(_COLUMNS) | {"target": result.target.name}
+    if examined is not None:
+        row |= {"files": len(examined.files), "frames": examined.frames, "bytes": examined.total_bytes}
+    return row | {"problems": len(result.findings)}
 
 
 def _describe(problem: Problem) -> dict[str, object]:
@@ -116,33 +142,36 @@ def repair(
 
     found = find_target(session, target)
     plan = plan_repair(found.directory)
-    kept = plan.apply() if yes and plan.is_needed else []
+    kept = plan.apply() if yes and plan.is_needed else None
     _tell_plan(session, found, plan, kept)
     if plan.is_needed and not yes:
         raise typer.Exit(ExitCode.FOUND_WRONG)
 
 
-def _tell_plan(session: Session, target: Target, plan: RepairPlan, kept: list[Path]) -> None:
-    output = session.output
+def _tell_plan(session: Session, target: Target, plan: RepairPlan, kept: list[Path] | None) -> None:
+    """`kept` is None when nothing was done."""
     if session.as_json:
-        output.document(
+        session.output.document(
             {
                 "target": target.name,
                 "is_needed": plan.is_needed,
-                "is_done": bool(kept),
+                "is_done": kept is not None,
                 "actions": plan.actions,
                 "lost": plan.lost,
-                "kept": [str(path) for path in kept],
+                "kept": [str(path) for path in kept or []],
             }
         )
-        return
-    if not plan.is_needed:
-        output.note(f"{target.name} needs no repair")
-        return
-    verb = "did" if kept else "would"
+    elif not plan.is_needed:
+        session.output.note(f"{target.name} needs no repair")
+    else:
+        _tell_actions(session, target, plan, kept)
+
+
+def _tell_actions(session: Session, target: Target, plan: RepairPlan, kept: list[Path] | None) -> None:
     for action in plan.actions:
-        print(f"{verb}: {action}")
-    for path in kept:
+        session.output.line(f"{'would' if kept is None else 'did'}: {action}", indent="  ")
+    for path in kept or []:
         print(f"kept: {path}")
-    if not kept:
-        output.note("nothing was changed; do it with --yes")
+    if kept is None:
+        again = session.pasteable(f"`tidelog repair {shlex.quote(target.name)} --yes`")
+        session.output.note(f"nothing was changed; do it with {again}")
