@@ -66,7 +66,14 @@ def test_positions(cli: Cli, options: tuple[str, ...] | str, expected: range) ->
 @pytest.mark.parametrize(
     ("options", "code", "text"),
     [
-        (("--from", "11"), 3, "offset 11 is not in the log"),
+        (
+            ("--from", "11"),
+            3,
+            "offset 11 is not in the topic a/b, which holds offsets 0 to 9\nhint: Give --from an offset from 0 to 10",
+        ),
+        (("--from", "5", "--to", "2"), 2, "--from 5 lies behind --to 2"),
+        (("--from", "-2", "--to", "-5"), 2, "--from -2 lies behind --to -5"),
+        (("--from", "2026-01-02", "--to", "2026-01-01T00:00:00Z"), 2, "lies behind"),
         (("--from", "yesterday"), 2, "--from 'yesterday' is not a position"),
         (("--to", "later"), 2, "--to 'later' is not a position"),
         (("--format", "%x"), 2, "unknown field %x"),

@@ -80,7 +80,7 @@ def test_a_line_without_a_key(cli: Cli) -> None:
     """A line without the separator ends the command and is named; those before it are stored."""
     result = cli("produce", "a/b", "--key-separator", ":", stdin=b"a:1\nb:2\nnot keyed\nc:3\n")
     assert result.code == 2
-    assert "accepted 2 messages" in result.err
+    assert "produced 2 messages" in result.err
     assert "error: record 3: there is no key separator ':'" in result.err
     assert [m.value for m in read_all("data", "a/b")] == [b"1", b"2"]
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
-from datetime import datetime
+from datetime import UTC, datetime
 from itertools import islice
 from typing import TYPE_CHECKING, Annotated, BinaryIO
 
@@ -58,10 +58,15 @@ def consume(
     headers, %s the size of the value, %% a percent sign; \n, \t, \r, \0 and \\ are escapes. With --json a line is an
     object; a key, value or header that is not UTF-8 is base64 there, marked by key_encoding and so on.
     """
+    from tidelog.cli.topic_names import require_topic
+
     first, last = parse_position("--from", start), None if stop is None else parse_position("--to", stop)
+    _check_order(start, first, stop, last)
     to_bytes = _converter(session, topic, template, null)
     with session.look() as log:
+        require_topic(log, topic)
         opened = log.topic(topic)
+        _check_start(opened, first)
         writer = _Writer(opened, to_bytes, "skip" if skip_gaps else "raise", max_messages)
         end = opened.next_offset
         writer.write(_settled(opened, first), end if last is None else _settled(opened, last), follow=False)
@@ -148,6 +153,34 @@ def parse_position(option: str, text: str) -> Position:
     except ValueError:
         hint = "Give earliest, latest, an offset, -N for the last N, or a time such as 2026-01-31T12:00:00Z"
         raise InputError(f"{option} {text!r} is not a position", hint=hint) from None
+
+
+def _check_order(start: str, first: Position, stop: str | None, last: Position | None) -> None:
+    """A range that ends before it begins is a mistake; positions of two kinds can only be compared by the topic."""
+    from tidelog.errors import InputError
+
+    if isinstance(first, int) and isinstance(last, int):
+        is_reversed = first > last and (first < 0) == (last < 0)
+    else:
+        is_reversed = isinstance(first, datetime) and isinstance(last, datetime) and _utc(first) > _utc(last)
+    if is_reversed:
+        raise InputError(f"--from {start} lies behind --to {stop}", hint="Exchange them")
+
+
+def _utc(moment: datetime) -> datetime:
+    return moment if moment.tzinfo is not None else moment.replace(tzinfo=UTC)
+
+
+def _check_start(topic: Topic, first: Position) -> None:
+    from tidelog.errors import OffsetOutOfRangeError, offsets_text
+
+    if not isinstance(first, int) or first < 0:
+        return
+    oldest, end = topic.start_offset, topic.next_offset
+    if not oldest <= first <= end:
+        holds = f"which holds {offsets_text(oldest, end - 1)}" if end > oldest else "which is empty"
+        hint = f"Give --from an offset from {oldest} to {end}, earliest, or latest for what comes next"
+        raise OffsetOutOfRangeError(f"offset {first} is not in the topic {topic.name}, {holds}", hint=hint)
 
 
 def _settled(topic: Topic, position: Position) -> Position:

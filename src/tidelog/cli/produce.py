@@ -4,19 +4,20 @@ Invariants
 - What has arrived is appended at once, in one batch: a typed line is a message as soon as Enter is pressed, and a file
   of a million lines is a few hundred batches.
 - A record is the bytes between two separators, untouched: no decoding, no stripping. An empty line is an empty message.
-- When something fails, what was accepted before stays accepted, and the note says how much that is.
+- When something fails or Ctrl-C ends it, what was accepted before is synced, and the note says how much that is.
 """
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, BinaryIO
 
 import typer
 
+from tidelog.cli.output import counted
 from tidelog.cli.session import Session, command
 
 if TYPE_CHECKING:
@@ -39,7 +40,8 @@ def produce(
     session: Session,
     topic: Annotated[str, typer.Argument(metavar="TOPIC", help="namespace/name; made when absent.")],
     file: Annotated[
-        Path | None, typer.Argument(metavar="[FILE]", help="Where the lines come from [default: stdin].")
+        Path | None,
+        typer.Argument(metavar="FILE", readable=False, help="Where the lines come from [default: stdin]."),
     ] = None,
     key_separator: Annotated[
         str | None, typer.Option(metavar="SEP", help="What stands between the key and the value of a line.")
@@ -66,78 +68,100 @@ def produce(
     parse_topic_name(topic)  # before anything is made for it
     to_message = message_maker(key_separator, header or [])
     separator = b"\x00" if null else b"\n"
-    count = _Count()
     with _source(session, file) as (stream, on_read), session.open() as log:
         target = log.topic(topic)
+        count = _Count(target)
         try:
             for records in split_records(stream, separator, session.settings.log.max_message_bytes, on_read):
-                _append(target, records, to_message, sync, count)
+                _append(target, records, to_message, sync, count.accepted)
             target.flush()
-        except BaseException:
-            if count.messages:
-                session.output.note(count.sentence("accepted", topic))
+        except BaseException as error:
+            _tell_end(session, count, error)
             raise
-    _tell(session, topic, count)
+        _tell(session, count)
 
 
 class _Count:
-    """How many messages were accepted, and where they are."""
+    """How many messages this run has put on the disk, and which offsets they got: nobody else appends meanwhile."""
 
-    def __init__(self) -> None:
-        self.messages = 0
-        self.first_offset: int | None = None
-        self.last_offset: int | None = None
+    def __init__(self, topic: Topic) -> None:
+        self.topic = topic
+        self._first_offset = topic.next_offset
 
-    def add(self, offsets: Sequence[int]) -> None:
-        if offsets:
-            self.messages += len(offsets)
-            self.first_offset = offsets[0] if self.first_offset is None else self.first_offset
-            self.last_offset = offsets[-1]
+    @property
+    def accepted(self) -> int:
+        return self.topic.next_offset - self._first_offset
 
-    def sentence(self, verb: str, topic: str) -> str:
-        if not self.messages:
-            return f"{verb} no messages to {topic}"
-        noun = "message" if self.messages == 1 else "messages"
-        return f"{verb} {self.messages} {noun} to {topic}: offsets {self.first_offset} to {self.last_offset}"
+    @property
+    def on_disk(self) -> range:
+        return range(self._first_offset, max(self._first_offset, self.topic.durable_offset))
+
+    @property
+    def waiting(self) -> int:
+        """Accepted, and not on the disk."""
+        return self.topic.next_offset - self.on_disk.stop
+
+    def sentence(self) -> str:
+        from tidelog.errors import offsets_text
+
+        offsets = self.on_disk
+        if not offsets:
+            return f"produced no messages to {self.topic.name}"
+        noun = "message" if len(offsets) == 1 else "messages"
+        where = offsets_text(offsets[0], offsets[-1])
+        return f"produced {len(offsets)} {noun} to {self.topic.name}: {where}"
 
 
-def _tell(session: Session, topic: str, count: _Count) -> None:
+def _tell_end(session: Session, count: _Count, error: BaseException) -> None:
+    """What of the input is on the disk although the command did not get to its end."""
+    from tidelog.errors import TidelogError
+
+    with suppress(TidelogError):  # the disk may be what failed; then the error says so
+        count.topic.flush()
+    is_interrupted = isinstance(error, KeyboardInterrupt)
+    if count.on_disk or is_interrupted:
+        session.output.note(count.sentence() + (" (interrupted)" if is_interrupted else ""))
+    if count.waiting:
+        session.output.note(f"{counted(count.waiting, 'more message')} accepted, and not on the disk")
+
+
+def _tell(session: Session, count: _Count) -> None:
+    offsets = count.on_disk
     if not session.as_json:
-        session.output.note(count.sentence("produced", topic))
+        session.output.note(count.sentence())
         return
     session.output.document(
         {
-            "topic": topic,
-            "messages": count.messages,
-            "first_offset": count.first_offset,
-            "last_offset": count.last_offset,
+            "topic": count.topic.name,
+            "messages": len(offsets),
+            "first_offset": offsets[0] if offsets else None,
+            "last_offset": offsets[-1] if offsets else None,
         }
     )
 
 
-def _append(topic: Topic, records: Sequence[bytes], to_message: ToMessage, sync: bool, count: _Count) -> None:
+def _append(topic: Topic, records: Sequence[bytes], to_message: ToMessage, sync: bool, done: int) -> None:
     """Appends in batches; a record that cannot be a message ends it, after those before it were appended."""
     from tidelog.errors import InputError
 
     for start in range(0, len(records), _BATCH_MESSAGES):
         batch = records[start : start + _BATCH_MESSAGES]
         try:
-            count.add(topic.append_many(list(map(to_message, batch)), sync=sync))
+            topic.append_many(list(map(to_message, batch)), sync=sync)
         except InputError:
-            _append_up_to_the_culprit(topic, batch, to_message, sync, count)
+            _append_up_to_the_culprit(topic, batch, to_message, done + start)
 
 
-def _append_up_to_the_culprit(
-    topic: Topic, records: Sequence[bytes], to_message: ToMessage, sync: bool, count: _Count
-) -> None:
-    """None of the batch was accepted; one by one, the one that is wrong can be named."""
+def _append_up_to_the_culprit(topic: Topic, records: Sequence[bytes], to_message: ToMessage, done: int) -> None:
+    """None of the batch was accepted; one by one, the one that is wrong can be named. What is before it is synced."""
     from tidelog.errors import InputError
 
-    for record in records:
+    for number, record in enumerate(records, done + 1):
         try:
-            count.add([topic.append(to_message(record), sync=sync)])
+            topic.append(to_message(record))
         except InputError as error:
-            raise InputError(f"record {count.messages + 1}: {error.message}", hint=error.hint) from None
+            before = "The records before it were produced" if number > 1 else None
+            raise InputError(f"record {number}: {error.message}", hint=error.hint or before) from None
 
 
 @contextmanager
@@ -190,7 +214,7 @@ def message_maker(key_separator: str | None, headers: Sequence[str]) -> ToMessag
     def split(record: bytes) -> Message:
         key, found, value = record.partition(separator)
         if not found:
-            raise InputError(f"there is no key separator {key_separator!r}", hint="The records before it were produced")
+            raise InputError(f"there is no key separator {key_separator!r}")
         return Message(value, key=key, headers=fixed)
 
     return split
