@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from pathlib import Path
 
@@ -29,7 +30,26 @@ def test_doctor_fails_where_no_log_can_be(cli: Cli, tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     result = cli("doctor", "-d", "file")
     assert result.code == 1
-    assert "directory\tfail\tfile is a file\tName a directory with --dir" in result.lines
+    assert "directory\tfail\tfile is not a directory\tName another one with --dir" in result.lines
+
+
+def test_doctor_goes_on_after_a_check_that_cannot_be_made(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A directory that may not be looked into is a failed check among the others."""
+
+    def refuse(place: Path) -> doctor_checks.Check:
+        raise PermissionError(errno.EACCES, "Permission denied", str(place))
+
+    monkeypatch.setattr(doctor_checks, "check_free_space", refuse)
+    result = cli("doctor", "--json")
+    checks = {check["check"]: check["status"] for check in result.json}
+    assert (result.code, checks["free space"], len(checks)) == (1, "fail", 9)
+
+
+def test_doctor_sees_a_file_in_the_way(tmp_path: Path) -> None:
+    """A log cannot be made below a file."""
+    (tmp_path / "file").touch()
+    root = tmp_path / "file" / "log"
+    assert check_permissions(root, nearest_directory(root)).status == "fail"
 
 
 def test_permissions(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -53,24 +53,31 @@ class Check(NamedTuple):
 def run_checks(root: Path) -> list[Check]:
     """All of them; `root` is the log directory, there or not yet."""
     place = nearest_directory(root)
-    checks: list[Callable[[], Check]] = [
-        check_python,
-        check_kernels,
-        check_java,
-        lambda: check_permissions(root, place),
-        lambda: check_free_space(place),
-        lambda: check_file_system(place),
-        lambda: check_sync_time(place),
-        lambda: check_clock(root),
-        check_open_files,
-    ]
-    return [check() for check in checks]
+    checks: dict[str, Callable[[], Check]] = {
+        "python": check_python,
+        "kernels": check_kernels,
+        "java": check_java,
+        "directory": lambda: check_permissions(root, place),
+        "free space": lambda: check_free_space(place),
+        "file system": lambda: check_file_system(place),
+        "sync time": lambda: check_sync_time(place),
+        "clock": lambda: check_clock(root),
+        "open files": check_open_files,
+    }
+    return [_outcome(name, check) for name, check in checks.items()]
+
+
+def _outcome(name: str, check: Callable[[], Check]) -> Check:
+    try:
+        return check()
+    except OSError as error:
+        return Check(name, "fail", f"cannot be checked: {error}", "Mend the directory, or name another one with --dir")
 
 
 def nearest_directory(path: Path) -> Path:
-    """The path itself or the closest directory above it that exists."""
+    """The path itself or the closest directory above it that can be seen."""
     absolute = path.absolute()
-    return next(one for one in (absolute, *absolute.parents) if one.is_dir())
+    return next(one for one in (absolute, *absolute.parents) if os.path.isdir(one))
 
 
 def check_python() -> Check:
@@ -116,8 +123,11 @@ def java_version(text: str) -> int | None:
 
 def check_permissions(root: Path, place: Path) -> Check:
     """Whether a log can be made and written there."""
-    if root.exists() and not root.is_dir():
-        return Check("directory", "fail", f"{root} is a file", "Name a directory with --dir")
+    absolute = root.absolute()
+    there = next(one for one in (absolute, *absolute.parents) if os.path.lexists(one))
+    if there != place and not os.path.isdir(there):
+        shown = root if there == absolute else there
+        return Check("directory", "fail", f"{shown} is not a directory", "Name another one with --dir")
     if not os.access(place, os.R_OK | os.W_OK | os.X_OK):
         return Check(
             "directory", "fail", f"{place} cannot be written", "Change its owner or mode, or use another --dir"
