@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import subprocess
 from pathlib import Path
 
 import pytest
-from tests.cli.conftest import Cli
+from tests.cli.conftest import Cli, environment
 
 from tidelog.cli import demo_steps
 
@@ -46,3 +47,21 @@ def test_a_proof_that_fails_is_told(cli: Cli, monkeypatch: pytest.MonkeyPatch) -
     result = cli("demo", "--messages", "200")
     assert result.code == 1
     assert "FAILED: every message that was acknowledged as synced is there" in result.out.decode()
+
+
+def test_what_it_proposes_can_be_pasted(cli: Cli) -> None:
+    """Every command that it ends with works as it stands, in the directory where the demo ran."""
+    told = cli("demo", "--messages", "200", "-d", "my demo").out.decode()
+    *commands, _bench = [line.strip() for line in told.split("Go on with:\n")[1].splitlines()]
+    assert len(commands) == 6
+    for command in commands:
+        script = command.replace("1000000", "1000")
+        result = subprocess.run(["sh", "-c", script], env=environment(), capture_output=True, timeout=60, check=False)
+        assert (result.returncode, b"error" in result.stderr) == (0, False), command
+
+
+def test_its_help_names_its_own_directory(cli: Cli) -> None:
+    """The demo does not work in the usual log directory, and says so."""
+    text = cli("demo", "--help").out.decode()
+    assert "[default: ./tidelog-demo]" in text
+    assert "./data" not in text

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import pty
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -11,16 +12,25 @@ from pathlib import Path
 import pytest
 from tests.cli.conftest import Cli, environment
 
-from tidelog.cli.output import human_bytes, plain_text, terminal_text
+from tidelog.cli.output import counted, human_bytes, plain_text, table_width, terminal_text
+from tidelog.cli.wrapping import wrapped
 
 
-def run_on_a_terminal(arguments: list[str], directory: Path) -> str:
+def run_on_a_terminal(arguments: list[str], directory: Path, columns: int = 120) -> str:
     """What a command writes when stdout and stderr are a terminal."""
+    code, shown = type_on_a_terminal(arguments, directory, b"", columns)
+    assert code == 0
+    return shown
+
+
+def type_on_a_terminal(arguments: list[str], directory: Path, typed: bytes, columns: int) -> tuple[int, str]:
+    """The exit code and what is seen, when somebody sits at the terminal and types."""
     leader, follower = pty.openpty()
     command = [sys.executable, "-m", "tidelog.cli.main", *arguments]
-    variables = environment(TERM="xterm", COLUMNS="120")
+    variables = environment(TERM="xterm", COLUMNS=str(columns))
     child = subprocess.Popen(command, cwd=directory, stdin=follower, stdout=follower, stderr=follower, env=variables)
     os.close(follower)
+    os.write(leader, typed)
     parts = []
     try:
         while part := os.read(leader, 65536):
@@ -29,8 +39,12 @@ def run_on_a_terminal(arguments: list[str], directory: Path) -> str:
         pass
     finally:
         os.close(leader)
-    assert child.wait(60) == 0
-    return b"".join(parts).decode()
+    return child.wait(60), b"".join(parts).decode()
+
+
+def visible_lines(shown: str) -> list[str]:
+    """Without what moves the cursor and sets colours."""
+    return re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", shown).replace("\r\n", "\n").replace("\r", "\n").split("\n")
 
 
 def test_a_terminal_gets_tables(cli: Cli, tmp_path: Path) -> None:
@@ -63,3 +77,59 @@ def test_values_for_people() -> None:
     assert terminal_text("total_bytes", 1536) == "1.5 KiB"
     assert [terminal_text("rate", rate) for rate in (1234.6, 12.345, 0.1234)] == ["1,235", "12.3", "0.12"]
     assert (human_bytes(0), human_bytes(1 << 62)) == ("0 B", "4096.0 PiB")
+    assert (counted(1, "file"), counted(2000, "file")) == ("1 file", "2,000 files")
+
+
+@pytest.mark.parametrize("columns", [40, 80, 100, 160])
+def test_no_name_is_broken_however_small_the_terminal(cli: Cli, tmp_path: Path, columns: int) -> None:
+    """The table of files keeps to the width of the terminal: fewer columns, and in the end a line a property."""
+    cli("produce", "a/b", stdin=b"x\n" * 2000)
+    lines = visible_lines(run_on_a_terminal(["inspect", "a/b"], tmp_path, columns))
+    assert any(re.search(r"wal\.0000000000\.log\b", line) for line in lines)
+    assert any("2,000" in line for line in lines)
+    assert max(map(len, lines)) <= columns
+
+
+def test_the_width_of_a_table() -> None:
+    """Headings may be broken at words and prose may be wrapped; nothing else is."""
+    rows = [{"last_time": "12:00", "detail": "two words"}]
+    assert table_width(["last_time"], rows) == 5
+    assert table_width(["last_time", "detail"], rows) == 5 + 1 + 6
+
+
+def test_lines_are_broken_at_words_and_never_within_a_command() -> None:
+    """What is in backticks stays in one piece, so that it can be pasted."""
+    text = "mend it with `tidelog repair shop/orders --dir somewhere` and go on"
+    assert wrapped(text, 30, "  ").split("\n") == [
+        "mend it with",
+        "  `tidelog repair shop/orders --dir somewhere`",
+        "  and go on",
+    ]
+
+
+def test_problems_fit_the_terminal(cli: Cli, tmp_path: Path) -> None:
+    """A long line of verify is broken between words; in a pipe it is one line."""
+    cli("produce", "a/b", stdin=b"x" * 50 + b"\n" + b"y\n" * 100)
+    (path,) = (tmp_path / "data/a/b").glob("wal.*.log")
+    data = bytearray(path.read_bytes())
+    data[60] ^= 1
+    path.write_bytes(data)
+    (piped,) = [line for line in cli("verify").err.splitlines() if line.startswith("problem: ")]
+    _, shown = type_on_a_terminal(["verify"], tmp_path, b"", 50)
+    lines = visible_lines(shown)
+    begin = next(number for number, line in enumerate(lines) if line.startswith("problem: "))
+    assert len(piped) > 50
+    assert " ".join(lines[begin:]).startswith(piped)
+    assert len(lines[begin]) <= 50
+
+
+def test_a_no_deletes_nothing(cli: Cli, tmp_path: Path) -> None:
+    """Whoever answers the question with no is told that nothing happened, with code 1."""
+    cli("produce", "a/b", stdin=b"x\n")
+    code, shown = type_on_a_terminal(["topic", "delete", "a/b"], tmp_path, b"n\n", 80)
+    assert code == 1
+    assert "(1 file, 41 B)" in shown
+    assert "nothing was deleted" in shown
+    assert cli("consume", "a/b").out == b"x\n"
+    code, _ = type_on_a_terminal(["topic", "delete", "a/b"], tmp_path, b"y\n", 80)
+    assert (code, cli("topic", "list", "--json").json) == (0, [])

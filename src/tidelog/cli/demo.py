@@ -111,16 +111,16 @@ class _Narrator:
 
     def begin(self, text: str) -> None:
         self._number += 1
-        self._say(f"{self._number}. {text}")
+        self._say(f"{self._number}. {text}", "   ")
 
     def end(self, step: Step) -> None:
         for text in step.findings:
-            self._say(f"   {text}")
+            self._say(f"   {text}", "     ")
         for claim, is_true in step.proofs.items():
-            self._say(f"   {'proven' if is_true else 'FAILED'}: {claim}")
+            self._say(f"   {'proven' if is_true else 'FAILED'}: {claim}", "     ")
 
-    def _say(self, text: str) -> None:
-        say(text, self._stream, indent="     ")
+    def _say(self, text: str, indent: str) -> None:
+        say(text, self._stream, indent)
 
 
 def _write_document(session: Session, directory: Path, steps: list[Step], seconds: float, is_proven: bool) -> None:

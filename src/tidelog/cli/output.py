@@ -187,7 +187,7 @@ def _draw_table(columns: Sequence[str], rows: Sequence[Row], title: str | None) 
 
     console = Console(width=terminal_columns(sys.stdout))
     has_room = sum(max(len(column), _column_width(column, rows)) + 1 for column in columns) <= console.width
-    table = Table(title=title, title_justify="left", box=SIMPLE_HEAD, padding=0, pad_edge=False)
+    table = Table(title=title, title_justify="left", box=SIMPLE_HEAD, padding=0, show_edge=False)
     for column in columns:
         numeric = any(isinstance(row.get(column), int | float) for row in rows)
         heading = column.replace("_", " " if has_room else "\n")
@@ -199,13 +199,10 @@ def _draw_table(columns: Sequence[str], rows: Sequence[Row], title: str | None) 
 
 
 def _draw_record(record: Row, title: str | None) -> None:
-    from rich.console import Console
-    from rich.table import Table
-    from rich.text import Text
-
-    table = Table(title=title, title_justify="left", show_header=False, box=None)
-    table.add_column(style="bold", no_wrap=True)
-    table.add_column(overflow="fold")
+    """A line a property; what is too long goes on below, and a path is left to the terminal to break."""
+    if title:
+        print(title)
+    name_width = max(map(len, record), default=0)
     for name, value in record.items():
-        table.add_row(name.replace("_", " "), Text(terminal_text(name, value)))
-    Console(width=terminal_columns(sys.stdout)).print(table)
+        line = f"{name.replace('_', ' '):<{name_width}}  {terminal_text(name, value)}"
+        say(line, sys.stdout, indent=" " * (name_width + 2))
