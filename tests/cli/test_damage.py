@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import errno
 import shutil
 import struct
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tests.cli.conftest import Cli
 
 import tidelog
+from tidelog.cli import targets
+from tidelog.log.examine import LogExamination, examine_log
 
 COUNT = 300
 FRAME_BYTES = 16 + 24 + 20
@@ -157,7 +161,38 @@ def test_an_offset_that_is_not_there(cli: Cli) -> None:
     """An offset behind the end is not found."""
     result = cli("inspect", "a/b", "--offset", COUNT)
     assert result.code == 3
-    assert f"offset {COUNT} is not in this log" in result.err
+    assert f"offset {COUNT} is not in this log, which holds offsets 0 to {COUNT - 1}" in result.err
+
+
+def test_verify_goes_on_after_a_topic_that_cannot_be_read(
+    cli: Cli, wal: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One that may not be read, or whose description is damaged, is a problem; the others are checked all the same."""
+    cli("produce", "a/secret", stdin=b"x\n")
+    cli("produce", "z/last", stdin=b"x\n")
+    (wal.parent / "topic.json").write_bytes(b"{")
+
+    def refuse(directory: Path, **options: Any) -> LogExamination:
+        if directory.name == "secret":
+            raise PermissionError(errno.EACCES, "Permission denied", str(directory))
+        return examine_log(directory, **options)
+
+    monkeypatch.setattr(targets, "examine_log", refuse)
+    result = cli("verify", "--json")
+    assert result.code == 1
+    rows = {row["target"]: row for row in result.json}
+    assert {name: len(row["problems"]) for name, row in rows.items()} == {"a/b": 1, "a/secret": 1, "z/last": 0}
+    assert (rows["a/b"]["frames"], rows["a/secret"]["frames"], rows["z/last"]["frames"]) == (COUNT, None, 1)
+    assert "problem: a/b: topic.json cannot be understood" in result.err
+    assert "Permission denied" in result.err
+
+
+def test_synced_messages_that_are_gone_are_a_problem(cli: Cli, wal: Path) -> None:
+    """A file that ends before what its checkpoint says was synced is not whole."""
+    wal.write_bytes(wal.read_bytes()[: 100 * FRAME_BYTES])
+    result = cli("verify")
+    assert result.code == 1
+    assert "offsets 100 to 299" in result.err
 
 
 def test_repair_waits_for_the_owner(cli: Cli, wal: Path, tmp_path: Path) -> None:

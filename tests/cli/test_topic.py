@@ -79,7 +79,7 @@ def test_topics_that_are_not_there(cli: Cli, command: tuple[str, ...]) -> None:
 
 
 def test_a_damaged_topic_does_not_hide_the_others(cli: Cli, tmp_path: Path) -> None:
-    """The list shows what is wrong with a topic that cannot be opened, and all others as usual."""
+    """A topic that cannot be opened is marked in the list, told once with a hint, and all others are shown as usual."""
     with tidelog.open(tmp_path / "data") as log:
         for name in ("a/bad", "a/good"):
             log.topic(name).append_many([b"x" * 50] * 100)
@@ -88,5 +88,12 @@ def test_a_damaged_topic_does_not_hide_the_others(cli: Cli, tmp_path: Path) -> N
     data[len(data) // 2] ^= 1
     path.write_bytes(data)
     bad, good = cli("topic", "list", "--json").json
-    assert bad["state"] != "ok"
+    assert bad["state"] == "damaged"
+    assert path.name in bad["problem"]
+    listed = cli("topic", "list")
+    assert listed.code == 0
+    assert listed.lines[1].split("\t")[-1] == "damaged"
+    problem, hint = listed.err.splitlines()
+    assert problem.startswith("problem: a/bad: ")
+    assert "repair a/bad`" in hint
     assert (good["state"], good["messages"]) == ("ok", 100)

@@ -13,8 +13,9 @@ from typing import NamedTuple
 from tidelog.cli.message_format import describe_message
 from tidelog.cli.output import Output
 from tidelog.cli.targets import Target
-from tidelog.errors import DataError, NotFoundError, OffsetOutOfRangeError
+from tidelog.errors import DataError, NotFoundError, OffsetOutOfRangeError, offsets_text
 from tidelog.files import File, LocalFiles
+from tidelog.log.examine import examine_log
 from tidelog.log.frame import HEADER, HEADER_BYTES, MAX_PAYLOAD_BYTES, crc32
 from tidelog.log.names import wal_files
 from tidelog.log.repair import is_lost
@@ -103,9 +104,12 @@ def _find(directory: Path, offset: int) -> _Place:
     path = _file_of(files, directory, offset)
     file = files.open(path)
     try:
-        return _find_in_file(file, path, offset)
+        found = _find_in_file(file, path, offset)
     finally:
         file.close()
+    if found is None:
+        raise _missing(directory, offset)
+    return found
 
 
 def _file_of(files: LocalFiles, directory: Path, offset: int) -> Path:
@@ -129,7 +133,16 @@ def _first_offset(files: LocalFiles, path: Path) -> int | None:
     return int(HEADER.unpack(header)[0]) if len(header) == HEADER_BYTES else None
 
 
-def _find_in_file(file: File, path: Path, offset: int) -> _Place:
+def _missing(directory: Path, offset: int) -> OffsetOutOfRangeError:
+    """Says which offsets there are; it takes a look at all files for that."""
+    files = [file for file in examine_log(directory).files if file.runs]
+    if not files:
+        return OffsetOutOfRangeError(f"offset {offset} is not in this log, which is empty", path=directory)
+    held = offsets_text(files[0].runs[0].first_offset, files[-1].runs[-1].next_offset - 1)
+    return OffsetOutOfRangeError(f"offset {offset} is not in this log, which holds {held}", path=directory)
+
+
+def _find_in_file(file: File, path: Path, offset: int) -> _Place | None:
     size = file.size()
     header = file.read_at(0, HEADER_BYTES)
     first = int(HEADER.unpack(header)[0]) if len(header) == HEADER_BYTES else 0
@@ -147,5 +160,4 @@ def _find_in_file(file: File, path: Path, offset: int) -> _Place:
         if behind is None:
             break
         scanner = FileScanner(file, behind[0], behind[1], _CHUNK_BYTES)
-    holds = f"before its first one, {first}" if offset < first else f"behind its last one, {scanner.offset - 1}"
-    raise OffsetOutOfRangeError(f"offset {offset} is not in this log: it lies {holds}", path=path)
+    return None

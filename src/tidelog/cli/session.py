@@ -113,7 +113,7 @@ class Session:
 
     def repair_hint(self, target: str) -> str:
         """What to do about damage that was found."""
-        return "hint: " + self.pasteable(f"`tidelog repair {shlex.quote(target)}` says what can be done")
+        return self.pasteable(f"`tidelog repair {shlex.quote(target)}` says what can be done")
 
     def _arguments(self, words: str, topic: str | None) -> str:
         """What follows the program: the command's own words, the topic where it was left out, and where the log is."""

@@ -67,15 +67,16 @@ def examine_target(session: Session, target: Target, doing: str) -> LogExaminati
         )
 
 
-def check_topic_file(target: Target) -> None:
+def check_topic_file(directory: Path) -> None:
     """DataError where the file beside a topic's messages keeps it from being opened; one that is gone does not."""
-    path = target.directory / _TOPIC_FILE
+    path = directory / _TOPIC_FILE
     try:
         msgspec.json.decode(path.read_bytes(), type=_TopicInfo)
     except FileNotFoundError:
         return
     except msgspec.MsgspecError as error:
-        raise DataError(f"{_TOPIC_FILE} cannot be understood: {error}", path=path) from error
+        hint = f"Put {path} back from a copy, or move it away: it is written anew, and the messages are elsewhere"
+        raise DataError(f"{_TOPIC_FILE} cannot be understood: {error}", path=path, hint=hint) from error
 
 
 def _find_topic(root: Path, text: str) -> Target | None:

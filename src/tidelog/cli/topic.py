@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -47,41 +48,54 @@ def list_topics(session: Session) -> None:
     """
     from tidelog.cli.topic_names import topic_names
 
+    problems: dict[str, Exception] = {}
     with session.look() as log:
-        rows = [_row(log, name) for name in topic_names(log)]
+        rows = [_row(log, name, problems) for name in topic_names(log)]
     if session.as_json:
         session.output.document(rows)
-        return
-    session.output.table(_COLUMNS, rows, narrower=_NARROWER)
-    for row in rows:
-        if row["problem"] is not None:
-            session.output.note(f"{row['state']}: {row['topic']}: {row['problem']}")
-    for row in rows:
-        if row["state"] == "damaged":
-            session.output.note(session.repair_hint(str(row["topic"])))
+    else:
+        session.output.table(_COLUMNS, rows, narrower=_NARROWER)
+        _tell_problems(session, problems)
 
 
-def _row(log: LogDirectory, name: str) -> dict[str, object]:
+def _tell_problems(session: Session, problems: dict[str, Exception]) -> None:
+    from tidelog.cli.errors import hint_of, text_of
+    from tidelog.errors import CorruptionError, GapError
+
+    for name, error in problems.items():
+        session.output.note(f"problem: {name}: {text_of(error)}")
+    hints = [
+        session.repair_hint(name) if isinstance(error, CorruptionError | GapError) else hint_of(error)
+        for name, error in problems.items()
+    ]
+    for hint in dict.fromkeys(hint for hint in hints if hint is not None):
+        session.output.note(f"hint: {hint}")
+
+
+def _row(log: LogDirectory, name: str, problems: dict[str, Exception]) -> dict[str, object]:
+    """One topic; what keeps it from being opened is put into `problems`."""
     from tidelog.cli.errors import text_of
+    from tidelog.cli.targets import check_topic_file
     from tidelog.errors import DataError, TidelogError
 
     row: dict[str, object] = dict.fromkeys(_COLUMNS) | {"topic": name, "state": "ok", "problem": None}
     try:
-        row["files"], row["bytes"] = _usage(log, name)
+        row["files"], row["bytes"] = _usage(log.root / name)
         topic = log.topic(name)
         row |= {"start_offset": topic.start_offset, "next_offset": topic.next_offset}
         row["messages"] = topic.next_offset - topic.start_offset
+        check_topic_file(log.root / name)
     except (TidelogError, OSError) as error:
+        problems[name] = error
         state = "damaged" if isinstance(error, DataError) else "unreadable"
         row |= {"state": state, "problem": text_of(error)}
     return row
 
 
-def _usage(log: LogDirectory, name: str) -> tuple[int, int]:
-    """How many files of messages there are, and their bytes."""
+def _usage(directory: Path) -> tuple[int, int]:
+    """How many files of messages a topic has, and their bytes."""
     from tidelog.log.names import wal_files
 
-    directory = log.topic_directory(name)
     sizes = {entry.name: entry.stat().st_size for entry in directory.iterdir()}
     names = [file for _, file in wal_files(list(sizes))]
     return len(names), sum(sizes[file] for file in names)
@@ -120,7 +134,7 @@ def describe(session: Session, topic: TopicArgument) -> None:
         require_topic(log, topic)
         opened = log.topic(topic)
         start, end = opened.start_offset, opened.next_offset
-        files, size = _usage(log, topic)
+        files, size = _usage(log.topic_directory(topic))
         described: dict[str, object] = {
             "topic": topic,
             "directory": str(log.topic_directory(topic)),
@@ -154,7 +168,7 @@ def delete(
 
     with session.open() as log:
         require_topic(log, topic)
-        files, size = _usage(log, topic)
+        files, size = _usage(log.topic_directory(topic))
         if not yes and not _is_confirmed(topic, files, size):
             session.output.note("nothing was deleted")
             raise typer.Exit(ExitCode.FOUND_WRONG)

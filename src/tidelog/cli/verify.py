@@ -28,11 +28,11 @@ def add_to(app: typer.Typer) -> None:
 
 
 class Finding(NamedTuple):
-    """Something wrong with a target: in words, and as JSON."""
+    """Something wrong with a target: in words, as JSON, and what to do about it."""
 
     text: str
     document: dict[str, object]
-    needs_repair: bool
+    hint: str | None
 
 
 class Result(NamedTuple):
@@ -75,13 +75,13 @@ def _tell_findings(session: Session, results: list[Result]) -> None:
     for target, _, findings in results:
         for finding in findings:
             session.output.note(f"problem: {target.name}: {finding.text}")
-    for target, _, findings in results:
-        if any(finding.needs_repair for finding in findings):
-            session.output.note(session.repair_hint(target.name))
+    hints = [finding.hint for result in results for finding in result.findings if finding.hint is not None]
+    for hint in dict.fromkeys(hints):
+        session.output.note(f"hint: {hint}")
 
 
 def _examine(session: Session, target: Target) -> Result:
-    from tidelog.cli.errors import text_of
+    from tidelog.cli.errors import hint_of, text_of
     from tidelog.cli.targets import check_topic_file, examine_target
     from tidelog.errors import TidelogError
 
@@ -90,10 +90,11 @@ def _examine(session: Session, target: Target) -> Result:
     try:
         examined = examine_target(session, target, "verifying")
         problems = [p for p in examined.problems if not _is_being_written(target.directory, examined, p)]
-        findings += [Finding(str(p), _describe(p), not p.is_torn_tail) for p in problems]
-        check_topic_file(target)
+        hint = session.repair_hint(target.name)
+        findings += [Finding(str(p), _describe(p), None if p.is_torn_tail else hint) for p in problems]
+        check_topic_file(target.directory)
     except (TidelogError, OSError) as error:
-        findings.append(Finding(text_of(error), {"reason": text_of(error), "text": text_of(error)}, False))
+        findings.append(Finding(text_of(error), {"reason": text_of(error), "text": text_of(error)}, hint_of(error)))
     return Result(target, examined, findings)
 
 
