@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import errno
+import logging
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -12,7 +14,9 @@ from tests.cli.conftest import Cli, environment
 
 import tidelog
 from tidelog.cli.errors import ExitCode, exit_code_of, text_of
+from tidelog.cli.log_warnings import shown_warnings
 from tidelog.cli.main import main
+from tidelog.cli.program import program
 from tidelog.cli.session import Session, run_reporting
 
 
@@ -68,6 +72,8 @@ def test_debug_shows_where(cli: Cli) -> None:
         (("produce", "nonsense"), 2, "'nonsense' does not have exactly two parts"),
         (("produce", "../x"), 2, "not allowed"),
         (("consume", "a/b", "-d", "nowhere"), 3, "there is no log directory nowhere"),
+        (("verify", "-d", "."), 3, "not a log directory"),
+        (("produce", "a/b", "."), 2, "is a directory"),
         (("topic", "list", "-c", "nowhere.toml"), 2, "there is no settings file nowhere.toml"),
         (("bench", "append", "--mode", "waves"), 2, "waves"),
     ],
@@ -116,6 +122,13 @@ def test_help_documents_the_codes(cli: Cli) -> None:
         assert f"\n  {name} " in text
 
 
+def test_the_guide_documents_the_codes() -> None:
+    """The operations guide has a row for every exit code, and for no other."""
+    guide = Path(__file__).resolve().parents[2] / "docs" / "guides" / "operations.md"
+    listed = re.findall(r"^\| (\d+) \|", guide.read_text("utf-8"), re.MULTILINE)
+    assert list(map(int, listed)) == list(ExitCode)
+
+
 def test_version(cli: Cli) -> None:
     """The version is that of the package."""
     assert cli("--version").lines == [f"tidelog {tidelog.__version__}"]
@@ -141,3 +154,92 @@ def test_without_the_parser(monkeypatch: pytest.MonkeyPatch, capsys: pytest.Capt
     monkeypatch.delattr("tidelog.cli.app")
     assert main(["--help"]) == 2
     assert "tidelog[cli]" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("group", ["topic", "bench"])
+def test_a_group_alone_shows_its_help(cli: Cli, group: str) -> None:
+    """A command of commands says which there are."""
+    result = cli(group)
+    assert (result.code, result.err) == (0, "")
+    assert result.out == cli(group, "--help").out
+
+
+def test_usage_lines_are_plain(cli: Cli) -> None:
+    """What is needed stands bare, what may be left out in one pair of brackets."""
+    assert cli("produce", "--help").lines[0] == "Usage: tidelog produce [OPTIONS] TOPIC [FILE]"
+    assert cli("verify", "--help").lines[0] == "Usage: tidelog verify [OPTIONS] [TARGET]..."
+
+
+def test_hints_can_be_pasted(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A command in a hint names the directory in use and the topic in question."""
+    monkeypatch.setattr("tidelog.cli.session.program", lambda: "PROGRAM")
+    cli("produce", "shop/orders", "-d", "my log", stdin=b"x\n" * 100)
+    missing = cli("consume", "shop/order", "-d", "my log")
+    assert missing.code == 3
+    assert "hint: Did you mean shop/orders? All topics: `PROGRAM topic list --dir 'my log'`" in missing.err
+    (path,) = Path("my log/shop/orders").glob("wal.*.log")
+    path.write_bytes(path.read_bytes().replace(b"x", b"y", 1))
+    damaged = cli("consume", "shop/orders", "-d", "my log")
+    assert damaged.code == 5
+    assert "`PROGRAM repair shop/orders --dir 'my log'`" in damaged.err
+    assert "hint: `PROGRAM repair shop/orders --dir 'my log'` says" in cli("-d", "my log", "verify").err
+    monkeypatch.setenv("TIDELOG_DIR", "my log")
+    assert "hint: `PROGRAM repair shop/orders` says" in cli("verify").err
+    assert "hint: See `PROGRAM consume --help`" in cli("consume").err
+
+
+def test_the_program_is_named_as_the_shell_finds_it(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Its bare name where that is on the path, else where it lies, else the module."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "argv", ["pytest"])
+    monkeypatch.setattr(sys, "executable", str(tmp_path / ".venv" / "bin" / "python"))
+    monkeypatch.setenv("PATH", str(tmp_path / "elsewhere"))
+    find = program.__wrapped__
+    assert find().endswith("/.venv/bin/python -m tidelog.cli.main")
+    script = tmp_path / ".venv" / "bin" / "tidelog"
+    script.parent.mkdir(parents=True)
+    script.touch(0o755)
+    assert find() == ".venv/bin/tidelog"
+    monkeypatch.setenv("PATH", str(script.parent))
+    assert find() == "tidelog"
+
+
+@pytest.mark.parametrize("closed", [">&-", "2>&-", "<&-", ">&- 2>&- <&-"])
+def test_closed_streams_are_no_bug(cli: Cli, closed: str) -> None:
+    """A stream that is not there takes nothing and gives nothing."""
+    cli("produce", "a/b", stdin=b"x\n")
+    for arguments in ("consume a/b", "topic list", "produce a/b"):
+        script = f"{sys.executable} -m tidelog.cli.main {arguments} {closed}"
+        result = subprocess.run(["sh", "-c", script], env=environment(), capture_output=True, timeout=60, check=False)
+        assert result.returncode == 0
+        assert b"bug" not in result.stderr
+    assert set(cli("consume", "a/b").lines) <= {"x"}
+
+
+def test_a_full_stdout_is_told_once(cli: Cli) -> None:
+    """Output that cannot be written is one error line and code 6."""
+    cli("produce", "a/b", stdin=b"x\n")
+    script = f"{sys.executable} -m tidelog.cli.main topic list > /dev/full"
+    result = subprocess.run(["sh", "-c", script], env=environment(), capture_output=True, timeout=60, check=False)
+    assert (result.returncode, result.stderr.count(b"\n")) == (6, 1)
+
+
+@pytest.mark.parametrize("error", [tidelog.DiskFullError("full"), tidelog.LogFailedError("failed"), None])
+def test_warnings_of_the_log(error: Exception | None, capsys: pytest.CaptureFixture[str]) -> None:
+    """They look like the command's own messages, and what the final error repeats is left out."""
+    logger = logging.getLogger("tidelog.log")
+
+    def record(module: str, level: int, text: str) -> None:
+        logger.handle(logging.LogRecord(logger.name, level, f"/{module}.py", 1, text, (), None))
+
+    def work() -> None:
+        with shown_warnings():
+            record("recovery", logging.WARNING, "a tail was cut")
+            record("writer", logging.ERROR, "the disk is full")
+            if error is not None:
+                raise error
+
+    run_reporting(work, Session())
+    told = capsys.readouterr().err.splitlines()
+    assert told[0] == "warning: a tail was cut"
+    assert ("warning: the disk is full" in told) == (error is None)

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import errno
 import os
+import signal
+import time
 from pathlib import Path
 
 import pytest
-from tests.cli.conftest import Cli
+from tests.cli.conftest import Cli, Spawn
 
 from tidelog.cli import doctor_checks
 from tidelog.cli.doctor_checks import check_java, check_permissions, java_version, nearest_directory
@@ -131,3 +133,17 @@ def test_bench_read(cli: Cli) -> None:
     assert result.json["total_bytes"] == 2500 * 140
     assert sorted(Path("data").rglob("*")) == before
     assert [path.name for path in Path().iterdir()] == ["data"]
+
+
+@pytest.mark.parametrize("mode", ["threads", "tasks"])
+def test_ctrl_c_ends_a_bench_quietly(spawn: Spawn, tmp_path: Path, mode: str) -> None:
+    """However many append at once, none of them complains, and nothing is left behind."""
+    bench = spawn("bench", "append", "--sync", "--mode", mode, "-n", "64000000")
+    limit = time.monotonic() + 30
+    while not any(path.stat().st_size for path in tmp_path.glob(".tidelog-bench-*/log/*/*/wal.*.log")):
+        assert time.monotonic() < limit
+        time.sleep(0.01)
+    bench.send_signal(signal.SIGINT)
+    out, err = bench.communicate(timeout=30)
+    assert (bench.returncode, out, err) == (130, b"", b"")
+    assert list(tmp_path.iterdir()) == []

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import signal
 import time
 from pathlib import Path
 
@@ -23,6 +24,7 @@ def test_lines_become_messages(cli: Cli) -> None:
     result = cli("produce", "a/b", stdin=b"one\ntwo\nthree\n")
     assert (result.code, result.out) == (0, b"")
     assert result.err == "produced 3 messages to a/b: offsets 0 to 2\n"
+    assert cli("produce", "a/c", stdin=b"one\n").err == "produced 1 message to a/c: offset 0\n"
     assert [m.value for m in read_all("data", "a/b")] == [b"one", b"two", b"three"]
 
 
@@ -85,6 +87,12 @@ def test_a_line_without_a_key(cli: Cli) -> None:
     assert [m.value for m in read_all("data", "a/b")] == [b"1", b"2"]
 
 
+def test_a_first_line_without_a_key(cli: Cli) -> None:
+    """Where nothing came before the culprit, nothing is said about it."""
+    result = cli("produce", "a/b", "--key-separator", ":", stdin=b"not keyed\n")
+    assert (result.code, result.err) == (2, "error: record 1: there is no key separator ':'\n")
+
+
 @pytest.mark.parametrize("header", ["nonsense", "=value"])
 def test_a_header_that_is_none(cli: Cli, header: str) -> None:
     """A header that is not NAME=VALUE is refused before anything is stored."""
@@ -136,6 +144,20 @@ def test_a_typed_line_is_stored_at_once(spawn: Spawn, tmp_path: Path) -> None:
         assert consumer.stdout.readline() == b"line %d\n" % number
     producer.stdin.close()
     assert producer.wait(30) == 0
+
+
+def test_ctrl_c_says_what_is_on_the_disk(spawn: Spawn, tmp_path: Path) -> None:
+    """What had been read is synced, counted and told."""
+    producer = spawn("produce", "a/b", "-d", "data")
+    assert producer.stdin is not None
+    producer.stdin.write(b"x\n" * 1000)
+    producer.stdin.flush()
+    wait_for_topic(tmp_path / "data" / "a" / "b")
+    producer.send_signal(signal.SIGINT)
+    _, err = producer.communicate(timeout=30)
+    assert producer.returncode == 130
+    messages = read_all(tmp_path / "data", "a/b")
+    assert err.decode() == f"produced {len(messages)} messages to a/b: offsets 0 to {len(messages) - 1} (interrupted)\n"
 
 
 def wait_for_topic(directory: Path) -> None:
