@@ -64,7 +64,15 @@ def test_long_work_has_a_bar_on_a_terminal(cli: Cli, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("value", "text"),
-    [(None, ""), (True, "true"), (1.5, "1.500"), ("a\tb\nc\\", "a\\tb\\nc\\\\"), ([1, 2], "1,2"), ({"a": "b"}, "a=b")],
+    [
+        (None, ""),
+        (True, "true"),
+        (1.5, "1.500"),
+        (123456.7, "123457"),
+        ("a\tb\nc\\", "a\\tb\\nc\\\\"),
+        ([1, 2], "1,2"),
+        ({"a": "b"}, "a=b"),
+    ],
 )
 def test_values_in_a_line(value: object, text: str) -> None:
     """A value never breaks the line or the column it stands in."""

@@ -83,6 +83,8 @@ def hint_of(error: BaseException) -> str | None:
         return "Stop that process or wait for it; consume, topic list, inspect and verify work meanwhile"
     if isinstance(error, GapError) and error.path is None:  # met while reading, in a log that could be opened
         return f"Leave the lost ones out with --skip-gaps, or begin behind them with --from {error.last + 1}"
+    if isinstance(error, DiskFullError):
+        return "Free some space, then go on with what is not on the disk yet"
     if isinstance(error, TidelogError):
         return error.hint
     if isinstance(error, PermissionError):

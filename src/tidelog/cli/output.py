@@ -108,7 +108,7 @@ def plain_text(value: object) -> str:
     if isinstance(value, bool):
         return "true" if value else "false"
     if isinstance(value, float):
-        return f"{value:.3f}"
+        return f"{value:.3f}" if abs(value) < 1000 else f"{value:.0f}"
     if isinstance(value, datetime):
         return iso_time(value)
     if isinstance(value, Mapping):

@@ -99,13 +99,14 @@ class Session:
         from tidelog.files import explained
         from tidelog.topics.storage import LogDirectory
 
+        hint = "Name another one with --dir; producing to a topic makes it"
         with explained("open", self.root):
             if not self.root.is_dir():
-                raise NotFoundError(
-                    f"there is no log directory {self.root}",
-                    hint="Name another one with --dir; producing to a topic makes it",
-                )
-            return LogDirectory(self.root, self.settings.log, read_only=True)
+                raise NotFoundError(f"there is no log directory {self.root}", hint=hint)
+            try:
+                return LogDirectory(self.root, self.settings.log, read_only=True)
+            except NotFoundError as error:
+                raise NotFoundError(error.message, path=error.path, hint=hint) from error
 
     def pasteable(self, text: str, topic: str | None = None) -> str:
         """The text with every command in it as it has to be typed here."""
