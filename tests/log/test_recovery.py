@@ -95,11 +95,11 @@ class TestCheckpoint:
     @pytest.mark.parametrize("how", [CHECKING, TRUSTING])
     def test_one_from_the_future_is_reported(self, how: LogSettings, caplog: pytest.LogCaptureFixture) -> None:
         """It says that more was synced than the files have: the log opens with what there is, and says what is gone."""
-        content = {**closed_log(25), CHECKPOINT: closed_log(COUNT)[CHECKPOINT]}
+        content = {**closed_log(32), CHECKPOINT: closed_log(COUNT)[CHECKPOINT]}
         with closing(Log.open(DIRECTORY, how, files=disk_with(content))) as log:
-            assert contents(log) == numbered(25)
-            assert log.recovery.missing_synced == (25, COUNT - 1)
-        assert "offsets 25 to 34 had been synced" in caplog.text
+            assert contents(log) == numbered(32)
+            assert log.recovery.missing_synced == (32, COUNT - 1)
+        assert "offsets 32 to 34 had been synced" in caplog.text
 
     def test_it_spares_reading_old_files(self) -> None:
         """With it, nothing is read again that is older than what is always checked."""
@@ -227,6 +227,15 @@ class TestRefusal:
         assert (caught.value.first, caught.value.last) == (first, first + 9)
         assert "tidelog repair" in str(caught.value)
 
+    def test_a_missing_newest_file_is_known_by_the_checkpoint(self) -> None:
+        """The log opens with what there is, and says what had been synced; without one, nothing tells of it."""
+        content = {name: data for name, data in closed_log().items() if name != LAST}
+        with closing(Log.open(DIRECTORY, files=disk_with(content))) as log:
+            assert contents(log) == numbered(30)
+            assert log.recovery.missing_synced == (30, 34)
+        with closing(Log.open(DIRECTORY, files=disk_with(without_checkpoint(30)))) as log:
+            assert contents(log) == numbered(30)
+
     @pytest.mark.parametrize("content", [closed_log(), without_checkpoint()], ids=["checkpoint", "none"])
     @pytest.mark.parametrize("how", [CHECKING, TRUSTING])
     @pytest.mark.parametrize("size", [0, 1, HEADER_BYTES, FRAME_BYTES, 10 * FRAME_BYTES - 1])
@@ -256,6 +265,16 @@ class TestRefusal:
         with pytest.raises(CorruptionError, match="byte 0 of"):
             Log.open(DIRECTORY, CHECKING, files=files)
         assert files_of(files) == content
+
+    @pytest.mark.parametrize("bit", range(0, 64, 5))
+    def test_a_young_log_knows_where_it_began(self, bit: int) -> None:
+        """With a single message that nothing behind confirms, the checkpoint of its birth tells its offset."""
+        young = {**without_checkpoint(1), CHECKPOINT: closed_log(0)[CHECKPOINT]}
+        with closing(Log.open(DIRECTORY, files=disk_with(young))) as log:
+            assert contents(log) == numbered(1)
+        files = disk_with(damaged(young, "wal.0000000000.log", bit // 8, bit % 8))
+        with pytest.raises(DataError, match=r"wal\.0000000000\.log"):
+            Log.open(DIRECTORY, files=files)
 
     def test_a_destroyed_first_frame_is_refused(self) -> None:
         """Without a checkpoint nothing tells where the log began, but frames behind it tell that it was there."""

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.log.workbench import DIRECTORY, disk_with, everything, files_of, payload, payloads
 
-from tidelog.errors import LockedError, RetryError
+from tidelog.errors import LockedError, RetryError, offsets_text
 from tidelog.log import Log, LogSettings
 from tidelog.log.examine import examine_log
 from tidelog.log.frame import HEADER_BYTES, encode
@@ -29,12 +29,16 @@ Content = dict[str, bytes]
 
 
 @cache
-def closed_log() -> Content:
-    """35 messages, ten a file."""
+def closed_log(count: int = COUNT) -> Content:
+    """So many messages, ten a file."""
     files = FaultyFiles()
     with closing(Log.open(DIRECTORY, TEN_A_FILE, files=files, clock=ManualClock())) as log:
-        log.append_many(payloads(COUNT, SIZE))
+        log.append_many(payloads(count, SIZE))
     return files_of(files)
+
+
+def without_checkpoint(content: Content) -> Content:
+    return {name: data for name, data in content.items() if name != CHECKPOINT}
 
 
 def flipped(name: str, byte: int, bit: int = 0) -> Content:
@@ -124,7 +128,7 @@ class TestEachKindOfDamage:
         before = files.tree()
         plan = plan_repair(DIRECTORY, files=files)
         assert files.tree() == before
-        assert all(f"{first} to {last}" in " ".join(plan.actions) for first, last in lost)
+        assert all(offsets_text(first, last) in " ".join(plan.actions) for first, last in lost)
 
     def test_what_is_removed_is_kept_aside(self, kind: str) -> None:
         """The files as they were are found in `removed`, durably, and nothing else is."""
@@ -155,7 +159,7 @@ BEGINS_LATER = {"a wrong offset at the start of the log": 1, "a destroyed first 
 def test_without_a_checkpoint_as_much_is_kept(kind: str) -> None:
     """Only where the log began cannot be known, when its first frame is gone: then it begins behind the damage."""
     content, lost = DAMAGES[kind]
-    files = disk_with({name: data for name, data in content.items() if name != CHECKPOINT})
+    files = disk_with(without_checkpoint(content))
     plan_repair(DIRECTORY, files=files).apply()
     marked, kept = lost_and_kept(files)
     assert kept == set(range(COUNT)) - offsets_in(lost)
@@ -163,27 +167,52 @@ def test_without_a_checkpoint_as_much_is_kept(kind: str) -> None:
     assert min(marked | kept) == BEGINS_LATER.get(kind, 0)
 
 
+def known_to_end_at(count: int, content: Content) -> Content:
+    """The same files with the checkpoint of a shorter log, or without one."""
+    return {**content, CHECKPOINT: closed_log(count)[CHECKPOINT]} if count else without_checkpoint(content)
+
+
 class TestTail:
-    """The end of the log, where nothing follows that tells what was there."""
+    """The end of the log, where only the checkpoint can tell what was there."""
 
     @pytest.mark.parametrize("cut", [1, FRAME_BYTES // 2, FRAME_BYTES - 1])
-    def test_a_torn_tail_is_cut(self, cut: int) -> None:
+    @pytest.mark.parametrize("known", [0, 34])
+    def test_a_torn_tail_is_cut(self, cut: int, known: int) -> None:
         """As opening does it, and the cut bytes are kept."""
-        content = spliced(LAST, 5 * FRAME_BYTES - cut, 400, b"")
+        content = known_to_end_at(known, spliced(LAST, 5 * FRAME_BYTES - cut, 400, b""))
         files = disk_with(content)
         plan_repair(DIRECTORY, files=files).apply()
         assert lost_and_kept(files) == (set(), set(range(34)))
         assert kept_aside(files) == [content[LAST]]
 
+    @pytest.mark.parametrize("cut", [1, FRAME_BYTES, 5 * FRAME_BYTES])
+    def test_what_had_been_synced_is_marked_as_lost(self, cut: int) -> None:
+        """The checkpoint knows how far the log went: no offset of that is used again."""
+        files = disk_with(spliced(LAST, 5 * FRAME_BYTES - cut, 400, b""))
+        lost = set(range(COUNT - (cut + FRAME_BYTES - 1) // FRAME_BYTES, COUNT))
+        plan_repair(DIRECTORY, files=files).apply()
+        assert lost_and_kept(files) == (lost, set(range(COUNT)) - lost)
+
+    def test_a_missing_last_file_is_marked_as_lost(self) -> None:
+        """A file is made again that holds only the marks."""
+        files = disk_with(without(LAST))
+        plan_repair(DIRECTORY, files=files).apply()
+        assert lost_and_kept(files) == (set(range(30, 35)), set(range(30)))
+        assert kept_aside(files) == []
+
     def test_a_last_file_of_garbage_is_removed(self) -> None:
-        """The log goes on where the file before ends."""
-        content = spliced(LAST, 0, 400, b"\xa5" * 180)
+        """Without a checkpoint, the log goes on where the file before ends."""
+        content = without_checkpoint(spliced(LAST, 0, 400, b"\xa5" * 180))
         files = disk_with(content)
         plan_repair(DIRECTORY, files=files).apply()
         assert lost_and_kept(files) == (set(), set(range(30)))
         assert kept_aside(files) == [content[LAST]]
 
-    @pytest.mark.parametrize("content", [closed_log(), spliced(LAST, 0, 400, b""), {}], ids=["good", "empty", "new"])
+    @pytest.mark.parametrize(
+        "content",
+        [closed_log(), known_to_end_at(30, spliced(LAST, 0, 400, b"")), {}],
+        ids=["good", "empty last file", "new"],
+    )
     def test_a_good_log_is_left_alone(self, content: Content) -> None:
         """An empty last file is nothing to mend either."""
         files = disk_with(content)
@@ -217,7 +246,7 @@ class TestGuards:
 
     def test_a_lie_about_billions_of_messages_is_not_believed(self) -> None:
         """One flipped bit in the only header of the last file must not fill a disk with marks of lost messages."""
-        content = {name: data for name, data in flipped(LAST, 5).items() if name != CHECKPOINT}
+        content = without_checkpoint(flipped(LAST, 5))
         content[LAST] = content[LAST][:FRAME_BYTES]
         plan = plan_repair(DIRECTORY, files=disk_with(content))
         assert plan.lost == ()
@@ -275,7 +304,7 @@ class TestAnyDamage:
         """At most the one whose frame it is in."""
         byte = data.draw(st.integers(0, len(closed_log()[name]) - 1))
         content = flipped(name, byte, data.draw(st.integers(0, 7)))
-        files = disk_with({n: d for n, d in content.items() if checkpoint or n != CHECKPOINT})
+        files = disk_with(content if checkpoint else without_checkpoint(content))
         plan_repair(DIRECTORY, files=files).apply()
         _, kept = lost_and_kept(files)
         hit = 10 * int(name[4:14]) + byte // FRAME_BYTES
@@ -297,8 +326,10 @@ class TestAnyDamage:
         _, kept = lost_and_kept(files)
         base, count = 10 * int(name[4:14]), len(whole) // FRAME_BYTES
         hit = {n for n in range(count) if n * FRAME_BYTES < max(end, start + 1) and (n + 1) * FRAME_BYTES > start}
-        # The last frame of a file, when it is alone behind a gap, has nobody who confirms its offset.
-        hit |= {count - 1} if way == "cut out" else set()
+        if way == "cut out":
+            # The frame behind, where it has come to lie inside the one that was cut into and could be a part of it; and
+            # the last of the file, when it is alone behind a gap and nobody confirms its offset.
+            hit |= {-(-end // FRAME_BYTES), count - 1}
         assert set(range(COUNT)) - kept <= {base + n for n in hit}
 
 
