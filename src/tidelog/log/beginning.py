@@ -17,9 +17,17 @@ _LEAST_FRAME_BYTES = HEADER_BYTES + 1
 
 
 def oldest_offset(checkpoint: Checkpoint | None, seq: int, file: File, default: int) -> int:
-    """Where the oldest file begins; `default` when neither the checkpoint nor the file can tell."""
+    """Where the oldest file begins; `default` when neither the checkpoint nor the file can tell.
+
+    Two frames that agree are believed before the checkpoint, which may be of another state of the log.
+    """
     known = checkpoint.first_offset_of(seq) if checkpoint is not None else None
-    return known if known is not None else _offset_by_frames(file, default)
+    if known is None:
+        return _offset_by_frames(file, default)
+    if header_offset(file) == known:
+        return known
+    offsets = _next_offsets(file, 0)[:2]
+    return offsets[0] if len(offsets) == 2 and offsets[1] == offsets[0] + 1 else known
 
 
 def header_offset(file: File, position: int = 0) -> int | None:

@@ -11,12 +11,14 @@ from pathlib import Path
 
 import msgspec
 
+from tidelog.errors import offsets_text
 from tidelog.files import File, Files, LocalFiles
 from tidelog.log.beginning import header_offset, offset_behind_gap, oldest_offset
 from tidelog.log.checkpoint import Checkpoint, read_checkpoint
+from tidelog.log.damage import find_good_frames
 from tidelog.log.frame import HEADER_BYTES, Frames, Stop
-from tidelog.log.names import wal_files
-from tidelog.log.scanner import FileScanner, find_frame_after
+from tidelog.log.names import wal_files, wal_name
+from tidelog.log.scanner import FileScanner
 from tidelog.log.settings import MIB, LogSettings
 
 _CHUNK_BYTES = 2 * MIB
@@ -51,7 +53,7 @@ class Problem(msgspec.Struct, frozen=True, kw_only=True):
             return f"{text} (a torn tail; opening cuts it)"
         if self.lost_first is None:
             return text
-        return f"{text}; offsets {self.lost_first} to {self.lost_last} are lost"
+        return f"{text}; lost: {offsets_text(self.lost_first, self.lost_last or self.lost_first)}"
 
 
 class FileExamination(msgspec.Struct, frozen=True, kw_only=True):
@@ -65,6 +67,8 @@ class FileExamination(msgspec.Struct, frozen=True, kw_only=True):
     created_us: int | None
     min_time_us: int | None
     max_time_us: int | None
+    known_next_offset: int | None
+    """Where it ended, or went on, when the checkpoint was written."""
 
     @property
     def frames(self) -> int:
@@ -132,7 +136,32 @@ def examine_log(
             file.close()
         found.append(examined)
         expected = examined.next_offset if examined.next_offset is not None else expected
+    found += _missing_files(checkpoint, found[-1].seq if found else -1)
     return LogExamination(files=tuple(found), checkpoint=checkpoint, checkpoint_problem=problem)
+
+
+def _missing_files(checkpoint: Checkpoint | None, last_seq: int) -> list[FileExamination]:
+    """Files behind the last one that the checkpoint knows: they had been synced and are gone."""
+    gone = [] if checkpoint is None else [file for file in checkpoint.files if file.seq > last_seq]
+    return [
+        FileExamination(
+            name=(name := wal_name(file.seq)),
+            seq=file.seq,
+            size=0,
+            runs=(),
+            problems=(_loss(name, 0, "the file is gone", file.first_offset, file.next_offset),),
+            created_us=file.created_us,
+            min_time_us=None,
+            max_time_us=None,
+            known_next_offset=file.next_offset,
+        )
+        for file in gone
+    ]
+
+
+def _loss(file: str, byte: int, reason: str, first: int, next_offset: int) -> Problem:
+    lost_first, lost_last = (first, next_offset - 1) if next_offset > first else (None, None)
+    return Problem(file=file, byte=byte, reason=reason, lost_first=lost_first, lost_last=lost_last)
 
 
 class _FileWalk:
@@ -175,7 +204,10 @@ class _FileWalk:
             offset = offset_behind_gap(file, run.next_offset, max_jump=0, position=run.end)
             if offset is not None:
                 return run.end, offset
-        return find_frame_after(file, run.end + 1, size, run.next_offset, self._known_next_offset(run))
+        known = self._known_next_offset(run)
+        return find_good_frames(
+            *(file, run.end, size, run.next_offset), min_offset=run.next_offset, known_next_offset=known
+        )
 
     def _known_next_offset(self, run: Run) -> int:
         """How far the file goes by what others say; the header of the next file is believed only within reason."""
@@ -223,6 +255,7 @@ class _FileWalk:
     def _result(self, size: int) -> FileExamination:
         if not size and not self._is_last:
             self._add(0, "the file is empty and another one follows", None)
+        self._note_missing_end(size)
         return FileExamination(
             name=self._name,
             seq=self._seq,
@@ -232,7 +265,17 @@ class _FileWalk:
             created_us=None if self._hint is None else self._hint.created_us,
             min_time_us=self._times[0] if self._times else None,
             max_time_us=self._times[1] if self._times else None,
+            known_next_offset=None if self._hint is None else self._hint.next_offset,
         )
+
+    def _note_missing_end(self, size: int) -> None:
+        """The last file ends before what the checkpoint says was synced; behind others the next file tells."""
+        if self._hint is None or not self._is_last:
+            return
+        next_offset = self._runs[-1].next_offset if self._runs else self._hint.first_offset
+        if next_offset < self._hint.next_offset:
+            reason = "the file ends before what had been synced"
+            self._problems.append(_loss(self._name, size, reason, next_offset, self._hint.next_offset))
 
 
 def _glance(files: Files, path: Path) -> tuple[int, int | None]:

@@ -74,13 +74,15 @@ class Handover:
                 or type(payload) is not bytes
             ):
                 return None
+            # In this order because Ctrl-C may raise after any call in here: woken for nothing is harmless, accepted
+            # without waking the writer is not, and a chunk that was not sealed is sealed with the next message.
+            if self._somebody_sleeps:
+                self._wake()
             self.next_offset = offset + 1
             self._room_bytes = room
             self._open_payloads.append(payload)
             if room <= self._seal_at_room:
                 self._seal()
-            if self._somebody_sleeps:
-                self._wake()
             return offset
 
     def append_many(self, payloads: Sequence[bytes], timeout_seconds: float | None = None) -> int:
@@ -92,7 +94,11 @@ class Handover:
             waiter = ThreadWaiter()
             request = self._ask_for_room(payloads, size, waiter)
         limit = self._append_timeout_seconds if timeout_seconds is None else timeout_seconds
-        waiter.wait(limit)
+        try:
+            waiter.wait(limit)
+        except BaseException:
+            self._withdraw(request)
+            raise
         return self._outcome(request, limit)
 
     async def append_many_async(self, payloads: Sequence[bytes], timeout_seconds: float | None = None) -> int:
@@ -108,6 +114,7 @@ class Handover:
             await asyncio.wait([waiter], timeout=limit)
         except BaseException:
             self._withdraw(request)
+            waiter.cancel()
             raise
         if waiter.done():
             waiter.result()
@@ -141,13 +148,13 @@ class Handover:
         offset = self.next_offset
         if not payloads:
             return offset
+        if self._somebody_sleeps:
+            self._wake()
         self.next_offset = offset + len(payloads)
         self._room_bytes -= size
         self._open_payloads.extend(payloads)
         if self._room_bytes <= self._seal_at_room:
             self._seal()
-        if self._somebody_sleeps:
-            self._wake()
         return offset
 
     def _seal(self) -> None:
@@ -157,10 +164,10 @@ class Handover:
         self._seal_at_room = self._room_bytes - self._chunk_bytes
 
     def _wake(self) -> None:
-        self._somebody_sleeps = False
         self._bell.ring()
         listeners, self._listeners = self._listeners, []
         finish_all(listeners)
+        self._somebody_sleeps = False
 
     def _ask_for_room(self, payloads: Sequence[bytes], size: int, waiter: Waiter) -> RoomRequest:
         request = self._room_queue.ask(payloads, size, waiter)
@@ -221,16 +228,22 @@ class Handover:
         waiter = ThreadWaiter()
         if not self._listen(waiter, offset) or waiter.wait(timeout_seconds):
             return True
-        with self.mutex:
-            if waiter in self._listeners:
-                self._listeners.remove(waiter)
+        self._stop_listening(waiter)
         return False
 
     async def wait_for_news_async(self, offset: int) -> None:
         """As `wait_for_news`, with the task suspended."""
         waiter = task_waiter()
-        if self._listen(waiter, offset):
-            await waiter
+        try:
+            if self._listen(waiter, offset):
+                await waiter
+        finally:
+            self._stop_listening(waiter)
+
+    def _stop_listening(self, waiter: Waiter) -> None:
+        with self.mutex:
+            if waiter in self._listeners:
+                self._listeners.remove(waiter)
 
     def _listen(self, waiter: Waiter, offset: int) -> bool:
         """False when there is news already, or nothing will ever come."""

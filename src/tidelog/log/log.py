@@ -12,7 +12,7 @@ from pathlib import Path
 from threading import Lock
 
 from tidelog.clock import Clock, SystemClock
-from tidelog.errors import ClosedError, DiskFullError, LogFailedError, OffsetOutOfRangeError, TidelogError
+from tidelog.errors import ClosedError, DiskFullError, LogFailedError, OffsetOutOfRangeError, TidelogError, offsets_text
 from tidelog.files import File, Files, LocalFiles, explained
 from tidelog.files import Lock as FileLock
 from tidelog.log import stopping
@@ -82,12 +82,12 @@ class Log(ReadableLog):
                 recovered = recover(files, clock, directory, settings, time_field, first_offset)
                 cut_torn_tail(files, directory, recovered.report)
                 log = cls(directory, settings, files, clock, time_field, recovered)
+                log._lock = lock
                 log._go_on_in_last_file()
+                log._writer.start()
             except BaseException:
                 lock.release()
                 raise
-        log._lock = lock
-        log._writer.start()
         stopping.closes_at_exit(log)
         return log
 
@@ -232,6 +232,11 @@ class Log(ReadableLog):
         """Closed, or failed."""
         return self._handover.over
 
+    @property
+    def failure(self) -> TidelogError | None:
+        stall = self._handover.stall
+        return stall() if self._writer.error is not None and not self._closed and stall is not None else None
+
     # Ending
 
     def close(self) -> None:
@@ -256,7 +261,8 @@ class Log(ReadableLog):
         self.try_append = self._handover.try_append
         self._handover.close(self._forked_error)
         self._handover.stop_short(self._forked_error, over=True)
-        self._release_lock()
+        if self._lock is not None:
+            self._lock.abandon()
 
     def forget(self) -> None:
         """After closing, when the files go: readers must not look for them, their names may soon be another log's."""
@@ -277,10 +283,11 @@ class Log(ReadableLog):
         )
 
     def _unwritten_error(self, cause: TidelogError) -> LogFailedError:
-        first, last = self._handover.durable_offset, self._handover.next_offset - 1
+        lost = offsets_text(self._handover.durable_offset, self._handover.next_offset - 1)
         error = LogFailedError(
-            f"closed, but offsets {first} to {last} were accepted and are not known to be on the disk: {cause}",
+            f"closed, but {lost} accepted before could not be brought to the disk: {cause.message}",
             path=self.directory,
+            hint="What did not reach the disk is lost with this process; once the disk is well, append it again",
         )
         error.__cause__ = cause
         return error

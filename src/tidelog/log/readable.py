@@ -7,7 +7,7 @@ from datetime import datetime
 from pathlib import Path
 
 from tidelog.clock import to_microseconds
-from tidelog.errors import InputError, OffsetOutOfRangeError
+from tidelog.errors import InputError, OffsetOutOfRangeError, TidelogError
 from tidelog.files import Files
 from tidelog.log.cache import Batch
 from tidelog.log.frame import encode_many
@@ -41,6 +41,11 @@ class ReadableLog(ABC):
     @abstractmethod
     def over(self) -> bool:
         """Whether nothing will ever be added."""
+
+    @property
+    def failure(self) -> TidelogError | None:
+        """Why nothing will ever be added, when that is not because it was closed."""
+        return None
 
     @abstractmethod
     def locate(self, offset: int, stop_offset: int) -> Batch | FilePart | None: ...

@@ -14,7 +14,7 @@ import time
 from collections.abc import AsyncIterator, Iterator
 from typing import Protocol
 
-from tidelog.errors import CorruptionError, OffsetOutOfRangeError
+from tidelog.errors import CorruptionError, OffsetOutOfRangeError, TidelogError
 from tidelog.files import File, Files, explained
 from tidelog.log.cache import Batch, framed_batch
 from tidelog.log.recovery import REPAIR_HINT
@@ -51,6 +51,11 @@ class Source(Protocol):
         """Whether nothing will ever be added."""
         ...
 
+    @property
+    def failure(self) -> TidelogError | None:
+        """Why nothing will ever be added, when that is not because it was closed."""
+        ...
+
     def locate(self, offset: int, stop_offset: int) -> Batch | FilePart | None:
         """The messages themselves when they are in memory, else their place in a file; None when not there yet."""
         ...
@@ -70,6 +75,7 @@ class Reader:
         self._source = source
         self._stop_offset = stop_offset
         self._follow = follow
+        self._closed = False
         self._segment: Segment | None = None
         self._file: File | None = None
         self._scanner: FileScanner | None = None
@@ -97,6 +103,7 @@ class Reader:
             if found is not None:
                 return self._advance(found if isinstance(found, Batch) else self._read_file(found))
             if not self._follow or over:
+                self._check_failure()
                 return None
             left = None if deadline is None else deadline - time.monotonic()
             if not self._source.wait_for_news(self.offset, left):
@@ -113,15 +120,26 @@ class Reader:
             if found is not None:
                 return self._advance(await asyncio.to_thread(self._read_file, found))
             if not self._follow or over:
+                self._check_failure()
                 return None
             await self._source.wait_for_news_async(self.offset)
         return None
 
     def close(self) -> None:
         """Lets go of the file that it has open."""
+        self._closed = True
+        self._close_file()
+
+    def _close_file(self) -> None:
         file, self._file, self._scanner, self._segment = self._file, None, None, None
         if file is not None:
             file.close()
+
+    def _check_failure(self) -> None:
+        """Who follows must not take a failed log for one that was closed in order."""
+        failure = self._source.failure if self._follow else None
+        if failure is not None:
+            raise failure
 
     def _advance(self, batch: Batch) -> Batch:
         assert batch.first_offset == self.offset and batch.stop > batch.start
@@ -130,7 +148,11 @@ class Reader:
 
     def _read_file(self, part: FilePart) -> Batch:
         with explained("read", part.segment.path):
-            return self._next_in_file(part, self._position_at(part))
+            try:
+                return self._next_in_file(part, self._position_at(part))
+            finally:
+                if self._closed:
+                    self.close()  # it was closed while a worker thread was opening the file
 
     def _next_in_file(self, part: FilePart, scanner: FileScanner) -> Batch:
         while True:
@@ -154,7 +176,7 @@ class Reader:
         if scanner is not None and self._segment is part.segment and scanner.offset == self.offset:
             return scanner
         if self._segment is not part.segment or self._file is None:
-            self.close()
+            self._close_file()
             self._file = self._open(part.segment)
             self._segment = part.segment
         self._scanner = FileScanner(self._file, part.position, part.offset, self._source.read_chunk_bytes)

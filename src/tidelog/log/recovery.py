@@ -19,13 +19,14 @@ from pathlib import Path
 from typing import NamedTuple
 
 from tidelog.clock import Clock
-from tidelog.errors import CorruptionError, GapError
+from tidelog.errors import CorruptionError, GapError, offsets_text
 from tidelog.files import File, Files
 from tidelog.log.beginning import header_offset, offset_behind_gap, oldest_offset
 from tidelog.log.checkpoint import Checkpoint, CheckpointFile, read_checkpoint
+from tidelog.log.damage import find_good_frames
 from tidelog.log.frame import HEADER_BYTES, Stop
 from tidelog.log.names import REMOVED, removed_name, wal_files
-from tidelog.log.scanner import FileScanner, find_frame_after
+from tidelog.log.scanner import FileScanner
 from tidelog.log.segment import Segment
 from tidelog.log.settings import MIB, LogSettings
 from tidelog.log.statistics import RecoveryReport, TornTail
@@ -182,10 +183,12 @@ class Recovery:
             raise CorruptionError(stop.reason, path=segment.path, byte=segment.size, hint=REPAIR_HINT)
         size, hint = file.size(), self._hint(segment.seq)
         known_next_offset = hint.next_offset if hint is not None else 0
-        behind = find_frame_after(file, segment.size + 1, size, segment.next_offset, known_next_offset)
+        behind = find_good_frames(
+            *(file, segment.size, size, segment.next_offset), min_offset=0, known_next_offset=known_next_offset
+        )
         if behind is not None:
             raise CorruptionError(
-                f"{stop.reason}, with good frames behind it (the next at byte {behind[0]}, offset {behind[1]}),",
+                f"{stop.reason}, with good frames there (the next at byte {behind[0]}, offset {behind[1]}),",
                 path=segment.path,
                 byte=segment.size,
                 hint=REPAIR_HINT,
@@ -200,7 +203,7 @@ class Recovery:
         if found is None:
             return
         raise GapError(
-            f"offsets {segment.first_offset} to {found - 1} are missing before {segment.path.name}",
+            f"{offsets_text(segment.first_offset, found - 1)} missing before {segment.path.name}",
             first=segment.first_offset,
             last=found - 1,
             path=segment.path,
@@ -251,6 +254,5 @@ def _tell(directory: Path, report: RecoveryReport) -> None:
             *(directory, tail.size, tail.reason, tail.byte, tail.file),
         )
     if report.missing_synced is not None:
-        _logger.error(
-            "%s: offsets %d to %d had been synced and are no longer in the files", directory, *report.missing_synced
-        )
+        lost = offsets_text(*report.missing_synced)
+        _logger.error("%s: %s had been synced and cannot be found in the files any more", directory, lost)

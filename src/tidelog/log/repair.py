@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-from tidelog.errors import RetryError
+from tidelog.errors import RetryError, offsets_text
 from tidelog.files import TEMPORARY_SUFFIX, Files, LocalFiles
 from tidelog.log.examine import FileExamination, LogExamination, Run, examine_log
 from tidelog.log.frame import encode_many
@@ -65,20 +65,23 @@ class RepairPlan:
             if current.actions != self.actions:
                 raise RetryError("the log has changed since the plan was made", hint="Plan the repair again")
             kept = [self._rewrite(rewrite) for rewrite in self._rewrites]
-            if kept and self._files.exists(self._directory / CHECKPOINT):
+            if self._rewrites and self._files.exists(self._directory / CHECKPOINT):
                 # It describes files that are no more; opening finds everything without it.
                 self._files.remove(self._directory / CHECKPOINT)
                 self._files.sync_directory(self._directory)
-            return kept
+            return [path for path in kept if path is not None]
         finally:
             lock.release()
 
-    def _rewrite(self, rewrite: _Rewrite) -> Path:
+    def _rewrite(self, rewrite: _Rewrite) -> Path | None:
+        """Where the old content is kept; None when there was no such file any more."""
         path = self._directory / rewrite.name
-        kept = keep_aside(self._files, self._directory, rewrite.name, 0, self._files.read(path))
+        kept = None
+        if self._files.exists(path):
+            kept = keep_aside(self._files, self._directory, rewrite.name, 0, self._files.read(path))
         if rewrite.pieces:
             self._build(path, rewrite)
-        else:
+        elif kept is not None:
             self._files.remove(path)
         self._files.sync_directory(self._directory)
         return kept
@@ -149,7 +152,11 @@ class _Planner:
         return next((file.first_offset for file in self._files[index + 1 :] if file.first_offset is not None), None)
 
     def _pieces(self, file: FileExamination, following: int | None) -> list[Piece]:
-        """The good runs, with what is lost between them. A damaged end is filled up to the next file."""
+        """The good runs, with what is lost between them.
+
+        A damaged end is filled up to the next file, and the end of the log up to what is known to have been synced, so
+        that no offset is used twice.
+        """
         pieces: list[Piece] = []
         for run in file.runs:
             self._fill(pieces, run.first_offset)
@@ -158,6 +165,8 @@ class _Planner:
         ends_early = bool(file.problems) and (not file.runs or file.runs[-1].end < file.size)
         if ends_early and following is not None:
             self._fill(pieces, following)
+        if following is None and file.known_next_offset is not None:
+            self._fill(pieces, file.known_next_offset)
         return pieces
 
     def _fill(self, pieces: list[Piece], offset: int) -> None:
@@ -175,7 +184,7 @@ class _Planner:
         for piece in pieces:
             if not isinstance(piece, Run):
                 self.lost.append(piece)
-                self.actions.append(f"mark offsets {piece[0]} to {piece[1]} as lost in {file.name}")
+                self.actions.append(f"mark {offsets_text(*piece)} as lost in {file.name}")
 
 
 def _is_unchanged(file: FileExamination, pieces: list[Piece], *, is_last: bool) -> bool:

@@ -9,10 +9,12 @@ Invariants
 
 from __future__ import annotations
 
+import _thread
 import atexit
 import logging
 import os
 import signal
+import sys
 import threading
 import weakref
 from types import FrameType
@@ -32,7 +34,7 @@ class Stoppable(Protocol):
 
 
 _open_logs: weakref.WeakSet[Stoppable] = weakref.WeakSet()
-_installed = False
+_installed_in: int | None = None
 
 
 def closes_at_exit(log: Stoppable) -> None:
@@ -56,18 +58,28 @@ def close_all() -> None:
 
 
 def _install() -> None:
-    global _installed
-    if not _installed:
-        _installed = True
+    global _installed_in
+    if _installed_in is None:
         atexit.register(close_all)
         os.register_at_fork(after_in_child=_abandon_all)
+    if _installed_in != os.getpid():
+        _installed_in = os.getpid()
+        _close_with_multiprocessing()
     if threading.current_thread() is threading.main_thread() and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
         signal.signal(signal.SIGTERM, _on_sigterm)
 
 
+def _close_with_multiprocessing() -> None:
+    """A process of `multiprocessing` ends without the interpreter's exit handlers, but runs finalizers of its own."""
+    util = sys.modules.get("multiprocessing.util")
+    if util is not None:
+        util.Finalize(None, close_all, exitpriority=100)
+
+
 def _on_sigterm(number: int, frame: FrameType | None) -> None:
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    threading.Thread(target=_close_and_die, name="tidelog-sigterm").start()
+    # Not a `Thread`: starting one takes locks of `threading` that the interrupted code may hold.
+    _thread.start_new_thread(_close_and_die, ())
 
 
 def _close_and_die() -> None:

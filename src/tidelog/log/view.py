@@ -137,7 +137,9 @@ class LogView(ReadableLog):
 
     def _keep_indexes(self, found: Recovered) -> Recovered:
         """What was learnt about the insides of the files stays."""
-        indexes = {segment.seq: segment.index for segment in self._segments}
+        known = {segment.seq: segment for segment in self._segments}
         for segment in found.segments:
-            segment.index = indexes.get(segment.seq, segment.index)
+            before = known.get(segment.seq)
+            if before is not None and segment.size >= before.size and segment.next_offset >= before.next_offset:
+                segment.index = before.index  # it only grew; after a cut other frames may be at those places
         return found

@@ -9,9 +9,13 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterable
-from threading import Lock
+from threading import TIMEOUT_MAX, Lock
 
 MakeError = Callable[[], BaseException]
+
+
+def _lock_timeout(seconds: float | None) -> float:
+    return -1 if seconds is None else min(max(0.0, seconds), TIMEOUT_MAX)
 
 
 class ThreadWaiter:
@@ -30,7 +34,7 @@ class ThreadWaiter:
 
     def wait(self, timeout_seconds: float | None = None) -> bool:
         """False when the time passed (the waiter may still be on its list then); raises what it was finished with."""
-        in_time = self._lock.acquire(timeout=-1 if timeout_seconds is None else max(0.0, timeout_seconds))
+        in_time = self._lock.acquire(timeout=_lock_timeout(timeout_seconds))
         if self._error is not None:
             raise self._error
         return in_time
@@ -93,7 +97,7 @@ class Doorbell:
 
     def sleep(self, timeout_seconds: float | None) -> None:
         """Until somebody rings or the time passes."""
-        if self._lock.acquire(timeout=-1 if timeout_seconds is None else max(0.0, timeout_seconds)):
+        if self._lock.acquire(timeout=_lock_timeout(timeout_seconds)):
             return
         with self._mutex:
             if self.sleeping:

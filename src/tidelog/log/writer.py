@@ -115,21 +115,25 @@ class Writer:
             except OSError as error:
                 if not is_full_disk(error):
                     raise
-                self._wait_for_room(error, frames)
+                if frames.count > 1:
+                    frames = frames.slice(0, frames.count // 2)  # there may be room for some of them
+                else:
+                    self._wait_for_room(error, frames)
 
     def _write(self, frames: Frames) -> Frames:
         begin = self._clock.monotonic()
         if not self._active.unsynced_bytes:
             self._unsynced_since = begin
         part = self._active.write(frames)
+        if self._handover.stall is not None:
+            # Before anybody can see that it was written: who flushes then must not hear of a full disk.
+            _logger.warning("%s: there is room on the disk again", self._directory)
+            self._handover.resume()
         self._handover.wrote(part.next_offset)
         self.writes += 1
         self._unsynced_writes += 1
         self.written_bytes += part.end - part.start_of(0)
         self.write_seconds.add(self._clock.monotonic() - begin)
-        if self._handover.stall is not None:
-            _logger.warning("%s: there is room on the disk again", self._directory)
-            self._handover.resume()
         return part
 
     def _wait_for_room(self, error: OSError, frames: Frames) -> None:
@@ -142,7 +146,7 @@ class Writer:
         if self._active.unsynced_bytes:
             self._sync()  # what did get into a file does not wait for room, and neither does who waits for it
         if self._handover.closing:
-            raise make_error()
+            raise DiskFullError(f"the disk is full ({error.strerror})", path=self._directory)
         if self._handover.stall is None:
             _logger.error("%s: the disk is full, appends are refused", self._directory)
         self.full_disk_waits += 1

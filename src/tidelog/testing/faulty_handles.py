@@ -140,3 +140,6 @@ class FaultyLock:
         node, self._node = self._node, None
         if node is not None:
             node.locked = False
+
+    def abandon(self) -> None:
+        self._node = None

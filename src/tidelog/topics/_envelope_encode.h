@@ -160,8 +160,9 @@ static PyObject *encode_parts(EnvelopeState *state, PyObject *const *arguments, 
     uint64_t block_bytes;
     int64_t timestamp_us;
     int has_key = arguments[1] != Py_None;
-    if (slice_of(arguments[0], &value) < 0 || (has_key && slice_of(arguments[1], &key) < 0) ||
-        headers_measure(state, items, &block_bytes) < 0 || parse_timestamp(arguments[3], &timestamp_us) < 0 ||
+    /* The timestamp first: it may be any object with code of its own, which must not run once the slices are taken. */
+    if (parse_timestamp(arguments[3], &timestamp_us) < 0 || slice_of(arguments[0], &value) < 0 ||
+        (has_key && slice_of(arguments[1], &key) < 0) || headers_measure(state, items, &block_bytes) < 0 ||
         expect_u32("the key", key.size) < 0) {
         return NULL;
     }

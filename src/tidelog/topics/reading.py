@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Iterator
 from typing import Literal
 
-from tidelog.errors import DataError, GapError
+from tidelog.errors import DataError, GapError, offsets_text
 from tidelog.log.cache import Batch
 from tidelog.log.reader import Reader
 from tidelog.log.repair import is_lost
@@ -56,7 +56,7 @@ def _gap_error(payloads: list[bytes], index: int, first_offset: int) -> GapError
         last += 1
     first, final = first_offset + index, first_offset + last
     return GapError(
-        f"offsets {first} to {final} were lost to damage and marked so by a repair",
+        f"{offsets_text(first, final)} lost to damage, and marked so by a repair",
         first=first,
         last=final,
         hint=f'Read on from {final + 1}, or with on_gap="skip"',

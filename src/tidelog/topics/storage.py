@@ -6,13 +6,14 @@
     <root>/.deleted/               topics on their way out
 
 Invariants
-- A topic exists when its `topic.json` does; it is written last when a topic is made.
+- A topic exists when its `topic.json` does, or WAL files that lost theirs.
 - A topic is opened once: all callers share one `Topic`, so there is never a second writer.
 - Deleting is one rename, then a removal that can be finished later; a crash leaves all of a topic or none of it.
 """
 
 from __future__ import annotations
 
+import logging
 from pathlib import Path
 from threading import RLock
 from types import TracebackType
@@ -24,11 +25,13 @@ from tidelog.clock import Clock, SystemClock
 from tidelog.errors import ClosedError, DataError, InputError, NotFoundError, TidelogError
 from tidelog.files import Files, LocalFiles, Lock, explained
 from tidelog.log import Log, LogSettings, stopping
+from tidelog.log.names import wal_files
 from tidelog.log.view import LogView
 from tidelog.topics.message import TIMESTAMP_FIELD
 from tidelog.topics.names import TopicName, is_name_part, parse_topic_name
 from tidelog.topics.topic import Topic
 
+_logger = logging.getLogger("tidelog.topics")
 _DIRECTORY_FILE = "tidelog.json"
 _TOPIC_FILE = "topic.json"
 _LOCK_FILE = ".lock"
@@ -82,7 +85,14 @@ class LogDirectory:
             raise NotFoundError(
                 "there is no log directory", path=self.root, hint="Open it without read_only to make it"
             )
-        _check_format(self._read_info(self.root / _DIRECTORY_FILE, _DirectoryInfo), self.root)
+        info = self._read_info(self.root / _DIRECTORY_FILE, _DirectoryInfo)
+        if info is None:
+            raise NotFoundError(
+                f"this is not a log directory: there is no {_DIRECTORY_FILE} in it",
+                path=self.root,
+                hint="Check the path; opening it without read_only makes it one",
+            )
+        _check_format(info, self.root)
 
     def _take(self) -> None:
         with explained("open", self.root):
@@ -121,7 +131,7 @@ class LogDirectory:
 
     def has_topic(self, name: str) -> bool:
         """Whether the topic exists."""
-        return self._files.exists(parse_topic_name(name).directory(self.root) / _TOPIC_FILE)
+        return self._is_topic(parse_topic_name(name))
 
     def topics(self) -> list[str]:
         """The names of all topics, sorted."""
@@ -130,7 +140,7 @@ class LogDirectory:
         for namespace in self._folders(self.root):
             for name in self._folders(self.root / namespace):
                 topic = TopicName(namespace, name)
-                if self._files.exists(topic.directory(self.root) / _TOPIC_FILE):
+                if self._is_topic(topic):
                     found.append(str(topic))
         return sorted(found)
 
@@ -167,8 +177,16 @@ class LogDirectory:
         directory = name.directory(self.root)
         return LogView(directory, self._settings, files=self._files, clock=self._clock, time_field=TIMESTAMP_FIELD)
 
+    def _is_topic(self, name: TopicName) -> bool:
+        """Messages without a `topic.json` are a topic too: it was lost, and is written again when it is opened."""
+        directory = name.directory(self.root)
+        if not self._files.is_directory(directory):
+            return False
+        names = self._files.list(directory)
+        return _TOPIC_FILE in names or bool(wal_files(names))
+
     def _require(self, name: TopicName) -> None:
-        if not self._files.exists(name.directory(self.root) / _TOPIC_FILE):
+        if not self._is_topic(name):
             raise NotFoundError(f"there is no topic {name}", path=self.root, hint="`tidelog topic list` shows them")
 
     def _folders(self, directory: Path) -> list[str]:
@@ -197,8 +215,13 @@ class LogDirectory:
 
     def _finish_deletions(self) -> None:
         graveyard = self.root / _DELETED
-        if self._files.is_directory(graveyard):
+        if not self._files.is_directory(graveyard):
+            return
+        try:
             self._files.remove_tree(graveyard)
+        except OSError as error:
+            # What is in there is deleted already as far as anybody can see; it must not keep the others from opening.
+            _logger.warning("%s: deleted topics could not be removed from the disk yet: %s", self.root, error)
 
     # Ending
 
@@ -207,9 +230,9 @@ class LogDirectory:
         with self._guard:
             if self._closed:
                 return
-            self._closed = True
             errors = [error for log in self._logs.values() if (error := _close_quietly(log)) is not None]
             self._release_lock()
+            self._closed = True  # last: who was interrupted in here can close again
             stopping.no_longer_open(self)
         if errors:
             raise errors[0]
@@ -218,7 +241,8 @@ class LogDirectory:
         """In a forked child: the parent goes on, this copy lets go of the lock it inherited."""
         self._guard = RLock()  # another thread of the parent may have held it
         self._closed = True
-        self._release_lock()
+        if self._lock is not None:
+            self._lock.abandon()
 
     def _release_lock(self) -> None:
         if self._lock is not None:
@@ -237,7 +261,7 @@ class LogDirectory:
 
     def _check_open(self) -> None:
         if self._closed:
-            raise ClosedError("the log directory is closed", path=self.root)
+            raise ClosedError("the log directory is closed", path=self.root, hint="Open it again")
 
     def _check_writable(self) -> None:
         self._check_open()
@@ -252,8 +276,12 @@ class LogDirectory:
             return None
         try:
             return msgspec.json.decode(data, type=kind)
-        except msgspec.MsgspecError as error:
-            raise DataError(f"{path.name} cannot be understood: {error}", path=path) from error
+        except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+            raise DataError(
+                f"{path.name} cannot be understood: {error}",
+                path=path,
+                hint="Put it back from a copy, or move it away: it is written anew, messages are elsewhere",
+            ) from error
 
 
 def _check_format(info: _DirectoryInfo | None, root: Path) -> None:

@@ -1,0 +1,63 @@
+"""What is behind a place where the frames stop: nothing (a torn tail), or good frames (damage).
+
+Invariants
+- A message may hold frames itself, a copy of a log for example. So what lies inside the frame that stopped proves
+  nothing, unless that frame's own length is shown to be wrong: its checksum fits another length, or the frames found
+  inside it run on to the very end of the file.
+- A frame of any offset behind the stop is evidence against a torn tail, also one that does not belong there: what has
+  good frames in it is never cut.
+- The rest of the file is read whole, to find a frame of any size: the one place where memory grows with a file.
+"""
+
+from __future__ import annotations
+
+from tidelog.files import File
+from tidelog.log.frame import HEADER, HEADER_BYTES, MAX_PAYLOAD_BYTES, Stop, crc32, find_frame, scan
+
+_MAX_CANDIDATES = 64
+
+
+def find_good_frames(
+    file: File, position: int, size: int, expected: int, *, min_offset: int, known_next_offset: int = 0
+) -> tuple[int, int] | None:
+    """The first good frame where no good frame of the expected offset begins: (byte, offset).
+
+    Offsets are looked for from `min_offset` up to as many as there is room for, or, where bytes were taken out, up to
+    the end that the file is known to have. A frame right at `position` counts only if its offset is a smaller one: it
+    is good, and does not belong there.
+    """
+    buffer = file.read_at(position, size - position)
+    max_offset = max(expected + len(buffer) // HEADER_BYTES, known_next_offset - 1)
+    own_end = _own_end(buffer, expected)
+    # In a frame that runs past the end of the file only the very next one is looked for: it is torn as a rule, and
+    # trying every number in its value as a header would take long.
+    inside = max_offset if own_end <= len(buffer) else expected + 1
+    found = _frame_inside(buffer, expected, inside) if own_end > 0 else None
+    if found is None:
+        start = min(own_end or int(min_offset >= expected), len(buffer))
+        found = find_frame(buffer, start, min_offset, max_offset)
+    return None if found is None else (position + found[0], found[1])
+
+
+def _own_end(buffer: bytes, expected: int) -> int:
+    """How far the frame at the start says that it goes; 0 when its header is not to be believed."""
+    if len(buffer) < HEADER_BYTES:
+        return 0
+    offset, length, _ = HEADER.unpack_from(buffer)
+    credible = offset == expected and 0 < length <= MAX_PAYLOAD_BYTES
+    return HEADER_BYTES + int(length) if credible else 0
+
+
+def _frame_inside(buffer: bytes, expected: int, max_offset: int) -> tuple[int, int] | None:
+    """A later frame inside what the one that stopped claims for itself, if that claim is shown to be wrong."""
+    own_crc = HEADER.unpack_from(buffer)[2]
+    position = 1
+    for _ in range(_MAX_CANDIDATES):
+        found = find_frame(buffer, position, expected + 1, max_offset)
+        if found is None:
+            return None
+        ends_here = found[0] > HEADER_BYTES and crc32(memoryview(buffer)[HEADER_BYTES : found[0]]) == own_crc
+        if ends_here or scan(buffer, found[0], found[1]).stop is Stop.END:
+            return found
+        position = found[0] + 1
+    return None
