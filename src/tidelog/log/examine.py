@@ -220,7 +220,11 @@ class _FileWalk:
         if expected is None:
             return oldest_offset(self._checkpoint, self._seq, file, 0)
         known = self._hint.first_offset if self._hint is not None else None
-        found = offset_behind_gap(file, expected, known, _MAX_LOST_A_FILE * (self._seq - seq_before))
+        max_jump = _MAX_LOST_A_FILE * (self._seq - seq_before)
+        if self.following_offset is not None and self.following_offset > expected:
+            # A single header that the next file contradicts is not believed: it would push all files behind it out.
+            max_jump = min(max_jump, self.following_offset - expected - 1)
+        found = offset_behind_gap(file, expected, known, max_jump)
         if found is None:
             return expected
         self._add(0, "the file begins later than the one before it ends", (expected, found - 1))

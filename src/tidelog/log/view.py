@@ -136,10 +136,11 @@ class LogView(ReadableLog):
             file.close()
 
     def _keep_indexes(self, found: Recovered) -> Recovered:
-        """What was learnt about the insides of the files stays."""
+        """What was learnt about the insides of a file stays while it only grew; after a cut other frames are there."""
         known = {segment.seq: segment for segment in self._segments}
         for segment in found.segments:
             before = known.get(segment.seq)
-            if before is not None and segment.size >= before.size and segment.next_offset >= before.next_offset:
-                segment.index = before.index  # it only grew; after a cut other frames may be at those places
+            was_read_anew = segment.index.floor(segment.first_offset) is not None
+            if before is not None and not was_read_anew:
+                segment.index = before.index
         return found
