@@ -6,6 +6,9 @@ import os
 
 import hypothesis
 import pytest
+from tests.servers import etcd_server, pytest_runtest_makereport, s3_server
+
+__all__ = ["etcd_server", "pytest_runtest_makereport", "s3_server"]
 
 # A deadline a call measures how busy the machine is; a test that hangs is ended by pytest's own limit.
 hypothesis.settings.register_profile("tidelog", deadline=None, print_blob=True)

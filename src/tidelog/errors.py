@@ -4,7 +4,9 @@
     ├── RetryError            try again: nothing was done, or what was done is still safe
     │   ├── BackpressureError     the writer is behind and the timeout passed; no offset was used
     │   ├── DiskFullError         no room on the disk; make room, accepted messages wait in memory
-    │   └── LockedError           another process owns the directory
+    │   ├── LockedError           another process owns the directory
+    │   └── StoreUnavailableError an object or metadata store gave no answer; read back before you write again
+    ├── ConflictError         somebody else was first and nothing was written; read again, then decide
     ├── ReopenError           this object is finished; open a new one
     │   ├── ClosedError           closed by you, by a signal or by a fork
     │   └── LogFailedError        a write or a sync failed for good
@@ -12,7 +14,9 @@
     │   ├── ConfigError           a setting is unknown, of the wrong type or out of range
     │   ├── TopicNameError        not a "namespace/name" that we accept
     │   ├── MessageTooLargeError  over max_message_bytes
-    │   └── NotFoundError         no such topic or offset
+    │   ├── AccessDeniedError     a store does not accept the credentials, or they do not reach that far
+    │   ├── NotSupportedError     this kind of store cannot do that
+    │   └── NotFoundError         no such topic, offset or object
     │       └── OffsetOutOfRangeError   before the first or after the next offset of the log
     ├── DataError             bytes on disk are not what was written; repair or restore them
     │   ├── CorruptionError       names the file, the byte and the reason
@@ -84,6 +88,20 @@ class LockedError(RetryError):
     """Another process (or another open log in this one) owns the directory."""
 
 
+class StoreUnavailableError(RetryError):
+    """A store did not answer, or answered that it cannot now. A write is undecided: it was done, or not, or will be.
+
+    Reading needs no care. Whoever was writing reads back what is there before writing again.
+    """
+
+
+class ConflictError(TidelogError):
+    """A condition of a write did not hold: somebody else was first. Nothing was written.
+
+    The same call would fail again; read what is there now and decide.
+    """
+
+
 class ReopenError(TidelogError):
     """The object can no longer be used; open a new one."""
 
@@ -110,6 +128,14 @@ class TopicNameError(InputError):
 
 class MessageTooLargeError(InputError):
     """The message is larger than `max_message_bytes`."""
+
+
+class AccessDeniedError(InputError):
+    """A store refused the credentials, or they do not allow this."""
+
+
+class NotSupportedError(InputError):
+    """This kind of store cannot do what was asked; its `supports_...` properties say so beforehand."""
 
 
 class NotFoundError(InputError, LookupError):

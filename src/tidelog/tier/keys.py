@@ -1,0 +1,218 @@
+"""Every metadata key and every object name is built and parsed here.
+
+Metadata, below a root that keeps several installations in one store apart:
+
+    {root}/storage/topics/{namespace}/{topic}/segments/{start:020}     descriptor of the object that begins there
+    {root}/storage/topics/{namespace}/{topic}/segments/cur             the newest descriptor, a hint
+    {root}/storage/topics/{namespace}/{topic}/state                    the sealed marker
+    {root}/storage/topics/{namespace}/{topic}/owner                    who writes, and under which epoch
+    {root}/storage/topics/{namespace}/{topic}/subscriptions/{name}     a subscription's cursor
+
+Objects, below the URL of the store:
+
+    storage/topics/{namespace}/{topic}/objects/data-{start}-{end}-e{epoch}.tlog     offsets start to end, both inclusive
+
+Invariants
+- Twenty digits hold every 64-bit offset, so descriptor keys are in the order of offsets; `cur` sorts behind them.
+- Building and parsing are inverse: a name that was not built here parses to None, and there is one spelling for each.
+- Parts are as narrow as topic names are (letters, digits, `.`, `_`, `-`, no dot in front): a name from outside can
+  neither climb out of its place nor come to mean another key.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import NamedTuple
+
+from tidelog.errors import InputError
+
+DEFAULT_ROOT = "tidelog"
+CURRENT = "cur"
+MAX_OFFSET = (1 << 64) - 1
+MAX_PART_LENGTH = 200
+# S3's limit is 1024 bytes together with the prefix of the store's URL.
+MAX_KEY_LENGTH = 900
+
+_TOPICS = "storage/topics"
+_PART = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]*", re.ASCII)
+_DESCRIPTOR = re.compile(r"[0-9]{20}", re.ASCII)
+_NUMBER = r"(0|[1-9][0-9]{0,19})"
+_OBJECT = re.compile(rf"data-{_NUMBER}-{_NUMBER}-e{_NUMBER}\.tlog", re.ASCII)
+_TOPIC_KEY = re.compile(rf"{_TOPICS}/([^/]+)/([^/]+)/(.+)", re.ASCII)
+
+
+class TopicKey(NamedTuple):
+    """A metadata key taken apart: whose it is, and what it is called there (`segments/cur`, `state`, ...)."""
+
+    namespace: str
+    topic: str
+    rest: str
+
+
+class ObjectId(NamedTuple):
+    """The name of a data object. It says what is inside, so that a catalog can be made anew from the objects alone."""
+
+    start: int
+    end: int
+    epoch: int
+
+    def __str__(self) -> str:
+        return f"data-{self.start}-{self.end}-e{self.epoch}.tlog"
+
+
+class TopicKeys:
+    """All keys and object names of one topic."""
+
+    def __init__(self, namespace: str, topic: str, root: str = DEFAULT_ROOT) -> None:
+        for part in (root, namespace, topic):
+            check_part(part)
+        self._objects = f"{_TOPICS}/{namespace}/{topic}/objects/"
+        self._metadata = f"{root}/{_TOPICS}/{namespace}/{topic}/"
+
+    @property
+    def metadata_prefix(self) -> str:
+        """Everything that the metadata store knows about the topic begins with it."""
+        return self._metadata
+
+    @property
+    def segments_prefix(self) -> str:
+        """The descriptors and `cur`."""
+        return self._metadata + "segments/"
+
+    @property
+    def subscriptions_prefix(self) -> str:
+        return self._metadata + "subscriptions/"
+
+    @property
+    def objects_prefix(self) -> str:
+        """Where the topic's data objects are."""
+        return self._objects
+
+    @property
+    def current(self) -> str:
+        return self.segments_prefix + CURRENT
+
+    @property
+    def state(self) -> str:
+        return self._metadata + "state"
+
+    @property
+    def owner(self) -> str:
+        return self._metadata + "owner"
+
+    def descriptor(self, start: int) -> str:
+        """The key of the descriptor of the object that begins there."""
+        return f"{self.segments_prefix}{_checked_number(start, 'an offset'):020d}"
+
+    def parse_descriptor(self, key: str) -> int | None:
+        """The start offset in a descriptor's key; None for any other key."""
+        if not key.startswith(self.segments_prefix):
+            return None
+        return parse_padded(key.removeprefix(self.segments_prefix))
+
+    def subscription(self, name: str) -> str:
+        return self.subscriptions_prefix + check_part(name)
+
+    def parse_subscription(self, key: str) -> str | None:
+        """The name in a subscription's key; None for any other key."""
+        if not key.startswith(self.subscriptions_prefix):
+            return None
+        name = key.removeprefix(self.subscriptions_prefix)
+        return name if is_part(name) else None
+
+    def object(self, name: ObjectId) -> str:
+        """Where the object is, relative to the store's URL."""
+        for number in name:
+            _checked_number(number, "an offset or epoch")
+        if name.start > name.end:
+            raise InputError(f"an object cannot begin at {name.start} and end at {name.end}")
+        return self._objects + str(name)
+
+    def parse_object(self, key: str) -> ObjectId | None:
+        """The id in an object's key; None for a key that we would not have built."""
+        if not key.startswith(self._objects):
+            return None
+        return parse_object_id(key.removeprefix(self._objects))
+
+
+def padded(offset: int) -> str:
+    """An offset as it is in a descriptor's key and in `cur`."""
+    return f"{_checked_number(offset, 'an offset'):020d}"
+
+
+def parse_padded(text: str) -> int | None:
+    """The offset in twenty digits; None for anything else."""
+    if _DESCRIPTOR.fullmatch(text) is None:
+        return None
+    offset = int(text)
+    return offset if offset <= MAX_OFFSET else None
+
+
+def parse_object_id(name: str) -> ObjectId | None:
+    """The numbers in the name of a data object; None for any other name."""
+    match = _OBJECT.fullmatch(name)
+    if match is None:
+        return None
+    found = ObjectId(*(int(number) for number in match.groups()))
+    return found if found.start <= found.end and max(found) <= MAX_OFFSET else None
+
+
+def topics_prefix(root: str = DEFAULT_ROOT) -> str:
+    """All topics of an installation, in the metadata store."""
+    return f"{check_part(root)}/{_TOPICS}/"
+
+
+def parse_topic_key(key: str, root: str = DEFAULT_ROOT) -> TopicKey | None:
+    """Whose metadata key this is; None for a key that belongs to no topic of this installation."""
+    if not key.startswith(f"{root}/"):
+        return None
+    match = _TOPIC_KEY.fullmatch(key.removeprefix(f"{root}/"))
+    if match is None or not (is_part(match[1]) and is_part(match[2])):
+        return None
+    return TopicKey(match[1], match[2], match[3])
+
+
+def is_part(text: str) -> bool:
+    """Whether this can stand between two slashes of a key."""
+    return len(text) <= MAX_PART_LENGTH and _PART.fullmatch(text) is not None
+
+
+def check_part(text: str) -> str:
+    """The same text, or InputError."""
+    if not is_part(text):
+        raise InputError(
+            f"{_shown(text)} cannot be part of a key",
+            hint=f"Use 1 to {MAX_PART_LENGTH} of the characters A-Z a-z 0-9 . _ - and no dot in front",
+        )
+    return text
+
+
+def check_key(key: str) -> str:
+    """The same key, or InputError: parts that `is_part` accepts with single slashes between them."""
+    if len(key) > MAX_KEY_LENGTH or not all(map(is_part, key.split("/"))):
+        raise InputError(
+            f"{_shown(key)} is not a key",
+            hint=f"A key has at most {MAX_KEY_LENGTH} characters: parts of A-Z a-z 0-9 . _ - with slashes between them",
+        )
+    return key
+
+
+def check_prefix(prefix: str) -> str:
+    """The same prefix, or InputError: empty, or a key with a slash behind it. (Stores list whole parts only.)"""
+    if prefix == "":
+        return prefix
+    if not prefix.endswith("/"):
+        raise InputError(f"{_shown(prefix)} is not a prefix", hint="A prefix ends with a slash")
+    check_key(prefix[:-1])
+    return prefix
+
+
+def _checked_number(number: int, what: str) -> int:
+    if not 0 <= number <= MAX_OFFSET:
+        raise InputError(f"{_shown(number)} is not {what}")
+    return number
+
+
+def _shown(value: object) -> str:
+    text = repr(value)
+    return text if len(text) <= 80 else text[:77] + "..."

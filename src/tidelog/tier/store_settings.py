@@ -1,0 +1,63 @@
+"""The object store's settings: each with its effect, its default and the stores that it is for.
+
+None stands for "not given". A setting that is given and means nothing to the kind of store at hand is refused, so none
+is ever accepted and ignored.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import msgspec
+
+from tidelog.secret import Secret
+
+DEFAULT_CONNECT_TIMEOUT_MS = 5_000
+DEFAULT_REQUEST_TIMEOUT_MS = 30_000
+DEFAULT_MAX_RETRIES = 5
+DEFAULT_RETRY_TIMEOUT_SECONDS = 60
+
+_Milliseconds = Annotated[int, msgspec.Meta(ge=1)]
+
+
+class StoreSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """How a store is reached. Where it is says its URL."""
+
+    store_endpoint: str | None = None
+    """Address of the service (s3, gs, az): of a server of your own, or of an emulator. Default: the provider's."""
+
+    store_region: str | None = None
+    """Region of the bucket (s3). Default: AWS_REGION, then AWS_DEFAULT_REGION, then us-east-1."""
+
+    store_access_key_id: str | None = None
+    """Name of the key (s3). Default: AWS_ACCESS_KEY_ID, then the machine's role."""
+
+    store_secret_access_key: Secret | None = None
+    """The key itself (s3); needed together with its name."""
+
+    store_session_token: Secret | None = None
+    """Token of temporary keys (s3)."""
+
+    store_service_account_path: str | None = None
+    """File with a service account's key (gs). Default: GOOGLE_APPLICATION_CREDENTIALS, then the machine's account."""
+
+    store_account_name: str | None = None
+    """Storage account (az). Default: AZURE_STORAGE_ACCOUNT_NAME."""
+
+    store_account_key: Secret | None = None
+    """Its key (az). Default: AZURE_STORAGE_ACCOUNT_KEY, then the machine's identity."""
+
+    store_allow_http: bool | None = None
+    """Whether an http:// endpoint is accepted (s3, gs, az): all is readable on the way. Default: this machine only."""
+
+    store_connect_timeout_ms: _Milliseconds | None = None
+    """Longest wait for a connection (s3, gs, az). Default: 5000. Shorter notices a dead server sooner."""
+
+    store_request_timeout_ms: _Milliseconds | None = None
+    """Longest time of one request, body included (s3, gs, az). Default: 30000. An 8 MiB part must go through in it."""
+
+    store_max_retries: Annotated[int, msgspec.Meta(ge=0, le=100)] | None = None
+    """How often a request that failed for no fault of ours is made again (s3, gs, az). Default: 5. 0 fails at once."""
+
+    store_retry_timeout_seconds: Annotated[int, msgspec.Meta(ge=1)] | None = None
+    """After this time no more retries are begun (s3, gs, az). Default: 60."""
