@@ -9,7 +9,8 @@
     ├── ConflictError         somebody else was first and nothing was written; read again, then decide
     ├── ReopenError           this object is finished; open a new one
     │   ├── ClosedError           closed by you, by a signal or by a fork
-    │   └── LogFailedError        a write or a sync failed for good
+    │   ├── LogFailedError        a write or a sync failed for good
+    │   └── LeaseLostError        the lease ran out; what it held may be somebody else's by now
     ├── InputError            the call or the configuration is wrong; fix it
     │   ├── ConfigError           a setting is unknown, of the wrong type or out of range
     │   ├── TopicNameError        not a "namespace/name" that we accept
@@ -112,6 +113,10 @@ class ClosedError(ReopenError):
 
 class LogFailedError(ReopenError):
     """A write or sync failed in a way that must not be retried on the same file handle."""
+
+
+class LeaseLostError(ReopenError):
+    """The lease was not kept alive in time. Stop acting on what it held; take a new one."""
 
 
 class InputError(TidelogError, ValueError):

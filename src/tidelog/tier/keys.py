@@ -187,9 +187,14 @@ def check_part(text: str) -> str:
     return text
 
 
+def is_key(text: str) -> bool:
+    """Whether this is a key: parts with single slashes between them."""
+    return len(text) <= MAX_KEY_LENGTH and all(map(is_part, text.split("/")))
+
+
 def check_key(key: str) -> str:
-    """The same key, or InputError: parts that `is_part` accepts with single slashes between them."""
-    if len(key) > MAX_KEY_LENGTH or not all(map(is_part, key.split("/"))):
+    """The same key, or InputError."""
+    if not is_key(key):
         raise InputError(
             f"{_shown(key)} is not a key",
             hint=f"A key has at most {MAX_KEY_LENGTH} characters: parts of A-Z a-z 0-9 . _ - with slashes between them",
