@@ -19,6 +19,7 @@ import enum
 import os
 
 from tidelog.errors import (
+    ConflictError,
     DataError,
     DiskFullError,
     GapError,
@@ -51,6 +52,7 @@ _CODES: tuple[tuple[type[BaseException], ExitCode], ...] = (
     (InputError, ExitCode.BAD_INPUT),
     (DiskFullError, ExitCode.IO_FAILED),
     (RetryError, ExitCode.TRY_LATER),
+    (ConflictError, ExitCode.TRY_LATER),
     (ReopenError, ExitCode.IO_FAILED),
     (DataError, ExitCode.DAMAGED),
     (FileNotFoundError, ExitCode.NOT_FOUND),

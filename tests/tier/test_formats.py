@@ -1,0 +1,39 @@
+"""The formats page is held to the code: keys, object names and stamped entries."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from tidelog.tier.keys import ObjectId, TopicKeys
+from tidelog.tier.metadata import stamp
+
+FORMATS = (Path(__file__).resolve().parents[2] / "docs" / "formats.md").read_text("utf-8")
+
+
+def block(kind: str) -> str:
+    """The one fenced block of this kind."""
+    (found,) = re.findall(rf"^```{kind}\n(.*?)^```$", FORMATS, re.MULTILINE | re.DOTALL)
+    return str(found)
+
+
+def first_words(text: str) -> list[str]:
+    return [line.split()[0] for line in text.splitlines()]
+
+
+def test_the_keys_are_those_of_the_formats_page() -> None:
+    """Whoever looks for them in a store finds them where the page says."""
+    topic = TopicKeys("shop", "orders")
+    assert first_words(block("text keys")) == [
+        topic.descriptor(42),
+        topic.current,
+        topic.state,
+        topic.owner,
+        topic.subscription("billing"),
+    ]
+    assert first_words(block("text objects")) == [topic.object(ObjectId(42, 99, 7))]
+
+
+def test_a_stamped_entry_is_that_of_the_formats_page() -> None:
+    """To the letter."""
+    assert stamp.encode("000102030405060708090a0b0c0d0e0f", b"hello") == block("text entry")[:-1].encode()
