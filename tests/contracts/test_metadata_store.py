@@ -341,7 +341,7 @@ class TestServerTrouble:
     def test_a_server_that_died_is_a_reason_to_retry(self, kind: str, request: pytest.FixtureRequest, at: str) -> None:
         """What was acknowledged is there afterwards, and what was not is there whole or not at all."""
         server: Server = request.getfixturevalue("s3_server" if kind == "bucket" else "etcd_server")
-        store = impatient(kind, request)
+        store = impatient(kind, request, 10)
         version = store.put(at + "kept", b"hello")
         uses: list[Callable[[], object]] = [
             lambda: store.get(at + "kept"),
@@ -368,9 +368,9 @@ class TestServerTrouble:
     ) -> None:
         """A server that hangs for longer than the timeout and then does the write: the writer wins against itself."""
         server: Server = request.getfixturevalue("s3_server" if kind == "bucket" else "etcd_server")
-        store = impatient(kind, request)
+        store = impatient(kind, request, 1)
         server.pause()
-        waking = threading.Timer(0.7, server.resume)
+        waking = threading.Timer(1.3, server.resume)
         waking.start()
         try:
             versions = store.commit([Check(at + "a", None)], [Put(at + "a", b"mine")])
@@ -382,11 +382,11 @@ class TestServerTrouble:
         store.close()
 
 
-def impatient(kind: str, request: pytest.FixtureRequest) -> MetadataStore:
-    """A store that does not wait long for an answer."""
+def impatient(kind: str, request: pytest.FixtureRequest, timeout_seconds: float) -> MetadataStore:
+    """A store that does not wait for longer than this for an answer, and whose client does not ask again."""
     if kind == "etcd":
         etcd: EtcdServer = request.getfixturevalue("etcd_server")
-        return EtcdMetadataStore("127.0.0.1", etcd.ports[0], timeout_seconds=0.5)
+        return EtcdMetadataStore("127.0.0.1", etcd.ports[0], timeout_seconds=timeout_seconds)
     server: S3Server = request.getfixturevalue("s3_server")
-    settings = server.settings(store_max_retries=0, store_request_timeout_ms=500)
+    settings = server.settings(store_max_retries=0, store_request_timeout_ms=int(timeout_seconds * 1000))
     return open_metadata_store("bucket", open_store(server.url("metadata"), settings, {}))

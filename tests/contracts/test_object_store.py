@@ -64,6 +64,11 @@ def keys_of(store: ObjectStore, prefix: str = "", start_after: str | None = None
     return [info.key for info in store.list(prefix, start_after=start_after)]
 
 
+def rounds_of(store: ObjectStore) -> int:
+    """SeaweedFS makes those who lose wait for seconds."""
+    return 1 if store.url.startswith("s3:") else 5
+
+
 def winners(attempt: Callable[[int], object]) -> list[int]:
     """Which of the writers that start together do not lose against another."""
     together = threading.Barrier(WRITERS)
@@ -242,7 +247,7 @@ class TestConditions:
 
     def test_of_many_creators_one_wins(self, store: ObjectStore) -> None:
         """And it is its content that is there."""
-        for round_number in range(2):
+        for round_number in range(rounds_of(store)):
             key = f"race/{round_number}"
             won = winners(lambda number, key=key: store.put_if_absent(key, b"by %d" % number))  # type: ignore[misc]
             assert len(won) == 1
@@ -251,7 +256,7 @@ class TestConditions:
     def test_of_many_replacers_one_wins(self, store: ObjectStore) -> None:
         """Where the store can replace on a condition at all; where it cannot, none does."""
         etag = store.put("race", b"start")
-        for _ in range(2):
+        for _ in range(rounds_of(store)):
             before = store.get("race")
 
             def attempt(number: int, etag: str = etag) -> None:
@@ -385,8 +390,9 @@ class TestServerTrouble:
 
     def test_a_server_that_hangs_is_a_reason_to_retry(self, s3_server: S3Server) -> None:
         """The request timeout is kept."""
-        store = s3_store(s3_server, store_max_retries=0, store_request_timeout_ms=300)
-        store.put("a", b"hello")
+        patient = s3_store(s3_server)
+        patient.put("a", b"hello")
+        store = open_store(patient.url, s3_server.settings(store_max_retries=0, store_request_timeout_ms=300), {})
         s3_server.pause()
         try:
             with pytest.raises(StoreUnavailableError):
@@ -395,7 +401,6 @@ class TestServerTrouble:
                 store.put_if_absent("b", b"undecided")
         finally:
             s3_server.resume()
-        patient = open_store(store.url, s3_server.settings(), {})
         assert patient.get("a").data == b"hello"
 
 

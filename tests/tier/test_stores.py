@@ -2,15 +2,30 @@
 
 from __future__ import annotations
 
+import errno
+import json
 import pickle
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 from tests.servers import ACCESS_KEY_ID, BUCKET, SECRET_ACCESS_KEY, S3Server
+from tests.tier.google_storage import google_storage
 
-from tidelog.errors import AccessDeniedError, ConfigError, InputError, StoreUnavailableError, TidelogError
+from tidelog.errors import (
+    AccessDeniedError,
+    ConfigError,
+    ConflictError,
+    DiskFullError,
+    InputError,
+    NotFoundError,
+    StoreUnavailableError,
+    TidelogError,
+)
+from tidelog.files import File, LocalFiles
 from tidelog.secret import Secret
+from tidelog.tier.directory_store import DirectoryStore
 from tidelog.tier.store_settings import StoreSettings
 from tidelog.tier.stores import open_store
 
@@ -200,6 +215,97 @@ class TestRealServer:
         )
         with pytest.raises(StoreUnavailableError):
             open_store("s3://bucket", settings, {}).get("a")
+
+
+def test_google_compares_generations(tmp_path: Path) -> None:
+    """Conditional writes go by the generation there, since etags are no condition; callers see no difference."""
+    account = tmp_path / "account.json"
+    account.write_text(json.dumps({"disable_oauth": True, "client_email": "", "private_key": "", "private_key_id": ""}))
+    with google_storage() as address:
+        settings = StoreSettings(store_endpoint=address, store_service_account_path=str(account), store_max_retries=0)
+        store = open_store("gs://bucket/prefix", settings)
+        first = store.put_if_absent("a", b"first")
+        with pytest.raises(ConflictError):
+            store.put_if_absent("a", b"again")
+        assert store.get("a") == (b"first", first)
+        second = store.put_if_match("a", b"second", store.head("a").etag)
+        with pytest.raises(ConflictError):
+            store.put_if_match("a", b"stale", first)
+        assert pickle.loads(pickle.dumps(store)).get("a") == (b"second", second)
+        with pytest.raises(NotFoundError):
+            store.head("none")
+
+
+def test_a_directory_is_synced_before_anybody_hears_of_it(tmp_path: Path) -> None:
+    """An object under its name whose bytes a power failure took: content first, then name, then directory."""
+    store = open_store(f"file://{tmp_path}/store")
+    assert isinstance(store, DirectoryStore)
+    files = store._files = RecordingFiles()
+    store.put("deep/a", b"hello")
+    assert files.calls[-3:] == ["sync a#", "rename a# a", "sync_directory deep"]
+    store.put_if_absent("deep/b", b"hello")
+    assert files.calls[-3:] == ["sync b#", "remove b#", "sync_directory deep"]
+    store.delete("deep/a")
+    assert files.calls[-2:] == ["remove a", "sync_directory deep"]
+    assert sorted(path.name for path in (tmp_path / "store" / "deep").iterdir()) == ["b"]
+
+
+def test_a_full_or_failing_directory_leaves_no_object(tmp_path: Path) -> None:
+    """Nothing is published whose content could not be synced."""
+    store = open_store(f"file://{tmp_path}/store")
+    assert isinstance(store, DirectoryStore)
+    store._files = RecordingFiles(failing_sync=OSError(errno.ENOSPC, "full"))
+    with pytest.raises(DiskFullError):
+        store.put("a", b"hello")
+    store._files = RecordingFiles(failing_sync=OSError(errno.EIO, "broken"))
+    with pytest.raises(StoreUnavailableError):
+        store.put_if_absent("a", b"hello")
+    assert list((tmp_path / "store").iterdir()) == []
+
+
+class RecordingFiles(LocalFiles):
+    """Writes down what is synced and named, without the digits of unfinished names."""
+
+    def __init__(self, failing_sync: OSError | None = None) -> None:
+        self.calls: list[str] = []
+        self._failing_sync = failing_sync
+
+    def create(self, path: Path) -> File:
+        return RecordingFile(super().create(path), lambda: self._synced(path))
+
+    def _synced(self, path: Path) -> None:
+        if self._failing_sync is not None:
+            raise self._failing_sync
+        self._note("sync", path)
+
+    def remove(self, path: Path) -> None:
+        super().remove(path)
+        self._note("remove", path)
+
+    def rename(self, source: Path, target: Path) -> None:
+        super().rename(source, target)
+        self._note("rename", source, target)
+
+    def sync_directory(self, path: Path) -> None:
+        super().sync_directory(path)
+        self._note("sync_directory", path)
+
+    def _note(self, call: str, *paths: Path) -> None:
+        self.calls.append(" ".join([call, *(path.name.rstrip("0123456789") for path in paths)]))
+
+
+class RecordingFile:
+    """An open file that says when it is synced."""
+
+    def __init__(self, file: File, synced: Callable[[], None]) -> None:
+        self._file = file
+        self._synced = synced
+        self.write_at, self.read_at, self.truncate = file.write_at, file.read_at, file.truncate
+        self.size, self.close = file.size, file.close
+
+    def sync(self) -> None:
+        self._file.sync()
+        self._synced()
 
 
 def test_a_directory_that_is_gone_is_no_empty_store(tmp_path: Path) -> None:

@@ -102,7 +102,10 @@ class ObjectStore(ABC):
 
     @abstractmethod
     def list(self, prefix: str = "", *, start_after: str | None = None) -> Iterator[ObjectInfo]:
-        """What is below a prefix (empty, or ending in a slash), by key; fetched as it is consumed where possible."""
+        """What is below a prefix (empty, or ending in a slash), by key; fetched as it is consumed where possible.
+
+        The etags in it are for telling objects apart. For `put_if_match`, take that of `get` or `head`.
+        """
 
     @abstractmethod
     def put(self, key: str, data: bytes) -> str:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import obstore
 from obstore.exceptions import BaseError
@@ -21,7 +21,7 @@ from tidelog.tier.object_errors import translate, translated
 from tidelog.tier.object_store import ObjectInfo, ObjectStore, ObjectWriter, StoredObject
 
 if TYPE_CHECKING:
-    from obstore import ObjectMeta
+    from obstore import ObjectMeta, PutResult, UpdateVersion
     from obstore.store import ObjectStore as Client
 
 PART_BYTES = 8 << 20
@@ -36,10 +36,14 @@ class ObstoreStore(ObjectStore):
 
     supports_conditional_update = True
 
-    def __init__(self, client: Client, url: str, reopen: Reopen | None) -> None:
+    def __init__(
+        self, client: Client, url: str, reopen: Reopen | None, *, condition: Literal["e_tag", "version"] = "e_tag"
+    ) -> None:
         self.url = url
         self._client = client
         self._reopen = reopen
+        # By what the server knows a state of an object again. To our callers it is the etag, whatever it is there.
+        self._condition = condition
 
     # Reading
 
@@ -47,7 +51,7 @@ class ObstoreStore(ObjectStore):
         check_key(key)
         with self._asking("get", key):
             found = obstore.get(self._client, key)
-            return StoredObject(bytes(found.bytes()), _etag(found.meta))
+            return StoredObject(bytes(found.bytes()), self._etag(found.meta))
 
     def read_range(self, key: str, start: int, length: int) -> memoryview:
         check_key(key)
@@ -66,10 +70,10 @@ class ObstoreStore(ObjectStore):
         check_key(key)
         with self._asking("head", key):
             try:
-                return _info(obstore.head(self._client, key))
+                return self._info(obstore.head(self._client, key))
             except FileNotFoundError:
                 # The answer to HEAD has no body, so it cannot say what is missing, the object or the bucket. GET can.
-                return _info(obstore.get(self._client, key).meta)
+                return self._info(obstore.get(self._client, key).meta)
 
     def list(self, prefix: str = "", *, start_after: str | None = None) -> Iterator[ObjectInfo]:
         check_prefix(prefix)
@@ -80,19 +84,19 @@ class ObstoreStore(ObjectStore):
                 page = next(pages, None)
             if page is None:
                 return
-            yield from map(_info, page)
+            yield from map(self._info, page)
 
     # Writing
 
     def put(self, key: str, data: bytes) -> str:
         check_key(key)
         with self._asking("put", key):
-            return _etag(obstore.put(self._client, key, data, use_multipart=False))
+            return self._etag(obstore.put(self._client, key, data, use_multipart=False))
 
     def put_if_absent(self, key: str, data: bytes) -> str:
         check_key(key)
         with self._asking("create", key):
-            return _etag(obstore.put(self._client, key, data, mode="create"))
+            return self._etag(obstore.put(self._client, key, data, mode="create"))
 
     def put_if_match(self, key: str, data: bytes, etag: str) -> str:
         check_key(key)
@@ -100,8 +104,9 @@ class ObstoreStore(ObjectStore):
             raise NotSupportedError(
                 f"{self._place(key)}: this store cannot replace on a condition", operation="replace"
             )
+        mode: UpdateVersion = {"e_tag": etag} if self._condition == "e_tag" else {"version": etag}
         with self._asking("replace", key):
-            return _etag(obstore.put(self._client, key, data, mode={"e_tag": etag}))
+            return self._etag(obstore.put(self._client, key, data, mode=mode))
 
     def open_writer(self, key: str) -> ObjectWriter:
         check_key(key)
@@ -124,6 +129,15 @@ class ObstoreStore(ObjectStore):
             if len(several) > 1:
                 for key in several:
                     self.delete(key)
+
+    def _info(self, meta: ObjectMeta) -> ObjectInfo:
+        return ObjectInfo(meta["path"], meta["size"], self._etag(meta), to_microseconds(meta["last_modified"]))
+
+    def _etag(self, meta: ObjectMeta | PutResult) -> str:
+        etag = meta[self._condition] or meta["e_tag"]  # listings have the latter alone
+        if not etag:
+            raise DataError(f"{self.url} gives its objects no etag, so changes cannot be told apart")
+        return etag
 
     # Being an object
 
@@ -170,17 +184,6 @@ class _MultipartWriter(ObjectWriter):
             self._parts.__exit__(RuntimeError, RuntimeError("aborted"), None)
         except (BaseError, OSError, ValueError):
             return  # the store is out of reach; what it was sent is not visible, and its own lifecycle rule removes it
-
-
-def _info(meta: ObjectMeta) -> ObjectInfo:
-    return ObjectInfo(meta["path"], meta["size"], _etag(meta), to_microseconds(meta["last_modified"]))
-
-
-def _etag(meta: Any) -> str:
-    etag = meta["e_tag"]
-    if not etag:
-        raise DataError("the store gives its objects no etag, so changes cannot be told apart")
-    return str(etag)
 
 
 _used_by_pid: int | None = None

@@ -238,7 +238,8 @@ def _open_gs(place: _Place, settings: StoreSettings) -> ObjectStore:
         client_options=_client_options(settings),
         retry_config=_retries(settings),
     )
-    return ObstoreStore(client, place.url, _recipe(place, settings))
+    # Here only the generation of an object is a condition, its etag is none.
+    return ObstoreStore(client, place.url, _recipe(place, settings), condition="version")
 
 
 def _open_az(place: _Place, settings: StoreSettings) -> ObjectStore:

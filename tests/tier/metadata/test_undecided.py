@@ -79,6 +79,15 @@ def test_a_store_that_stays_silent_leaves_it_undecided() -> None:
     assert len(server.writes) == 9 - undecided.ATTEMPTS
 
 
+def test_no_attempt_is_begun_when_patience_is_over(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A client that waits for a minute by itself is not asked four times; what it left is still looked for."""
+    monkeypatch.setattr(undecided, "PATIENCE_SECONDS", -1.0)
+    server = Server([silence(), DONE], [None])
+    with pytest.raises(StoreUnavailableError, match="not known"):
+        server.settle()
+    assert (server.writes, server.reads) == ([DONE], [])
+
+
 def test_other_errors_pass() -> None:
     """What is wrong with the call itself is not tried again."""
     calls: list[Callable[[], object]] = []

@@ -2,7 +2,7 @@
 
 Invariants
 - `commit` does all of its writes or none. ConflictError means none; StoreUnavailableError means that it is not known,
-  and that the store has already read back to find out.
+  and that reading back did not tell.
 - A version is never used twice for a key, not even after the key was deleted and made again: what was read and has
   its version still is unchanged.
 - Keys are those of `keys.check_key`; ranges are in their order, over a prefix that ends in a slash.

@@ -14,6 +14,8 @@ from tidelog.errors import ConflictError, StoreUnavailableError
 
 ATTEMPTS = 4
 FIRST_PAUSE_SECONDS = 0.05
+# A client retries by itself before it says that there was no answer: after that long, no more attempts are begun.
+PATIENCE_SECONDS = 30.0
 
 Versions = Mapping[str, str]
 
@@ -24,6 +26,7 @@ def settle(write: Callable[[], Versions], landed: Callable[[], Versions | None])
     A conflict after an attempt without an answer proves nothing: that attempt may have been done and then replaced.
     """
     unanswered: StoreUnavailableError | None = None
+    deadline = time.monotonic() + PATIENCE_SECONDS
     for attempt in range(ATTEMPTS):
         try:
             return write()
@@ -40,6 +43,8 @@ def settle(write: Callable[[], Versions], landed: Callable[[], Versions | None])
         found = _landed_if_known(landed)
         if found is not None:
             return found
+        if time.monotonic() > deadline:
+            break
     assert unanswered is not None
     raise _undecided(unanswered) from unanswered
 
