@@ -305,6 +305,17 @@ class TestWriters:
         assert keys_of(store) == ["a"]
         assert store.get("a").data == b"old"
 
+    @pytest.mark.parametrize("size", [1000, PART_BYTES // 2 + 1])
+    def test_a_buffer_may_be_used_again(self, store: ObjectStore, size: int) -> None:
+        """A shipper that reads a file through one buffer would otherwise send its last bytes again and again."""
+        buffer = bytearray(size)
+        with store.open_writer("a") as writer:
+            for number in range(5):
+                buffer[:] = bytes([number]) * size
+                writer.write(memoryview(buffer).toreadonly())
+            buffer[:] = b"x" * size
+        assert store.get("a").data == b"".join(bytes([number]) * size for number in range(5))
+
     def test_a_closed_writer_takes_nothing(self, store: ObjectStore) -> None:
         """A published object is not changed."""
         with store.open_writer("a") as writer:

@@ -168,7 +168,7 @@ class _MultipartWriter(ObjectWriter):
 
     def _write(self, data: bytes | memoryview) -> None:
         with self._store._asking("write", self.key):
-            self._parts.write(data)
+            self._parts.write(_unchanging(data))
 
     def _publish(self) -> ObjectInfo:
         with self._store._asking("publish", self.key):
@@ -184,6 +184,12 @@ class _MultipartWriter(ObjectWriter):
             self._parts.__exit__(RuntimeError, RuntimeError("aborted"), None)
         except (BaseError, OSError, ValueError):
             return  # the store is out of reach; what it was sent is not visible, and its own lifecycle rule removes it
+
+
+def _unchanging(data: bytes | memoryview) -> bytes | memoryview:
+    """obstore sends a part later, from the buffer that it was given: one that could be reused meanwhile is copied."""
+    is_constant = isinstance(data, bytes) or isinstance(data.obj, bytes)
+    return data if is_constant else bytes(data)
 
 
 _used_by_pid: int | None = None
