@@ -48,7 +48,7 @@ class ObjectWriter(ABC):
         self._is_open = True
 
     def write(self, data: bytes | memoryview) -> None:
-        """Takes the next bytes; the buffer is the caller's again at once. Blocks while enough parts are on their way."""
+        """Takes the next bytes; the buffer is the caller's again. Blocks while enough parts are on their way."""
         if not self._is_open:
             raise ClosedError(f"the writer of {self.key} is closed")
         self._write(data)
