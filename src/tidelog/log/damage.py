@@ -11,6 +11,8 @@ Invariants
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from tidelog.files import File
 from tidelog.log.frame import HEADER, HEADER_BYTES, MAX_PAYLOAD_BYTES, Stop, crc32, find_frame, scan
 
@@ -29,10 +31,7 @@ def find_good_frames(
     buffer = file.read_at(position, size - position)
     max_offset = max(expected + len(buffer) // HEADER_BYTES, known_next_offset - 1)
     own_end = _own_end(buffer, expected)
-    # In a frame that runs past the end of the file only the very next one is looked for: it is torn as a rule, and
-    # trying every number in its value as a header would take long.
-    inside = max_offset if own_end <= len(buffer) else expected + 1
-    found = _frame_inside(buffer, expected, inside) if own_end > 0 else None
+    found = _frame_inside(buffer, expected, max_offset, own_end) if own_end > 0 else None
     if found is None:
         start = min(own_end or int(min_offset >= expected), len(buffer))
         found = find_frame(buffer, start, min_offset, max_offset)
@@ -48,16 +47,37 @@ def _own_end(buffer: bytes, expected: int) -> int:
     return HEADER_BYTES + int(length) if credible else 0
 
 
-def _frame_inside(buffer: bytes, expected: int, max_offset: int) -> tuple[int, int] | None:
+def _frame_inside(buffer: bytes, expected: int, max_offset: int, own_end: int) -> tuple[int, int] | None:
     """A later frame inside what the one that stopped claims for itself, if that claim is shown to be wrong."""
     own_crc = HEADER.unpack_from(buffer)[2]
+    is_torn = own_end > len(buffer)
+    for found in (
+        _offset_by_offset(buffer, expected, max_offset) if is_torn else _in_order(buffer, expected, max_offset)
+    ):
+        ends_here = found[0] > HEADER_BYTES and crc32(memoryview(buffer)[HEADER_BYTES : found[0]]) == own_crc
+        if ends_here or scan(buffer, found[0], found[1]).stop is Stop.END:
+            return found
+    return None
+
+
+def _in_order(buffer: bytes, expected: int, max_offset: int) -> Iterator[tuple[int, int]]:
+    """The good frames behind the first byte, as they come."""
     position = 1
     for _ in range(_MAX_CANDIDATES):
         found = find_frame(buffer, position, expected + 1, max_offset)
         if found is None:
-            return None
-        ends_here = found[0] > HEADER_BYTES and crc32(memoryview(buffer)[HEADER_BYTES : found[0]]) == own_crc
-        if ends_here or scan(buffer, found[0], found[1]).stop is Stop.END:
-            return found
+            return
+        yield found
         position = found[0] + 1
-    return None
+
+
+def _offset_by_offset(buffer: bytes, expected: int, max_offset: int) -> Iterator[tuple[int, int]]:
+    """The first good frame of each of the next offsets.
+
+    A frame that runs past the end of the file is torn as a rule, and trying every number in its value as a header would
+    take long: one offset at a time, there are few places to try.
+    """
+    for offset in range(expected + 1, min(expected + _MAX_CANDIDATES, max_offset) + 1):
+        found = find_frame(buffer, 1, offset, offset)
+        if found is not None:
+            yield found
