@@ -9,6 +9,9 @@ import shutil
 import signal
 import subprocess
 import sys
+import threading
+import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +20,7 @@ import pytest
 import tidelog
 from tidelog.files import LocalFiles
 from tidelog.log import Log, LogSettings
-from tidelog.log import handover as handover_module
+from tidelog.log.handover import Handover
 from tidelog.log.repair import plan_repair
 from tidelog.log.view import LogView
 
@@ -159,21 +162,40 @@ def test_a_released_lock_is_free_although_a_child_has_a_copy(tmp_path: Path) -> 
     os.close(copy)
 
 
-def interrupted(*_: object) -> None:
-    raise KeyboardInterrupt
+def interrupting(name: str) -> Callable[..., None]:
+    """A step of the hand-over that Ctrl-C hits when the main thread takes it; the writer's thread is never hit."""
+    original = getattr(Handover, name)
+
+    def step(self: Handover) -> None:
+        if threading.current_thread() is threading.main_thread():
+            raise KeyboardInterrupt
+        original(self)
+
+    return step
 
 
+def wait_until(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 30
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.001)
+
+
+@pytest.mark.parametrize("append", [lambda log: log.append(b"lost?"), lambda log: log.append_many([b"lost?"] * 5)])
 @pytest.mark.parametrize("where", ["_wake", "_seal"])
 def test_an_interrupted_append_leaves_a_log_that_works(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, where: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, where: str, append: Callable[[Log], object]
 ) -> None:
     """Lost: everything after a Ctrl-C inside an append, with the writer asleep for ever."""
     log = Log.open(tmp_path, LogSettings(fsync_max_batch_bytes=2, fsync_interval_ms=20))
     log.append(b"first", sync=True)
+    wait_until(lambda: log._handover._somebody_sleeps)
     with monkeypatch.context() as patched:
-        patched.setattr(handover_module.Handover, where, interrupted)
+        patched.setattr(Handover, where, interrupting(where))
         with pytest.raises(KeyboardInterrupt):
-            log.append_many([b"interrupted"] * 5)
+            append(log)
+    # What was accepted reaches the file without another append to wake the writer.
+    wait_until(lambda: log.statistics().written_offset == log.next_offset)
     log.append(b"last", sync=True)
     found = [payload for batch in log.read() for payload in batch.payloads()]
     assert (found[0], found[-1], len(found)) == (b"first", b"last", log.next_offset)

@@ -15,11 +15,12 @@ from tidelog.cli.output import Output
 from tidelog.cli.targets import Target
 from tidelog.errors import DataError, NotFoundError, OffsetOutOfRangeError, offsets_text
 from tidelog.files import File, LocalFiles
+from tidelog.log.damage import find_good_frames
 from tidelog.log.examine import examine_log
 from tidelog.log.frame import HEADER, HEADER_BYTES, MAX_PAYLOAD_BYTES, crc32
 from tidelog.log.names import wal_files
 from tidelog.log.repair import is_lost
-from tidelog.log.scanner import FileScanner, find_frame_after
+from tidelog.log.scanner import FileScanner
 from tidelog.topics.message import decode_payloads
 
 _CHUNK_BYTES = 1 << 20
@@ -154,7 +155,9 @@ def _find_in_file(file: File, path: Path, offset: int) -> _Place | None:
             if frames.first_offset <= offset < frames.next_offset:
                 return _Place(path, base + frames.start_of(offset - frames.first_offset), None)
             continue
-        behind = find_frame_after(file, base + 1, size, scanner.offset) if base < size else None
+        behind = None
+        if base < size:
+            behind = find_good_frames(file, base, size, scanner.offset, min_offset=scanner.offset)
         if base < size and (behind is None or behind[1] > offset):
             return _Place(path, base, scanner.stop.reason)
         if behind is None:

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from tidelog.files import File
 from tidelog.log.checkpoint import Checkpoint
-from tidelog.log.frame import HEADER, HEADER_BYTES
-from tidelog.log.scanner import FileScanner, find_frame_after
+from tidelog.log.frame import HEADER, HEADER_BYTES, find_frame
+from tidelog.log.scanner import FileScanner
 
 _MAX_OFFSET = (1 << 63) - 1
 _LEAST_FRAME_BYTES = HEADER_BYTES + 1
@@ -85,7 +85,7 @@ def _next_offsets(file: File, position: int) -> list[int]:
 def _offset_by_a_later_frame(file: File, found: int) -> int:
     """The first frame is damaged: its offset is believed if the first good one can follow it."""
     size = file.size()
-    behind = find_frame_after(file, 1, size, 0, _MAX_OFFSET)
+    behind = find_frame(file.read_at(0, size), 1, 0, _MAX_OFFSET)
     if behind is None or found < behind[1] <= found + size // _LEAST_FRAME_BYTES:
         return found
     return max(0, behind[1] - 1)

@@ -21,8 +21,6 @@ from tidelog.log.recovery import REPAIR_HINT
 from tidelog.log.scanner import FileScanner
 from tidelog.log.segment import Segment
 
-NO_STOP = 1 << 64
-
 
 class FilePart:
     """Where an offset is in the files: the segment, and how far it goes at this moment."""

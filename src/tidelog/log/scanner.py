@@ -9,7 +9,7 @@ Invariants
 from __future__ import annotations
 
 from tidelog.files import File
-from tidelog.log.frame import HEADER, HEADER_BYTES, Frames, Stop, find_frame, scan
+from tidelog.log.frame import HEADER, HEADER_BYTES, Frames, Stop, scan
 
 
 class FileScanner:
@@ -49,18 +49,3 @@ class FileScanner:
         _, length, _ = HEADER.unpack_from(buffer)
         needed = HEADER_BYTES + int(length)
         return needed if self.position + needed <= end else 0
-
-
-def find_frame_after(
-    file: File, position: int, end: int, min_offset: int, known_next_offset: int = 0
-) -> tuple[int, int] | None:
-    """The first whole frame at or after a byte of a file, with an offset that could follow: (byte, offset).
-
-    That is as many offsets on as there is room for frames, or where bytes were taken out, as the file is known to have.
-    Used after damage: a frame behind it means that the damage is not a torn tail. The rest of the file is read whole,
-    so that a frame of any size is found; this is the one place where memory grows with a file.
-    """
-    buffer = file.read_at(position, end - position)
-    max_offset = max(min_offset + len(buffer) // HEADER_BYTES, known_next_offset - 1)
-    found = find_frame(buffer, 0, min_offset, max_offset)
-    return None if found is None else (position + found[0], found[1])

@@ -149,8 +149,7 @@ class Topic:
         self, messages: Iterable[bytes | Message], *, sync: bool = False, timeout: float | None = None
     ) -> list[int]:
         """Accepts all messages with consecutive offsets, or none of them; returns the offsets."""
-        if timeout is not None:
-            _check_timeout(timeout)
+        _check_timeout(timeout)
         return list(self._log.append_many(self._payloads(messages), sync=sync, timeout_seconds=timeout))
 
     def append_async(
@@ -165,16 +164,14 @@ class Topic:
     ) -> Coroutine[Any, Any, int]:
         """As `append`, to be awaited: the task is suspended instead of blocking the thread."""
         log = self._owned or self._log
-        if timeout is not None:
-            _check_timeout(timeout)
+        _check_timeout(timeout)
         return log.append_async(self._payload(value, key, headers, timestamp), sync=sync, timeout_seconds=timeout)
 
     async def append_many_async(
         self, messages: Iterable[bytes | Message], *, sync: bool = False, timeout: float | None = None
     ) -> list[int]:
         """As `append_many`, suspending the task."""
-        if timeout is not None:
-            _check_timeout(timeout)
+        _check_timeout(timeout)
         return list(await self._log.append_many_async(self._payloads(messages), sync=sync, timeout_seconds=timeout))
 
     def flush(self) -> None:
@@ -216,6 +213,8 @@ def _checked_time_us(timestamp: object) -> int:
 
 
 def _check_timeout(timeout: object) -> None:
+    if timeout is None:
+        return
     if isinstance(timeout, bool) or not isinstance(timeout, (int, float)) or not timeout >= 0:
         raise InputError(f"timeout must be a number of seconds, 0 or more, not {timeout!r}")
 
