@@ -5,9 +5,10 @@ Invariants
 - The call with the number `crash_at` raises Crash instead of taking effect, and so does every call after it, looking
   included: the process is dead.
 - A planned failure is met by exactly the calls it names; a crash wins over it.
+- Those who share a numbering (`sharing`) die together and fail each for itself.
 
 It knows nothing of files. Anything that a crash or an error can hit (a disk, an object store) asks it at each call, and
-several that share one `Faults` share one numbering, so a driver can cut between them.
+several that share one numbering can be cut between by the driver.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import errno
 import fnmatch
 import os
 import threading
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -44,62 +46,115 @@ class Crash(BaseException):
         self.call = call
 
 
-@dataclass
-class Failure:
-    """An error that some calls of one operation will meet."""
+@dataclass(kw_only=True)
+class Failure(ABC):
+    """What some calls of one operation will meet. `operation` and `matching` are patterns as in a shell."""
 
     operation: str
-    skip: int
-    times: int | None
-    error: int
-    partial_bytes: int
-    matching: str
+    nth: int = 1
+    times: int | None = 1
+    matching: str = "*"
+
+    def __post_init__(self) -> None:
+        if self.nth < 1:
+            raise ValueError("nth counts from 1")
+        self._to_pass = self.nth - 1
+        self._to_meet = self.times
 
     def meets(self, operation: str, path: str) -> bool:
         """Whether this call fails; counts it either way."""
-        if operation != self.operation or not fnmatch.fnmatchcase(path.rpartition("/")[2], self.matching):
+        if not fnmatch.fnmatchcase(operation, self.operation) or not self.matches(path):
             return False
-        if self.skip > 0:
-            self.skip -= 1
+        if self._to_pass > 0:
+            self._to_pass -= 1
             return False
-        if self.times is None:
+        if self._to_meet is None:
             return True
-        self.times -= 1
-        return self.times >= 0
+        self._to_meet -= 1
+        return self._to_meet >= 0
+
+    def matches(self, path: str) -> bool:
+        """A pattern with a slash is held against the whole path, another one against the name at its end."""
+        return fnmatch.fnmatchcase(path if "/" in self.matching else path.rpartition("/")[2], self.matching)
+
+    @abstractmethod
+    def as_error(self, path: str) -> Exception:
+        """What the caller gets to see."""
+
+
+@dataclass(kw_only=True)
+class DiskFailure(Failure):
+    """An error of the operating system; a failing write takes effect for its first `partial_bytes`."""
+
+    error: int = errno.EIO
+    partial_bytes: int = 0
 
     def as_error(self, path: str) -> OSError:
         """The OSError of the right class (FileNotFoundError for ENOENT and so on)."""
         return OSError(self.error, os.strerror(self.error), path)
 
 
+class _Trace:
+    """What those who share a numbering share."""
+
+    def __init__(self, crash_at: int | None, on_call: Callable[[Call], None] | None) -> None:
+        self.crash_at = crash_at
+        self.on_call = on_call
+        self.lock = threading.Lock()
+        self.calls: list[Call] = []
+        self.crashed = False
+
+
 class Faults:
     """The plan of what goes wrong, and the trace of what was called. Safe to use from any thread."""
 
     def __init__(self, *, crash_at: int | None = None, on_call: Callable[[Call], None] | None = None) -> None:
-        self.crash_at = crash_at
-        self.on_call = on_call
-        self._lock = threading.Lock()
-        self._calls: list[Call] = []
+        self._trace = _Trace(crash_at, on_call)
+        self._prefix = ""
         self._failures: list[Failure] = []
-        self._crashed = False
+
+    def sharing(self, name: str) -> Faults:
+        """For one of several: the same numbering and the same death, failures of its own, its name in the trace."""
+        one = Faults()
+        one._trace = self._trace
+        one._prefix = f"{name}."
+        return one
+
+    @property
+    def crash_at(self) -> int | None:
+        """The number of the call that will be the cut."""
+        return self._trace.crash_at
+
+    @crash_at.setter
+    def crash_at(self, crash_at: int | None) -> None:
+        self._trace.crash_at = crash_at
+
+    @property
+    def on_call(self) -> Callable[[Call], None] | None:
+        """Called with every changing call before it takes effect, on the calling thread."""
+        return self._trace.on_call
+
+    @on_call.setter
+    def on_call(self, on_call: Callable[[Call], None] | None) -> None:
+        self._trace.on_call = on_call
 
     @property
     def calls(self) -> list[Call]:
         """The changing calls so far, the one that crashed included."""
-        with self._lock:
-            return list(self._calls)
+        with self._trace.lock:
+            return list(self._trace.calls)
 
     @property
     def crashed(self) -> bool:
-        return self._crashed
+        return self._trace.crashed
 
     def crash(self) -> None:
         """The process dies now, between two calls."""
-        self._crashed = True
+        self._trace.crashed = True
 
     def check_alive(self) -> None:
         """Raises Crash in a dead process."""
-        if self._crashed:
+        if self._trace.crashed:
             raise Crash
 
     def enter(self, operation: str, path: str, at_crash: Callable[[], None] | None = None) -> Failure | None:
@@ -107,29 +162,39 @@ class Faults:
 
         `at_crash` runs when this very call is the cut, before anybody can see the crash.
         """
-        with self._lock:
+        trace = self._trace
+        with trace.lock:
             self.check_alive()
-            call = Call(len(self._calls) + 1, operation, path)
-            self._calls.append(call)
-            if call.number == self.crash_at:
+            call = Call(len(trace.calls) + 1, self._prefix + operation, path)
+            trace.calls.append(call)
+            if call.number == trace.crash_at:
                 if at_crash is not None:
                     at_crash()
-                self._crashed = True
+                trace.crashed = True
                 raise Crash(call)
         # Not under the lock: a hook may wait for another thread that makes calls of its own.
-        if self.on_call is not None:
-            self.on_call(call)
-        with self._lock:
+        if trace.on_call is not None:
+            trace.on_call(call)
+        return self.failure_of(operation, path)
+
+    def failure_of(self, operation: str, path: str) -> Failure | None:
+        """The failure that a call meets, if any; a dead process cannot make the call."""
+        with self._trace.lock:
             self.check_alive()
-            return self._failure_of(operation, path)
+            # Every rule has to see the call, or its count would depend on the other rules.
+            met = [failure for failure in self._failures if failure.meets(operation, path)]
+        return met[0] if met else None
 
     def look(self, operation: str, path: str) -> None:
         """A call that changes nothing: not numbered, yet it can fail, and a dead process cannot make it."""
-        with self._lock:
-            self.check_alive()
-            failure = self._failure_of(operation, path)
+        failure = self.failure_of(operation, path)
         if failure is not None:
             raise failure.as_error(path)
+
+    def plan(self, failure: Failure) -> None:
+        """From now on calls may meet this failure."""
+        with self._trace.lock:
+            self._failures.append(failure)
 
     def fail(
         self,
@@ -146,18 +211,13 @@ class Faults:
         `matching` narrows it to file names (as in a shell); only those are counted. A failing write takes effect for
         its first `partial_bytes`.
         """
-        if nth < 1:
-            raise ValueError("nth counts from 1")
-        failure = Failure(operation, nth - 1, times, error, partial_bytes, matching)
-        with self._lock:
-            self._failures.append(failure)
+        self.plan(
+            DiskFailure(
+                operation=operation, nth=nth, times=times, matching=matching, error=error, partial_bytes=partial_bytes
+            )
+        )
 
     def heal(self) -> None:
         """Forgets the planned failures. A crash stays a crash."""
-        with self._lock:
+        with self._trace.lock:
             self._failures.clear()
-
-    def _failure_of(self, operation: str, path: str) -> Failure | None:
-        # Every rule has to see the call, or its count would depend on the other rules.
-        met = [failure for failure in self._failures if failure.meets(operation, path)]
-        return met[0] if met else None

@@ -131,13 +131,14 @@ class FaultyFiles(Files):
         seed: int = 0,
         torn_bytes: int | None = None,
         crash_at: int | None = None,
+        faults: Faults | None = None,
     ) -> FaultyFiles:
         """The file system that is found afterwards; this one is left as it is. Locks are gone.
 
         `torn_bytes` (by default those this one was made with) of the interrupted write count as written. `crash_at`
-        cuts the next life short.
+        cuts the next life short; `faults` in its place is what it shares with others.
         """
-        fresh = FaultyFiles(crash_at=crash_at, capacity_bytes=self.capacity_bytes)
+        fresh = FaultyFiles(crash_at=crash_at, capacity_bytes=self.capacity_bytes, faults=faults)
         with self._device.lock:
             root = self._copy_with_torn_write(self._torn_bytes if torn_bytes is None else torn_bytes)
         fresh._device.root = survival.after_crash(root, policy, seed)

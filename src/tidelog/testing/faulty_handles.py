@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from tidelog.errors import LockedError
-from tidelog.testing.faults import Failure, Faults
+from tidelog.testing.faults import DiskFailure, Faults
 from tidelog.testing.nodes import ContentChange, DirectoryNode, FileNode, os_error
 
 _UNLIMITED_FREE_BYTES = 1 << 50
@@ -46,13 +46,14 @@ class Device:
     @contextlib.contextmanager
     def changing_or_failing(
         self, operation: str, path: str, write: InterruptedWrite | None = None
-    ) -> Iterator[Failure | None]:
+    ) -> Iterator[DiskFailure | None]:
         """Around the effect of a call whose failure has an effect of its own, which the block acts out."""
 
         def interrupt() -> None:
             self.interrupted_write = write
 
         failure = self.faults.enter(operation, path, interrupt)
+        assert failure is None or isinstance(failure, DiskFailure)
         with self.lock:
             # Another thread may have met the crash in the meantime, and a dead disk does not change.
             self.faults.check_alive()
