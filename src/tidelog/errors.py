@@ -10,7 +10,8 @@
     ├── ReopenError           this object is finished; open a new one
     │   ├── ClosedError           closed by you, by a signal or by a fork
     │   ├── LogFailedError        a write or a sync failed for good
-    │   └── LeaseLostError        the lease ran out; what it held may be somebody else's by now
+    │   ├── LeaseLostError        the lease ran out; what it held may be somebody else's by now
+    │   └── FencedError           another node owns the topic now; what was not shipped is kept for a rescue
     ├── InputError            the call or the configuration is wrong; fix it
     │   ├── ConfigError           a setting is unknown, of the wrong type or out of range
     │   ├── TopicNameError        not a "namespace/name" that we accept
@@ -117,6 +118,13 @@ class LogFailedError(ReopenError):
 
 class LeaseLostError(ReopenError):
     """The lease was not kept alive in time. Stop acting on what it held; take a new one."""
+
+
+class FencedError(ReopenError):
+    """Another node has claimed the topic. This one can neither append nor ship nor delete any more.
+
+    Messages that it had accepted and not shipped stay on its disk: `tidelog topic rescue` shows and returns them.
+    """
 
 
 class InputError(TidelogError, ValueError):

@@ -6,7 +6,10 @@ Metadata, below a root that keeps several installations in one store apart:
     {root}/storage/topics/{namespace}/{topic}/segments/cur             the newest descriptor, a hint
     {root}/storage/topics/{namespace}/{topic}/state                    the sealed marker
     {root}/storage/topics/{namespace}/{topic}/owner                    who writes, and under which epoch
+    {root}/storage/topics/{namespace}/{topic}/start                    the oldest offset that may be read
+    {root}/storage/topics/{namespace}/{topic}/settings                 the topic's own settings
     {root}/storage/topics/{namespace}/{topic}/subscriptions/{name}     a subscription's cursor
+    {root}/storage/epoch-floor                                         the highest epoch of a deleted topic
 
 Objects, below the URL of the store:
 
@@ -66,6 +69,7 @@ class TopicKeys:
     def __init__(self, namespace: str, topic: str, root: str = DEFAULT_ROOT) -> None:
         for part in (root, namespace, topic):
             check_part(part)
+        self._root = root
         self._objects = f"{_TOPICS}/{namespace}/{topic}/objects/"
         self._metadata = f"{root}/{_TOPICS}/{namespace}/{topic}/"
 
@@ -99,6 +103,19 @@ class TopicKeys:
     @property
     def owner(self) -> str:
         return self._metadata + "owner"
+
+    @property
+    def start(self) -> str:
+        return self._metadata + "start"
+
+    @property
+    def settings(self) -> str:
+        return self._metadata + "settings"
+
+    @property
+    def epoch_floor(self) -> str:
+        """One for all topics of an installation."""
+        return f"{self._root}/storage/epoch-floor"
 
     def descriptor(self, start: int) -> str:
         """The key of the descriptor of the object that begins there."""

@@ -66,6 +66,7 @@ class BucketMetadataStore(MetadataStore):
 
     supports_multi_key = False
     supports_leases = False
+    floor_is_cheap = False
 
     def __init__(self, objects: ObjectStore, *, read_only: bool = False) -> None:
         self.url = f"bucket:{objects.url}"

@@ -70,6 +70,11 @@ class MetadataStore(ABC):
     @abstractmethod
     def supports_leases(self) -> bool: ...
 
+    @property
+    def floor_is_cheap(self) -> bool:
+        """Whether `floor` costs about as much as `get`; a store that lists forwards only has to read names up to it."""
+        return True
+
     @abstractmethod
     def get(self, key: str) -> Entry | None: ...
 

@@ -1,0 +1,235 @@
+"""The catalog of a topic: which offsets are in which object, who owns it, where it begins and ends. For reading.
+
+Invariants
+- Descriptors are contiguous and immutable, so the next one has the key of the offset behind this one. A missing key
+  with a later one behind it is a hole, and is told as one.
+- `cur` is a hint at the newest descriptor: where to begin to look, never the answer.
+- An error while reading is raised. "Nothing there" is said only by a store that has answered.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Iterator
+from threading import Lock
+from typing import NamedTuple, TypeVar
+
+import msgspec
+
+from tidelog.errors import DataError
+from tidelog.tier import owner as documents
+from tidelog.tier.descriptor import Descriptor, Reservation, decode_descriptor
+from tidelog.tier.keys import MAX_OFFSET, TopicKeys, parse_padded
+from tidelog.tier.metadata.store import Entry, MetadataStore
+from tidelog.tier.owner import Cursor, EpochFloor, Owner, SealedMarker, StartMark
+
+Document = TypeVar("Document", bound=msgspec.Struct)
+
+
+class Found(NamedTuple):
+    """What is under a descriptor's key, and its version."""
+
+    value: Descriptor | Reservation
+    version: str
+
+
+class Current(msgspec.Struct, frozen=True):
+    """`segments/cur`: the key of the newest descriptor, a hint."""
+
+    start: str
+
+
+class Catalog:
+    """What the metadata store says about one topic. Threads may share it."""
+
+    def __init__(self, metadata: MetadataStore, keys: TopicKeys) -> None:
+        self.metadata = metadata
+        self.keys = keys
+        self._starts = _KnownStarts()
+
+    # Documents
+
+    def owner(self) -> tuple[Owner, str] | None:
+        """Who writes, and the version of that entry; None for a topic that never had an owner."""
+        return self._document(self.keys.owner, Owner)
+
+    def sealed(self) -> SealedMarker | None:
+        found = self._document(self.keys.state, SealedMarker)
+        return None if found is None else found[0]
+
+    def start_mark(self) -> tuple[StartMark, str] | None:
+        return self._document(self.keys.start, StartMark)
+
+    def start_offset(self) -> int:
+        """The oldest offset that may be read."""
+        found = self.start_mark()
+        return 0 if found is None else found[0].start_offset
+
+    def cursor(self, name: str) -> tuple[Cursor, str] | None:
+        """How far a subscription is; None when there is none of that name."""
+        return self._document(self.keys.subscription(name), Cursor)
+
+    def subscriptions(self) -> list[str]:
+        """The names of all subscriptions."""
+        keys = self.metadata.keys(self.keys.subscriptions_prefix)
+        return [name for key in keys if (name := self.keys.parse_subscription(key)) is not None]
+
+    def epoch_floor(self) -> int:
+        """The highest epoch that a deleted topic of this installation had."""
+        found = self._document(self.keys.epoch_floor, EpochFloor)
+        return 0 if found is None else found[0].epoch
+
+    def _document(self, key: str, kind: type[Document]) -> tuple[Document, str] | None:
+        entry = self.metadata.get(key)
+        return None if entry is None else (documents.decode(entry.value, key, kind), entry.version)
+
+    # Descriptors
+
+    def find(self, start_offset: int) -> Found | None:
+        """What is under the key of this offset, reservations included."""
+        entry = self.metadata.get(self.keys.descriptor(start_offset))
+        return None if entry is None else self._decoded(entry)
+
+    def newest(self) -> Descriptor | None:
+        """The last descriptor."""
+        hint = self.current()
+        found = [one for one in self._range(hint[0]) if isinstance(one, Descriptor)] if hint is not None else []
+        # Without a hint, or with one that points behind everything that retention left.
+        return found[-1] if found else self._floor(MAX_OFFSET)
+
+    def next_offset(self) -> int:
+        """The first offset that is not in the store: everything below was published, and may be deleted by now."""
+        newest = self.newest()
+        start = self.start_offset()
+        return start if newest is None else max(start, newest.next_offset)
+
+    def current(self) -> tuple[int, str] | None:
+        """What `cur` points at, and its version. Nonsense in it counts as no hint."""
+        found = self.metadata.get(self.keys.current)
+        if found is None:
+            return None
+        try:
+            start = parse_padded(msgspec.json.decode(found.value, type=Current).start)
+        except (msgspec.MsgspecError, UnicodeDecodeError):
+            start = None
+        return (0 if start is None else start), found.version
+
+    def at(self, offset: int) -> Descriptor | None:
+        """The descriptor of the object that holds an offset; None when none does."""
+        found = self._floor(offset)
+        return found if found is not None and offset <= found.end_offset else None
+
+    def oldest(self) -> Descriptor | None:
+        """The first descriptor that is there."""
+        return next(iter(self.walk(0)), None)
+
+    def walk(self, offset: int) -> Iterator[Descriptor]:
+        """The descriptors of the objects from the one that holds `offset`, or the next behind it, to the newest.
+
+        Each is read when it is asked for. Who walks sees holes: the start of one is not the end of the one before.
+        """
+        found = self.at(offset) or self._ceiling(offset)
+        while found is not None:
+            yield found
+            behind = self.find(found.next_offset)
+            if behind is not None and isinstance(behind.value, Descriptor):
+                found = behind.value
+            else:
+                found = self._ceiling(found.next_offset)
+
+    def covers(self, first_offset: int, next_offset: int) -> bool:
+        """Whether every offset of a range is in a published object."""
+        reached = first_offset
+        for descriptor in self.walk(first_offset):
+            if reached >= next_offset or descriptor.start_offset > reached:
+                break
+            reached = descriptor.next_offset
+        return reached >= next_offset
+
+    def first_for_time(self, time_us: int) -> Descriptor | None:
+        """The first descriptor that has a message of this time or later; None when none has.
+
+        Bisects over offsets: a few lookups, however many descriptors there are.
+        """
+        newest, oldest = self.newest(), self.oldest()
+        if newest is None or oldest is None or not _reaches(newest, time_us):
+            return None
+        low, high = oldest.start_offset, newest.start_offset
+        while low < high:
+            middle = self._floor((low + high) // 2) or oldest
+            if _reaches(middle, time_us):
+                high = middle.start_offset
+            else:
+                low = middle.next_offset
+        return self.at(high)
+
+    def _range(self, start: int, limit: int | None = None) -> Iterator[Descriptor | Reservation]:
+        first = self.keys.descriptor(start)
+        for entry in self.metadata.range(self.keys.segments_prefix, start=first, limit=limit):
+            if self.keys.parse_descriptor(entry.key) is not None:
+                yield self._decoded(entry).value
+
+    def _ceiling(self, offset: int) -> Descriptor | None:
+        """The first descriptor that begins at an offset or behind it."""
+        # Two, because one of them may be a reservation.
+        found = self._range(offset, limit=2)
+        return next((one for one in found if isinstance(one, Descriptor)), None)
+
+    def _floor(self, offset: int) -> Descriptor | None:
+        """The last descriptor that begins at an offset or before it."""
+        if self.metadata.floor_is_cheap:
+            return self._floor_in_store(offset)
+        return self._starts.floor(self, offset)
+
+    def _floor_in_store(self, offset: int) -> Descriptor | None:
+        entry = self.metadata.floor(self.keys.segments_prefix, self.keys.descriptor(offset))
+        if entry is None:
+            return None
+        found = self._decoded(entry).value
+        if isinstance(found, Descriptor):
+            return found
+        return self._floor_in_store(found.start_offset - 1) if found.start_offset else None
+
+    def _decoded(self, entry: Entry) -> Found:
+        start = self.keys.parse_descriptor(entry.key)
+        if start is None:
+            raise DataError(f"{entry.key} is not the key of a descriptor")
+        return Found(decode_descriptor(entry.value, entry.key, start), entry.version)
+
+
+class _KnownStarts:
+    """Where objects begin, remembered for a store that lists forwards only.
+
+    It is a memory of keys, not of what is under them: descriptors are read when they are needed. Keys are only ever
+    added behind the last one and removed from the front, so what is behind the last known key is asked for each time.
+    """
+
+    def __init__(self) -> None:
+        self._starts: list[int] = []
+        self._guard = Lock()
+
+    def floor(self, catalog: Catalog, offset: int) -> Descriptor | None:
+        with self._guard:
+            if not self._starts or offset >= self._starts[-1]:
+                self._learn(catalog)
+            index = bisect_right(self._starts, offset) - 1
+            while index >= 0:
+                found = catalog.find(self._starts[index])
+                if found is not None and isinstance(found.value, Descriptor):
+                    return found.value
+                if found is None:
+                    del self._starts[: index + 1]  # removed from the front, so what is before it is gone as well
+                    return None
+                index -= 1
+            return None
+
+    def _learn(self, catalog: Catalog) -> None:
+        start = catalog.keys.descriptor(self._starts[-1]) if self._starts else None
+        for key in catalog.metadata.keys(catalog.keys.segments_prefix, start=start):
+            found = catalog.keys.parse_descriptor(key)
+            if found is not None and (not self._starts or found > self._starts[-1]):
+                self._starts.append(found)
+
+
+def _reaches(descriptor: Descriptor, time_us: int) -> bool:
+    return descriptor.reached_time_us is not None and descriptor.reached_time_us >= time_us

@@ -1,0 +1,129 @@
+"""A descriptor: what the catalog knows about one shipped object, as JSON under the key of its first offset.
+
+    {"completed": true, "object_id": "data-0-999-e1.tlog", "start_offset": 0, "end_offset": 999, "epoch": 1, ...,
+     "offset_index": [[0, 0], [500, 65536]]}
+
+    {"completed": false, "start_offset": 1000, "epoch": 2}     a reservation: an owner holds the key, no object yet
+
+Invariants
+- `end_offset` belongs to the object. Its name says the same as its descriptor, so one can be made anew from the other.
+- The index begins with (start_offset, 0); offsets and positions grow together. With `codec` "none" an entry is the
+  place of a frame, with "zstd" that of a block.
+- Times are the least and the greatest of the messages, which need not be in order of time. `reached_time_us` is the
+  greatest of this object and of all before it, so it grows from one to the next: a time is found by bisection.
+- What does not hold together is refused when it is read: nothing in here is believed because it is in our store.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from itertools import pairwise
+from typing import Literal
+
+import msgspec
+
+from tidelog.errors import DataError
+from tidelog.tier.keys import MAX_OFFSET, ObjectId, parse_object_id
+
+Codec = Literal["none", "zstd"]
+
+
+class Descriptor(msgspec.Struct, frozen=True, kw_only=True):
+    """A published object. `size` is its size in the store, `raw_size` that of the frames in it."""
+
+    object_id: str
+    start_offset: int
+    end_offset: int
+    first_time_us: int | None
+    last_time_us: int | None
+    reached_time_us: int | None
+    size: int
+    raw_size: int
+    etag: str
+    checksum: str
+    codec: Codec
+    epoch: int
+    created_us: int
+    completed: bool = True
+    offset_index: tuple[tuple[int, int], ...]
+
+    @property
+    def next_offset(self) -> int:
+        """The first offset behind it."""
+        return self.end_offset + 1
+
+    @property
+    def count(self) -> int:
+        return self.next_offset - self.start_offset
+
+    @property
+    def name(self) -> ObjectId:
+        """Its object's name, taken apart."""
+        return ObjectId(self.start_offset, self.end_offset, self.epoch)
+
+    def position_of(self, offset: int) -> tuple[int, int]:
+        """Where to begin reading for an offset: the last entry of the index that is not behind it."""
+        return self.offset_index[bisect_right(self.offset_index, offset, key=_offset_of) - 1]
+
+    def end_of(self, offset: int) -> int:
+        """A byte position at or behind the end of an offset's frame or block, as close as the index tells."""
+        behind = bisect_right(self.offset_index, offset, key=_offset_of)
+        return self.offset_index[behind][1] if behind < len(self.offset_index) else self.size
+
+
+class Reservation(msgspec.Struct, frozen=True, kw_only=True):
+    """The place of an owner's next object, taken before it accepts anything."""
+
+    start_offset: int
+    epoch: int
+    completed: bool = False
+
+
+def _offset_of(entry: tuple[int, int]) -> int:
+    return entry[0]
+
+
+def encode_descriptor(descriptor: Descriptor | Reservation) -> bytes:
+    """The JSON of it."""
+    return msgspec.json.encode(descriptor)
+
+
+def decode_descriptor(data: bytes, key: str, start_offset: int) -> Descriptor | Reservation:
+    """What is stored under a descriptor's key; DataError names the key when it cannot be."""
+    try:
+        if not msgspec.json.decode(data, type=_Completed).completed:
+            reservation = msgspec.json.decode(data, type=Reservation)
+            _require(reservation.start_offset == start_offset, "its offset is not that of its key")
+            return reservation
+        descriptor = msgspec.json.decode(data, type=Descriptor)
+        _check(descriptor, start_offset)
+    except (msgspec.MsgspecError, UnicodeDecodeError, _WrongError) as error:
+        raise DataError(
+            f"the descriptor {key} cannot be understood: {error}",
+            hint="`tidelog topic rebuild-catalog` makes it anew from the objects",
+        ) from error
+    return descriptor
+
+
+class _Completed(msgspec.Struct):
+    completed: bool
+
+
+class _WrongError(Exception):
+    """What is wrong with a descriptor."""
+
+
+def _require(holds: bool, otherwise: str) -> None:
+    if not holds:
+        raise _WrongError(otherwise)
+
+
+def _check(descriptor: Descriptor, start_offset: int) -> None:
+    _require(descriptor.start_offset == start_offset, "its offset is not that of its key")
+    _require(start_offset <= descriptor.end_offset <= MAX_OFFSET, "it ends before it begins")
+    _require(parse_object_id(descriptor.object_id) == descriptor.name, "the name of its object says something else")
+    _require(descriptor.size > 0 and descriptor.raw_size > 0, "it has no bytes")
+    index = descriptor.offset_index
+    _require(bool(index) and index[0] == (start_offset, 0), "its index does not begin with the object")
+    _require(all(a[0] < b[0] and a[1] < b[1] for a, b in pairwise(index)), "its index is not in order")
+    _require(index[-1][0] <= descriptor.end_offset and index[-1][1] < descriptor.size, "its index leaves the object")

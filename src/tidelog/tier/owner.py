@@ -1,0 +1,84 @@
+"""The small documents that say who may write a topic and where it stands, as JSON in the metadata store.
+
+    owner                    who writes now, and under which epoch
+    state                    the sealed marker: where the last owner stopped on purpose
+    start                    the oldest offset that may be read; it never goes back
+    subscriptions/{name}     a cursor
+
+`claim` is a random number that no two claims share. An epoch orders owners; a claim tells one from every other, also
+after the topic was deleted and made again. `lineage` is the claim whose disk has what was accepted and not shipped: an
+owner that closes without having accepted anything gives it back to the one before.
+"""
+
+from __future__ import annotations
+
+from typing import TypeVar
+
+import msgspec
+
+from tidelog.errors import DataError
+
+
+class Owner(msgspec.Struct, frozen=True, kw_only=True):
+    """Who writes a topic."""
+
+    epoch: int
+    claim: str
+    lineage: str
+    node: str
+    claimed_us: int
+
+
+class SealedMarker(msgspec.Struct, frozen=True, kw_only=True):
+    """Everything up to `last_committed_offset` is in the store. None: there never was a message."""
+
+    sealed: bool
+    last_committed_offset: int | None
+    node: str
+    epoch: int
+    sealed_us: int
+
+
+class StartMark(msgspec.Struct, frozen=True, kw_only=True):
+    """Nothing below `start_offset` is to be read any more; what is still there is on its way out.
+
+    `deleted`: the whole topic is on its way out, and whoever opens it finishes that before anything else.
+    """
+
+    start_offset: int
+    epoch: int
+    moved_us: int
+    deleted: bool = False
+
+
+class Cursor(msgspec.Struct, frozen=True, kw_only=True):
+    """How far a subscription is: everything below `offset` is done with."""
+
+    offset: int
+    epoch: int
+    moved_us: int
+
+
+class EpochFloor(msgspec.Struct, frozen=True, kw_only=True):
+    """The highest epoch of a deleted topic: no epoch is used twice, so no name of an object is."""
+
+    epoch: int
+
+
+Document = TypeVar("Document", bound=msgspec.Struct)
+
+
+def encode(document: msgspec.Struct) -> bytes:
+    """The JSON of a document."""
+    return msgspec.json.encode(document)
+
+
+def decode(data: bytes, key: str, kind: type[Document]) -> Document:
+    """The document under a key; DataError when it is something else."""
+    try:
+        return msgspec.json.decode(data, type=kind)
+    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+        raise DataError(
+            f"{key} in the metadata store cannot be understood: {error}",
+            hint="`tidelog topic rebuild-catalog` makes the catalog anew from the objects",
+        ) from error

@@ -1,0 +1,128 @@
+"""The right to change a topic: claimed by compare-and-swap, checked with every change.
+
+Invariants
+- An epoch is used once. Whoever claims takes the next one, on the version of the entry that was read.
+- Every change of a topic goes through `change`. Where the store can, the owner's entry is checked in the same commit:
+  after somebody else's claim nothing of ours gets through, however long we slept.
+- Where it cannot (one key at a time), the owner's entry is read before each change, and every entry that an earlier
+  owner may be about to change has been rewritten by the new owner when it took over: the change then fails on the
+  entry's own version. `bucket.py` has the whole argument.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from tidelog.clock import Clock
+from tidelog.errors import ConflictError, FencedError
+from tidelog.tier import owner as documents
+from tidelog.tier.catalog import Catalog
+from tidelog.tier.metadata.store import Check, Delete, Put
+from tidelog.tier.owner import Owner
+
+RESCUE_HINT = "What it had accepted and not shipped stays on its disk: `tidelog topic rescue` shows it"
+
+
+class Step(NamedTuple):
+    """One write of a change. The key must have this version (None: not be there); a hint may lose a race."""
+
+    write: Put | Delete
+    version: str | None
+    is_hint: bool = False
+
+
+class Ownership:
+    """One claim. It is good until somebody else claims the topic; then every use of it raises FencedError."""
+
+    def __init__(self, catalog: Catalog, owner: Owner, version: str, previous: Owner | None) -> None:
+        self.catalog = catalog
+        self.owner = owner
+        self.previous = previous
+        self._version = version
+
+    @property
+    def epoch(self) -> int:
+        return self.owner.epoch
+
+    def verify(self) -> None:
+        """Asks the store whether the claim still holds."""
+        found = self.catalog.owner()
+        if found is None or found[1] != self._version:
+            raise self._fenced(None if found is None else found[0])
+
+    def change(self, steps: Sequence[Step]) -> None:
+        """All steps at once where the store can, else one after the other in this order."""
+        metadata = self.catalog.metadata
+        if not metadata.supports_multi_key:
+            self.verify()
+            for step in steps:
+                self._change_one(step)
+            return
+        checks = [Check(self.catalog.keys.owner, self._version)]
+        checks += [Check(step.write.key, step.version) for step in steps]
+        try:
+            metadata.commit(checks, [step.write for step in steps])
+        except ConflictError:
+            self.verify()
+            raise
+
+    def _change_one(self, step: Step) -> None:
+        try:
+            self.catalog.metadata.commit([Check(step.write.key, step.version)], [step.write])
+        except ConflictError:
+            self.verify()
+            if not step.is_hint:
+                raise
+
+    def give_back_lineage(self) -> None:
+        """Nothing was accepted under this claim: what the one before left on its disk is still the end of the topic."""
+        if self.previous is None or self.previous.lineage == self.owner.lineage:
+            return
+        returned = Owner(
+            epoch=self.owner.epoch,
+            claim=self.owner.claim,
+            lineage=self.previous.lineage,
+            node=self.owner.node,
+            claimed_us=self.owner.claimed_us,
+        )
+        key = self.catalog.keys.owner
+        versions = self.catalog.metadata.commit([Check(key, self._version)], [Put(key, documents.encode(returned))])
+        self.owner, self._version = returned, versions[key]
+
+    def remove(self) -> None:
+        """The last change of a topic that is being deleted: from here on nobody owns it."""
+        key = self.catalog.keys.owner
+        try:
+            self.catalog.metadata.commit([Check(key, self._version)], [Delete(key)])
+        except ConflictError:
+            self.verify()
+            raise
+
+    def _fenced(self, by: Owner | None) -> FencedError:
+        who = (
+            "the topic was deleted elsewhere" if by is None else f"{by.node} owns the topic now, with epoch {by.epoch}"
+        )
+        return FencedError(f"{who}; epoch {self.epoch} can change nothing any more", hint=RESCUE_HINT)
+
+
+def new_claim() -> str:
+    """A name for a claim that nobody else has."""
+    return secrets.token_hex(8)
+
+
+def claim_topic(catalog: Catalog, node: str, clock: Clock, claim: str, min_epoch: int = 1) -> Ownership:
+    """Claims the next epoch; ConflictError when another node does so at the same moment."""
+    key, found = catalog.keys.owner, catalog.owner()
+    previous = None if found is None else found[0]
+    before = catalog.epoch_floor() if previous is None else previous.epoch
+    owner = Owner(epoch=max(before + 1, min_epoch), claim=claim, lineage=claim, node=node, claimed_us=clock.now_us())
+    check = Check(key, None if found is None else found[1])
+    try:
+        versions = catalog.metadata.commit([check], [Put(key, documents.encode(owner))])
+    except ConflictError as error:
+        raise ConflictError(
+            "another node claimed the topic at the same moment", operation="claim", hint="Open it again to take it over"
+        ) from error
+    return Ownership(catalog, owner, versions[key], previous)

@@ -1,0 +1,197 @@
+"""Opening a topic for writing: who was there before, where to go on, and that nobody else can go on beside us.
+
+Where a new owner starts, in this order
+1. The sealed marker, if nobody claimed the topic since: behind its last offset.
+2. The files on this disk, if they are still the end of the topic (nobody else has accepted anything since).
+3. The catalog: behind its last offset.
+4. A topic without a past: at the offset that was asked for, else at 0.
+
+Invariants
+- An error while reading any of these is an error, never "empty".
+- Files that are no longer the end of the topic are put aside before the claim: a crash in between leaves nothing that
+  could be taken for ours.
+- The claim comes before the catalog's end is believed, and before anything is accepted.
+- A catalog that knows nothing beside a bucket with objects of the topic is a lost catalog, not a new topic.
+"""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+from typing import NamedTuple
+
+from tidelog.clock import Clock
+from tidelog.errors import DataError, GapError, InputError, offsets_text
+from tidelog.files import Files
+from tidelog.log.names import wal_files
+from tidelog.log.settings import LogSettings
+from tidelog.log.view import LogView
+from tidelog.tier.catalog import Catalog
+from tidelog.tier.fenced_tail import FencedTail, set_aside
+from tidelog.tier.local_claim import LocalClaim, read_local_claim, write_local_claim
+from tidelog.tier.object_store import ObjectStore
+from tidelog.tier.owned_catalog import OwnedCatalog
+from tidelog.tier.owner import Owner, SealedMarker
+from tidelog.tier.ownership import claim_topic, new_claim
+
+_logger = logging.getLogger("tidelog.tier")
+
+
+class Taken(NamedTuple):
+    """A topic that is ours: the right to write, and where a log without files has to begin."""
+
+    catalog: OwnedCatalog
+    next_offset: int
+
+
+class Takeover:
+    """One attempt to open a topic for writing. The caller holds the lock of its directory."""
+
+    def __init__(self, files: Files, directory: Path, catalog: Catalog, objects: ObjectStore, clock: Clock) -> None:
+        self._files = files
+        self._directory = directory
+        self._catalog = catalog
+        self._objects = objects
+        self._clock = clock
+
+    def take(self, node: str, first_offset: int = 0) -> Taken:
+        """Claims the topic and finds out where to go on."""
+        found = self._catalog.owner()
+        owner = None if found is None else found[0]
+        local = read_local_claim(self._files, self._directory)
+        marker = self._believed_marker(owner)
+        if owner is None:
+            self._refuse_lost_catalog()
+        elif self._has_files and (local is None or not local.knows(owner.lineage)):
+            self._put_files_aside(local, owner)
+        owned = self._claim(node, local)
+        next_offset = owned.settle_in(self._first_of_all(first_offset))
+        self._check_marker(marker, next_offset)
+        owned.unseal()
+        self._put_aside_what_is_behind(owned, next_offset)
+        return Taken(owned, next_offset)
+
+    @property
+    def _has_files(self) -> bool:
+        return bool(wal_files(self._files.list(self._directory)))
+
+    def _believed_marker(self, owner: Owner | None) -> SealedMarker | None:
+        marker = self._catalog.sealed()
+        if marker is None or owner is None or not marker.sealed or marker.epoch != owner.epoch:
+            return None
+        return marker
+
+    def _check_marker(self, marker: SealedMarker | None, next_offset: int) -> None:
+        if marker is None:
+            return
+        sealed_at = 0 if marker.last_committed_offset is None else marker.last_committed_offset + 1
+        if sealed_at != next_offset:
+            raise DataError(
+                f"{marker.node} sealed the topic at offset {sealed_at}, but the catalog ends at {next_offset}",
+                operation="open",
+                hint="Restore the metadata, or make the catalog anew with `tidelog topic rebuild-catalog`",
+            )
+
+    def _refuse_lost_catalog(self) -> None:
+        stray = next(iter(self._objects.list(self._catalog.keys.objects_prefix)), None)
+        if stray is not None:
+            raise DataError(
+                f"the catalog does not know this topic, but {self._objects.url} has objects of it, such as {stray.key}",
+                operation="open",
+                hint="If the metadata was lost, `tidelog topic rebuild-catalog` makes it anew from the objects",
+            )
+
+    # The files of an earlier time
+
+    def _put_files_aside(self, local: LocalClaim | None, owner: Owner) -> None:
+        if local is None:
+            raise InputError(
+                f"there are messages in this directory that were never part of this topic, which {owner.node} owns",
+                operation="open",
+                path=self._directory,
+                hint="Open another directory, or use another name or another store for these messages",
+            )
+        tail = self._tail(local)
+        set_aside(self._files, self._directory, tail)
+        if tail.count:
+            offsets = offsets_text(tail.first_offset, tail.next_offset - 1)
+            _logger.error(
+                "%s: another node took the topic over; %s, accepted here and never shipped, are kept aside: "
+                "`tidelog topic rescue` returns them",
+                *(self._directory, offsets),
+            )
+
+    def _tail(self, local: LocalClaim) -> FencedTail:
+        view = LogView(self._directory, LogSettings(), files=self._files, clock=self._clock)
+        start_offset, next_offset = view.start_offset, view.next_offset
+        return FencedTail(
+            epoch=local.epoch,
+            claim=local.claim or local.intended or "0",
+            first_offset=self._shipped_by(local.epoch, start_offset, next_offset),
+            next_offset=next_offset,
+            set_aside_us=self._clock.now_us(),
+        )
+
+    def _shipped_by(self, epoch: int, start_offset: int, next_offset: int) -> int:
+        """The first of the offsets here that was not published under our epochs: somebody else's, or nobody's."""
+        reached = start_offset
+        for descriptor in self._catalog.walk(start_offset):
+            if descriptor.epoch > epoch or descriptor.start_offset > reached or reached >= next_offset:
+                break
+            reached = descriptor.next_offset
+        return min(reached, next_offset)
+
+    def _put_aside_what_is_behind(self, owned: OwnedCatalog, next_offset: int) -> None:
+        """The files here are the topic's own, but end before the catalog does: the newest are lost, and the store has
+        them."""
+        if not self._has_files:
+            return
+        view = LogView(self._directory, LogSettings(), files=self._files, clock=self._clock)
+        if view.next_offset < next_offset:
+            _logger.warning(
+                "%s: the files end at offset %d, the catalog at %d; going on behind the catalog",
+                *(self._directory, view.next_offset, next_offset),
+            )
+            owner = owned.ownership.owner
+            now_us = self._clock.now_us()
+            tail = FencedTail(
+                epoch=owner.epoch,
+                claim=owner.claim,
+                first_offset=view.next_offset,
+                next_offset=view.next_offset,
+                set_aside_us=now_us,
+            )
+            set_aside(self._files, self._directory, tail)
+        elif view.start_offset > next_offset:
+            raise GapError(
+                f"{offsets_text(next_offset, view.start_offset - 1)} are neither in the store nor in the files here",
+                first=next_offset,
+                last=view.start_offset - 1,
+                path=self._directory,
+                hint="Put the missing files back",
+            )
+
+    # The claim
+
+    def _claim(self, node: str, local: LocalClaim | None) -> OwnedCatalog:
+        claim = new_claim()
+        epoch = 0 if local is None else local.epoch
+        known = None if local is None else self._claim_to_keep(local)
+        write_local_claim(self._files, self._directory, LocalClaim(epoch=epoch, claim=known, intended=claim))
+        ownership = claim_topic(self._catalog, node, self._clock, claim, min_epoch=epoch + 1)
+        done = LocalClaim(epoch=ownership.epoch, claim=claim, intended=None)
+        write_local_claim(self._files, self._directory, done)
+        return OwnedCatalog(ownership, self._clock)
+
+    def _claim_to_keep(self, local: LocalClaim) -> str | None:
+        """Of two that a crash left behind, the one that the store knows."""
+        found = self._catalog.owner()
+        if local.intended is not None and found is not None and found[0].lineage == local.intended:
+            return local.intended
+        return local.claim
+
+    def _first_of_all(self, asked: int) -> int:
+        """Where the topic begins if it has no past: messages that were here before there was a store count."""
+        if not self._has_files:
+            return asked
+        return LogView(self._directory, LogSettings(), files=self._files, clock=self._clock).start_offset
