@@ -47,11 +47,16 @@ from tidelog.testing.crash import (
 from tidelog.testing.crash_plan import CrashPlan, CrashPoint
 from tidelog.testing.faults import Call, Crash, Faults
 from tidelog.testing.faulty_files import FaultyFiles
+from tidelog.testing.faulty_metadata import FaultyMetadata
+from tidelog.testing.faulty_store import FaultyStore
 from tidelog.testing.history import History, Violation, assert_history, check_history
+from tidelog.testing.store_failures import STORE_FAULTS, StoreFault
 from tidelog.testing.survival import POLICIES, Policy
+from tidelog.testing.traffic import Traffic
 
 __all__ = [
     "POLICIES",
+    "STORE_FAULTS",
     "BrokenPromiseError",
     "Call",
     "Crash",
@@ -60,10 +65,14 @@ __all__ = [
     "CrashSummary",
     "Faults",
     "FaultyFiles",
+    "FaultyMetadata",
+    "FaultyStore",
     "History",
     "Machine",
     "ManualClock",
     "Policy",
+    "StoreFault",
+    "Traffic",
     "Violation",
     "assert_history",
     "check_history",
