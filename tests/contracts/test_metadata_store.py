@@ -12,13 +12,14 @@ import pytest
 from tests.servers import EtcdServer, S3Server, Server
 
 from tidelog.errors import ConflictError, InputError, NotSupportedError, StoreUnavailableError
+from tidelog.testing.faulty_metadata import FaultyMetadata
 from tidelog.tier.metadata import Check, Delete, MetadataStore, Put, Write, open_metadata_store
 from tidelog.tier.metadata.etcd import EtcdMetadataStore
 from tidelog.tier.metadata.store import MAX_VALUE_BYTES
 from tidelog.tier.stores import open_store
 
 WRITERS = 8
-KINDS = ["memory", "sqlite", "etcd", "bucket"]
+KINDS = ["memory", "faulty", "faulty-single-key", "sqlite", "etcd", "bucket"]
 
 
 def open_kind(kind: str, request: pytest.FixtureRequest) -> MetadataStore:
@@ -29,6 +30,8 @@ def open_kind(kind: str, request: pytest.FixtureRequest) -> MetadataStore:
     if kind == "etcd":
         etcd: EtcdServer = request.getfixturevalue("etcd_server")
         return open_metadata_store(etcd.url)
+    if kind.startswith("faulty"):
+        return FaultyMetadata(multi_key=kind == "faulty")
     directory: Path = request.getfixturevalue("tmp_path")
     return open_metadata_store("memory://" if kind == "memory" else f"sqlite://{directory}/deep/metadata.db")
 

@@ -22,6 +22,7 @@ from tidelog.errors import (
     NotSupportedError,
     StoreUnavailableError,
 )
+from tidelog.testing.faulty_store import FaultyStore
 from tidelog.tier.object_store import ObjectStore, ObjectWriter
 from tidelog.tier.obstore_store import PART_BYTES
 from tidelog.tier.stores import open_store
@@ -29,11 +30,13 @@ from tidelog.tier.stores import open_store
 WRITERS = 8
 
 
-@pytest.fixture(params=["memory", "directory", "s3"])
+@pytest.fixture(params=["memory", "faulty", "directory", "s3"])
 def store(request: pytest.FixtureRequest, tmp_path: Path) -> ObjectStore:
     """An empty store."""
     if request.param == "memory":
         return open_store("memory://")
+    if request.param == "faulty":
+        return FaultyStore()
     if request.param == "directory":
         return open_store(f"file://{tmp_path}/objects")
     return s3_store(request.getfixturevalue("s3_server"))
