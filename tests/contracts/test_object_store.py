@@ -19,7 +19,6 @@ from tidelog.errors import (
     ConflictError,
     InputError,
     NotFoundError,
-    NotSupportedError,
     StoreUnavailableError,
 )
 from tidelog.testing.faulty_store import FaultyStore
@@ -40,22 +39,6 @@ def store(request: pytest.FixtureRequest, tmp_path: Path) -> ObjectStore:
     if request.param == "directory":
         return open_store(f"file://{tmp_path}/objects")
     return s3_store(request.getfixturevalue("s3_server"))
-
-
-@pytest.fixture
-def updatable(store: ObjectStore) -> Callable[[str, bytes, str], str]:
-    """How to replace on a condition; where that is not possible, the same after a check that it is refused."""
-    if store.supports_conditional_update:
-        return store.put_if_match
-
-    def replace(key: str, data: bytes, etag: str) -> str:
-        with pytest.raises(NotSupportedError):
-            store.put_if_match(key, data, etag)
-        if store.head(key).etag != etag:
-            raise ConflictError("as the others say it")
-        return store.put(key, data)
-
-    return replace
 
 
 def s3_store(server: S3Server, **settings: object) -> ObjectStore:
@@ -123,7 +106,7 @@ class TestWholeObjects:
             lambda key: store.copy(key, "copied"),
         ]
         for use in uses:
-            for key in ("none", "there", "there/none"):
+            for key in ("none", "there", "there/none", "there/too/below"):
                 with pytest.raises(NotFoundError):
                     use(key)
 
@@ -157,6 +140,7 @@ class TestWholeObjects:
         uses: list[Callable[[], object]] = [
             lambda: store.put(key, b""),
             lambda: store.put_if_absent(key, b""),
+            lambda: store.put_if_match(key, b"", "etag"),
             lambda: store.get(key),
             lambda: store.head(key),
             lambda: store.read_range(key, 0, 1),
@@ -240,13 +224,24 @@ class TestConditions:
         store.delete("a/b")
         store.put_if_absent("a/b", b"third")
 
-    def test_replacing_needs_the_etag(self, store: ObjectStore, updatable: Callable[[str, bytes, str], str]) -> None:
+    def test_replacing_needs_the_etag(self, store: ObjectStore) -> None:
         """An old etag is a conflict and changes nothing."""
+        assert store.supports_conditional_update
         first = store.put("a", b"first")
-        second = updatable("a", b"second", first)
+        second = store.put_if_match("a", b"second", first)
         with pytest.raises(ConflictError):
-            updatable("a", b"third", first)
+            store.put_if_match("a", b"third", first)
         assert store.get("a") == (b"second", second)
+        assert store.put_if_match("a", b"third", second) == store.head("a").etag
+
+    def test_what_is_not_there_cannot_be_replaced(self, store: ObjectStore) -> None:
+        """It is not created by the way, with the etag of what was there before and with one from elsewhere."""
+        etag = store.put("deep/a", b"first")
+        store.delete("deep/a")
+        for key in ("deep/a", "other/b", "deep/a/below"):
+            with pytest.raises(ConflictError):
+                store.put_if_match(key, b"second", etag)
+        assert keys_of(store) == []
 
     def test_of_many_creators_one_wins(self, store: ObjectStore) -> None:
         """And it is its content that is there."""
@@ -257,21 +252,17 @@ class TestConditions:
             assert store.get(key).data == b"by %d" % won[0]
 
     def test_of_many_replacers_one_wins(self, store: ObjectStore) -> None:
-        """Where the store can replace on a condition at all; where it cannot, none does."""
+        """And it is its content that is there."""
         etag = store.put("race", b"start")
         for _ in range(rounds_of(store)):
-            before = store.get("race")
 
             def attempt(number: int, etag: str = etag) -> None:
-                try:
-                    store.put_if_match("race", f"{etag} by {number}".encode(), etag)
-                except NotSupportedError as error:
-                    raise ConflictError("not supported") from error
+                store.put_if_match("race", f"{etag} by {number}".encode(), etag)
 
             won = winners(attempt)
-            assert len(won) == (1 if store.supports_conditional_update else 0)
+            assert len(won) == 1
             after = store.get("race")
-            assert (after == before) is (not won)
+            assert after.data == f"{etag} by {won[0]}".encode()
             etag = after.etag
 
 
@@ -306,6 +297,7 @@ class TestWriters:
             with pytest.raises(KeyboardInterrupt):
                 fail(key)
         assert keys_of(store) == ["a"]
+        assert list(store.unfinished_uploads()) == []
         assert store.get("a").data == b"old"
 
     @pytest.mark.parametrize("size", [1000, PART_BYTES // 2 + 1])

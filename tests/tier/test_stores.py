@@ -25,6 +25,7 @@ from tidelog.errors import (
 )
 from tidelog.files import File, LocalFiles
 from tidelog.secret import Secret
+from tidelog.tier.directory_lock import LOCK_NAME
 from tidelog.tier.directory_store import DirectoryStore
 from tidelog.tier.store_settings import StoreSettings
 from tidelog.tier.stores import open_store
@@ -260,7 +261,7 @@ def test_a_full_or_failing_directory_leaves_no_object(tmp_path: Path) -> None:
     store._files = RecordingFiles(failing_sync=OSError(errno.EIO, "broken"))
     with pytest.raises(StoreUnavailableError):
         store.put_if_absent("a", b"hello")
-    assert list((tmp_path / "store").iterdir()) == []
+    assert [path.name for path in (tmp_path / "store").iterdir()] == [LOCK_NAME]
 
 
 class RecordingFiles(LocalFiles):

@@ -133,3 +133,16 @@ class ObjectStore(ABC):
     @abstractmethod
     def delete(self, keys: str | Iterable[str]) -> None:
         """Removes one object, or many at once."""
+
+    def unfinished_uploads(self, prefix: str = "", *, modified_before_us: int | None = None) -> Iterator[ObjectInfo]:
+        """What writers that died were writing, below a prefix, in no order. Their keys are good for nothing else.
+
+        One that is still at work has a young `modified_us`: give it time with `modified_before_us`. Nothing is found
+        in a store whose client cannot say. obstore has no call for the multipart uploads of a server, and its listings
+        do not show them (S3, GCS, Azure): a lifecycle rule of the bucket removes those.
+        """
+        return iter(())
+
+    def delete_unfinished(self, uploads: Iterable[ObjectInfo]) -> None:
+        """Removes what `unfinished_uploads` found, except where it was written to since then."""
+        assert not list(uploads), "this store finds none"
