@@ -31,6 +31,10 @@ The driver kills the workload at every write, sync, rename, ... in turn:
 When a promise is broken, the error names a command that plays that one crash again. `CrashPlan` says how thoroughly to
 look, `crash_machine_everywhere` takes anything that crashes in place of an empty disk.
 
+`cut_world_everywhere` does the same to a `World`: disks of several nodes, an object store and a metadata store under
+one numbering of calls. `FaultyStore` and `FaultyMetadata` are those stores; they fail, lose answers and do things late
+on demand, and count what is asked of them.
+
 Without the driver: `FaultyFiles(crash_at=7)` dies at its seventh change, `after_crash("lose")` is what a machine finds
 after the power failed there, `fail("sync", error=errno.EIO)` and `capacity_bytes` break a disk that lives on.
 `ManualClock` is a clock that a test moves by hand.
@@ -53,6 +57,7 @@ from tidelog.testing.history import History, Violation, assert_history, check_hi
 from tidelog.testing.store_failures import STORE_FAULTS, StoreFault
 from tidelog.testing.survival import POLICIES, Policy
 from tidelog.testing.traffic import Traffic
+from tidelog.testing.world import World, cut_world_everywhere
 
 __all__ = [
     "POLICIES",
@@ -74,8 +79,10 @@ __all__ = [
     "StoreFault",
     "Traffic",
     "Violation",
+    "World",
     "assert_history",
     "check_history",
     "crash_everywhere",
     "crash_machine_everywhere",
+    "cut_world_everywhere",
 ]

@@ -50,7 +50,7 @@ class Machine(Protocol):
 
     @property
     def in_flight_bytes(self) -> int:
-        """Size of the write that the crash interrupted."""
+        """Size of the write that the crash interrupted; 1 for a call that can only be done or not done."""
         ...
 
     def crash(self) -> None: ...

@@ -54,13 +54,19 @@ class CrashPlan:
     def points(self, call: int, in_flight_bytes: int) -> Iterator[CrashPoint]:
         """What to look at after a crash at `call`."""
         for policy in self.policies:
-            # Nothing is drawn for "lose"; for "keep" only how much of the interrupted write is there.
-            draws = 1 if policy == "lose" or (policy == "keep" and not in_flight_bytes) else self.seeds
-            for draw in range(draws):
-                yield self._point(call, policy, self.seed + draw, in_flight_bytes)
+            # Of a call that is done or is not (a store's counts as one byte), both are looked at.
+            outcomes = (0, 1) if in_flight_bytes == 1 else (None,)
+            for draw in range(self._draws(policy, in_flight_bytes)):
+                for torn_bytes in outcomes:
+                    yield self._point(call, policy, self.seed + draw, in_flight_bytes, torn_bytes)
 
-    def _point(self, call: int, policy: Policy, seed: int, in_flight_bytes: int) -> CrashPoint:
+    def _draws(self, policy: Policy, in_flight_bytes: int) -> int:
+        """Nothing is drawn for "lose"; for "keep" only how much of the interrupted write is there."""
+        is_given = policy == "lose" or (policy == "keep" and in_flight_bytes <= 1)
+        return 1 if is_given else self.seeds
+
+    def _point(self, call: int, policy: Policy, seed: int, in_flight_bytes: int, torn_bytes: int | None) -> CrashPoint:
         chance = random.Random(f"{seed}:{call}:{policy}")
         somewhere = chance.randint(0, in_flight_bytes)
-        torn_bytes = chance.choice((0, in_flight_bytes, somewhere, somewhere, somewhere))
-        return CrashPoint(call, policy, chance.randrange(1 << 32), torn_bytes)
+        drawn = chance.choice((0, in_flight_bytes, somewhere, somewhere, somewhere))
+        return CrashPoint(call, policy, chance.randrange(1 << 32), drawn if torn_bytes is None else torn_bytes)

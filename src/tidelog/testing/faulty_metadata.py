@@ -117,7 +117,7 @@ class FaultyMetadata(Client[Entries], MetadataStore):
         return found
 
     def _connected_to(self, server: Server[Entries], faults: Faults) -> Self:
-        fresh = type(self)(faults=faults, on_request=self.on_request, multi_key=self._multi_key)
+        fresh = type(self)(faults=faults, multi_key=self._multi_key)
         fresh._server = server
         return fresh
 

@@ -187,7 +187,6 @@ class FaultyStore(Client[Objects], ObjectStore):
     def _connected_to(self, server: Server[Objects], faults: Faults) -> Self:
         fresh = type(self)(
             faults=faults,
-            on_request=self.on_request,
             part_bytes=self.part_bytes,
             conditional_update=self._conditional_update,
             clock=self._clock,
