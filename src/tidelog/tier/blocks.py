@@ -1,0 +1,156 @@
+"""Blocks: whole frames, compressed together, one block after the other in an object with the codec "zstd".
+
+    byte   0        4              12      16          20             24      28
+           +--------+--------------+-------+-----------+--------------+-------+------------------------+
+           | "TLZB" | first_offset | count | raw_bytes | stored_bytes | crc32 | stored                 |
+           | 4s     | u64          | u32   | u32       | u32          | u32   | `stored_bytes` bytes   |
+           +--------+--------------+-------+-----------+--------------+-------+------------------------+
+
+    little-endian; `stored` is one zstd frame that says its content size, which is `raw_bytes`
+
+Invariants
+- The crc covers the 24 bytes before it and what is stored, so it is checked before anything is decompressed.
+- A block is 8 MiB of frames at most, except when it holds a single one. What a block says about sizes is compared with
+  these bounds before memory is taken for it.
+- Decompressed, it is exactly `count` good frames from `first_offset` on.
+- An object begins with "TLZB" and its start offset, or, with the codec "none", with its start offset alone.
+"""
+
+from __future__ import annotations
+
+import struct
+
+import msgspec
+import zstandard
+
+from tidelog.errors import DataError, InputError
+from tidelog.log.frame import HEADER_BYTES as FRAME_HEADER_BYTES
+from tidelog.log.frame import MAX_PAYLOAD_BYTES, Frames, Stop, crc32, scan
+from tidelog.tier.descriptor import Codec
+from tidelog.tier.keys import MAX_OFFSET
+
+MAGIC = b"TLZB"
+MAX_BLOCK_BYTES = 8 << 20
+# What a writer should aim at: large enough to compress well, small enough to be fetched for a single message.
+TARGET_BLOCK_BYTES = 1 << 20
+DEFAULT_LEVEL = 3
+
+_CLAIMS = struct.Struct("<4sQIII")
+_CRC = struct.Struct("<I")
+_RAW_BEGINNING = struct.Struct("<QI")
+HEADER_BYTES = _CLAIMS.size + _CRC.size
+
+Buffer = bytes | memoryview
+
+
+class BlockHeader(msgspec.Struct, frozen=True, gc=False):
+    """What a block says about itself: sizes are within bounds, the rest is known to be true when it is decoded."""
+
+    first_offset: int
+    count: int
+    raw_bytes: int
+    stored_bytes: int
+
+    @property
+    def next_offset(self) -> int:
+        return self.first_offset + self.count
+
+    @property
+    def size(self) -> int:
+        """How many bytes the whole block has in its object."""
+        return HEADER_BYTES + self.stored_bytes
+
+
+def block_compressor(level: int = DEFAULT_LEVEL) -> zstandard.ZstdCompressor:
+    """For `encode_block`. One is for one thread at a time."""
+    return zstandard.ZstdCompressor(level=level, write_content_size=True, write_checksum=False)
+
+
+def encode_block(frames: Buffer, first_offset: int, count: int, compressor: zstandard.ZstdCompressor) -> bytes:
+    """A block of `count` whole frames, the first of which carries `first_offset`."""
+    if not _is_possible(count, len(frames)):
+        raise InputError(f"{count} frames of {len(frames)} bytes together are not a block")
+    stored = compressor.compress(frames)
+    claims = _CLAIMS.pack(MAGIC, first_offset, count, len(frames), len(stored))
+    return b"".join((claims, _CRC.pack(crc32(stored, crc32(claims))), stored))
+
+
+def parse_header(buffer: Buffer, position: int, offset: int) -> BlockHeader | None:
+    """The header of the block at `position`, which must begin at `offset`; None when the buffer ends within it.
+
+    DataError when no block begins there.
+    """
+    if len(buffer) - position < HEADER_BYTES:
+        return None
+    magic, first_offset, count, raw_bytes, stored_bytes = _CLAIMS.unpack_from(buffer, position)
+    if magic != MAGIC:
+        raise DataError("no block where one must begin")
+    if first_offset != offset:
+        raise DataError(f"a block with offset {first_offset} where {offset} is next")
+    if not _is_possible(count, raw_bytes) or not 0 < stored_bytes <= _most_stored(raw_bytes):
+        raise DataError("a block with impossible sizes")
+    if first_offset + count - 1 > MAX_OFFSET:
+        raise DataError("a block with impossible offsets")
+    return BlockHeader(first_offset, count, raw_bytes, stored_bytes)
+
+
+def check_block(block: Buffer) -> None:
+    """Compares the checksum of a whole block, header included; DataError when it does not match."""
+    view = memoryview(block)
+    (expected,) = _CRC.unpack_from(view, _CLAIMS.size)
+    if crc32(view[HEADER_BYTES:], crc32(view[: _CLAIMS.size])) != expected:
+        raise DataError("a block with a checksum that does not match")
+
+
+def decode_block(header: BlockHeader, block: Buffer) -> Frames:
+    """The frames of a whole block, checked one by one; DataError says what is wrong with it."""
+    if len(block) != header.size:
+        raise DataError("a block that is cut short")
+    check_block(block)
+    raw = _decompressed(memoryview(block)[HEADER_BYTES:], header.raw_bytes)
+    frames, _, stop = scan(raw, 0, header.first_offset)
+    if stop is not Stop.END:
+        raise DataError(f"a block with {stop.reason} inside")
+    if frames.count != header.count:
+        raise DataError(f"a block that holds {frames.count} messages and says {header.count}")
+    return frames
+
+
+def sniff_codec(first_bytes: Buffer, start_offset: int) -> Codec | None:
+    """The codec of an object that begins with these bytes (twelve are enough); None when it is no object of ours.
+
+    One start offset has the bytes of both beginnings. There the length behind it decides: as that of a frame it is
+    impossible.
+    """
+    if len(first_bytes) < _RAW_BEGINNING.size:
+        return None
+    offset, length = _RAW_BEGINNING.unpack_from(first_bytes)
+    if offset == start_offset and 0 < length <= MAX_PAYLOAD_BYTES:
+        return "none"
+    if first_bytes[:12] == MAGIC + start_offset.to_bytes(8, "little"):
+        return "zstd"
+    return None
+
+
+def _is_possible(count: int, raw_bytes: int) -> bool:
+    """Whether so many frames can have so many bytes, and may be one block."""
+    most = FRAME_HEADER_BYTES + MAX_PAYLOAD_BYTES if count == 1 else MAX_BLOCK_BYTES
+    return count > 0 and count * (FRAME_HEADER_BYTES + 1) <= raw_bytes <= most
+
+
+def _most_stored(raw_bytes: int) -> int:
+    """More than zstd ever makes of so many bytes."""
+    return raw_bytes + raw_bytes // 128 + 1024
+
+
+def _decompressed(stored: memoryview, raw_bytes: int) -> bytes:
+    try:
+        # zstd takes as much memory as its frame asks for: what it asks for is looked at first.
+        if zstandard.frame_content_size(stored) != raw_bytes:
+            raise DataError("a block that decompresses to another size than it says")
+        raw = zstandard.ZstdDecompressor().decompress(stored, max_output_size=raw_bytes, allow_extra_data=False)
+    except zstandard.ZstdError as error:
+        raise DataError("a block that cannot be decompressed") from error
+    if len(raw) != raw_bytes:
+        raise DataError("a block that decompresses to another size than it says")
+    return raw
