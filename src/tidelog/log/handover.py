@@ -41,6 +41,7 @@ class Handover:
         self.stall: Callable[[], TidelogError] | None = None
         self.closing = False
         self.over = False
+        self._barred: Callable[[], TidelogError] | None = None
         self._chunk_bytes = min(_MAX_CHUNK_BYTES, max(1, settings.fsync_max_batch_bytes // 2))
         self._max_bytes = settings.handover_max_bytes
         self._max_messages = settings.handover_max_messages
@@ -328,11 +329,18 @@ class Handover:
         with self.mutex:
             self.cache = Cache(self.next_offset, 0, 0)
 
+    def bar(self, make_error: Callable[[], TidelogError]) -> None:
+        """No new appends, for good, while everything else goes on: what was accepted is written and can be read."""
+        with self.mutex:
+            self._barred = make_error
+            if not self.closing:
+                self._refuse(make_error)
+
     def close(self, make_error: Callable[[], TidelogError]) -> None:
         """No new appends from now on; what was accepted goes on its way."""
         with self.mutex:
             self.closing = True
-            self._refuse(make_error)
+            self._refuse(self._barred or make_error)
             self._bell.ring()
 
     def stop_short(self, make_error: Callable[[], TidelogError], *, over: bool) -> None:
@@ -353,7 +361,7 @@ class Handover:
         with self.mutex:
             self.stall = None
             if not self.closing:
-                self.refusal = None
+                self.refusal = self._barred
             self._set_offset_limit()
 
     def _refuse(self, make_error: Callable[[], TidelogError]) -> None:

@@ -7,7 +7,8 @@ may be used to find an offset by time.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import contextlib
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from threading import Lock
 
@@ -24,7 +25,7 @@ from tidelog.log.names import LOCK
 from tidelog.log.readable import Position, ReadableLog
 from tidelog.log.reader import FilePart, Reader
 from tidelog.log.recovery import Recovered, cut_torn_tail, recover
-from tidelog.log.segments import Segments
+from tidelog.log.segments import FileSpan, Segments
 from tidelog.log.settings import LogSettings
 from tidelog.log.statistics import LogStatistics
 from tidelog.log.writer import Writer
@@ -236,6 +237,42 @@ class Log(ReadableLog):
     def failure(self) -> TidelogError | None:
         stall = self._handover.stall
         return stall() if self._writer.error is not None and not self._closed and stall is not None else None
+
+    # For those who ship and prune
+
+    def parts(self, offset: int, stop_offset: int) -> list[FilePart]:
+        """Where the messages from `offset` up to `stop_offset` (exclusive) are in the files, oldest first."""
+        with self._handover.mutex:
+            overlapping = [s for s in self._segments if s.next_offset > offset and s.first_offset < stop_offset]
+            return [FilePart(segment, max(offset, segment.first_offset)) for segment in overlapping]
+
+    def file_spans(self) -> list[FileSpan]:
+        """The files as they are at this moment, oldest first."""
+        with self._handover.mutex:
+            return [
+                FileSpan(s.first_offset, s.next_offset, s.size, s.created_us, s.max_time_us) for s in self._segments
+            ]
+
+    def remove_below(self, offset: int) -> int:
+        """Deletes files all of whose messages are below an offset, never the last one; returns the bytes freed.
+
+        Each deletion is durable before the next begins, so that what a crash leaves has no hole in it.
+        """
+        freed_bytes = 0
+        while not self._closed:
+            with self._handover.mutex:
+                segment = self._segments.remove_first_below(offset)
+            if segment is None:
+                break
+            with explained("remove", segment.path), contextlib.suppress(FileNotFoundError):
+                self.files.remove(segment.path)
+                self.files.sync_directory(self.directory)
+            freed_bytes += segment.size
+        return freed_bytes
+
+    def refuse_appends(self, make_error: Callable[[], TidelogError]) -> None:
+        """From now on every append raises this; what was accepted is written, and reading goes on."""
+        self._handover.bar(make_error)
 
     # Ending
 

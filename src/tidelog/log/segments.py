@@ -9,8 +9,19 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Iterator
+from typing import NamedTuple
 
 from tidelog.log.segment import Segment
+
+
+class FileSpan(NamedTuple):
+    """A WAL file at one moment, for those who decide whether it may go."""
+
+    first_offset: int
+    next_offset: int
+    size: int
+    created_us: int
+    max_time_us: int | None
 
 
 def _first_offset(segment: Segment) -> int:
@@ -46,6 +57,12 @@ class Segments:
     def add(self, segment: Segment) -> None:
         assert self.last is None or self.last.next_offset == segment.first_offset
         self._segments.append(segment)
+
+    def remove_first_below(self, offset: int) -> Segment | None:
+        """Takes out the oldest segment if all of it is below an offset. The last one stays: it may be written to."""
+        if len(self._segments) < 2 or self._segments[0].next_offset > offset:
+            return None
+        return self._segments.pop(0)
 
     def find(self, offset: int) -> Segment | None:
         """The segment that holds an offset; None when none does."""

@@ -1,0 +1,250 @@
+"""The shipper: turns what is synced on the disk into objects, and objects into history.
+
+    plan -> upload -> publish (descriptor and `cur`) -> uploader.ckpt
+
+Invariants
+- Everything below `shipped_offset` is in a published object. It only grows.
+- One object after the other, each beginning where the one before ended. An object is part of the topic when its
+  descriptor is published, under this owner's epoch; until then it is nothing, and a sweep removes it.
+- An attempt that failed is made again as it was planned, under the same name; one whose publishing is undecided is
+  published again, not uploaded again.
+- Nothing at or above the gate is shipped, whoever asks.
+- A damaged frame stops shipping there, with its file and byte in the statistics. Nothing behind it counts as shipped.
+"""
+
+from __future__ import annotations
+
+import logging
+import random
+from collections.abc import Callable
+from threading import Lock
+
+from tidelog.clock import Clock
+from tidelog.errors import ClosedError, FencedError, StoreUnavailableError, TidelogError
+from tidelog.log import Log
+from tidelog.tier.descriptor import Descriptor
+from tidelog.tier.keys import ObjectId
+from tidelog.tier.object_store import ObjectStore
+from tidelog.tier.owned_catalog import OwnedCatalog
+from tidelog.tier.shipment import Place, Shipment, bytes_behind, plan_shipment
+from tidelog.tier.shipper_statistics import ShipperCounters, ShipperStatistics
+from tidelog.tier.tier_settings import TierSettings
+from tidelog.tier.upload import Upload, Uploaded
+from tidelog.tier.uploader_checkpoint import (
+    UploaderCheckpoint,
+    read_uploader_checkpoint,
+    write_uploader_checkpoint,
+)
+
+_logger = logging.getLogger("tidelog.tier")
+_FIRST_PAUSE_SECONDS = 0.5
+Gate = Callable[[], int]
+
+
+class Shipper:
+    """Ships one log. `gate` gives the first offset that must not be shipped yet; without one, all that is synced goes."""
+
+    def __init__(
+        self,
+        log: Log,
+        owned: OwnedCatalog,
+        objects: ObjectStore,
+        settings: TierSettings,
+        clock: Clock,
+        time_field: int | None,
+        next_offset: int,
+        gate: Gate | None = None,
+    ) -> None:
+        self.shipped_offset = next_offset
+        self.gate = gate
+        self._log = log
+        self._owned = owned
+        self._objects = objects
+        self._settings = settings
+        self._clock = clock
+        self._time_field = time_field
+        self._shipping = Lock()
+        self._is_closed = False
+        self._resume = self._known_place()
+        self._reached_time_us: int | None = None
+        self._knows_reached_time = False
+        self._planned: Shipment | None = None
+        self._unpublished: tuple[Descriptor, Place] | None = None
+        self._waiting_since: float | None = None
+        self._failures = 0
+        self._counters = ShipperCounters()
+
+    def _known_place(self) -> Place | None:
+        checkpoint = read_uploader_checkpoint(self._log.files, self._log.directory)
+        return checkpoint.place if checkpoint is not None and checkpoint.next_offset == self.shipped_offset else None
+
+    # Shipping
+
+    def ship(self) -> int:
+        """Ships everything that is synced and below the gate now; returns the first offset that is not shipped."""
+        stop_offset = self._allowed()
+        with self._shipping:
+            begin = self._clock.monotonic()
+            try:
+                while self.shipped_offset < stop_offset:
+                    self._ship_one(stop_offset)
+            except TidelogError as error:
+                self._counters.failed(error)
+                raise
+            finally:
+                self._counters.cycle_seconds.add(self._clock.monotonic() - begin)
+            self._counters.succeeded()
+        return self.shipped_offset
+
+    def _allowed(self) -> int:
+        durable = self._log.durable_offset
+        return durable if self.gate is None else min(durable, self.gate())
+
+    def _ship_one(self, stop_offset: int) -> None:
+        if self._unpublished is None:
+            shipment = self._planned or self._plan(stop_offset)
+            self._planned = shipment
+            self._unpublished = self._upload(shipment), shipment.end
+            self._planned = None
+        self._check_open()
+        descriptor, end = self._unpublished
+        self._owned.publish(descriptor)
+        self._unpublished = None
+        self._published(descriptor, end)
+
+    def _plan(self, stop_offset: int) -> Shipment:
+        shipment = plan_shipment(
+            self._log, self.shipped_offset, stop_offset, self._settings.max_object_bytes, self._resume
+        )
+        assert shipment is not None, "what is synced is in the files"
+        return shipment
+
+    def _upload(self, shipment: Shipment) -> Descriptor:
+        self._check_open()
+        name = ObjectId(shipment.first_offset, shipment.next_offset - 1, self._owned.epoch)
+        upload = Upload(
+            *(self._log.files, shipment, self._settings.ship_compression),
+            *(self._settings.ship_compression_level, self._time_field),
+        )
+        with self._counters.uploading(str(name), shipment.raw_bytes):
+            uploaded = upload.send(self._objects, self._owned.catalog.keys.object(name))
+        self._counters.uploaded(uploaded.info.size, shipment.raw_bytes)
+        return self._describe(name, shipment, uploaded)
+
+    def _describe(self, name: ObjectId, shipment: Shipment, uploaded: Uploaded) -> Descriptor:
+        times = [time for time in (self._reached_before(), uploaded.last_time_us) if time is not None]
+        return Descriptor(
+            object_id=str(name),
+            start_offset=name.start,
+            end_offset=name.end,
+            first_time_us=uploaded.first_time_us,
+            last_time_us=uploaded.last_time_us,
+            reached_time_us=max(times, default=None),
+            size=uploaded.info.size,
+            raw_size=shipment.raw_bytes,
+            etag=uploaded.info.etag,
+            checksum=uploaded.checksum,
+            codec=self._settings.ship_compression,
+            epoch=name.epoch,
+            created_us=self._clock.now_us(),
+            offset_index=uploaded.offset_index,
+        )
+
+    def _reached_before(self) -> int | None:
+        if not self._knows_reached_time:
+            newest = self._owned.catalog.newest()
+            self._reached_time_us = None if newest is None else newest.reached_time_us
+            self._knows_reached_time = True
+        return self._reached_time_us
+
+    def _published(self, descriptor: Descriptor, end: Place) -> None:
+        self._reached_time_us = descriptor.reached_time_us
+        self._resume = end
+        self.shipped_offset = descriptor.next_offset
+        self._waiting_since = None
+        self._counters.published(descriptor)
+        checkpoint = UploaderCheckpoint(
+            next_offset=end.offset,
+            file_seq=end.seq,
+            byte=end.byte,
+            last_object_id=descriptor.object_id,
+            epoch=descriptor.epoch,
+            updated_us=self._clock.now_us(),
+        )
+        try:
+            write_uploader_checkpoint(self._log.files, self._log.directory, checkpoint)
+        except OSError as error:
+            _logger.warning("%s: uploader.ckpt could not be written: %s", self._log.directory, error)
+
+    # In the background
+
+    def ship_if_due(self) -> float:
+        """One look in the background; returns the seconds until the next. Only FencedError gets out."""
+        try:
+            if self._is_due():
+                self.ship()
+            self._failures = 0
+            return self._settings.ship_interval_seconds
+        except FencedError:
+            raise
+        except ClosedError:
+            return self._settings.ship_retry_max_seconds
+        except TidelogError as error:
+            return self._pause_after(error)
+
+    def _is_due(self) -> bool:
+        if self.shipped_offset >= self._allowed():
+            self._waiting_since = None if self.shipped_offset >= self._log.next_offset else self._waiting_since
+            return False
+        now = self._clock.monotonic()
+        if self._waiting_since is None:
+            self._waiting_since = now
+        if self._failures or now - self._waiting_since >= self._settings.ship_max_delay_seconds:
+            return True
+        return bytes_behind(self._log, self.shipped_offset, self._resume) >= self._settings.ship_min_bytes
+
+    def _pause_after(self, error: TidelogError) -> float:
+        """Doubled each time, with some chance in it, so that many shippers do not come back all at once."""
+        log_it = _logger.warning if isinstance(error, StoreUnavailableError) else _logger.error
+        log_it("%s: shipping failed and is tried again: %s", self._log.directory, error)
+        longest = self._settings.ship_retry_max_seconds
+        pause = min(longest, _FIRST_PAUSE_SECONDS * (1 << min(self._failures, 30)))
+        self._failures += 1
+        return pause * random.uniform(0.5, 1.0)
+
+    def close(self) -> None:
+        """Nothing is sent or published from now on; what is under way is given up before it is published."""
+        self._is_closed = True
+
+    def _check_open(self) -> None:
+        if self._is_closed:
+            raise ClosedError("the shipper is closed", path=self._log.directory)
+
+    # Looking at it
+
+    def statistics(self) -> ShipperStatistics:
+        """One moment of it."""
+        next_offset = self._log.next_offset
+        waiting = next_offset - self.shipped_offset
+        return self._counters.snapshot(
+            shipped_offset=self.shipped_offset,
+            lag_messages=waiting,
+            lag_bytes=bytes_behind(self._log, self.shipped_offset, self._resume) if waiting else 0,
+            oldest_unshipped_us=self._oldest_unshipped_us() if waiting else None,
+            now_us=self._clock.now_us(),
+        )
+
+    def _oldest_unshipped_us(self) -> int | None:
+        """The time of the first message that is not shipped, as it says itself."""
+        if self._time_field is None:
+            return None
+        offset = self.shipped_offset
+        try:
+            batch = self._log.read(offset, offset + 1).next_batch()
+        except TidelogError:
+            return None
+        if batch is None:
+            return None
+        payload = batch.payloads()[0]
+        field = payload[self._time_field : self._time_field + 8]
+        return int.from_bytes(field, "little", signed=True) if len(field) == 8 else None

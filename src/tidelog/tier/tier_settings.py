@@ -1,0 +1,54 @@
+"""The cold tier's settings: each with its default, its effect and what it costs. A topic may have its own."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+import msgspec
+
+Positive = Annotated[int, msgspec.Meta(ge=1)]
+
+MIB = 1 << 20
+
+
+class TierSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """How a topic is shipped, how long it is kept and where."""
+
+    max_object_bytes: Annotated[int, msgspec.Meta(ge=1, le=64 << 30)] = 256 * MIB
+    """Most bytes of messages in one object. Larger makes fewer objects, smaller ones are pruned sooner."""
+
+    ship_interval_seconds: Annotated[float, msgspec.Meta(gt=0)] = 5
+    """How often the shipper looks whether something is due."""
+
+    ship_min_bytes: Positive = 64 * MIB
+    """So many unshipped bytes are shipped at once, however young they are."""
+
+    ship_max_delay_seconds: Annotated[float, msgspec.Meta(ge=0)] = 60
+    """Longest time that a message waits to be shipped: what the loss of a disk can cost. Shorter makes more objects."""
+
+    ship_retry_max_seconds: Annotated[float, msgspec.Meta(gt=0)] = 60
+    """Longest pause between two attempts while the store is out of reach."""
+
+    ship_compression: Literal["none", "zstd"] = "none"
+    """Compresses objects in blocks of whole messages. Costs time of the shipper and of every reader of history."""
+
+    ship_compression_level: Annotated[int, msgspec.Meta(ge=1, le=19)] = 3
+    """Higher is smaller and slower to ship; reading costs the same."""
+
+    retention_seconds: Positive | None = None
+    """Messages older than this are deleted for good, whole files and objects at a time. Default: never."""
+
+    retention_bytes: Positive | None = None
+    """The oldest messages are deleted for good while the topic is larger than this. Default: never."""
+
+    local_retention_seconds: Positive | None = None
+    """Files older than this leave the local disk once they are in the store. Default: they stay."""
+
+    local_retention_bytes: Positive | None = None
+    """The oldest files leave the local disk once they are in the store, while there is more than this."""
+
+    retention_interval_seconds: Annotated[float, msgspec.Meta(gt=0)] = 60
+    """How often it is looked for something to delete."""
+
+    ownership_check_seconds: Annotated[float, msgspec.Meta(gt=0)] = 5
+    """How often an owner asks whether the topic was taken over. Shorter stops a replaced owner sooner."""
