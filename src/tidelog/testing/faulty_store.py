@@ -232,7 +232,8 @@ class _FaultyWriter(ObjectWriter):
 
     def _abort(self) -> None:
         upload_id, store = self._upload_id, self._store
-        if upload_id is not None:
+        # The dead send nothing, and what they died of is the exception on its way.
+        if upload_id is not None and not store.crashed:
             try:
                 store._request("abort_upload", self.key)
                 store._change("abort_upload", self.key, lambda held: held.abort_upload(upload_id))
