@@ -15,7 +15,7 @@ from tidelog.log.reader import FilePart, Reader
 
 Position = int | str | datetime
 
-_NO_STOP = 1 << 64
+NO_STOP = 1 << 64
 
 
 class ReadableLog(ABC):
@@ -67,7 +67,7 @@ class ReadableLog(ABC):
         """
         first, latest = self.resolve(start), self.next_offset
         if stop is None:
-            return Reader(self, first, _NO_STOP if follow else latest, follow)
+            return Reader(self, first, NO_STOP if follow else latest, follow)
         end = self._resolve_stop(stop)
         return Reader(self, first, end if follow else min(end, latest), follow)
 
@@ -79,7 +79,7 @@ class ReadableLog(ABC):
             return self.next_offset
         if position == "earliest":
             return self.start_offset
-        offset = _checked_offset(position)
+        offset = checked_offset(position)
         earliest, latest = self.start_offset, self.next_offset
         if not earliest <= offset <= latest:
             raise OffsetOutOfRangeError(
@@ -91,7 +91,7 @@ class ReadableLog(ABC):
 
     def _resolve_stop(self, stop: Position) -> int:
         """A stop may lie in the future; a start may not."""
-        return self.resolve(stop) if isinstance(stop, (str, datetime)) else _checked_offset(stop)
+        return self.resolve(stop) if isinstance(stop, (str, datetime)) else checked_offset(stop)
 
     def offset_at(self, time_us: int) -> int:
         """The first offset whose time is `time_us` or later; the next offset when there is none yet."""
@@ -106,7 +106,8 @@ class ReadableLog(ABC):
         return latest
 
 
-def _checked_offset(position: object) -> int:
+def checked_offset(position: object) -> int:
+    """The same offset, if it can be one."""
     if isinstance(position, bool) or not isinstance(position, int):
         raise InputError(f'a position is an offset, "earliest", "latest" or a datetime, not {position!r}')
     if position < 0:

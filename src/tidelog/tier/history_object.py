@@ -1,0 +1,159 @@
+"""The frames of one object, from an offset on: fetched, checked, in order.
+
+Invariants
+- What is handed out has been checked: checksum, length, the offset that had to come, and that the object ends where
+  its descriptor says, in bytes and in offsets.
+- `position` is the boundary behind what was handed out, `offset` the one that comes next there.
+- Bytes that are not what they must be are fetched once more, from the boundary before them: a bad transfer is not a
+  bad object. If they come again as they were, the object is damaged.
+- What a frame or block says about its length is compared with the descriptor before memory is taken for it.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from tidelog.errors import CorruptionError, DataError
+from tidelog.log.frame import HEADER, HEADER_BYTES, Frames, Stop, scan
+from tidelog.tier import blocks
+from tidelog.tier.descriptor import Descriptor
+from tidelog.tier.history_ranges import Fetcher, RangeStream
+
+DAMAGE_HINT = "Put a good copy of the object in its place; for a good object `tidelog topic rebuild-catalog` helps"
+
+
+class _Decoded(NamedTuple):
+    """What a buffer begins with: frames (None: passed over) of so many bytes, or how many bytes are needed for any."""
+
+    frames: Frames | None
+    next_offset: int
+    size: int
+    needed: int = 0
+
+
+class ObjectFrames:
+    """A position in one object. `ahead`: whether ranges are fetched ahead from the first one on."""
+
+    def __init__(
+        self, fetcher: Fetcher, key: str, descriptor: Descriptor, offset: int, stop_offset: int, *, ahead: bool
+    ) -> None:
+        self.descriptor = descriptor
+        self.key = key
+        self.offset, self.position = descriptor.position_of(offset)
+        self._fetcher = fetcher
+        self._wanted_offset = offset
+        self._end = descriptor.end_of(min(stop_offset, descriptor.next_offset) - 1)
+        self._buffer = b""
+        self._buffer_at = 0
+        self._is_second_try = False
+        self._stream = self._stream_from_here(ahead=ahead)
+
+    def next_frames(self) -> Frames | None:
+        """The next frames, those with the wanted offset in front of them included; None behind the last."""
+        while self.position < self._end:
+            try:
+                decoded = self._decode_next()
+                self._check_end(decoded)
+            except DataError as damage:
+                self._try_again(damage)
+                continue
+            self._accept(decoded)
+            if decoded.frames is not None and decoded.next_offset > self._wanted_offset:
+                return decoded.frames
+        return None
+
+    def close(self) -> None:
+        """Lets go of what is on its way."""
+        self._stream.close()
+
+    def _accept(self, decoded: _Decoded) -> None:
+        self._is_second_try = False
+        self._buffer_at += decoded.size
+        self.position += decoded.size
+        self.offset = decoded.next_offset
+
+    def _check_end(self, decoded: _Decoded) -> None:
+        last, size = self.descriptor.end_offset, self.descriptor.size
+        ends = self.position + decoded.size == size
+        if decoded.next_offset > last + 1 or ends != (decoded.next_offset == last + 1):
+            raise DataError(f"an object that does not end with offset {last} and {size} bytes")
+
+    # Bytes that are not what they must be
+
+    def _try_again(self, damage: DataError) -> None:
+        if self._is_second_try:
+            self._begin_anew(is_second_try=False)
+            raise CorruptionError(
+                damage.message, path=self.key, byte=self.position, operation="read", hint=DAMAGE_HINT
+            ) from damage
+        self._fetcher.counters.repeated()
+        self._begin_anew(is_second_try=True)
+
+    def _begin_anew(self, *, is_second_try: bool) -> None:
+        self._stream.close()
+        self._buffer, self._buffer_at = b"", 0
+        self._is_second_try = is_second_try
+        self._stream = self._stream_from_here(ahead=False)
+
+    def _stream_from_here(self, *, ahead: bool) -> RangeStream:
+        size = self.descriptor.size
+        return RangeStream(self._fetcher, self.key, self.position, self._end, size, ahead=ahead)
+
+    # Decoding
+
+    def _decode_next(self) -> _Decoded:
+        while True:
+            decoded = self._decode_frames() if self.descriptor.codec == "none" else self._decode_block()
+            if decoded.size:
+                return decoded
+            self._refuse_to_take(decoded.needed)
+            self._fetch(decoded.needed)
+
+    def _refuse_to_take(self, needed: int) -> None:
+        """The index knows where the next frames or blocks begin, so that no length can reach behind that."""
+        if self.position + needed > self.descriptor.end_of(self.offset):
+            raise DataError("a length that leads too far")
+
+    def _fetch(self, needed: int) -> None:
+        """Brings more bytes into the buffer, until there are as many as are needed behind its position."""
+        parts: list[memoryview] = [memoryview(self._buffer)[self._buffer_at :]]
+        missing = needed - len(parts[0])
+        try:
+            while missing > 0:
+                parts.append(self._next_range())
+                missing -= len(parts[-1])
+        finally:
+            # After an error too: the stream does not give what it gave once more.
+            self._buffer, self._buffer_at = b"".join(parts), 0
+
+    def _next_range(self) -> memoryview:
+        data = self._stream.next()
+        if data is None:
+            raise DataError("an object that is cut short")
+        if self._stream.has_surplus:
+            raise DataError(f"an object that is longer than the {self.descriptor.size} bytes of its descriptor")
+        return data
+
+    def _decode_frames(self) -> _Decoded:
+        frames, end, stop = scan(self._buffer, self._buffer_at, self.offset)
+        if frames.count:
+            return _Decoded(frames, frames.next_offset, end - self._buffer_at)
+        if stop not in (Stop.PARTIAL, Stop.END):
+            raise DataError(stop.reason)
+        needed = HEADER_BYTES
+        if len(self._buffer) - self._buffer_at >= HEADER_BYTES:
+            needed += HEADER.unpack_from(self._buffer, self._buffer_at)[1]
+        return _Decoded(None, self.offset, 0, needed)
+
+    def _decode_block(self) -> _Decoded:
+        header = blocks.parse_header(self._buffer, self._buffer_at, self.offset)
+        if header is None:
+            return _Decoded(None, self.offset, 0, blocks.HEADER_BYTES)
+        end = self._buffer_at + header.size
+        if end > len(self._buffer):
+            return _Decoded(None, self.offset, 0, header.size)
+        block = memoryview(self._buffer)[self._buffer_at : end]
+        if header.next_offset <= self._wanted_offset:
+            blocks.check_block(block)
+            return _Decoded(None, header.next_offset, header.size)
+        return _Decoded(blocks.decode_block(header, block), header.next_offset, header.size)
