@@ -20,7 +20,7 @@ def test_doctor_checks_everything(cli: Cli) -> None:
     """Every check has a verdict, and whatever is not ok comes with a fix."""
     result = cli("doctor", "--json")
     checks = {check["check"]: check for check in result.json}
-    expected = {"python", "kernels", "java", "directory", "free space", "file system", "sync time", "clock"}
+    expected = {"python", "kernels", "java", "weed", "directory", "free space", "file system", "sync time", "clock"}
     assert checks.keys() == expected | {"open files"}
     assert all(check["fix"] for check in checks.values() if check["status"] != "ok")
     assert result.code == int(any(check["status"] == "fail" for check in checks.values()))
@@ -44,7 +44,7 @@ def test_doctor_goes_on_after_a_check_that_cannot_be_made(cli: Cli, monkeypatch:
     monkeypatch.setattr(doctor_checks, "check_free_space", refuse)
     result = cli("doctor", "--json")
     checks = {check["check"]: check["status"] for check in result.json}
-    assert (result.code, checks["free space"], len(checks)) == (1, "fail", 9)
+    assert (result.code, checks["free space"], len(checks)) == (1, "fail", 10)
 
 
 def test_doctor_sees_a_file_in_the_way(tmp_path: Path) -> None:

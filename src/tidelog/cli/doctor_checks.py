@@ -22,6 +22,7 @@ from typing import Literal, NamedTuple
 
 from tidelog.cli.file_systems import MEMORY_KINDS, NETWORK_KINDS, PASSING_KINDS, file_system_kind
 from tidelog.cli.output import human_bytes
+from tidelog.cli.seaweed import INSTALL_HINT, weed_program
 from tidelog.log.frame import KERNEL_IS_NATIVE
 from tidelog.log.names import wal_files
 from tidelog.topics.message import CODEC_IS_NATIVE
@@ -57,6 +58,7 @@ def run_checks(root: Path) -> list[Check]:
         "python": check_python,
         "kernels": check_kernels,
         "java": check_java,
+        "weed": check_weed,
         "directory": lambda: check_permissions(root, place),
         "free space": lambda: check_free_space(place),
         "file system": lambda: check_file_system(place),
@@ -113,6 +115,14 @@ def check_java() -> Check:
     if version is None or version < _OLDEST_JAVA:
         return Check("java", "warn", f"{java} is version {version or 'unknown'}, older than {_OLDEST_JAVA}", fix)
     return Check("java", "ok", f"version {version} at {java}")
+
+
+def check_weed() -> Check:
+    """The S3 server for development. A machine without it misses nothing else, so that is no reason to warn."""
+    program = weed_program()
+    if program is None:
+        return Check("weed", "ok", f"not installed; only tidelog dev-s3 needs it: {INSTALL_HINT}")
+    return Check("weed", "ok", f"{program}, for tidelog dev-s3")
 
 
 def java_version(text: str) -> int | None:

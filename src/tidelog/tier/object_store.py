@@ -138,8 +138,9 @@ class ObjectStore(ABC):
         """What writers that died were writing, below a prefix, in no order. Their keys are good for nothing else.
 
         One that is still at work has a young `modified_us`: give it time with `modified_before_us`. Nothing is found
-        in a store whose client cannot say. obstore has no call for the multipart uploads of a server, and its listings
-        do not show them (S3, GCS, Azure): a lifecycle rule of the bucket removes those.
+        where the client cannot say: servers know their multipart uploads (SeaweedFS lists those of dead clients, as
+        S3 does), but obstore has no call to ask for them, and its listings do not show them. A lifecycle rule of the
+        bucket removes them.
         """
         return iter(())
 

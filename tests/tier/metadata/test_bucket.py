@@ -23,6 +23,10 @@ class ChangedStore(ObstoreStore):
         super().__init__(MemoryStore(), "memory://", None)
 
 
+class CannotReplace(ChangedStore):
+    supports_conditional_update = False
+
+
 class IgnoresIfNoneMatch(ChangedStore):
     def put_if_absent(self, key: str, data: bytes) -> str:
         return self.put(key, data)
@@ -88,10 +92,17 @@ class TestProbe:
             BucketMetadataStore(objects)
         assert list(objects.list()) == []
 
-    def test_a_directory_is_refused(self, tmp_path: Path) -> None:
-        """It cannot replace on a condition, and the error names what can be used."""
+    def test_a_store_without_conditions_is_refused(self) -> None:
+        """It says itself that it cannot replace on a condition, and the error names what can be used."""
         with pytest.raises(ConfigError, match="sqlite"):
-            BucketMetadataStore(open_store(f"file://{tmp_path}"))
+            BucketMetadataStore(CannotReplace())
+
+    def test_a_directory_is_accepted_and_left_clean(self, tmp_path: Path) -> None:
+        """A log on a shared directory needs no other store."""
+        objects = open_store(f"file://{tmp_path}")
+        BucketMetadataStore(objects).close()
+        assert list(objects.list()) == []
+        assert list(objects.unfinished_uploads()) == []
 
     def test_a_real_server_is_accepted_and_left_clean(self, s3_server: S3Server) -> None:
         """The object of the probe is removed."""
