@@ -10,7 +10,7 @@ from typing import Annotated, Protocol, runtime_checkable
 
 import typer
 
-from tidelog.cli import bench, consume, demo, dev_s3, doctor, inspect, produce, topic, verify
+from tidelog.cli import bench, consume, demo, dev_s3, doctor, import_danube, inspect, produce, topic, verify
 from tidelog.cli.errors import ExitCode
 from tidelog.cli.session import ConfigOption, DebugOption, DirectoryOption, JsonOption, Session, report, run_reporting
 
@@ -40,7 +40,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 
-for _module in (demo, produce, consume, topic, inspect, verify, doctor, bench, dev_s3):
+for _module in (demo, produce, consume, topic, inspect, verify, import_danube, doctor, bench, dev_s3):
     _module.add_to(app)
 
 
