@@ -15,6 +15,8 @@ from tidelog.config.settings import settings_of
 from tidelog.errors import ConfigError
 from tidelog.log.settings import LogSettings
 from tidelog.secret import Secret
+from tidelog.tier import store_settings
+from tidelog.tier.tier_settings import TierSettings
 
 PASSWORD = "correct horse battery staple"
 
@@ -366,5 +368,6 @@ def test_names_are_unique_over_all_tables() -> None:
 
 def test_every_setting_can_be_described() -> None:
     """The description has every setting of every table under its own name."""
-    names = {*msgspec.structs.asdict(LogSettings()), "dir"}
+    tables = (LogSettings(), TierSettings(), store_settings.StoreSettings())
+    names = {"dir", "store", "metadata", "metadata_root"}.union(*map(msgspec.structs.asdict, tables))
     assert set(describe(Settings())) == names

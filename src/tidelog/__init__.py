@@ -15,12 +15,15 @@ The README says what is promised; `docs/guides/operations.md` what each error me
 """
 
 from tidelog.errors import (
+    AccessDeniedError,
     BackpressureError,
     ClosedError,
     ConfigError,
+    ConflictError,
     CorruptionError,
     DataError,
     DiskFullError,
+    FencedError,
     GapError,
     InputError,
     InternalError,
@@ -28,9 +31,11 @@ from tidelog.errors import (
     LogFailedError,
     MessageTooLargeError,
     NotFoundError,
+    NotSupportedError,
     OffsetOutOfRangeError,
     ReopenError,
     RetryError,
+    StoreUnavailableError,
     TidelogError,
     TopicNameError,
 )
@@ -42,12 +47,15 @@ from tidelog.wiring import open
 __version__ = "0.1.0"
 
 __all__ = [
+    "AccessDeniedError",
     "BackpressureError",
     "ClosedError",
     "ConfigError",
+    "ConflictError",
     "CorruptionError",
     "DataError",
     "DiskFullError",
+    "FencedError",
     "GapError",
     "InputError",
     "InternalError",
@@ -57,9 +65,11 @@ __all__ = [
     "Message",
     "MessageTooLargeError",
     "NotFoundError",
+    "NotSupportedError",
     "OffsetOutOfRangeError",
     "ReopenError",
     "RetryError",
+    "StoreUnavailableError",
     "TidelogError",
     "Topic",
     "TopicNameError",

@@ -89,22 +89,22 @@ class Session:
 
     def open(self) -> LogDirectory:
         """Takes the log directory, made when absent."""
-        from tidelog.topics.storage import LogDirectory
+        from tidelog.wiring import open_directory
 
-        return LogDirectory(self.root, self.settings.log)
+        return open_directory(self.root, self.settings)
 
     def look(self) -> LogDirectory:
         """Opens the log directory for reading, whoever owns it."""
         from tidelog.errors import NotFoundError
         from tidelog.files import explained
-        from tidelog.topics.storage import LogDirectory
+        from tidelog.wiring import open_directory
 
         hint = "Name another one with --dir; producing to a topic makes it"
         with explained("open", self.root):
-            if not self.root.is_dir():
+            if not self.root.is_dir() and self.settings.store is None:
                 raise NotFoundError(f"there is no log directory {self.root}", hint=hint)
             try:
-                return LogDirectory(self.root, self.settings.log, read_only=True)
+                return open_directory(self.root, self.settings, read_only=True)
             except NotFoundError as error:
                 raise NotFoundError(error.message, path=error.path, hint=hint) from error
 

@@ -14,6 +14,9 @@ from msgspec import inspect
 
 from tidelog.log.settings import LogSettings
 from tidelog.secret import HIDDEN, Secret
+from tidelog.tier.keys import DEFAULT_ROOT
+from tidelog.tier.store_settings import StoreSettings
+from tidelog.tier.tier_settings import TierSettings
 
 
 class Settings(msgspec.Struct, frozen=True, kw_only=True):
@@ -22,8 +25,25 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     dir: str | None = None
     """The log directory. A relative one starts at the working directory."""
 
+    store: str | None = None
+    """Where history goes: s3://bucket/prefix, gs://, az://, file:///path or memory://. Default: what the directory
+    remembers, else nowhere."""
+
+    metadata: str | None = None
+    """Where the catalog is: sqlite (in the log directory), sqlite:///path, etcd://host:port or bucket. Default: what
+    the directory remembers, else sqlite."""
+
+    metadata_root: str = DEFAULT_ROOT
+    """Keeps several installations in one metadata store apart."""
+
     log: LogSettings = msgspec.field(default_factory=LogSettings)
     """How the logs write, sync, rotate and remember."""
+
+    tier: TierSettings = msgspec.field(default_factory=TierSettings)
+    """How topics are shipped and how long they are kept."""
+
+    object_store: StoreSettings = msgspec.field(default_factory=StoreSettings)
+    """How the object store is reached."""
 
     hidden_names: frozenset[str] = frozenset()
     """Not a setting: the names of those whose values came out of the environment by `${NAME}`."""

@@ -329,12 +329,17 @@ class Handover:
         with self.mutex:
             self.cache = Cache(self.next_offset, 0, 0)
 
-    def bar(self, make_error: Callable[[], TidelogError]) -> None:
-        """No new appends, for good, while everything else goes on: what was accepted is written and can be read."""
+    def bar(self, make_error: Callable[[], TidelogError] | None) -> None:
+        """No new appends while everything else goes on: what was accepted is written and can be read. None ends it."""
         with self.mutex:
             self._barred = make_error
-            if not self.closing:
+            if self.closing or self.over:
+                return
+            if make_error is not None:
                 self._refuse(make_error)
+            else:
+                self.refusal = self.stall
+                self._set_offset_limit()
 
     def close(self, make_error: Callable[[], TidelogError]) -> None:
         """No new appends from now on; what was accepted goes on its way."""

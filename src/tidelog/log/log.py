@@ -270,8 +270,8 @@ class Log(ReadableLog):
             freed_bytes += segment.size
         return freed_bytes
 
-    def refuse_appends(self, make_error: Callable[[], TidelogError]) -> None:
-        """From now on every append raises this; what was accepted is written, and reading goes on."""
+    def refuse_appends(self, make_error: Callable[[], TidelogError] | None) -> None:
+        """From now on every append raises this; what was accepted is written, and reading goes on. None ends that."""
         self._handover.bar(make_error)
 
     # Ending

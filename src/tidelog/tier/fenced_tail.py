@@ -60,6 +60,17 @@ def set_aside(files: Files, directory: Path, tail: FencedTail) -> None:
         files.sync_directory(directory)
 
 
+def remove_files(files: Files, directory: Path) -> None:
+    """Deletes the files of a log whose messages are all elsewhere, or are meant to go.
+
+    Oldest first, each for good before the next: what a crash leaves is still the end of the log.
+    """
+    for name in [*(name for _, name in wal_files(files.list(directory))), CHECKPOINT]:
+        if files.exists(directory / name):
+            files.remove(directory / name)
+            files.sync_directory(directory)
+
+
 def fenced_tails(files: Files, directory: Path) -> list[FencedTail]:
     """All that were put aside here, oldest first."""
     folder = directory / FENCED

@@ -58,15 +58,14 @@ class OwnedCatalog:
         return self._reserve()
 
     def _rewrite_what_others_may_change(self) -> None:
-        mark = self.catalog.start_mark()
-        if mark is not None and mark[0].epoch != self.epoch:
-            self._retried(lambda: self._put_start(self.catalog.start_offset(), self._start_version()))
+        self._retried(self._rewrite_start)
         for name in self.catalog.subscriptions():
             self._retried(partial(self._rewrite_cursor, name))
 
-    def _start_version(self) -> str | None:
+    def _rewrite_start(self) -> None:
         mark = self.catalog.start_mark()
-        return None if mark is None else mark[1]
+        if mark is not None and mark[0].epoch != self.epoch:
+            self._put_start(mark[0].start_offset, mark[1], deleted=mark[0].deleted)
 
     def _rewrite_cursor(self, name: str) -> None:
         found = self.catalog.cursor(name)
@@ -158,7 +157,7 @@ class OwnedCatalog:
         """The topic is owned again. A marker that stays behind is of an older epoch, and is not believed."""
         found = self.catalog.metadata.get(self._keys.state)
         if found is not None:
-            self.ownership.change([Step(Delete(self._keys.state), found.version)])
+            self._delete(self._keys.state, found.version)
 
     # The start, and what is below it
 
@@ -183,8 +182,18 @@ class OwnedCatalog:
         for descriptor in descriptors:
             found = self.catalog.find(descriptor.start_offset)
             if found is not None and found.value == descriptor:
-                key = self._keys.descriptor(descriptor.start_offset)
-                self.ownership.change([Step(Delete(key), found.version)])
+                self._delete(self._keys.descriptor(descriptor.start_offset), found.version)
+
+    def _delete(self, key: str, version: str) -> None:
+        """Removes an entry that nobody else may change any more.
+
+        In a store of single keys on no condition: a conditional deletion leaves a stamp there, and they would add up.
+        """
+        if self.catalog.metadata.supports_multi_key:
+            self.ownership.change([Step(Delete(key), version)])
+        else:
+            self.ownership.verify()
+            self.catalog.metadata.delete(key)
 
     # Cursors
 
@@ -203,7 +212,7 @@ class OwnedCatalog:
         """Forgets a subscription. That there is none is fine."""
         found = self.catalog.cursor(name)
         if found is not None:
-            self.ownership.change([Step(Delete(self._keys.subscription(name)), found[1])])
+            self._delete(self._keys.subscription(name), found[1])
 
     # Deleting the topic
 
@@ -214,7 +223,7 @@ class OwnedCatalog:
         keys = metadata.keys(self._keys.metadata_prefix)
         for key in sorted(keys, key=lambda key: key == self._keys.start):
             if key != self._keys.owner and (entry := metadata.get(key)) is not None:
-                self.ownership.change([Step(Delete(key), entry.version)])
+                self._delete(key, entry.version)
         self.ownership.remove()
 
     def _raise_epoch_floor(self) -> None:

@@ -82,3 +82,11 @@ def decode(data: bytes, key: str, kind: type[Document]) -> Document:
             f"{key} in the metadata store cannot be understood: {error}",
             hint="`tidelog topic rebuild-catalog` makes the catalog anew from the objects",
         ) from error
+
+
+def decode_mapping(data: bytes, key: str) -> dict[str, object]:
+    """A document without a fixed shape, such as a topic's own settings."""
+    try:
+        return msgspec.json.decode(data, type=dict[str, object])
+    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+        raise DataError(f"{key} in the metadata store cannot be understood: {error}") from error

@@ -42,7 +42,7 @@ Gate = Callable[[], int]
 
 
 class Shipper:
-    """Ships one log. `gate` gives the first offset that must not be shipped yet; without one, all that is synced goes."""
+    """Ships one log. `gate` gives the first offset that must not be shipped yet; without one, all may."""
 
     def __init__(
         self,
@@ -121,7 +121,7 @@ class Shipper:
 
     def _upload(self, shipment: Shipment) -> Descriptor:
         self._check_open()
-        name = ObjectId(shipment.first_offset, shipment.next_offset - 1, self._owned.epoch)
+        name = self._name_of(shipment)
         upload = Upload(
             *(self._log.files, shipment, self._settings.ship_compression),
             *(self._settings.ship_compression_level, self._time_field),
@@ -221,6 +221,20 @@ class Shipper:
             raise ClosedError("the shipper is closed", path=self._log.directory)
 
     # Looking at it
+
+    def now_us(self) -> int:
+        """The time by this shipper's clock."""
+        return self._clock.now_us()
+
+    def in_flight(self) -> list[str]:
+        """Keys of objects that are on their way, or are there and about to be published."""
+        planned, unpublished = self._planned, self._unpublished
+        names = [] if planned is None else [self._name_of(planned)]
+        names += [] if unpublished is None else [unpublished[0].name]
+        return [self._owned.catalog.keys.object(name) for name in names]
+
+    def _name_of(self, shipment: Shipment) -> ObjectId:
+        return ObjectId(shipment.first_offset, shipment.next_offset - 1, self._owned.epoch)
 
     def statistics(self) -> ShipperStatistics:
         """One moment of it."""

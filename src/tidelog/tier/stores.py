@@ -113,6 +113,11 @@ def open_store(
         raise ConfigError(f"the store {place.url} cannot be opened: {reason}") from None
 
 
+def canonical_url(url: str) -> str:
+    """The one way to write a store's URL; ConfigError when it is none."""
+    return _parse(url).url
+
+
 def _parse(url: str) -> _Place:
     parts = urlsplit(url)
     if parts.scheme not in _KINDS:

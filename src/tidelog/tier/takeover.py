@@ -27,12 +27,13 @@ from tidelog.log.names import wal_files
 from tidelog.log.settings import LogSettings
 from tidelog.log.view import LogView
 from tidelog.tier.catalog import Catalog
-from tidelog.tier.fenced_tail import FencedTail, set_aside
+from tidelog.tier.fenced_tail import FencedTail, remove_files, set_aside
 from tidelog.tier.local_claim import LocalClaim, read_local_claim, write_local_claim
 from tidelog.tier.object_store import ObjectStore
 from tidelog.tier.owned_catalog import OwnedCatalog
 from tidelog.tier.owner import Owner, SealedMarker
 from tidelog.tier.ownership import claim_topic, new_claim
+from tidelog.tier.sweep import finish_deletion
 
 _logger = logging.getLogger("tidelog.tier")
 
@@ -56,13 +57,14 @@ class Takeover:
 
     def take(self, node: str, first_offset: int = 0) -> Taken:
         """Claims the topic and finds out where to go on."""
+        self._finish_deletion(node)
         found = self._catalog.owner()
         owner = None if found is None else found[0]
-        local = read_local_claim(self._files, self._directory)
+        local = self._local_claim()
         marker = self._believed_marker(owner)
         if owner is None:
             self._refuse_lost_catalog()
-        elif self._has_files and (local is None or not local.knows(owner.lineage)):
+        if self._has_files and not self._files_are_the_end(local, owner):
             self._put_files_aside(local, owner)
         owned = self._claim(node, local)
         next_offset = owned.settle_in(self._first_of_all(first_offset))
@@ -101,12 +103,40 @@ class Takeover:
                 hint="If the metadata was lost, `tidelog topic rebuild-catalog` makes it anew from the objects",
             )
 
+    def _finish_deletion(self, node: str) -> None:
+        """A topic that was being deleted is deleted first; what is here of it goes with it."""
+        mark, found = self._catalog.start_mark(), self._catalog.owner()
+        if mark is None or found is None or not mark[0].deleted:
+            return
+        local = self._local_claim()
+        if self._has_files and local is not None and self._files_are_the_end(local, found[0]):
+            remove_files(self._files, self._directory)
+        finish_deletion(self._claim(node, local), self._objects)
+
     # The files of an earlier time
 
-    def _put_files_aside(self, local: LocalClaim | None, owner: Owner) -> None:
+    def _local_claim(self) -> LocalClaim | None:
+        try:
+            return read_local_claim(self._files, self._directory)
+        except DataError as error:
+            raise DataError(
+                f"it is not known whose files these are: {error.message}",
+                operation="open",
+                path=self._directory,
+                hint="Put owner.json back from a copy, or move the directory away: the topic goes on from the store",
+            ) from error
+
+    def _files_are_the_end(self, local: LocalClaim | None, owner: Owner | None) -> bool:
+        """Whether nobody has written the topic since the files here were. Without any owner: whether it was deleted."""
+        if owner is not None:
+            return local is not None and local.knows(owner.lineage)
+        return local is None or self._catalog.epoch_floor() < local.epoch
+
+    def _put_files_aside(self, local: LocalClaim | None, owner: Owner | None) -> None:
         if local is None:
+            who = "nobody" if owner is None else owner.node
             raise InputError(
-                f"there are messages in this directory that were never part of this topic, which {owner.node} owns",
+                f"there are messages in this directory that were never part of this topic, which {who} owns",
                 operation="open",
                 path=self._directory,
                 hint="Open another directory, or use another name or another store for these messages",

@@ -13,18 +13,19 @@ from tidelog.errors import DataError, GapError, offsets_text
 from tidelog.log.cache import Batch
 from tidelog.log.reader import Reader
 from tidelog.log.repair import is_lost
+from tidelog.tier.joined import JoinedReader
 from tidelog.topics.message import Message, decode_frames, decode_payloads
 
 OnGap = Literal["raise", "skip"]
 
 
-def read_messages(reader: Reader, on_gap: OnGap) -> Iterator[Message]:
+def read_messages(reader: Reader | JoinedReader, on_gap: OnGap) -> Iterator[Message]:
     """All messages of a reader."""
     for batch in reader:
         yield from _decode(batch, on_gap)
 
 
-async def read_messages_async(reader: Reader, on_gap: OnGap) -> AsyncIterator[Message]:
+async def read_messages_async(reader: Reader | JoinedReader, on_gap: OnGap) -> AsyncIterator[Message]:
     """All messages of a reader, in a task."""
     async for batch in reader:
         for message in _decode(batch, on_gap):

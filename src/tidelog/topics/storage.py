@@ -1,56 +1,53 @@
 """A log directory: the topics in it, made, opened once each, listed and deleted.
 
     <root>/tidelog.json            what this directory is, remembered from its first opening
+    <root>/metadata.db             the catalog, where it is not kept elsewhere
     <root>/.lock                   held by the owner
     <root>/<namespace>/<name>/     one topic: topic.json and the files of its log
     <root>/.deleted/               topics on their way out
 
 Invariants
-- A topic exists when its `topic.json` does, or WAL files that lost theirs.
-- A topic is opened once: all callers share one `Topic`, so there is never a second writer.
-- Deleting is one rename, then a removal that can be finished later; a crash leaves all of a topic or none of it.
+- A topic exists when its `topic.json` does, or WAL files that lost theirs, or an owner in the catalog.
+- A topic is opened once: all callers share one `Topic`, so there is never a second writer in this process.
+- Deleting is one rename, then a removal that can be finished later; a crash leaves all of a topic or none of it. What
+  a store has of it goes before, by a plan that whoever opens the topic next finishes.
 """
 
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from threading import RLock
 from types import TracebackType
-from typing import TypeVar
-
-import msgspec
 
 from tidelog.clock import Clock, SystemClock
-from tidelog.errors import ClosedError, DataError, InputError, NotFoundError, TidelogError
+from tidelog.errors import ClosedError, InputError, NotFoundError, TidelogError
 from tidelog.files import Files, LocalFiles, Lock, explained
-from tidelog.log import Log, LogSettings, stopping
-from tidelog.log.names import wal_files
-from tidelog.log.view import LogView
-from tidelog.topics.message import TIMESTAMP_FIELD
+from tidelog.log import LogSettings, stopping
+from tidelog.tier.background import Background
+from tidelog.tier.tier import Tier
+from tidelog.tier.tier_settings import TierSettings
+from tidelog.topics.directory_info import (
+    DIRECTORY_FILE,
+    LOCAL,
+    DirectoryInfo,
+    Place,
+    introduce,
+    read_info,
+    settle_place,
+)
 from tidelog.topics.names import TopicName, is_name_part, parse_topic_name
 from tidelog.topics.topic import Topic
+from tidelog.topics.topic_info import is_topic_directory
+from tidelog.topics.topic_opener import TopicOpener
 
 _logger = logging.getLogger("tidelog.topics")
-_DIRECTORY_FILE = "tidelog.json"
-_TOPIC_FILE = "topic.json"
 _LOCK_FILE = ".lock"
 _DELETED = ".deleted"
-_FORMAT = 1
 
-
-class _DirectoryInfo(msgspec.Struct, frozen=True, kw_only=True):
-    format: int
-    created_us: int
-
-
-class _TopicInfo(msgspec.Struct, frozen=True, kw_only=True):
-    format: int
-    name: str
-    created_us: int
-
-
-_Info = TypeVar("_Info", _DirectoryInfo, _TopicInfo)
+OpenTier = Callable[[DirectoryInfo], Tier]
 
 
 class LogDirectory:
@@ -64,129 +61,148 @@ class LogDirectory:
         files: Files | None = None,
         clock: Clock | None = None,
         read_only: bool = False,
+        place: Place = LOCAL,
+        open_tier: OpenTier | None = None,
+        tier_settings: TierSettings | None = None,
     ) -> None:
+        """`place` names store and metadata; `open_tier` opens them once it is settled which ones are meant."""
         self.root = root
         self.read_only = read_only
-        self._settings = settings or LogSettings()
         self._files = files or LocalFiles()
         self._clock = clock or SystemClock()
         self._guard = RLock()
         self._topics: dict[TopicName, Topic] = {}
-        self._logs: dict[TopicName, Log | LogView] = {}
         self._lock: Lock | None = None
         self._closed = False
-        if read_only:
-            self._look()
-        else:
-            self._take()
+        self.info = self._look(place) if read_only else self._take(place)
+        self._background = Background(1, "tidelog-local")
+        self.tier: Tier | None = None
+        try:
+            self.tier = None if self.info.store is None else _opened(open_tier, self.info)
+        except BaseException:
+            self._release_lock()
+            raise
+        self._opener = TopicOpener(
+            *(root, self._files, self._clock, settings or LogSettings()),
+            *(tier_settings or TierSettings(), self.tier, self._background),
+        )
+        if not read_only:
+            stopping.closes_at_exit(self)
 
-    def _look(self) -> None:
-        if not self._files.is_directory(self.root):
+    @property
+    def mode(self) -> str:
+        """`local`, `shared_fs` or `object_store`."""
+        if self.info.store is None:
+            return "local"
+        return "shared_fs" if self.info.store.startswith("file:") else "object_store"
+
+    def _look(self, place: Place) -> DirectoryInfo:
+        known = read_info(self._files, self.root) if self._files.is_directory(self.root) else None
+        if known is None and place.store is None:
             raise NotFoundError(
-                "there is no log directory", path=self.root, hint="Open it without read_only to make it"
-            )
-        info = self._read_info(self.root / _DIRECTORY_FILE, _DirectoryInfo)
-        if info is None:
-            raise NotFoundError(
-                f"this is not a log directory: there is no {_DIRECTORY_FILE} in it",
+                f"this is not a log directory: there is no {DIRECTORY_FILE} in it",
                 path=self.root,
                 hint="Check the path; opening it without read_only makes it one",
             )
-        _check_format(info, self.root)
+        settled = settle_place(self.root, LOCAL if known is None else known.place, place)
+        return DirectoryInfo(
+            format=1,
+            created_us=0 if known is None else known.created_us,
+            node="" if known is None else known.node,
+            store=settled.store,
+            metadata=settled.metadata,
+        )
 
-    def _take(self) -> None:
+    def _take(self, place: Place) -> DirectoryInfo:
         with explained("open", self.root):
             self._files.make_directories(self.root)
             self._lock = self._files.lock(self.root / _LOCK_FILE)
             try:
-                self._introduce()
+                info = introduce(self._files, self.root, self._clock, place)
                 self._finish_deletions()
             except BaseException:
                 self._lock.release()
                 raise
-        stopping.closes_at_exit(self)
-
-    def _introduce(self) -> None:
-        """Finds out what this directory is, or writes it down the first time."""
-        info = self._read_info(self.root / _DIRECTORY_FILE, _DirectoryInfo)
-        _check_format(info, self.root)
-        if info is None:
-            made = _DirectoryInfo(format=_FORMAT, created_us=self._clock.now_us())
-            self._files.write_atomically(self.root / _DIRECTORY_FILE, _pretty(made))
+        return info
 
     # Topics
 
-    def topic(self, name: str) -> Topic:
+    def topic(self, name: str, *, first_offset: int = 0, **settings: object) -> Topic:
         """The topic of this name, always the same object while the directory is open.
 
-        It is made when absent; a directory that is open for reading only raises NotFoundError instead.
+        It is made when absent, and begins at `first_offset` then; a directory that is open for reading only raises
+        NotFoundError instead. `settings` are the topic's own, such as `retention_seconds=86400`: they are remembered,
+        and None takes one back. They count from the next opening on where the topic is open already.
         """
         parsed = parse_topic_name(name)
         with self._guard, explained(f"topic {name}", self.root):
             self._check_open()
+            if parsed in self._topics and settings:
+                raise InputError(
+                    f"the topic {name} is open already", hint="Give its settings when it is opened for the first time"
+                )
             if parsed not in self._topics:
-                self._logs[parsed] = self._open_view(parsed) if self.read_only else self._open_log(parsed)
-                self._topics[parsed] = Topic(parsed, self._logs[parsed], self._clock)
+                self._topics[parsed] = self._open_topic(parsed, first_offset, settings)
             return self._topics[parsed]
+
+    def _open_topic(self, name: TopicName, first_offset: int, settings: dict[str, object]) -> Topic:
+        if self.read_only:
+            if settings or first_offset:
+                self._check_writable()
+            return self._opener.look(name)
+        return self._opener.open(name, partial(self._seal, name), settings, first_offset)
 
     def has_topic(self, name: str) -> bool:
         """Whether the topic exists."""
-        return self._is_topic(parse_topic_name(name))
+        self._check_open()
+        return self._opener.exists(parse_topic_name(name))
 
     def topics(self) -> list[str]:
-        """The names of all topics, sorted."""
+        """The names of all topics, sorted: those on this disk and those in the catalog."""
         self._check_open()
-        found = []
-        for namespace in self._folders(self.root):
-            for name in self._folders(self.root / namespace):
-                topic = TopicName(namespace, name)
-                if self._is_topic(topic):
-                    found.append(str(topic))
+        found = set(self._local_topics())
+        if self.tier is not None:
+            found |= {str(TopicName(*topic)) for topic in self.tier.topics() if all(map(is_name_part, topic))}
         return sorted(found)
 
+    def _local_topics(self) -> list[str]:
+        if not self._files.is_directory(self.root):
+            return []
+        names = [
+            TopicName(namespace, name)
+            for namespace in self._folders(self.root)
+            for name in self._folders(self.root / namespace)
+        ]
+        return [str(name) for name in names if is_topic_directory(self._files, name.directory(self.root))]
+
     def topic_directory(self, name: str) -> Path:
-        """Where the files of an existing topic are."""
+        """Where the files of an existing topic are, or would be: all of it may be in the store."""
         parsed = parse_topic_name(name)
         self._require(parsed)
         return parsed.directory(self.root)
 
     def delete_topic(self, name: str) -> None:
-        """Removes a topic and everything in it, for good. Its open readers end."""
+        """Removes a topic and everything in it, for good, from the disk and from the store. Its open readers end."""
         parsed = parse_topic_name(name)
         with self._guard, explained(f"delete topic {name}", self.root):
             self._check_writable()
             self._require(parsed)
-            self._topics.pop(parsed, None)
-            log = self._logs.pop(parsed, None)
-            if log is not None:
-                _close_quietly(log)
-            if isinstance(log, Log):
-                log.forget()
+            if self.tier is not None:
+                self.topic(name)  # what is in the store is only its owner's to delete
+            topic = self._topics.pop(parsed, None)
+            if topic is not None:
+                topic.delete_storage()
             self._delete_directory(parsed)
 
-    def _open_log(self, name: TopicName) -> Log:
-        directory = name.directory(self.root)
-        if self._read_info(directory / _TOPIC_FILE, _TopicInfo) is None:
-            self._files.make_directories(directory)
-            info = _TopicInfo(format=_FORMAT, name=str(name), created_us=self._clock.now_us())
-            self._files.write_atomically(directory / _TOPIC_FILE, _pretty(info))
-        return Log.open(directory, self._settings, files=self._files, clock=self._clock, time_field=TIMESTAMP_FIELD)
-
-    def _open_view(self, name: TopicName) -> LogView:
-        self._require(name)
-        directory = name.directory(self.root)
-        return LogView(directory, self._settings, files=self._files, clock=self._clock, time_field=TIMESTAMP_FIELD)
-
-    def _is_topic(self, name: TopicName) -> bool:
-        """Messages without a `topic.json` are a topic too: it was lost, and is written again when it is opened."""
-        directory = name.directory(self.root)
-        if not self._files.is_directory(directory):
-            return False
-        names = self._files.list(directory)
-        return _TOPIC_FILE in names or bool(wal_files(names))
+    def _seal(self, name: TopicName) -> None:
+        """The topic is on its way to another owner; asked for again, it is opened again."""
+        with self._guard:
+            topic = self._topics[name]
+            topic.seal_storage()
+            self._topics.pop(name, None)
 
     def _require(self, name: TopicName) -> None:
-        if not self._is_topic(name):
+        if not self._opener.exists(name):
             raise NotFoundError(f"there is no topic {name}", path=self.root, hint="`tidelog topic list` shows them")
 
     def _folders(self, directory: Path) -> list[str]:
@@ -196,9 +212,11 @@ class LogDirectory:
     # Deleting
 
     def _delete_directory(self, name: TopicName) -> None:
+        source = name.directory(self.root)
+        if not self._files.is_directory(source):
+            return
         graveyard = self.root / _DELETED
         self._files.make_directories(graveyard)
-        source = name.directory(self.root)
         self._files.rename(source, self._grave(graveyard))
         self._files.sync_directory(source.parent)
         self._files.sync_directory(graveyard)
@@ -230,7 +248,10 @@ class LogDirectory:
         with self._guard:
             if self._closed:
                 return
-            errors = [error for log in self._logs.values() if (error := _close_quietly(log)) is not None]
+            errors = [error for topic in self._topics.values() if (error := _close_quietly(topic)) is not None]
+            self._background.close()
+            if self.tier is not None:
+                self.tier.close()
             self._release_lock()
             self._closed = True  # last: who was interrupted in here can close again
             stopping.no_longer_open(self)
@@ -268,38 +289,16 @@ class LogDirectory:
         if self.read_only:
             raise InputError("the log directory was opened with read_only=True", path=self.root)
 
-    def _read_info(self, path: Path, kind: type[_Info]) -> _Info | None:
-        """The content of one of our JSON files; None when it is not there."""
-        try:
-            data = self._files.read(path)
-        except FileNotFoundError:
-            return None
-        try:
-            return msgspec.json.decode(data, type=kind)
-        except (msgspec.MsgspecError, UnicodeDecodeError) as error:
-            raise DataError(
-                f"{path.name} cannot be understood: {error}",
-                path=path,
-                hint="Put it back from a copy, or move it away: it is written anew, messages are elsewhere",
-            ) from error
+
+def _opened(open_tier: OpenTier | None, info: DirectoryInfo) -> Tier:
+    if open_tier is None:
+        raise InputError(f"this directory has its history in {info.store}", hint="Open it with tidelog.open")
+    return open_tier(info)
 
 
-def _check_format(info: _DirectoryInfo | None, root: Path) -> None:
-    if info is not None and info.format != _FORMAT:
-        raise InputError(
-            f"the log directory has format {info.format}, this tidelog knows format {_FORMAT}",
-            path=root,
-            hint="Use the tidelog that made it, or a newer one",
-        )
-
-
-def _pretty(info: msgspec.Struct) -> bytes:
-    return msgspec.json.format(msgspec.json.encode(info), indent=2) + b"\n"
-
-
-def _close_quietly(log: Log | LogView) -> TidelogError | None:
+def _close_quietly(topic: Topic) -> TidelogError | None:
     try:
-        log.close()
+        topic.close_storage()
     except TidelogError as error:
         return error
     return None

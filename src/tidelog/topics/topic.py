@@ -6,38 +6,62 @@ list out.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Coroutine, Iterable, Iterator, Mapping
+import contextlib
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Iterator, Mapping
 from datetime import datetime
 from typing import Any
 
 import msgspec
 
 from tidelog.clock import Clock, to_microseconds
-from tidelog.errors import InputError
+from tidelog.errors import InputError, NotSupportedError, TidelogError
 from tidelog.log import Log, Position
+from tidelog.log.reader import Reader
 from tidelog.log.statistics import LogStatistics
 from tidelog.log.view import LogView
+from tidelog.tier.joined import JoinedLog, JoinedReader
+from tidelog.tier.local_pruner import LocalPruner
+from tidelog.tier.sweep_plan import SweepPlan, SweepReport
+from tidelog.tier.tier_statistics import TierStatistics
+from tidelog.tier.tiered_log import TieredLog
 from tidelog.topics.message import ENVELOPE_ERRORS, Message, encode_envelope, explain_envelope_error
 from tidelog.topics.names import TopicName
 from tidelog.topics.reading import OnGap, read_messages, read_messages_async
 
 
 class TopicStatistics(msgspec.Struct, frozen=True, kw_only=True):
-    """One moment of a topic; `log` is None when it was opened for reading only."""
+    """One moment of a topic; `log` is None when it was opened for reading only, `tier` when it has no store."""
 
     name: str
     start_offset: int
     next_offset: int
+    hot_start_offset: int
+    shipped_offset: int
     log: LogStatistics | None
+    tier: TierStatistics | None
 
 
 class Topic:
     """A topic. Any number of threads and tasks may use it at once."""
 
-    def __init__(self, name: TopicName, log: Log | LogView, clock: Clock) -> None:
+    def __init__(
+        self,
+        name: TopicName,
+        log: Log | LogView | None,
+        clock: Clock,
+        tier: JoinedLog | None = None,
+        seal: Callable[[], None] | None = None,
+        pruner: LocalPruner | None = None,
+    ) -> None:
+        """`log` is what this disk has, `tier` joins it to the store; `seal` has the directory let go of the topic."""
         self._name = name
-        self._readable = log
+        self._hot = log
         self._owned = log if isinstance(log, Log) else None
+        self._joined = tier
+        self._tiered = tier if isinstance(tier, TieredLog) else None
+        self._check_awake = None if self._tiered is None else self._tiered.check_awake
+        self._seal = seal
+        self._pruner = pruner
         self._now_us = clock.now_us
 
     @property
@@ -46,7 +70,7 @@ class Topic:
         return str(self._name)
 
     def __repr__(self) -> str:
-        return f"<Topic {self.name} at {self._readable.directory}>"
+        return f"<Topic {self.name}>"
 
     # Where it stands
 
@@ -62,18 +86,26 @@ class Topic:
 
     @property
     def start_offset(self) -> int:
-        """The oldest offset that can be read."""
+        """The oldest offset that can be read. It never goes back."""
         return self._readable.start_offset
 
     @property
     def hot_start_offset(self) -> int:
         """The oldest offset that is on this machine's disk."""
-        return self._readable.start_offset
+        return self.next_offset if self._hot is None else self._hot.start_offset
 
     @property
     def shipped_offset(self) -> int:
         """Everything below is in the object store; 0 without one."""
-        return 0
+        if self._tiered is not None:
+            return self._tiered.shipped_offset
+        return 0 if self._joined is None else self._joined.history.catalog.next_offset()
+
+    @property
+    def _readable(self) -> JoinedLog | Log | LogView:
+        readable = self._joined or self._hot
+        assert readable is not None, "a topic is on this disk, in a store, or both"
+        return readable
 
     def statistics(self) -> TopicStatistics:
         """An immutable snapshot."""
@@ -81,8 +113,83 @@ class Topic:
             name=self.name,
             start_offset=self.start_offset,
             next_offset=self.next_offset,
+            hot_start_offset=self.hot_start_offset,
+            shipped_offset=self.shipped_offset,
             log=None if self._owned is None else self._owned.statistics(),
+            tier=None if self._tiered is None else self._tiered.statistics(),
         )
+
+    # The store
+
+    def ship(self) -> int:
+        """Brings everything accepted so far to the object store; returns the first offset that is not there yet."""
+        return self._with_store("ship").ship()
+
+    def prune(self) -> None:
+        """Deletes now what the retention settings say; it happens by itself every `retention_interval_seconds`."""
+        _ = self._log
+        if self._tiered is not None:
+            self._tiered.prune()
+        elif self._pruner is not None:
+            self._pruner.prune()
+
+    def seal(self) -> None:
+        """Hands the topic over: everything is shipped, where to go on is written down, and it is closed here.
+
+        Another node that opens it goes on without a gap. Without a store it is flushed and closed.
+        """
+        _ = self._log
+        assert self._seal is not None, "whoever opens a topic for writing can seal it"
+        self._seal()
+
+    def plan_sweep(self) -> SweepPlan:
+        """What a sweep of the store would remove for this topic, and what it found to be lost. Changes nothing."""
+        return self._with_store("sweep").plan_sweep()
+
+    def sweep(self, plan: SweepPlan, *, drop_lost: bool = False, drop_uncovered: bool = False) -> SweepReport:
+        """Carries out a plan, looking at each thing again before it goes.
+
+        What is lost, and what an earlier owner uploaded and never published, stays unless it is asked for.
+        """
+        return self._with_store("sweep").sweep(plan, drop_lost=drop_lost, drop_uncovered=drop_uncovered)
+
+    def _with_store(self, operation: str) -> TieredLog:
+        if self._tiered is None:
+            _ = self._log
+            raise NotSupportedError(
+                "this topic has no object store",
+                operation=operation,
+                hint='Name one: tidelog.open("./data", store="s3://bucket/prefix")',
+            )
+        return self._tiered
+
+    # What the log directory does with it
+
+    def seal_storage(self) -> None:
+        """Seals and closes what is below the topic."""
+        if self._tiered is not None:
+            self._tiered.seal()
+        else:
+            self.close_storage()
+
+    def close_storage(self) -> None:
+        """Flushes and closes what is below the topic."""
+        if self._pruner is not None:
+            self._pruner.stop()
+        if self._tiered is not None:
+            self._tiered.close()
+        elif self._hot is not None:
+            self._hot.close()
+
+    def delete_storage(self) -> None:
+        """Takes the topic out of the store and closes its log; readers find nothing any more."""
+        if self._tiered is not None:
+            self._tiered.delete()
+        else:
+            with contextlib.suppress(TidelogError):
+                self.close_storage()
+        if self._owned is not None:
+            self._owned.forget()
 
     # Reading
 
@@ -100,7 +207,7 @@ class Topic:
         closed. Where the positions lie is settled by this call, not by the first message. Messages that a repair could
         not save raise GapError, or are left out with `on_gap="skip"`.
         """
-        return read_messages(self._readable.read(start, stop, follow=follow), _checked_on_gap(on_gap))
+        return read_messages(self._reader(start, stop, follow, on_gap), on_gap)
 
     def read_async(
         self,
@@ -111,7 +218,14 @@ class Topic:
         on_gap: OnGap = "raise",
     ) -> AsyncIterator[Message]:
         """As `read`, for `async for`: waiting and reading files never block the event loop."""
-        return read_messages_async(self._readable.read(start, stop, follow=follow), _checked_on_gap(on_gap))
+        return read_messages_async(self._reader(start, stop, follow, on_gap), on_gap)
+
+    def _reader(self, start: Position, stop: Position | None, follow: bool, on_gap: OnGap) -> Reader | JoinedReader:
+        _check_on_gap(on_gap)
+        if self._joined is not None:
+            return self._joined.read(start, stop, follow=follow, on_gap=on_gap)
+        assert self._hot is not None
+        return self._hot.read(start, stop, follow=follow)
 
     # Appending
 
@@ -120,6 +234,13 @@ class Topic:
         if self._owned is None:
             raise InputError("the log directory was opened with read_only=True", operation=f"topic {self.name}")
         return self._owned
+
+    @property
+    def _appendable(self) -> Log:
+        """The log, after a look at whether this process was asleep and the topic has another owner by now."""
+        if self._check_awake is not None:
+            self._check_awake()
+        return self._log
 
     def append(
         self,
@@ -137,6 +258,8 @@ class Topic:
         BackpressureError without having used an offset.
         """
         log = self._owned or self._log
+        if self._check_awake is not None:
+            self._check_awake()
         if timeout is not None:
             _check_timeout(timeout)
         payload = self._payload(value, key, headers, timestamp)
@@ -150,7 +273,7 @@ class Topic:
     ) -> list[int]:
         """Accepts all messages with consecutive offsets, or none of them; returns the offsets."""
         _check_timeout(timeout)
-        return list(self._log.append_many(self._payloads(messages), sync=sync, timeout_seconds=timeout))
+        return list(self._appendable.append_many(self._payloads(messages), sync=sync, timeout_seconds=timeout))
 
     def append_async(
         self,
@@ -163,16 +286,19 @@ class Topic:
         timeout: float | None = None,
     ) -> Coroutine[Any, Any, int]:
         """As `append`, to be awaited: the task is suspended instead of blocking the thread."""
-        log = self._owned or self._log
         _check_timeout(timeout)
-        return log.append_async(self._payload(value, key, headers, timestamp), sync=sync, timeout_seconds=timeout)
+        return self._appendable.append_async(
+            self._payload(value, key, headers, timestamp), sync=sync, timeout_seconds=timeout
+        )
 
     async def append_many_async(
         self, messages: Iterable[bytes | Message], *, sync: bool = False, timeout: float | None = None
     ) -> list[int]:
         """As `append_many`, suspending the task."""
         _check_timeout(timeout)
-        return list(await self._log.append_many_async(self._payloads(messages), sync=sync, timeout_seconds=timeout))
+        return list(
+            await self._appendable.append_many_async(self._payloads(messages), sync=sync, timeout_seconds=timeout)
+        )
 
     def flush(self) -> None:
         """Returns once everything accepted so far is on the disk."""
@@ -219,7 +345,6 @@ def _check_timeout(timeout: object) -> None:
         raise InputError(f"timeout must be a number of seconds, 0 or more, not {timeout!r}")
 
 
-def _checked_on_gap(on_gap: OnGap) -> OnGap:
+def _check_on_gap(on_gap: object) -> None:
     if on_gap not in ("raise", "skip"):
         raise InputError(f'on_gap is "raise" or "skip", not {on_gap!r}')
-    return on_gap

@@ -1,0 +1,125 @@
+"""The cold side of a log directory: one store, one metadata store, and the threads that all its topics share."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+from tidelog.clock import Clock
+from tidelog.files import Files
+from tidelog.log import Log, LogSettings
+from tidelog.log.readable import ReadableLog
+from tidelog.tier.background import Background
+from tidelog.tier.catalog import Catalog
+from tidelog.tier.history import History
+from tidelog.tier.history_counters import HistoryCounters
+from tidelog.tier.joined import JoinedLog
+from tidelog.tier.keys import DEFAULT_ROOT, TopicKeys, parse_topic_key, topics_prefix
+from tidelog.tier.metadata.measured import MeasuredMetadata
+from tidelog.tier.metadata.store import MetadataStore, end_of
+from tidelog.tier.object_store import ObjectStore
+from tidelog.tier.owned_catalog import OwnedCatalog
+from tidelog.tier.pruner import Pruner
+from tidelog.tier.shipper import Shipper
+from tidelog.tier.takeover import Takeover
+from tidelog.tier.tier_settings import TierSettings
+from tidelog.tier.tiered_log import TieredLog
+
+# An upload keeps several parts in flight by itself; what this bounds is how many topics are shipped at once.
+_BACKGROUND_THREADS = 4
+_FETCHING_THREADS = 8
+
+
+class Tier:
+    """An open store with its metadata. Topics are opened through it; closing it ends what runs in the background."""
+
+    def __init__(
+        self,
+        objects: ObjectStore,
+        metadata: MetadataStore,
+        *,
+        files: Files,
+        clock: Clock,
+        node: str,
+        root: str = DEFAULT_ROOT,
+        runs_in_background: bool = True,
+    ) -> None:
+        self.objects = objects
+        self.metadata = MeasuredMetadata(metadata)
+        self.node = node
+        self._files = files
+        self._clock = clock
+        self._root = root
+        self._runs_in_background = runs_in_background
+        self._background = Background(_BACKGROUND_THREADS, "tidelog-tier")
+        self._fetchers = ThreadPoolExecutor(_FETCHING_THREADS, thread_name_prefix="tidelog-fetch")
+
+    def catalog(self, namespace: str, name: str) -> Catalog:
+        """What is known about a topic."""
+        return Catalog(self.metadata, TopicKeys(namespace, name, self._root))
+
+    def topics(self) -> Iterator[tuple[str, str]]:
+        """All topics in the metadata store, as (namespace, name). Costs one small request a topic."""
+        prefix = topics_prefix(self._root)
+        start = prefix
+        while keys := self.metadata.keys(prefix, start=start, limit=1):
+            found = parse_topic_key(keys[0], self._root)
+            if found is None:
+                start = keys[0] + "0"
+                continue
+            yield found.namespace, found.topic
+            start = end_of(TopicKeys(found.namespace, found.topic, self._root).metadata_prefix)
+
+    def open_log(
+        self,
+        directory: Path,
+        namespace: str,
+        name: str,
+        log_settings: LogSettings,
+        settings: TierSettings,
+        *,
+        time_field: int | None,
+        first_offset: int = 0,
+    ) -> TieredLog:
+        """Claims a topic and opens it for writing. The caller holds the lock of the directory above."""
+        catalog = self.catalog(namespace, name)
+        self._files.make_directories(directory)
+        taken = Takeover(self._files, directory, catalog, self.objects, self._clock).take(self.node, first_offset)
+        log = Log.open(
+            directory,
+            log_settings,
+            files=self._files,
+            clock=self._clock,
+            time_field=time_field,
+            first_offset=taken.next_offset,
+        )
+        try:
+            return self._assemble(log, taken.catalog, taken.next_offset, settings, time_field)
+        except BaseException:
+            log.close()
+            raise
+
+    def _assemble(
+        self, log: Log, owned: OwnedCatalog, next_offset: int, settings: TierSettings, time_field: int | None
+    ) -> TieredLog:
+        shipper = Shipper(log, owned, self.objects, settings, self._clock, time_field, next_offset)
+        pruner = Pruner(log, owned, self.objects, settings, self._clock, lambda: shipper.shipped_offset)
+        history = self._history(owned.catalog)
+        tiered = TieredLog(log, owned, self.objects, history, shipper, pruner, settings, time_field)
+        if self._runs_in_background:
+            tiered.start_tasks(self._background)
+        return tiered
+
+    def view(self, namespace: str, name: str, hot: ReadableLog | None, time_field: int | None) -> JoinedLog:
+        """A topic for reading only; `hot` is what this disk has of it."""
+        return JoinedLog(hot, self._history(self.catalog(namespace, name)), time_field=time_field)
+
+    def _history(self, catalog: Catalog) -> History:
+        return History(catalog, self.objects, self._fetchers, counters=HistoryCounters())
+
+    def close(self) -> None:
+        """Topics are closed before. Closing twice is fine."""
+        self._background.close()
+        self._fetchers.shutdown(wait=False, cancel_futures=True)
+        self.metadata.close()

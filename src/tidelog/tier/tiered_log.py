@@ -1,0 +1,243 @@
+"""A log with a history: its head on this disk, the rest in the object store, one owner at a time.
+
+This file only puts the parts together: `takeover` has found out where to go on, `shipper` ships, `joined` reads,
+`pruner` deletes, and tasks in the background keep all of that going.
+
+Invariants
+- The log takes appends only while the claim is not known to be lost. Once it is, everything that changes anything
+  raises FencedError; reading goes on.
+- Closing neither ships nor waits for the store: what is not shipped is on this disk, and is shipped after the next
+  opening.
+- Files leave the disk at sealing only after the marker is written, and the marker only after everything is published.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from collections.abc import Callable, Iterator
+
+from tidelog.errors import ClosedError, FencedError, NotSupportedError, TidelogError
+from tidelog.files import explained
+from tidelog.log import Log
+from tidelog.tier.background import Background, Task
+from tidelog.tier.fenced_tail import remove_files
+from tidelog.tier.history import History
+from tidelog.tier.joined import JoinedLog
+from tidelog.tier.metadata.measured import MeasuredMetadata
+from tidelog.tier.object_store import ObjectStore
+from tidelog.tier.owned_catalog import OwnedCatalog
+from tidelog.tier.pruner import Pruner
+from tidelog.tier.shipper import Shipper
+from tidelog.tier.sweep import SweepPlan, SweepReport, apply_sweep, finish_deletion, plan_sweep
+from tidelog.tier.tier_settings import TierSettings
+from tidelog.tier.tier_statistics import TierStatistics
+from tidelog.tier.wakefulness import Wakefulness
+
+_logger = logging.getLogger("tidelog.tier")
+
+
+class TieredLog(JoinedLog):
+    """An open log that this process owns, with its history."""
+
+    def __init__(
+        self,
+        log: Log,
+        owned: OwnedCatalog,
+        objects: ObjectStore,
+        history: History,
+        shipper: Shipper,
+        pruner: Pruner,
+        settings: TierSettings,
+        time_field: int | None,
+    ) -> None:
+        super().__init__(log, history, time_field=time_field)
+        self.log = log
+        self.owned = owned
+        self.shipper = shipper
+        self.pruner = pruner
+        self.settings = settings
+        self._objects = objects
+        self._first_own_offset = log.next_offset
+        self._fenced: FencedError | None = None
+        self._tasks: list[Task] = []
+        self._wakefulness = Wakefulness(self.verify)
+        self.check_awake = self._wakefulness.check
+        """Called before an append: cheap, unless the process has been asleep."""
+
+    def start_tasks(self, background: Background) -> None:
+        """Ships, prunes and asks for its ownership from now on, in the background."""
+        interval = self.settings.ship_interval_seconds
+        self._tasks = [
+            background.add(self._guarded(self.shipper.ship_if_due), min(1.0, interval)),
+            background.add(self._guarded(self.pruner.prune_if_due), self.settings.retention_interval_seconds),
+            background.add(self._guarded(self._verify_now_and_then), self.settings.ownership_check_seconds),
+        ]
+
+    # Where it stands
+
+    @property
+    def start_offset(self) -> int:
+        """The oldest offset that may be read. The owner alone moves it, so it is known here."""
+        return self.pruner.start_offset
+
+    @property
+    def hot_start_offset(self) -> int:
+        return self.log.start_offset
+
+    @property
+    def shipped_offset(self) -> int:
+        """Everything below is in the store."""
+        return self.shipper.shipped_offset
+
+    def statistics(self) -> TierStatistics:
+        """One moment of the cold tier."""
+        metadata = self.owned.catalog.metadata
+        return TierStatistics(
+            store=self._objects.url,
+            epoch=self.owned.epoch,
+            fenced=self._fenced is not None,
+            start_offset=self.start_offset,
+            hot_start_offset=self.hot_start_offset,
+            shipper=self.shipper.statistics(),
+            retention=self.pruner.statistics(),
+            history=self.history.counters.snapshot(),
+            metadata=metadata.statistics() if isinstance(metadata, MeasuredMetadata) else None,
+        )
+
+    # Ownership
+
+    def verify(self) -> None:
+        """Asks the store whether the topic is still ours; FencedError when it is not."""
+        with self._noticing_fences():
+            self._check_not_fenced()
+            self.owned.ownership.verify()
+
+    def _verify_now_and_then(self) -> float:
+        with contextlib.suppress(TidelogError):
+            self.verify()
+        return self.settings.ownership_check_seconds
+
+    def _check_not_fenced(self) -> None:
+        if self._fenced is not None:
+            raise self._fenced_again()
+
+    def _fenced_again(self) -> FencedError:
+        assert self._fenced is not None
+        return FencedError(self._fenced.message, path=self.log.directory, hint=self._fenced.hint)
+
+    @contextlib.contextmanager
+    def _noticing_fences(self) -> Iterator[None]:
+        try:
+            yield
+        except FencedError as error:
+            self._fence(error)
+            raise
+
+    def _fence(self, error: FencedError) -> None:
+        if self._fenced is None:
+            self._fenced = error
+            _logger.error("%s: %s", self.log.directory, error)
+            self.shipper.close()
+            self.log.refuse_appends(self._fenced_again)
+
+    def _guarded(self, work: Callable[[], float]) -> Callable[[], float]:
+        """A background task that ends quietly when the topic has another owner: its next look finds it fenced."""
+
+        def run() -> float:
+            if self._fenced is not None:
+                return self.settings.ship_retry_max_seconds
+            with contextlib.suppress(FencedError), self._noticing_fences():
+                return work()
+            return self.settings.ship_retry_max_seconds
+
+        return run
+
+    # Shipping, pruning, sealing
+
+    def ship(self) -> int:
+        """Brings everything accepted so far to the store; returns the first offset that is not there yet."""
+        with self._noticing_fences():
+            self._check_not_fenced()
+            self.log.flush()
+            return self.shipper.ship()
+
+    def prune(self) -> None:
+        """Deletes what is due by the retention settings now."""
+        with self._noticing_fences():
+            self._check_not_fenced()
+            self.pruner.prune()
+
+    def plan_sweep(self) -> SweepPlan:
+        """What a sweep would do. Changes nothing."""
+        with self._noticing_fences():
+            self._check_not_fenced()
+            now_us = self.shipper.now_us()
+            return plan_sweep(self.owned.catalog, self._objects, self.owned, now_us, in_flight=self.shipper.in_flight())
+
+    def sweep(self, plan: SweepPlan, *, drop_lost: bool = False, drop_uncovered: bool = False) -> SweepReport:
+        """Carries out a plan."""
+        with self._noticing_fences():
+            self._check_not_fenced()
+            return apply_sweep(
+                *(plan, self.owned.catalog, self._objects, self.owned),
+                in_flight=self.shipper.in_flight(),
+                drop_lost=drop_lost,
+                drop_uncovered=drop_uncovered,
+            )
+
+    def seal(self) -> None:
+        """Ships everything, writes down where the next owner goes on, and closes. A failure leaves it open."""
+        self.log.refuse_appends(self._sealed_error)
+        try:
+            shipped = self.ship()
+            if shipped < self.log.next_offset:
+                raise NotSupportedError(f"offsets from {shipped} on may not be shipped yet, so it cannot be sealed")
+            with self._noticing_fences():
+                self.owned.seal(shipped)
+        except BaseException:
+            if self._fenced is None:
+                self.log.refuse_appends(None)
+            raise
+        self._stop()
+        self.log.close()
+        self._clear_disk()
+
+    def _sealed_error(self) -> ClosedError:
+        return ClosedError("the topic is sealed", path=self.log.directory, hint="Open it again to own it again")
+
+    def _clear_disk(self) -> None:
+        self.log.forget()
+        with explained("seal", self.log.directory):
+            remove_files(self.log.files, self.log.directory)
+
+    # Ending
+
+    def close(self) -> None:
+        """Flushes, stops and lets go. Closing twice is fine."""
+        self._stop()
+        try:
+            self.log.close()
+        finally:
+            self._give_back_lineage()
+
+    def delete(self) -> None:
+        """Removes the topic from the store and from the catalog; its files are the caller's."""
+        with self._noticing_fences():
+            self._check_not_fenced()
+            self._stop()
+            self.log.close()
+            self.owned.mark_deleted()
+            finish_deletion(self.owned, self._objects)
+
+    def _stop(self) -> None:
+        self.shipper.close()
+        for task in self._tasks:
+            task.cancel()
+        self._tasks = []
+
+    def _give_back_lineage(self) -> None:
+        """Who only looked must not turn what another node has on its disk into a fenced tail."""
+        if self._fenced is None and self.log.next_offset == self._first_own_offset and not self.log.file_spans():
+            with contextlib.suppress(TidelogError):
+                self.owned.ownership.give_back_lineage()

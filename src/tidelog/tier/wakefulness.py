@@ -1,0 +1,37 @@
+"""Whether an owner may go on appending: it was awake all the time, or it has asked again who owns the topic.
+
+Between two such questions an owner that was replaced without having slept may still accept messages; it ships none of
+them, and they are kept for a rescue. While the store is out of reach nobody can tell, and appending goes on: what is
+accepted is on this disk, and whoever took over in the meantime has a higher epoch.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable
+
+from tidelog.errors import RetryError
+from tidelog.tier.pulse import ASLEEP_SECONDS, now, pulse
+
+
+class Wakefulness:
+    """`verify` asks the store, and raises FencedError when the topic has another owner."""
+
+    def __init__(self, verify: Callable[[], None]) -> None:
+        pulse.start()
+        self._verify = verify
+        self._sleeps = pulse.sleeps
+        self._verified_at = now()
+
+    def check(self) -> None:
+        """Cheap while the process is awake; asks the store when it was not."""
+        if pulse.sleeps != self._sleeps or now() - pulse.last > ASLEEP_SECONDS:
+            self._ask()
+
+    def _ask(self) -> None:
+        sleeps, moment = pulse.sleeps, now()
+        if sleeps == self._sleeps and moment - self._verified_at <= ASLEEP_SECONDS:
+            return  # the ticking thread is late, and it was asked just now
+        with contextlib.suppress(RetryError):
+            self._verify()
+        self._sleeps, self._verified_at = sleeps, now()

@@ -1,0 +1,135 @@
+"""`tidelog.json`: what a log directory is, remembered from its first opening.
+
+Invariants
+- A directory keeps its store and its metadata: opened without naming them it uses them, and naming others is refused,
+  because the topics' histories would stay behind.
+- A directory without a store may be given one. What is in memory only is not remembered: there is nothing to come back
+  to.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import secrets
+import socket
+from pathlib import Path
+from typing import NamedTuple
+
+import msgspec
+
+from tidelog.clock import Clock
+from tidelog.errors import ConfigError, DataError, InputError
+from tidelog.files import Files
+from tidelog.tier.stores import canonical_url
+
+DIRECTORY_FILE = "tidelog.json"
+METADATA_FILE = "metadata.db"
+INSIDE = "sqlite"
+"""The metadata is an SQLite file in the directory itself."""
+_FORMAT = 1
+_MEMORY = "memory://"
+
+
+class Place(NamedTuple):
+    """Where a directory's history is, as URLs; None: not named, or local mode."""
+
+    store: str | None = None
+    metadata: str | None = None
+
+
+LOCAL = Place()
+
+
+class DirectoryInfo(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """The content of `tidelog.json`. `node` is how this directory is called as an owner of topics."""
+
+    format: int
+    created_us: int
+    node: str = ""
+    store: str | None = None
+    metadata: str | None = None
+
+    @property
+    def place(self) -> Place:
+        return Place(self.store, self.metadata)
+
+
+def read_info(files: Files, root: Path) -> DirectoryInfo | None:
+    """What the directory says about itself; None when it says nothing."""
+    path = root / DIRECTORY_FILE
+    try:
+        data = files.read(path)
+    except FileNotFoundError:
+        return None
+    try:
+        info = msgspec.json.decode(data, type=DirectoryInfo)
+    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+        raise DataError(
+            f"{path.name} cannot be understood: {error}",
+            path=path,
+            hint="Put it back from a copy, or move it away: it is written anew, messages are elsewhere",
+        ) from error
+    if info.format != _FORMAT:
+        raise InputError(
+            f"the log directory has format {info.format}, this tidelog knows format {_FORMAT}",
+            path=root,
+            hint="Use the tidelog that made it, or a newer one",
+        )
+    return info
+
+
+def introduce(files: Files, root: Path, clock: Clock, named: Place) -> DirectoryInfo:
+    """What the directory is, with what was named now; written down if that is news."""
+    known = read_info(files, root)
+    settled = settle_place(root, LOCAL if known is None else known.place, named)
+    remembered = LOCAL if settled.store == _MEMORY else settled
+    info = DirectoryInfo(
+        format=_FORMAT,
+        created_us=clock.now_us() if known is None else known.created_us,
+        node=(known.node if known is not None else "") or _new_node(),
+        store=remembered.store,
+        metadata=remembered.metadata,
+    )
+    if info != known:
+        files.write_atomically(root / DIRECTORY_FILE, pretty(info))
+    return msgspec.structs.replace(info, store=settled.store, metadata=settled.metadata)
+
+
+def settle_place(root: Path, known: Place, named: Place) -> Place:
+    """The place that is meant; ConfigError when it is not the one that the directory has."""
+    store = _one_of(root, "store", known.store, None if named.store is None else canonical_url(named.store))
+    if store is None and named.metadata is not None:
+        raise ConfigError("metadata is named without a store", hint='Name both: store="s3://bucket/prefix"')
+    metadata = _one_of(root, "metadata", known.metadata, named.metadata)
+    if store is not None and metadata is None:
+        metadata = _MEMORY if store == _MEMORY else INSIDE
+    return Place(store, metadata)
+
+
+def _one_of(root: Path, what: str, known: str | None, named: str | None) -> str | None:
+    if known is None or named is None or known == named:
+        return named or known
+    raise ConfigError(
+        f"this directory keeps its {what} in {known}, not in {named}",
+        path=root / DIRECTORY_FILE,
+        hint=(
+            "To move: copy what is there to the new place while nobody has the directory open, then change "
+            f"`{what}` in {DIRECTORY_FILE}. Or open another directory"
+        ),
+    )
+
+
+def metadata_url(root: Path, metadata: str) -> str:
+    """The URL of a directory's metadata: what is inside it is found again after it was moved."""
+    return f"sqlite://{Path(os.path.abspath(root)) / METADATA_FILE}" if metadata == INSIDE else metadata
+
+
+def _new_node() -> str:
+    host = re.sub(r"[^A-Za-z0-9.-]", "-", socket.gethostname())[:40] or "node"
+    return f"{host}-{secrets.token_hex(4)}"
+
+
+def pretty(info: msgspec.Struct) -> bytes:
+    """JSON for people."""
+    return msgspec.json.format(msgspec.json.encode(info), indent=2) + b"\n"

@@ -1,0 +1,91 @@
+"""`topic.json` in a topic's directory, and the settings that a topic has for itself.
+
+The settings of a topic with a store are in the catalog too, and those count: they move with the topic.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import msgspec
+
+from tidelog.clock import Clock
+from tidelog.errors import ConfigError, DataError
+from tidelog.files import Files
+from tidelog.log.names import wal_files
+from tidelog.tier.tier_settings import TierSettings
+from tidelog.topics.directory_info import pretty
+from tidelog.topics.names import TopicName
+
+TOPIC_FILE = "topic.json"
+_FORMAT = 1
+
+
+class TopicInfo(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """The content of `topic.json`. `settings` are those that differ from the directory's."""
+
+    format: int
+    name: str
+    created_us: int
+    settings: dict[str, object] = {}
+
+
+def read_topic_info(files: Files, directory: Path) -> TopicInfo | None:
+    """What a topic's directory says; None when it says nothing."""
+    path = directory / TOPIC_FILE
+    try:
+        data = files.read(path)
+    except FileNotFoundError:
+        return None
+    try:
+        return msgspec.json.decode(data, type=TopicInfo)
+    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+        raise DataError(
+            f"{path.name} cannot be understood: {error}",
+            path=path,
+            hint="Put it back from a copy, or move it away: it is written anew, messages are elsewhere",
+        ) from error
+
+
+def write_topic_info(files: Files, directory: Path, info: TopicInfo) -> None:
+    """Durable when it returns; the directory is made when absent."""
+    files.make_directories(directory)
+    files.write_atomically(directory / TOPIC_FILE, pretty(info))
+
+
+def settle_topic_info(
+    files: Files, directory: Path, name: TopicName, clock: Clock, settings: Mapping[str, object]
+) -> TopicInfo:
+    """What the topic says about itself, written down when it is new or was changed."""
+    known = read_topic_info(files, directory)
+    info = TopicInfo(
+        format=_FORMAT,
+        name=str(name),
+        created_us=clock.now_us() if known is None else known.created_us,
+        settings=dict(settings),
+    )
+    if known is None or known.settings != info.settings:
+        write_topic_info(files, directory, info)
+    return info
+
+
+def is_topic_directory(files: Files, directory: Path) -> bool:
+    """Messages without a `topic.json` are a topic too: it was lost, and is written again when it is opened."""
+    if not files.is_directory(directory):
+        return False
+    names = files.list(directory)
+    return TOPIC_FILE in names or bool(wal_files(names))
+
+
+def with_own(settings: TierSettings, own: Mapping[str, object]) -> TierSettings:
+    """The directory's settings with a topic's own in their place; ConfigError names one that cannot be."""
+    fields = {field.name for field in msgspec.structs.fields(TierSettings)}
+    unknown = sorted(own.keys() - fields)
+    if unknown:
+        raise ConfigError(f"{unknown[0]} is not a setting of a topic", hint=f"Those are {', '.join(sorted(fields))}")
+    given = {name: value for name, value in own.items() if value is not None}
+    try:
+        return msgspec.convert({**msgspec.structs.asdict(settings), **given}, TierSettings)
+    except msgspec.ValidationError as error:
+        raise ConfigError(f"a setting of the topic cannot be used: {error}") from None

@@ -1,0 +1,151 @@
+"""From a name to an open topic: local, with a store, for writing or for reading.
+
+Invariants
+- A topic with a store takes its settings from the catalog; what is given when it is opened is added there.
+- A setting that means nothing where the topic is kept is refused.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from functools import partial
+from pathlib import Path
+
+import msgspec
+
+from tidelog.clock import Clock
+from tidelog.errors import ConfigError, NotFoundError
+from tidelog.files import Files
+from tidelog.log import Log, LogSettings
+from tidelog.log.view import LogView
+from tidelog.tier import owner as documents
+from tidelog.tier.background import Background
+from tidelog.tier.catalog import Catalog
+from tidelog.tier.local_pruner import LocalPruner
+from tidelog.tier.metadata.store import Check, Put
+from tidelog.tier.tier import Tier
+from tidelog.tier.tier_settings import TierSettings
+from tidelog.topics.message import TIMESTAMP_FIELD
+from tidelog.topics.names import TopicName
+from tidelog.topics.topic import Topic
+from tidelog.topics.topic_info import is_topic_directory, read_topic_info, settle_topic_info, with_own
+
+_NEEDS_STORE = ("local_retention_seconds", "local_retention_bytes")
+_NO_SETTINGS: Mapping[str, object] = {}
+
+
+class TopicOpener:
+    """Opens the topics of one log directory."""
+
+    def __init__(
+        self,
+        root: Path,
+        files: Files,
+        clock: Clock,
+        log_settings: LogSettings,
+        tier_settings: TierSettings,
+        tier: Tier | None,
+        background: Background,
+    ) -> None:
+        self.tier = tier
+        self._root = root
+        self._files = files
+        self._clock = clock
+        self._log_settings = log_settings
+        self._tier_settings = tier_settings
+        self._background = background
+
+    def exists(self, name: TopicName) -> bool:
+        """Whether there is such a topic, on this disk or in the catalog."""
+        if is_topic_directory(self._files, name.directory(self._root)):
+            return True
+        return self.tier is not None and self._catalog(name, self.tier).owner() is not None
+
+    def open(
+        self,
+        name: TopicName,
+        seal: Callable[[], None],
+        settings: Mapping[str, object] = _NO_SETTINGS,
+        first_offset: int = 0,
+    ) -> Topic:
+        """For writing; made when absent."""
+        directory = name.directory(self._root)
+        own = {**self._own_settings(name), **settings}
+        own = {key: value for key, value in own.items() if value is not None}
+        effective = with_own(self._tier_settings, own)
+        if self.tier is None:
+            self._refuse_without_store(effective)
+            settle_topic_info(self._files, directory, name, self._clock, own)
+            return self._open_local(name, effective, seal, first_offset)
+        tiered = self.tier.open_log(
+            *(directory, name.namespace, name.name, self._log_settings, effective),
+            time_field=TIMESTAMP_FIELD,
+            first_offset=first_offset,
+        )
+        try:
+            self._keep_settings(name, self.tier, own)
+            settle_topic_info(self._files, directory, name, self._clock, own)
+        except BaseException:
+            tiered.close()
+            raise
+        return Topic(name, tiered.log, self._clock, tiered, seal)
+
+    def _open_local(
+        self, name: TopicName, settings: TierSettings, seal: Callable[[], None], first_offset: int
+    ) -> Topic:
+        log = Log.open(
+            name.directory(self._root),
+            self._log_settings,
+            files=self._files,
+            clock=self._clock,
+            time_field=TIMESTAMP_FIELD,
+            first_offset=first_offset,
+        )
+        pruner = LocalPruner(log, settings, self._clock)
+        if pruner.has_work:
+            pruner.start(self._background)
+        return Topic(name, log, self._clock, None, seal, pruner)
+
+    def look(self, name: TopicName) -> Topic:
+        """For reading only."""
+        directory = name.directory(self._root)
+        has_files = is_topic_directory(self._files, directory)
+        if not has_files and (self.tier is None or not self.exists(name)):
+            raise NotFoundError(f"there is no topic {name}", path=self._root, hint="`tidelog topic list` shows them")
+        view = partial(LogView, directory, self._log_settings, files=self._files, clock=self._clock)
+        if self.tier is None:
+            return Topic(name, view(time_field=TIMESTAMP_FIELD), self._clock)
+        hot = view(time_field=TIMESTAMP_FIELD) if has_files else None
+        joined = self.tier.view(name.namespace, name.name, hot, TIMESTAMP_FIELD)
+        return Topic(name, hot, self._clock, joined)
+
+    # Settings
+
+    def _catalog(self, name: TopicName, tier: Tier) -> Catalog:
+        return tier.catalog(name.namespace, name.name)
+
+    def _own_settings(self, name: TopicName) -> dict[str, object]:
+        if self.tier is not None:
+            catalog = self._catalog(name, self.tier)
+            entry = catalog.metadata.get(catalog.keys.settings)
+            if entry is not None:
+                return documents.decode_mapping(entry.value, entry.key)
+        info = read_topic_info(self._files, name.directory(self._root))
+        return {} if info is None else dict(info.settings)
+
+    def _keep_settings(self, name: TopicName, tier: Tier, own: Mapping[str, object]) -> None:
+        catalog = self._catalog(name, tier)
+        key = catalog.keys.settings
+        entry = catalog.metadata.get(key)
+        known = {} if entry is None else documents.decode_mapping(entry.value, key)
+        if known != own:
+            check = Check(key, None if entry is None else entry.version)
+            catalog.metadata.commit([check], [Put(key, msgspec.json.encode(own))])
+
+    def _refuse_without_store(self, settings: TierSettings) -> None:
+        for field in _NEEDS_STORE:
+            if getattr(settings, field) is not None:
+                raise ConfigError(
+                    f"{field} is about what a store has a copy of, and this directory has no store",
+                    hint='Name one, as in tidelog.open("./data", store="s3://bucket/prefix"), or use retention_seconds',
+                )
