@@ -201,7 +201,8 @@ class _KnownStarts:
     """Where objects begin, remembered for a store that lists forwards only.
 
     It is a memory of keys, not of what is under them: descriptors are read when they are needed. Keys are only ever
-    added behind the last one and removed from the front, so what is behind the last known key is asked for each time.
+    added behind the last one, so what is behind the last known key is asked for each time; one that was removed shows
+    when it is read, and then all are asked for.
     """
 
     def __init__(self) -> None:
@@ -212,15 +213,19 @@ class _KnownStarts:
         with self._guard:
             if not self._starts or offset >= self._starts[-1]:
                 self._learn(catalog)
-            index = bisect_right(self._starts, offset) - 1
-            while index >= 0:
+            is_fresh = False
+            while (index := bisect_right(self._starts, offset) - 1) >= 0:
                 found = catalog.find(self._starts[index])
                 if found is not None and isinstance(found.value, Descriptor):
                     return found.value
-                if found is None:
-                    del self._starts[: index + 1]  # removed from the front, so what is before it is gone as well
-                    return None
-                index -= 1
+                if found is not None:
+                    offset = self._starts[index] - 1  # a reservation
+                elif is_fresh:
+                    del self._starts[index]
+                else:  # removed since: by retention, then those before it are gone too, or by a sweep of what is lost
+                    self._starts.clear()
+                    self._learn(catalog)
+                    is_fresh = True
             return None
 
     def _learn(self, catalog: Catalog) -> None:
