@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import re
 from pathlib import Path
 
+from tidelog.tier.descriptor import Descriptor, decode_descriptor, encode_descriptor
 from tidelog.tier.keys import ObjectId, TopicKeys
 from tidelog.tier.metadata import stamp
 
@@ -29,9 +31,20 @@ def test_the_keys_are_those_of_the_formats_page() -> None:
         topic.current,
         topic.state,
         topic.owner,
+        topic.start,
+        topic.settings,
         topic.subscription("billing"),
+        topic.epoch_floor,
     ]
     assert first_words(block("text objects")) == [topic.object(ObjectId(42, 99, 7))]
+
+
+def test_a_descriptor_is_that_of_the_formats_page() -> None:
+    """What the page shows is read, and written again as the same document."""
+    shown = block("json descriptor").encode("utf-8")
+    descriptor = decode_descriptor(shown, "key", 42)
+    assert isinstance(descriptor, Descriptor)
+    assert json.loads(encode_descriptor(descriptor)) == json.loads(shown)
 
 
 def test_a_stamped_entry_is_that_of_the_formats_page() -> None:

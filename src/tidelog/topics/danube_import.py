@@ -18,7 +18,6 @@ from typing import Literal
 import msgspec
 
 from tidelog.errors import CorruptionError, GapError, InputError, MessageTooLargeError, TidelogError, offsets_text
-from tidelog.log.repair import LOST_PAYLOAD
 from tidelog.topics.danube_frames import Damage, Event, Run
 from tidelog.topics.danube_message import decode_danube_message, to_message
 from tidelog.topics.danube_order import Gap, Step, in_order
@@ -290,7 +289,7 @@ class _Import:
     def _mark_lost(self, topic: Topic, first: int, count: int) -> None:
         """As a repair does: offsets stay contiguous, and readers can tell lost from present."""
         for start in range(0, count, _BATCH_MESSAGES):
-            topic._log.append_many([LOST_PAYLOAD] * min(_BATCH_MESSAGES, count - start))
+            topic.append_lost(min(_BATCH_MESSAGES, count - start))
         self._count_lost(first, count)
 
     def _count_lost(self, first: int, count: int) -> None:

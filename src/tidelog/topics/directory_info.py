@@ -87,7 +87,7 @@ def introduce(files: Files, root: Path, clock: Clock, named: Place) -> Directory
     info = DirectoryInfo(
         format=_FORMAT,
         created_us=clock.now_us() if known is None else known.created_us,
-        node=(known.node if known is not None else "") or _new_node(),
+        node=(known.node if known is not None else "") or ("" if settled.store is None else _new_node()),
         store=remembered.store,
         metadata=remembered.metadata,
     )

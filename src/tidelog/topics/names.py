@@ -13,7 +13,10 @@ from typing import NamedTuple
 from tidelog.errors import TopicNameError
 
 MAX_PART_LENGTH = 200
-_RESERVED = ("tidelog.json", "tidelog.json.tmp")
+_RESERVED = (
+    *("tidelog.json", "tidelog.json.tmp"),
+    *("metadata.db", "metadata.db-wal", "metadata.db-shm", "metadata.db-journal"),
+)
 _PART = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]*", re.ASCII)
 _HINT = (
     f"A topic is named namespace/name; each part has 1 to {MAX_PART_LENGTH} of the characters A-Z a-z 0-9 . _ - "

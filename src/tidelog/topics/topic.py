@@ -17,6 +17,7 @@ from tidelog.clock import Clock, to_microseconds
 from tidelog.errors import InputError, NotSupportedError, TidelogError
 from tidelog.log import Log, Position
 from tidelog.log.reader import Reader
+from tidelog.log.repair import LOST_PAYLOAD
 from tidelog.log.statistics import LogStatistics
 from tidelog.log.view import LogView
 from tidelog.tier.joined import JoinedLog, JoinedReader
@@ -299,6 +300,15 @@ class Topic:
         return list(
             await self._appendable.append_many_async(self._payloads(messages), sync=sync, timeout_seconds=timeout)
         )
+
+    def append_lost(self, count: int) -> None:
+        """Takes the next offsets for messages that are lost, as a repair does: for whoever copies a damaged log.
+
+        Readers get GapError there, or pass over them with `on_gap="skip"`.
+        """
+        if count < 0:
+            raise InputError(f"{count} messages cannot be lost")
+        self._appendable.append_many([LOST_PAYLOAD] * count)
 
     def flush(self) -> None:
         """Returns once everything accepted so far is on the disk."""
