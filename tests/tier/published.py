@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import struct
 from collections.abc import Iterator
 
@@ -34,11 +35,6 @@ def open_metadata(kind: str, store: ObjectStore) -> MetadataStore:
     if kind == "bucket":
         return BucketMetadataStore(store)
     return FaultyMetadata(multi_key=kind == "multi-key")
-
-
-def metadata_of(world: World, kind: str) -> MetadataStore:
-    """The same in a world that may crash."""
-    return BucketMetadataStore(world.store) if kind == "bucket" else world.metadata
 
 
 def payloads_of(name: ObjectId, time_us: int) -> list[bytes]:
@@ -152,6 +148,8 @@ class PublishedTopic:
         return [descriptor.name for descriptor in self.descriptors()]
 
 
-def offsets_of(descriptors: list[Descriptor]) -> Iterator[tuple[int, int]]:
-    """The ranges of descriptors, both ends inclusive."""
-    return ((descriptor.start_offset, descriptor.end_offset) for descriptor in descriptors)
+@contextlib.contextmanager
+def topic_in(world: World, kind: str) -> Iterator[PublishedTopic]:
+    """The next owner of the topic in a world that may crash. Its threads end with it."""
+    with BucketMetadataStore(world.store) if kind == "bucket" else world.metadata as metadata:
+        yield PublishedTopic(store=world.store, metadata=metadata)

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.tier.published import KEYS, KINDS, SECOND_US, PublishedTopic, metadata_of
+from tests.tier.published import KEYS, KINDS, SECOND_US, PublishedTopic, topic_in
 
 from tidelog.errors import AccessDeniedError, FencedError, StoreUnavailableError
 from tidelog.log.segments import FileSpan
 from tidelog.testing import FaultyStore, History, World, cut_world_everywhere
-from tidelog.tier.descriptor import Descriptor
 from tidelog.tier.retention import (
     ColdPlan,
     apply_cold,
@@ -213,38 +213,36 @@ def test_a_replaced_owner_that_is_in_the_middle_of_it_deletes_no_object(topic: P
 def test_an_object_that_is_named_again_is_not_deleted(topic: PublishedTopic) -> None:
     """A plan is a list of descriptors as they were; what is in the catalog now decides."""
     published = topic.publish_hourly(2)
-    stale = Descriptor(**{**_fields(published[0]), "created_us": 1})
+    stale = msgspec.structs.replace(published[0], created_us=1)
     plan = ColdPlan(start_offset=10, descriptors=(stale,), reasons=("age",), bytes=1)
     apply_cold(topic.owned, topic.store, plan)
     assert topic.object_names() == topic.names_in_catalog()
     assert len(topic.object_names()) == 2
 
 
-def _fields(descriptor: Descriptor) -> dict[str, object]:
-    return {name: getattr(descriptor, name) for name in descriptor.__struct_fields__}
-
-
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_crash_anywhere_in_a_deletion_is_finished_by_the_next_owner(kind: str) -> None:
     """Never a hole, never a descriptor without its object, and after the sweep nothing is left over."""
     prepared = World(multi_key=kind == "multi-key")
-    PublishedTopic(store=prepared.store, metadata=metadata_of(prepared, kind)).publish_hourly(4, count=3)
+    with topic_in(prepared, kind) as first:
+        first.publish_hourly(4, count=3)
 
     def workload(world: World, history: History) -> None:
-        topic = PublishedTopic(store=world.store, metadata=metadata_of(world, kind))
-        topic.clock.advance(4 * HOUR)
-        apply_cold(topic.owned, topic.store, plan_cold(topic.catalog, topic.clock.now_us(), 2 * HOUR + 1, None))
+        with topic_in(world, kind) as topic:
+            topic.clock.advance(4 * HOUR)
+            apply_cold(topic.owned, topic.store, plan_of(topic, age=2 * HOUR + 1))
 
     def check(world: World, history: History) -> None:
-        topic = PublishedTopic(store=world.store, metadata=metadata_of(world, kind))
-        assert topic.catalog.start_offset() in (0, 6)
-        assert set(topic.names_in_catalog()) <= set(topic.object_names())
-        assert topic.catalog.covers(topic.catalog.start_offset(), 12)
-        finish_cold(topic.owned, topic.store)
-        apply_sweep(plan_sweep(topic.catalog, topic.store, topic.owned, 0), topic.catalog, topic.store, topic.owned)
-        assert topic.object_names() == topic.names_in_catalog()
-        assert topic.catalog.covers(topic.catalog.start_offset(), 12)
-        assert topic.catalog.next_offset() == 12
+        with topic_in(world, kind) as topic:
+            assert topic.catalog.start_offset() in (0, 6)
+            assert set(topic.names_in_catalog()) <= set(topic.object_names())
+            assert topic.catalog.covers(topic.catalog.start_offset(), 12)
+            finish_cold(topic.owned, topic.store)
+            plan = plan_sweep(topic.catalog, topic.store, topic.owned, 0)
+            apply_sweep(plan, topic.catalog, topic.store, topic.owned)
+            assert topic.object_names() == topic.names_in_catalog()
+            assert topic.catalog.covers(topic.catalog.start_offset(), 12)
+            assert topic.catalog.next_offset() == 12
 
     cut_world_everywhere(workload, check, start=lambda crash_at: prepared.after_crash("keep", crash_at=crash_at))
 

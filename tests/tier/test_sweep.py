@@ -6,7 +6,7 @@ import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.tier.published import KEYS, KINDS, PublishedTopic, metadata_of
+from tests.tier.published import KEYS, KINDS, PublishedTopic, topic_in
 
 from tidelog.errors import FencedError, InputError, NotFoundError, StoreUnavailableError
 from tidelog.testing import FaultyStore, History, World, cut_world_everywhere
@@ -372,25 +372,24 @@ def test_a_plan_survives_json() -> None:
 def test_a_crash_anywhere_in_a_sweep_leaves_a_topic_in_order(kind: str) -> None:
     """Nothing that is published is ever missing, and the next sweep removes the rest."""
     prepared = World(multi_key=kind == "multi-key")
-    first = PublishedTopic(store=prepared.store, metadata=metadata_of(prepared, kind))
-    published = first.publish_hourly(3, count=3)
-    first.upload(9, 10)
-    first.owned.move_start(6)
-    first.owned.remove_descriptors(published[:1])
-    PublishedTopic(store=prepared.store, metadata=metadata_of(prepared, kind)).publish(3)
-
-    def run(world: World) -> PublishedTopic:
-        topic = PublishedTopic(store=world.store, metadata=metadata_of(world, kind))
-        apply_sweep(plan_sweep(topic.catalog, topic.store, topic.owned, 0), topic.catalog, topic.store, topic.owned)
-        return topic
+    with topic_in(prepared, kind) as first:
+        published = first.publish_hourly(3, count=3)
+        first.upload(9, 10)
+        first.owned.move_start(6)
+        first.owned.remove_descriptors(published[:1])
+    with topic_in(prepared, kind) as second:
+        second.publish(3)
 
     def workload(world: World, history: History) -> None:
-        run(world)
+        with topic_in(world, kind) as topic:
+            plan = plan_sweep(topic.catalog, topic.store, topic.owned, 0)
+            apply_sweep(plan, topic.catalog, topic.store, topic.owned)
 
     def check(world: World, history: History) -> None:
-        topic = run(world)
-        assert topic.names_in_catalog() == topic.object_names() == [ObjectId(6, 8, 1), ObjectId(9, 11, 2)]
-        assert topic.catalog.next_offset() == 12
+        workload(world, history)
+        with topic_in(world, kind) as topic:
+            assert topic.names_in_catalog() == topic.object_names() == [ObjectId(6, 8, 1), ObjectId(9, 11, 2)]
+            assert topic.catalog.next_offset() == 12
 
     cut_world_everywhere(workload, check, start=lambda crash_at: prepared.after_crash("keep", crash_at=crash_at))
 
@@ -444,28 +443,27 @@ def test_a_sweep_leaves_exactly_what_is_published(kind: str, steps: list[tuple[s
 def test_a_crash_anywhere_in_the_deletion_of_a_topic_is_finished_by_the_next_owner(kind: str) -> None:
     """All objects go before the last entry does, so nothing is left that nobody knows of."""
     prepared = World(multi_key=kind == "multi-key")
-    first = PublishedTopic(store=prepared.store, metadata=metadata_of(prepared, kind))
-    first.publish_hourly(2, count=2)
-    first.upload(10, 12)
-    first.owned.move_cursor("billing", 1)
+    with topic_in(prepared, kind) as first:
+        first.publish_hourly(2, count=2)
+        first.upload(10, 12)
+        first.owned.move_cursor("billing", 1)
 
     def workload(world: World, history: History) -> None:
-        topic = PublishedTopic(store=world.store, metadata=metadata_of(world, kind))
-        topic.owned.mark_deleted()
-        history.synced(0)
-        finish_deletion(topic.owned, topic.store)
+        with topic_in(world, kind) as topic:
+            topic.owned.mark_deleted()
+            finish_deletion(topic.owned, topic.store)
 
     def check(world: World, history: History) -> None:
-        topic = PublishedTopic(store=world.store, metadata=metadata_of(world, kind))
-        mark = topic.catalog.start_mark()
-        if mark is not None and mark[0].deleted:
-            finish_deletion(topic.owned, topic.store)
-            assert topic.metadata.keys(KEYS.metadata_prefix) == []
-        elif len(topic.object_names()) == 3:
-            assert topic.catalog.next_offset() == 4
-            return
-        assert topic.object_names() == []
-        assert topic.descriptors() == []
+        with topic_in(world, kind) as topic:
+            mark = topic.catalog.start_mark()
+            if mark is not None and mark[0].deleted:
+                finish_deletion(topic.owned, topic.store)
+                assert topic.metadata.keys(KEYS.metadata_prefix) == []
+            elif len(topic.object_names()) == 3:
+                assert topic.catalog.next_offset() == 4
+                return
+            assert topic.object_names() == []
+            assert topic.descriptors() == []
 
     cut_world_everywhere(workload, check, start=lambda crash_at: prepared.after_crash("keep", crash_at=crash_at))
 
