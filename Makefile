@@ -13,7 +13,7 @@ BUILD_INPUTS := pyproject.toml constraints.txt $(wildcard setup.py) $(wildcard s
 .PHONY: help demo test lint check bench clean
 
 help:
-	@echo 'make demo    append, read, crash and recover a log in a minute'
+	@echo 'make demo    append, crash, ship to a bucket, lose a disk and restore it, in a minute'
 	@echo 'make test    all tests'
 	@echo 'make lint    format, lint, types and import directions'
 	@echo 'make check   lint, then test: what CI runs'
@@ -50,7 +50,7 @@ $(VENV)/.created: | scripts/make-venv
 
 # What each of them needs on top of the package itself. The package is installed in place, and its kernel is built by
 # the setuptools that constraints.txt pins.
-$(VENV)/.ready-demo: EXTRAS := cli
+$(VENV)/.ready-demo: EXTRAS := cli,dev-s3
 $(VENV)/.ready-development: EXTRAS := cli,test,dev
 $(VENV)/.ready-bench: EXTRAS := cli,bench
 

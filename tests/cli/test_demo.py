@@ -17,7 +17,9 @@ def test_the_demo_proves_itself_twice(cli: Cli) -> None:
     assert first.code == 0
     assert "All proofs hold." in first.out.decode()
     assert "FAILED" not in first.out.decode()
-    second = cli("demo", "--messages", "2000", "--json")
+    assert "SeaweedFS answers at" in first.out.decode()
+    assert "nothing is missing after the loss of the disk" in first.out.decode()
+    second = cli("demo", "--messages", "2000", "--json", "--local")
     assert (second.code, second.json["is_proven"], second.json["acknowledged_and_lost"]) == (0, True, 0)
     assert second.json["recovered"] >= 2000 + second.json["acknowledged_before_kill"]
     assert len(second.json["proofs"]) == 8
@@ -44,14 +46,14 @@ def test_a_proof_that_fails_is_told(cli: Cli, monkeypatch: pytest.MonkeyPatch) -
         return crashed
 
     monkeypatch.setattr(demo_steps, "crash", with_a_lie)
-    result = cli("demo", "--messages", "200")
+    result = cli("demo", "--messages", "200", "--local")
     assert result.code == 1
     assert "FAILED: every message that was acknowledged as synced is there" in result.out.decode()
 
 
 def test_what_it_proposes_can_be_pasted(cli: Cli) -> None:
     """Every command that it ends with works as it stands, in the directory where the demo ran."""
-    told = cli("demo", "--messages", "200", "-d", "my demo").out.decode()
+    told = cli("demo", "--messages", "200", "-d", "my demo", "--local").out.decode()
     *commands, _bench = [line.strip() for line in told.split("Go on with:\n")[1].splitlines()]
     assert len(commands) == 6
     for command in commands:

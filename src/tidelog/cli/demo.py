@@ -30,7 +30,8 @@ DemoDirectoryOption = Annotated[
     typer.Option("--dir", "-d", metavar="DIR", readable=False, help="Where it works [default: ./tidelog-demo]."),
 ]
 _MARKER = "made-by-tidelog-demo"
-_LIVE, _DAMAGED = "live", "damaged"
+_LIVE, _DAMAGED, _BUCKET = "live", "damaged", "bucket"
+_NODES = ("node-a", "node-b", "node-c")
 
 
 def add_to(app: typer.Typer) -> None:
@@ -41,16 +42,19 @@ def add_to(app: typer.Typer) -> None:
 def demo(
     session: Session,
     messages: Annotated[int, typer.Option("--messages", "-n", metavar="N", min=100, help="How many.")] = 200_000,
+    local: Annotated[bool, typer.Option("--local", help="Without the part that needs a bucket.")] = False,
 ) -> None:
-    """Appends, tails, crashes, recovers, damages and repairs a log, and proves each claim.
+    """Appends, tails, crashes, repairs, ships, prunes, loses a disk and restores it, and proves each claim.
 
-    It takes less than a minute and works in ./tidelog-demo, or in --dir, which it clears of an earlier demo first. The
-    exit code is 1 when a proof fails.
+    It starts an S3 server of its own (SeaweedFS), takes less than a minute, and works in ./tidelog-demo, or in --dir,
+    which it clears of an earlier demo first. The exit code is 1 when a proof fails.
     """
     directory = session.directory or DEFAULT_DIRECTORY
     prepare(directory)
     started = time.monotonic()
     steps = _run(session.output, directory, messages)
+    if not local:
+        steps += _run_with_bucket(session.output, directory, steps)
     seconds = time.monotonic() - started
     is_proven = all(is_true for step in steps for is_true in step.proofs.values())
     if session.as_json:
@@ -73,7 +77,7 @@ def prepare(directory: Path) -> None:
         )
     directory.mkdir(parents=True, exist_ok=True)
     (directory / _MARKER).touch()
-    for name in (_LIVE, _DAMAGED):
+    for name in (_LIVE, _DAMAGED, _BUCKET, *_NODES):
         if (directory / name).exists():
             shutil.rmtree(directory / name)
 
@@ -102,12 +106,34 @@ def _run(output: Output, directory: Path, messages: int) -> list[Step]:
     return [appended.step, crashed.step, reread, mended]
 
 
+def _run_with_bucket(output: Output, directory: Path, before: list[Step]) -> list[Step]:
+    from tidelog.cli import demo_store_steps
+
+    narrator = _Narrator(output, len(before))
+    total = next(int(str(step.numbers["recovered"])) for step in before if "recovered" in step.numbers)
+    node_a, node_b, node_c = (directory / name for name in _NODES)
+    shutil.copytree(directory / _LIVE, node_a, ignore=shutil.ignore_patterns("lock", ".lock"))
+    narrator.begin("Starting an S3 server, shipping the log to a bucket, pruning the disk and reading all of it again")
+    with demo_store_steps.bucket(directory / _BUCKET) as place:
+        with output.progress("reading", total) as on_done:
+            shipped, content = demo_store_steps.ship_and_prune(node_a, place, on_done)
+        narrator.end(shipped)
+        narrator.begin("Deleting the whole directory, and going on from the bucket alone in another one")
+        with output.progress("restoring", total) as on_done:
+            restored = demo_store_steps.lose_and_restore(node_a, node_b, place, content, on_done)
+        narrator.end(restored)
+        narrator.begin("Letting a second node take the topic over while the first still has it open")
+        fenced = demo_store_steps.fence(node_b, node_c, place)
+        narrator.end(fenced)
+    return [shipped, restored, fenced]
+
+
 class _Narrator:
     """Tells the story line by line: on stdout, or on stderr when stdout is for JSON."""
 
-    def __init__(self, output: Output) -> None:
+    def __init__(self, output: Output, steps_before: int = 0) -> None:
         self._stream = sys.stderr if output.as_json else sys.stdout
-        self._number = 0
+        self._number = steps_before
 
     def begin(self, text: str) -> None:
         self._number += 1

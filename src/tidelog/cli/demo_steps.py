@@ -15,10 +15,13 @@ from threading import Thread, Timer
 from tidelog.errors import InternalError
 from tidelog.log.examine import LogExamination, examine_log
 from tidelog.log.repair import plan_repair
+from tidelog.log.settings import LogSettings
 from tidelog.topics.storage import LogDirectory
 from tidelog.topics.topic import Topic
 
 TOPIC = "demo/orders"
+# Small, so that there are several files to be pruned later.
+ROTATE_BYTES = 2 << 20
 _CUSTOMERS = 1000
 _REPORT_EVERY = 1000
 _CHILD_TIMEOUT_SECONDS = 60
@@ -71,7 +74,7 @@ class _Tail(Thread):
 
 def append_and_tail(root: Path, messages: int, on_done: OnDone) -> Appended:
     """Appends one by one and tails from a second thread, then syncs."""
-    with LogDirectory(root) as log:
+    with LogDirectory(root, LogSettings(rotate_max_bytes=ROTATE_BYTES)) as log:
         topic = log.topic(TOPIC)
         tail = _Tail(topic, messages)
         tail.start()
@@ -143,7 +146,7 @@ def _listen(child: subprocess.Popen[bytes], target: int, on_done: OnDone) -> dic
 def reread(root: Path, appended: Appended, crashed: Crashed, on_done: OnDone) -> Step:
     """Opens what the killed process left, and holds every message against what is known about it."""
     started = time.perf_counter()
-    with LogDirectory(root) as log:
+    with LogDirectory(root, LogSettings(rotate_max_bytes=ROTATE_BYTES)) as log:
         topic = log.topic(TOPIC)
         open_seconds = time.perf_counter() - started
         statistics = topic.statistics().log
