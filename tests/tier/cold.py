@@ -7,17 +7,15 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 
-import msgspec
-
 from tidelog.log.cache import Batch
 from tidelog.log.frame import Frames, encode_many
 from tidelog.tier.blocks import block_compressor, encode_block
-from tidelog.tier.catalog import Catalog, Current
+from tidelog.tier.catalog import Catalog
 from tidelog.tier.descriptor import Codec, Descriptor, encode_descriptor
 from tidelog.tier.history import History, HistoryReader
 from tidelog.tier.history_ranges import HistorySettings
 from tidelog.tier.joined import JoinedReader
-from tidelog.tier.keys import ObjectId, TopicKeys, padded
+from tidelog.tier.keys import ObjectId, TopicKeys
 from tidelog.tier.metadata.store import MetadataStore
 from tidelog.tier.object_store import ObjectStore
 from tidelog.tier.owner import StartMark, encode
@@ -96,7 +94,7 @@ class ColdTopic:
         """Puts a descriptor into the catalog, whatever is in it, and moves `cur`."""
         metadata, keys = self.catalog.metadata, self.catalog.keys
         metadata.put(keys.descriptor(descriptor.start_offset), encode_descriptor(descriptor))
-        metadata.put(keys.current, msgspec.json.encode(Current(padded(descriptor.start_offset))))
+        metadata.put(keys.current, self.catalog.moved_current(descriptor.start_offset)[0])
         self.descriptors.append(descriptor)
 
     def withdraw(self, descriptor: Descriptor) -> None:

@@ -9,9 +9,7 @@ Invariants
 
 from __future__ import annotations
 
-from bisect import bisect_right
 from collections.abc import Iterator
-from threading import Lock
 from typing import NamedTuple, TypeVar
 
 import msgspec
@@ -19,7 +17,8 @@ import msgspec
 from tidelog.errors import DataError
 from tidelog.tier import owner as documents
 from tidelog.tier.descriptor import Descriptor, Reservation, decode_descriptor
-from tidelog.tier.keys import MAX_OFFSET, TopicKeys, parse_padded
+from tidelog.tier.keys import MAX_OFFSET, TopicKeys, padded, parse_padded
+from tidelog.tier.known_starts import KnownStarts, with_start
 from tidelog.tier.metadata.store import Entry, MetadataStore
 from tidelog.tier.owner import Cursor, EpochFloor, Owner, SealedMarker, StartMark
 
@@ -33,10 +32,11 @@ class Found(NamedTuple):
     version: str
 
 
-class Current(msgspec.Struct, frozen=True):
-    """`segments/cur`: the key of the newest descriptor, a hint."""
+class Current(msgspec.Struct, frozen=True, omit_defaults=True):
+    """`segments/cur`: the key of the newest descriptor, a hint; also of others where looking backwards is expensive."""
 
     start: str
+    starts: list[int] = []
 
 
 class Catalog:
@@ -45,7 +45,7 @@ class Catalog:
     def __init__(self, metadata: MetadataStore, keys: TopicKeys) -> None:
         self.metadata = metadata
         self.keys = keys
-        self._starts = _KnownStarts()
+        self._starts = KnownStarts()
 
     # Documents
 
@@ -105,14 +105,34 @@ class Catalog:
 
     def current(self) -> tuple[int, str] | None:
         """What `cur` points at, and its version. Nonsense in it counts as no hint."""
+        found = self._current()
+        return None if found is None else (parse_padded(found[0].start) or 0, found[1])
+
+    def named_starts(self) -> list[int]:
+        """Where objects begin, as far as `cur` says so, in order."""
+        found = self._current()
+        if found is None:
+            return []
+        newest = parse_padded(found[0].start)
+        starts = found[0].starts if newest is None else [*found[0].starts, newest]
+        return sorted({start for start in starts if 0 <= start <= MAX_OFFSET})
+
+    def moved_current(self, start_offset: int) -> tuple[bytes, str | None]:
+        """What `cur` becomes when the object that begins there is the newest, and its version now."""
+        found = self._current()
+        starts = [] if found is None else found[0].starts
+        named = [] if self.metadata.floor_is_cheap else with_start(starts, start_offset)
+        value = msgspec.json.encode(Current(padded(start_offset), named))
+        return value, None if found is None else found[1]
+
+    def _current(self) -> tuple[Current, str] | None:
         found = self.metadata.get(self.keys.current)
         if found is None:
             return None
         try:
-            start = parse_padded(msgspec.json.decode(found.value, type=Current).start)
+            return msgspec.json.decode(found.value, type=Current), found.version
         except (msgspec.MsgspecError, UnicodeDecodeError):
-            start = None
-        return (0 if start is None else start), found.version
+            return Current(""), found.version
 
     def at(self, offset: int) -> Descriptor | None:
         """The descriptor of the object that holds an offset; None when none does."""
@@ -195,45 +215,6 @@ class Catalog:
         if start is None:
             raise DataError(f"{entry.key} is not the key of a descriptor")
         return Found(decode_descriptor(entry.value, entry.key, start), entry.version)
-
-
-class _KnownStarts:
-    """Where objects begin, remembered for a store that lists forwards only.
-
-    It is a memory of keys, not of what is under them: descriptors are read when they are needed. Keys are only ever
-    added behind the last one, so what is behind the last known key is asked for each time; one that was removed shows
-    when it is read, and then all are asked for.
-    """
-
-    def __init__(self) -> None:
-        self._starts: list[int] = []
-        self._guard = Lock()
-
-    def floor(self, catalog: Catalog, offset: int) -> Descriptor | None:
-        with self._guard:
-            if not self._starts or offset >= self._starts[-1]:
-                self._learn(catalog)
-            is_fresh = False
-            while (index := bisect_right(self._starts, offset) - 1) >= 0:
-                found = catalog.find(self._starts[index])
-                if found is not None and isinstance(found.value, Descriptor):
-                    return found.value
-                if found is not None:
-                    offset = self._starts[index] - 1  # a reservation
-                elif is_fresh:
-                    del self._starts[index]
-                else:  # removed since: by retention, then those before it are gone too, or by a sweep of what is lost
-                    self._starts.clear()
-                    self._learn(catalog)
-                    is_fresh = True
-            return None
-
-    def _learn(self, catalog: Catalog) -> None:
-        start = catalog.keys.descriptor(self._starts[-1]) if self._starts else None
-        for key in catalog.metadata.keys(catalog.keys.segments_prefix, start=start):
-            found = catalog.keys.parse_descriptor(key)
-            if found is not None and (not self._starts or found > self._starts[-1]):
-                self._starts.append(found)
 
 
 def _reaches(descriptor: Descriptor, time_us: int) -> bool:

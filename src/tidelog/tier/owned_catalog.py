@@ -13,14 +13,11 @@ from collections.abc import Callable, Iterable
 from functools import partial
 from typing import TypeVar
 
-import msgspec
-
 from tidelog.clock import Clock
 from tidelog.errors import ConflictError, DataError, InputError, offsets_text
 from tidelog.tier import owner as documents
-from tidelog.tier.catalog import Catalog, Current, Found
+from tidelog.tier.catalog import Catalog, Found
 from tidelog.tier.descriptor import Descriptor, Reservation, encode_descriptor
-from tidelog.tier.keys import padded
 from tidelog.tier.metadata.store import Check, Delete, Put
 from tidelog.tier.owner import Cursor, EpochFloor, SealedMarker, StartMark
 from tidelog.tier.ownership import Ownership, Step
@@ -111,9 +108,8 @@ class OwnedCatalog:
         return Step(Put(key, encode_descriptor(descriptor)), None if found is None else found.version)
 
     def _current_step(self, descriptor: Descriptor) -> Step:
-        current = self.catalog.current()
-        value = msgspec.json.encode(Current(padded(descriptor.start_offset)))
-        return Step(Put(self._keys.current, value), None if current is None else current[1], is_hint=True)
+        value, version = self.catalog.moved_current(descriptor.start_offset)
+        return Step(Put(self._keys.current, value), version, is_hint=True)
 
     def _check_continues(self, descriptor: Descriptor) -> None:
         expected = self.catalog.next_offset()
