@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from tests.servers import S3Server
 
 from tidelog import errors
 from tidelog.cli.errors import exit_code_of
@@ -15,6 +16,8 @@ from tidelog.log.frame import encode
 from tidelog.log.repair import LOST_PAYLOAD
 from tidelog.log.settings import LogSettings
 from tidelog.testing import POLICIES, FaultyFiles, ManualClock
+from tidelog.tier.store_settings import StoreSettings
+from tidelog.tier.tier_settings import TierSettings
 from tidelog.topics.message import encode_message
 from tidelog.topics.storage import LogDirectory
 
@@ -23,6 +26,7 @@ DOCS = ROOT / "docs"
 FORMATS = (DOCS / "formats.md").read_text("utf-8")
 ARCHITECTURE = (DOCS / "architecture.md").read_text("utf-8")
 OPERATIONS = (DOCS / "guides" / "operations.md").read_text("utf-8")
+COLD_TIER = (DOCS / "guides" / "cold-tier.md").read_text("utf-8")
 TESTING = (DOCS / "guides" / "testing.md").read_text("utf-8")
 GUIDES = sorted((DOCS / "guides").glob("*.md"))
 BLOCK = re.compile(r"^```([^\n]*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
@@ -120,6 +124,50 @@ def test_every_setting_is_listed_with_its_default() -> None:
     listed = dict(re.findall(r"^\| `(\w+)` \| (\d+) \|", OPERATIONS, re.MULTILINE))
     settings = LogSettings()
     assert listed == {name: str(getattr(settings, name)) for name in settings.__struct_fields__}
+
+
+def test_every_setting_of_the_cold_tier_is_listed() -> None:
+    """The guide has them all, numbers with their default."""
+    listed = dict(re.findall(r"^\| `(\w+)` \| (\d+) \|", COLD_TIER, re.MULTILINE))
+    settings = TierSettings()
+    numbers = {
+        name: str(value) for name in settings.__struct_fields__ if isinstance(value := getattr(settings, name), int)
+    }
+    assert listed == numbers
+    names = {*settings.__struct_fields__, *StoreSettings.__struct_fields__}
+    assert {name for name in names if f"`{name}`" not in COLD_TIER} == set()
+
+
+S3_EXAMPLES = [
+    (page.name, text)
+    for page in [ROOT / "README.md", *GUIDES]
+    for info, text in BLOCK.findall(page.read_text("utf-8"))
+    if info == "python s3"
+]
+
+
+@pytest.mark.parametrize(("page", "example"), S3_EXAMPLES, ids=[page for page, _ in S3_EXAMPLES])
+def test_the_examples_with_a_bucket_run(page: str, example: str, tmp_path: Path, s3_server: S3Server) -> None:
+    """Every example with s3:// works as it stands, given a bucket and the usual variables."""
+    settings = s3_server.settings()
+    assert settings.store_secret_access_key is not None
+    environment = {
+        "PYTHONPATH": str(ROOT / "src"),
+        "AWS_ENDPOINT_URL": str(settings.store_endpoint),
+        "AWS_ACCESS_KEY_ID": str(settings.store_access_key_id),
+        "AWS_SECRET_ACCESS_KEY": settings.store_secret_access_key.reveal(),
+    }
+    code = example.replace("s3://tidelog", s3_server.url(f"docs-{page.replace('.', '-')}"))
+    finished = subprocess.run(
+        [sys.executable, "-c", code],
+        cwd=tmp_path,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=TIMEOUT_SECONDS,
+        check=False,
+    )
+    assert finished.returncode == 0, f"{page}:\n{finished.stderr}"
 
 
 def test_every_crash_policy_is_explained() -> None:
