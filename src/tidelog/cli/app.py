@@ -12,7 +12,17 @@ import typer
 
 from tidelog.cli import bench, consume, demo, dev_s3, doctor, import_danube, inspect, produce, topic, verify
 from tidelog.cli.errors import ExitCode
-from tidelog.cli.session import ConfigOption, DebugOption, DirectoryOption, JsonOption, Session, report, run_reporting
+from tidelog.cli.session import (
+    ConfigOption,
+    DebugOption,
+    DirectoryOption,
+    JsonOption,
+    MetadataOption,
+    Session,
+    StoreOption,
+    report,
+    run_reporting,
+)
 
 _EPILOG = """\b
 Exit codes:
@@ -66,6 +76,8 @@ def options(
     context: typer.Context,
     directory: DirectoryOption = None,
     config: ConfigOption = None,
+    store: StoreOption = None,
+    metadata: MetadataOption = None,
     as_json: JsonOption = False,
     debug: DebugOption = False,
     version: Annotated[
@@ -75,9 +87,9 @@ def options(
     """A durable log: append to topics, tail them, check them and mend them.
 
     Results go to stdout as a table, as tab-separated text in a pipe, or as JSON with --json; everything else goes to
-    stderr. --dir, --config, --json and --debug may also follow the command.
+    stderr. The options below may also follow the command.
     """
-    context.obj = Session(directory, config, as_json, debug)
+    context.obj = Session(directory, config, as_json, debug, store, metadata)
 
 
 def run(arguments: Sequence[str]) -> int:

@@ -50,6 +50,14 @@ ConfigOption = Annotated[
     Path | None,
     typer.Option("--config", "-c", metavar="FILE", readable=False, help="Settings in TOML [default: TIDELOG_CONFIG]."),
 ]
+StoreOption = Annotated[
+    str | None,
+    typer.Option("--store", metavar="URL", help="Where history is: s3://bucket/prefix, gs://, az://, file:///path."),
+]
+MetadataOption = Annotated[
+    str | None,
+    typer.Option("--metadata", metavar="URL", help="Where the catalog is: bucket, etcd://host:port, sqlite:///path."),
+]
 JsonOption = Annotated[bool, typer.Option("--json", help="Write JSON to stdout.")]
 DebugOption = Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")]
 
@@ -62,6 +70,10 @@ class Session:
     config: Path | None = None
     as_json: bool = False
     debug: bool = False
+    store: str | None = None
+    metadata: str | None = None
+    topic: str | None = None
+    """The one that the command is about, if it is about one."""
 
     def overridden_by(self, other: Session) -> Session:
         return Session(
@@ -69,6 +81,9 @@ class Session:
             other.config or self.config,
             self.as_json or other.as_json,
             self.debug or other.debug,
+            other.store or self.store,
+            other.metadata or self.metadata,
+            other.topic or self.topic,
         )
 
     @property
@@ -80,33 +95,45 @@ class Session:
         """From the file, the variables and the options."""
         from tidelog.config import load_settings
 
-        return load_settings(self.config, os.environ, {"dir": self.directory})
+        named = {"dir": self.directory, "store": self.store, "metadata": self.metadata}
+        return load_settings(self.config, os.environ, named)
 
     @property
     def root(self) -> Path:
         """The log directory, there or not."""
         return Path(self.settings.dir or DEFAULT_DIRECTORY)
 
-    def open(self) -> LogDirectory:
-        """Takes the log directory, made when absent."""
+    def open(self, *, runs_in_background: bool = True) -> LogDirectory:
+        """Takes the log directory, made when absent. Upkeep by hand is done without that in the background."""
         from tidelog.wiring import open_directory
 
-        return open_directory(self.root, self.settings)
+        return open_directory(self.root, self.settings, runs_in_background=runs_in_background)
 
     def look(self) -> LogDirectory:
-        """Opens the log directory for reading, whoever owns it."""
+        """Opens the log directory for reading, whoever owns it; a store with its catalog is enough."""
         from tidelog.errors import NotFoundError
         from tidelog.files import explained
         from tidelog.wiring import open_directory
 
         hint = "Name another one with --dir; producing to a topic makes it"
         with explained("open", self.root):
-            if not self.root.is_dir() and self.settings.store is None:
-                raise NotFoundError(f"there is no log directory {self.root}", hint=hint)
+            if not self.root.is_dir():
+                self._require_catalog_elsewhere(hint)
             try:
                 return open_directory(self.root, self.settings, read_only=True)
             except NotFoundError as error:
                 raise NotFoundError(error.message, path=error.path, hint=hint) from error
+
+    def _require_catalog_elsewhere(self, hint: str) -> None:
+        from tidelog.errors import NotFoundError
+
+        if self.settings.store is None:
+            raise NotFoundError(f"there is no log directory {self.root}", hint=hint)
+        if self.settings.metadata in (None, "sqlite"):
+            raise NotFoundError(
+                f"there is no log directory {self.root}, and with it no catalog of {self.settings.store}",
+                hint="Say where the catalog is, with --metadata bucket or --metadata etcd://host:port, or name --dir",
+            )
 
     def pasteable(self, text: str, topic: str | None = None) -> str:
         """The text with every command in it as it has to be typed here."""
@@ -120,23 +147,30 @@ class Session:
         """What follows the program: the command's own words, the topic where it was left out, and where the log is."""
         if words.endswith("--help"):
             return words
-        about = [topic] if topic is not None and words in ("verify", "repair") else []
-        options = [("--dir", self.directory), ("--config", self.config)]
-        given = [f"{name} {shlex.quote(str(path))}" for name, path in options if path is not None]
+        about = [topic] if topic is not None and words in _ABOUT_A_TOPIC else []
+        options = [
+            ("--dir", self.directory),
+            ("--config", self.config),
+            ("--store", self.store),
+            ("--metadata", self.metadata),
+        ]
+        given = [f"{name} {shlex.quote(str(value))}" for name, value in options if value is not None]
         return " ".join([words, *about, *(option for option in given if option.split(" ")[0] not in words)])
 
     def topic_of(self, error: BaseException) -> str | None:
-        """The topic that an error is about, by the path that it names."""
+        """The topic that an error is about, by the path that it names, else the one that the command is about."""
         from tidelog.errors import TidelogError
 
         path = error.path if isinstance(error, TidelogError) else None
         if path is None or not path.is_relative_to(self.root):
-            return None
+            return self.topic
         parts = path.relative_to(self.root).parts
-        return "/".join(parts[:2]) if len(parts) >= 2 else None
+        return "/".join(parts[:2]) if len(parts) >= 2 else self.topic
 
 
 _COMMAND = re.compile("`tidelog ([^`]+)`")
+# Named in hints without the topic, which the command line knows.
+_ABOUT_A_TOPIC = ("verify", "repair", "topic rescue", "topic rebuild-catalog")
 
 Command = TypeVar("Command", bound=Callable[..., None])
 
@@ -168,12 +202,15 @@ def command(group: typer.Typer, name: str, directory_option: object = DirectoryO
             context: typer.Context,
             directory: DirectoryOption = None,
             config: ConfigOption = None,
+            store: StoreOption = None,
+            metadata: MetadataOption = None,
             as_json: JsonOption = False,
             debug: DebugOption = False,
             **own: Any,
         ) -> None:
             before = context.obj if isinstance(context.obj, Session) else Session()
-            session = before.overridden_by(Session(directory, config, as_json, debug))
+            topic = own["topic"] if isinstance(own.get("topic"), str) else None
+            session = before.overridden_by(Session(directory, config, as_json, debug, store, metadata, topic))
             code = run_reporting(lambda: _run_shown(work, session, own), session)
             if code:
                 raise typer.Exit(code)
