@@ -57,6 +57,9 @@ def set_aside(files: Files, directory: Path, tail: FencedTail) -> None:
     for name in [*names, *(name for name in (CHECKPOINT,) if files.exists(directory / name))]:
         files.rename(directory / name, folder / name)
         files.sync_directory(folder)
+        if files.exists(directory / name):
+            # A crash left one file under both names, and renaming one of them to the other changes nothing.
+            files.remove(directory / name)
         files.sync_directory(directory)
 
 
