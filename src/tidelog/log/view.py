@@ -41,16 +41,19 @@ class LogView(ReadableLog):
         files: Files | None = None,
         clock: Clock | None = None,
         time_field: int | None = None,
+        first_offset: int = 0,
     ) -> None:
+        """`first_offset` is where a log begins that has no frames yet."""
         settings = settings or LogSettings()
         super().__init__(directory, files or LocalFiles(), settings.read_chunk_bytes, time_field)
         self._clock = clock or SystemClock()
         self._looking = Lock()
         self._seen: tuple[list[tuple[int, str]], int] | None = None
         self._closed = False
+        self._first_offset = first_offset
         if not self.files.is_directory(directory):
             raise NotFoundError("there is no log here", path=directory)
-        found = recover(self.files, self._clock, directory, settings, time_field, 0)
+        found = recover(self.files, self._clock, directory, settings, time_field, first_offset)
         self.recovery: RecoveryReport = found.report
         self._adopt(found)
 
@@ -122,7 +125,7 @@ class LogView(ReadableLog):
         """What is known serves as the checkpoint, so only growth is read."""
         known = [segment for segment in self._segments if segment.size]
         hint = describe_segments(known, self._segments.start_offset, self._clock.now_us())
-        return Recovery(self.files, self._clock, self.directory, self._time_field, hint, 0).find(0)
+        return Recovery(self.files, self._clock, self.directory, self._time_field, hint, 0).find(self._first_offset)
 
     def _names_and_last_size(self) -> tuple[list[tuple[int, str]], int]:
         """Changes whenever something was written; an unfinished frame that stays as it is does not count as growth."""

@@ -71,12 +71,17 @@ class Background:
             self._start_threads()
             self._changed.notify_all()
 
-    def cancel(self, task: Task) -> None:
+    def cancel(self, *tasks: Task) -> None:
+        """None of them runs again; waits for those that are running, for some seconds in all."""
         deadline = time.monotonic() + _CANCEL_PATIENCE_SECONDS
         with self._changed:
-            task.is_cancelled = True
-            while task.runs_in not in (None, current_thread()) and time.monotonic() < deadline:
-                self._changed.wait(deadline - time.monotonic())
+            for task in tasks:
+                task.is_cancelled = True
+            while any(task.runs_in not in (None, current_thread()) for task in tasks):
+                left = deadline - time.monotonic()
+                if left <= 0:
+                    return
+                self._changed.wait(left)
 
     def close(self) -> None:
         """No task runs again. Threads end by themselves."""

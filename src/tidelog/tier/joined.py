@@ -48,6 +48,11 @@ class JoinedLog:
         return self.history.catalog.start_offset()
 
     @property
+    def known_start_offset(self) -> int:
+        """What is known about the start without asking; the owner knows it, an onlooker does not."""
+        return 0
+
+    @property
     def next_offset(self) -> int:
         """The offset that the next message gets; without a hot log, the end of what is published."""
         return self.history.catalog.next_offset() if self.hot is None else self.hot.next_offset
@@ -79,7 +84,8 @@ class JoinedLog:
         if position == "earliest":
             return self.start_offset
         offset = checked_offset(position)
-        if self.hot is None or not self.hot.start_offset <= offset <= self.hot.next_offset:
+        hot = self.hot
+        if hot is None or not max(hot.start_offset, self.known_start_offset) <= offset <= hot.next_offset:
             self._check_kept(offset)
         return offset
 

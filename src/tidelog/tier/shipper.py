@@ -14,13 +14,14 @@ Invariants
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import random
 from collections.abc import Callable
 from threading import Lock
 
 from tidelog.clock import Clock
-from tidelog.errors import ClosedError, FencedError, StoreUnavailableError, TidelogError
+from tidelog.errors import ClosedError, DataError, FencedError, NotFoundError, StoreUnavailableError, TidelogError
 from tidelog.log import Log
 from tidelog.tier.descriptor import Descriptor
 from tidelog.tier.keys import ObjectId
@@ -69,6 +70,7 @@ class Shipper:
         self._reached_time_us: int | None = None
         self._knows_reached_time = False
         self._planned: Shipment | None = None
+        self._attempted: ObjectId | None = None
         self._unpublished: tuple[Descriptor, Place] | None = None
         self._waiting_since: float | None = None
         self._failures = 0
@@ -122,6 +124,7 @@ class Shipper:
     def _upload(self, shipment: Shipment) -> Descriptor:
         self._check_open()
         name = self._name_of(shipment)
+        self._refuse_to_overwrite(name)
         upload = Upload(
             *(self._log.files, shipment, self._settings.ship_compression),
             *(self._settings.ship_compression_level, self._time_field),
@@ -130,6 +133,20 @@ class Shipper:
             uploaded = upload.send(self._objects, self._owned.catalog.keys.object(name))
         self._counters.uploaded(uploaded.info.size, shipment.raw_bytes)
         return self._describe(name, shipment, uploaded)
+
+    def _refuse_to_overwrite(self, name: ObjectId) -> None:
+        """A name is used by one owner, so what is there under a new one was sent by somebody with the same epoch."""
+        if self._attempted == name:
+            return
+        key = self._owned.catalog.keys.object(name)
+        with contextlib.suppress(NotFoundError):
+            self._objects.head(key)
+            raise DataError(
+                f"{key} is there already: somebody else ships this topic to {self._objects.url}",
+                operation="ship",
+                hint="Every owner of a topic must use the same metadata; name it when the directory is opened",
+            )
+        self._attempted = name
 
     def _describe(self, name: ObjectId, shipment: Shipment, uploaded: Uploaded) -> Descriptor:
         times = [time for time in (self._reached_before(), uploaded.last_time_us) if time is not None]

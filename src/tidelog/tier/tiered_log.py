@@ -61,12 +61,14 @@ class TieredLog(JoinedLog):
         self._first_own_offset = log.next_offset
         self._fenced: FencedError | None = None
         self._tasks: list[Task] = []
+        self._background: Background | None = None
         self._wakefulness = Wakefulness(self.verify)
         self.check_awake = self._wakefulness.check
         """Called before an append: cheap, unless the process has been asleep."""
 
     def start_tasks(self, background: Background) -> None:
         """Ships, prunes and asks for its ownership from now on, in the background."""
+        self._background = background
         interval = self.settings.ship_interval_seconds
         self._tasks = [
             background.add(self._guarded(self.shipper.ship_if_due), min(1.0, interval)),
@@ -79,6 +81,10 @@ class TieredLog(JoinedLog):
     @property
     def start_offset(self) -> int:
         """The oldest offset that may be read. The owner alone moves it, so it is known here."""
+        return self.pruner.start_offset
+
+    @property
+    def known_start_offset(self) -> int:
         return self.pruner.start_offset
 
     @property
@@ -232,9 +238,9 @@ class TieredLog(JoinedLog):
 
     def _stop(self) -> None:
         self.shipper.close()
-        for task in self._tasks:
-            task.cancel()
-        self._tasks = []
+        tasks, self._tasks = self._tasks, []
+        if self._background is not None:
+            self._background.cancel(*tasks)
 
     def _give_back_lineage(self) -> None:
         """Who only looked must not turn what another node has on its disk into a fenced tail."""

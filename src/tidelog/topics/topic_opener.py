@@ -7,20 +7,21 @@ Invariants
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Mapping
-from functools import partial
 from pathlib import Path
 
 import msgspec
 
 from tidelog.clock import Clock
-from tidelog.errors import ConfigError, NotFoundError
+from tidelog.errors import ConfigError, NotFoundError, RetryError
 from tidelog.files import Files
 from tidelog.log import Log, LogSettings
 from tidelog.log.view import LogView
 from tidelog.tier import owner as documents
 from tidelog.tier.background import Background
 from tidelog.tier.catalog import Catalog
+from tidelog.tier.local_claim import read_local_claim
 from tidelog.tier.local_pruner import LocalPruner
 from tidelog.tier.metadata.store import Check, Put
 from tidelog.tier.tier import Tier
@@ -30,6 +31,7 @@ from tidelog.topics.names import TopicName
 from tidelog.topics.topic import Topic
 from tidelog.topics.topic_info import is_topic_directory, read_topic_info, settle_topic_info, with_own
 
+_logger = logging.getLogger("tidelog.topics")
 _NEEDS_STORE = ("local_retention_seconds", "local_retention_bytes")
 _NO_SETTINGS: Mapping[str, object] = {}
 
@@ -112,12 +114,35 @@ class TopicOpener:
         has_files = is_topic_directory(self._files, directory)
         if not has_files and (self.tier is None or not self.exists(name)):
             raise NotFoundError(f"there is no topic {name}", path=self._root, hint="`tidelog topic list` shows them")
-        view = partial(LogView, directory, self._log_settings, files=self._files, clock=self._clock)
         if self.tier is None:
-            return Topic(name, view(time_field=TIMESTAMP_FIELD), self._clock)
-        hot = view(time_field=TIMESTAMP_FIELD) if has_files else None
+            return Topic(name, self._view(directory), self._clock)
+        hot = self._view_of_tail(name, self.tier) if has_files else None
         joined = self.tier.view(name.namespace, name.name, hot, TIMESTAMP_FIELD)
         return Topic(name, hot, self._clock, joined)
+
+    def _view(self, directory: Path, first_offset: int = 0) -> LogView:
+        return LogView(
+            directory,
+            self._log_settings,
+            files=self._files,
+            clock=self._clock,
+            time_field=TIMESTAMP_FIELD,
+            first_offset=first_offset,
+        )
+
+    def _view_of_tail(self, name: TopicName, tier: Tier) -> LogView | None:
+        """The files here, unless another node has written since: then they are not the end of the topic any more."""
+        directory = name.directory(self._root)
+        catalog = self._catalog(name, tier)
+        try:
+            owner, next_offset = catalog.owner(), catalog.next_offset()
+        except RetryError as error:
+            _logger.warning("%s: only what is on this disk can be read: %s", directory, error)
+            return self._view(directory)
+        local = read_local_claim(self._files, directory)
+        if owner is not None and (local is None or not local.knows(owner[0].lineage)):
+            return None
+        return self._view(directory, next_offset)
 
     # Settings
 
