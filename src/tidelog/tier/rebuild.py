@@ -28,6 +28,7 @@ from tidelog.tier import owner as documents
 from tidelog.tier.catalog import Catalog, Current
 from tidelog.tier.descriptor import Descriptor, Reservation, encode_descriptor
 from tidelog.tier.keys import ObjectId, TopicKeys, is_part, padded
+from tidelog.tier.known_starts import MAX_NAMED_STARTS
 from tidelog.tier.metadata.store import Check, Delete, Entry, MetadataStore, Put
 from tidelog.tier.object_chain import Chain, choose_chain
 from tidelog.tier.object_check import ObjectCheck
@@ -291,10 +292,13 @@ class _Rebuild:
             self._put(self._keys.descriptor(next_offset), encode_descriptor(reservation))
 
     def _write_current(self, chain: Chain) -> None:
-        if chain.objects:
-            self._put(self._keys.current, msgspec.json.encode(Current(padded(chain.objects[-1].start))))
-        else:
+        if not chain.objects:
             self._remove(self._keys.current)
+            return
+        named = [] if self._metadata.floor_is_cheap else [name.start for name in chain.objects]
+        while len(named) > MAX_NAMED_STARTS:
+            named = named[::2]
+        self._put(self._keys.current, msgspec.json.encode(Current(padded(chain.objects[-1].start), named)))
 
     def _put(self, key: str, value: bytes) -> None:
         entry = self._metadata.get(key)
