@@ -8,6 +8,7 @@ may be used to find an offset by time.
 from __future__ import annotations
 
 import contextlib
+import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from threading import Lock
@@ -27,7 +28,7 @@ from tidelog.log.reader import FilePart, Reader
 from tidelog.log.recovery import Recovered, cut_torn_tail, recover
 from tidelog.log.segments import FileSpan, Segments
 from tidelog.log.settings import LogSettings
-from tidelog.log.statistics import LogStatistics
+from tidelog.log.statistics import LogStatistics, Stopwatch
 from tidelog.log.writer import Writer
 
 
@@ -54,6 +55,8 @@ class Log(ReadableLog):
         self._writer = Writer(self._handover, self._active, settings, clock, directory, self._save_checkpoint)
         self._closing = Lock()
         self._closed = False
+        self._counting = Lock()
+        self._append_wait_seconds = Stopwatch()
         self.try_append = self._handover.try_append
         """Accepts a payload if there is room at once: its offset, or None."""
         self._lock: FileLock | None = None
@@ -115,19 +118,28 @@ class Log(ReadableLog):
 
     def finish_append(self, payload: bytes, offset: int | None, sync: bool, timeout_seconds: float | None) -> int:
         """What is left to do after `try_append`: wait for room if there was none, and for the disk if asked to."""
+        begin = time.perf_counter()
         if offset is None:
             offset = self._handover.append_many((payload,), timeout_seconds)
         if sync:
             self._wait_durable(offset, 1)
+        self._waited(begin)
         return offset
+
+    def _waited(self, begin: float) -> None:
+        """Counts an append that had to wait for room or for the disk; the others take a few microseconds each."""
+        with self._counting:
+            self._append_wait_seconds.add(time.perf_counter() - begin)
 
     def append_many(
         self, payloads: Sequence[bytes], *, sync: bool = False, timeout_seconds: float | None = None
     ) -> range:
         """Accepts all payloads with consecutive offsets, or none of them."""
+        begin = time.perf_counter()
         first = self._handover.append_many(payloads, timeout_seconds)
         if sync:
             self._wait_durable(first, len(payloads))
+        self._waited(begin)
         return range(first, first + len(payloads))
 
     async def append_async(self, payload: bytes, *, sync: bool = False, timeout_seconds: float | None = None) -> int:
@@ -356,6 +368,7 @@ class Log(ReadableLog):
                 rotations=self._active.sealed_files,
                 checkpoint_failures=writer.checkpoint_failures,
                 full_disk_waits=writer.full_disk_waits,
+                append_wait_seconds=self._append_wait_seconds.snapshot(),
                 write_seconds=writer.write_seconds.snapshot(),
                 sync_seconds=writer.sync_seconds.snapshot(),
                 recovery=self.recovery,

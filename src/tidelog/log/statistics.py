@@ -60,7 +60,10 @@ class RecoveryReport(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class LogStatistics(msgspec.Struct, frozen=True, kw_only=True):
-    """One moment of a log. Offsets are exclusive ends, as everywhere."""
+    """One moment of a log. Offsets are exclusive ends, as everywhere.
+
+    `append_wait_seconds` has the appends that waited for room or for the disk, and those of several messages.
+    """
 
     state: str
     start_offset: int
@@ -78,6 +81,7 @@ class LogStatistics(msgspec.Struct, frozen=True, kw_only=True):
     rotations: int
     checkpoint_failures: int
     full_disk_waits: int
+    append_wait_seconds: Histogram
     write_seconds: Histogram
     sync_seconds: Histogram
     recovery: RecoveryReport
