@@ -52,7 +52,7 @@ $(VENV)/.created: | scripts/make-venv
 # the setuptools that constraints.txt pins.
 $(VENV)/.ready-demo: EXTRAS := cli,dev-s3
 $(VENV)/.ready-development: EXTRAS := cli,test,dev
-$(VENV)/.ready-bench: EXTRAS := cli,bench
+$(VENV)/.ready-bench: EXTRAS := cli,test,bench
 
 $(VENV)/.ready-%: $(VENV)/.created $(BUILD_INPUTS)
 	@echo 'installing tidelog[$(EXTRAS)] into $(VENV)'

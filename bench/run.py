@@ -26,6 +26,7 @@ BENCHMARKS = {
     "read_back": ["--messages", "50000", "--rounds", "1"],
     "reopen": ["--megabytes", "128", "--rounds", "1"],
     "slow_reader": ["--messages", "50000"],
+    "history_read": ["--megabytes", "64", "--rounds", "1"],
 }
 # More than this of one core taken by others, and figures of two cores are no longer about us.
 BUSY_LOAD = 0.5

@@ -23,7 +23,7 @@ class HistorySettings(msgspec.Struct, frozen=True, kw_only=True):
     """How history is fetched: a reader holds about `range_bytes * (read_ahead_ranges + 3)` bytes."""
 
     range_bytes: int = 4 << 20
-    read_ahead_ranges: int = 4
+    read_ahead_ranges: int = 3
 
 
 class Fetcher:

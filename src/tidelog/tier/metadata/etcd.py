@@ -49,6 +49,7 @@ class EtcdMetadataStore(MetadataStore):
 
     supports_multi_key = True
     supports_leases = True
+    floor_is_cheap = False  # the server gathers everything in the range before it sorts
 
     def __init__(
         self, host: str, port: int, *, timeout_seconds: float = REQUEST_TIMEOUT_SECONDS, clock: Clock | None = None

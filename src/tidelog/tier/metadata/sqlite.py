@@ -69,8 +69,10 @@ class SqliteMetadataStore(MetadataStore):
         return next(iter(self._select("key = ?", [check_key(key)])), None)
 
     def floor(self, prefix: str, key: str) -> Entry | None:
-        bounds = [check_prefix(prefix), end_of(prefix), check_key(key)]
-        return next(iter(self._select("key >= ? AND key < ? AND key <= ? ORDER BY key DESC LIMIT 1", bounds)), None)
+        end = end_of(check_prefix(prefix))
+        # One upper bound only: with two, SQLite begins at the first and steps back to the second.
+        upper, last = ("<=", key) if check_key(key) < end else ("<", end)
+        return next(iter(self._select(f"key >= ? AND key {upper} ? ORDER BY key DESC LIMIT 1", [prefix, last])), None)
 
     def close(self) -> None:
         if not self._is_closed:
