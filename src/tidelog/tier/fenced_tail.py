@@ -63,6 +63,13 @@ def set_aside(files: Files, directory: Path, tail: FencedTail) -> None:
         files.sync_directory(directory)
 
 
+def secure_tails(files: Files, directory: Path) -> None:
+    """Makes sure of what an interrupted attempt moved: else the next change here could outlive its move there."""
+    for folder in (directory / FENCED, *(directory / FENCED / tail.name for tail in fenced_tails(files, directory))):
+        if files.is_directory(folder):
+            files.sync_directory(folder)
+
+
 def remove_files(files: Files, directory: Path) -> None:
     """Deletes the files of a log whose messages are all elsewhere, or are meant to go.
 

@@ -27,7 +27,7 @@ from tidelog.log.names import wal_files
 from tidelog.log.settings import LogSettings
 from tidelog.log.view import LogView
 from tidelog.tier.catalog import Catalog
-from tidelog.tier.fenced_tail import FencedTail, remove_files, set_aside
+from tidelog.tier.fenced_tail import FencedTail, remove_files, secure_tails, set_aside
 from tidelog.tier.local_claim import LocalClaim, read_local_claim, write_local_claim
 from tidelog.tier.object_store import ObjectStore
 from tidelog.tier.owned_catalog import OwnedCatalog
@@ -57,16 +57,12 @@ class Takeover:
 
     def take(self, node: str, first_offset: int = 0) -> Taken:
         """Claims the topic and finds out where to go on."""
+        secure_tails(self._files, self._directory)
         self._finish_deletion(node)
         found = self._catalog.owner()
-        owner = None if found is None else found[0]
-        local = self._local_claim()
-        marker = self._believed_marker(owner)
-        if owner is None:
-            self._refuse_lost_catalog()
-        if self._has_files and not self._files_are_the_end(local, owner):
-            self._put_files_aside(local, owner)
-        owned = self._claim(node, local)
+        marker = self._believed_marker(None if found is None else found[0])
+        put_fenced_files_aside(self._files, self._directory, self._catalog, self._objects, self._clock)
+        owned = self._claim(node, read_claim(self._files, self._directory))
         next_offset = owned.settle_in(self._first_of_all(first_offset))
         self._check_marker(marker, next_offset)
         owned.unseal()
@@ -94,82 +90,17 @@ class Takeover:
                 hint="Restore the metadata, or make the catalog anew with `tidelog topic rebuild-catalog`",
             )
 
-    def _refuse_lost_catalog(self) -> None:
-        stray = next(iter(self._objects.list(self._catalog.keys.objects_prefix)), None)
-        if stray is not None:
-            raise DataError(
-                f"the catalog does not know this topic, but {self._objects.url} has objects of it, such as {stray.key}",
-                operation="open",
-                hint="If the metadata was lost, `tidelog topic rebuild-catalog` makes it anew from the objects",
-            )
-
     def _finish_deletion(self, node: str) -> None:
         """A topic that was being deleted is deleted first; what is here of it goes with it."""
         mark, found = self._catalog.start_mark(), self._catalog.owner()
         if mark is None or found is None or not mark[0].deleted:
             return
-        local = self._local_claim()
-        if self._has_files and local is not None and self._files_are_the_end(local, found[0]):
+        local = read_claim(self._files, self._directory)
+        if self._has_files and local is not None and local.knows(found[0].lineage):
             remove_files(self._files, self._directory)
         finish_deletion(self._claim(node, local), self._objects)
 
     # The files of an earlier time
-
-    def _local_claim(self) -> LocalClaim | None:
-        try:
-            return read_local_claim(self._files, self._directory)
-        except DataError as error:
-            raise DataError(
-                f"it is not known whose files these are: {error.message}",
-                operation="open",
-                path=self._directory,
-                hint="Put owner.json back from a copy, or move the directory away: the topic goes on from the store",
-            ) from error
-
-    def _files_are_the_end(self, local: LocalClaim | None, owner: Owner | None) -> bool:
-        """Whether nobody has written the topic since the files here were. Without any owner: whether it was deleted."""
-        if owner is not None:
-            return local is not None and local.knows(owner.lineage)
-        return local is None or self._catalog.epoch_floor() < local.epoch
-
-    def _put_files_aside(self, local: LocalClaim | None, owner: Owner | None) -> None:
-        if local is None:
-            who = "nobody" if owner is None else owner.node
-            raise InputError(
-                f"there are messages in this directory that were never part of this topic, which {who} owns",
-                operation="open",
-                path=self._directory,
-                hint="Open another directory, or use another name or another store for these messages",
-            )
-        tail = self._tail(local)
-        set_aside(self._files, self._directory, tail)
-        if tail.count:
-            offsets = offsets_text(tail.first_offset, tail.next_offset - 1)
-            _logger.error(
-                "%s: another node took the topic over; %s, accepted here and never shipped, are kept aside: "
-                "`tidelog topic rescue` returns them",
-                *(self._directory, offsets),
-            )
-
-    def _tail(self, local: LocalClaim) -> FencedTail:
-        view = LogView(self._directory, LogSettings(), files=self._files, clock=self._clock)
-        start_offset, next_offset = view.start_offset, view.next_offset
-        return FencedTail(
-            epoch=local.epoch,
-            claim=local.claim or local.intended or "0",
-            first_offset=self._shipped_by(local.epoch, start_offset, next_offset),
-            next_offset=next_offset,
-            set_aside_us=self._clock.now_us(),
-        )
-
-    def _shipped_by(self, epoch: int, start_offset: int, next_offset: int) -> int:
-        """The first of the offsets here that was not published under our epochs: somebody else's, or nobody's."""
-        reached = start_offset
-        for descriptor in self._catalog.walk(start_offset):
-            if descriptor.epoch > epoch or descriptor.start_offset > reached or reached >= next_offset:
-                break
-            reached = descriptor.next_offset
-        return min(reached, next_offset)
 
     def _put_aside_what_is_behind(self, owned: OwnedCatalog, next_offset: int) -> None:
         """The files here are the topic's own, but end before the catalog does: the newest are lost, and the store has
@@ -225,3 +156,102 @@ class Takeover:
         if not self._has_files:
             return asked
         return LogView(self._directory, LogSettings(), files=self._files, clock=self._clock).start_offset
+
+
+# The files of an owner that was fenced. Nothing below claims anything.
+
+
+def fenced_files(
+    files: Files, directory: Path, catalog: Catalog, objects: ObjectStore, clock: Clock
+) -> FencedTail | None:
+    """The log in this directory, where it is no longer the end of the topic; None where it is, or there is none.
+
+    Changes nothing. A catalog that was lost raises DataError: nobody can tell then.
+    """
+    found = catalog.owner()
+    owner = None if found is None else found[0]
+    if owner is None:
+        _refuse_lost_catalog(catalog, objects)
+    if not files.is_directory(directory) or not wal_files(files.list(directory)):
+        return None
+    local = read_claim(files, directory)
+    if _are_the_end(local, owner, catalog):
+        return None
+    if local is None:
+        who = "nobody" if owner is None else owner.node
+        raise InputError(
+            f"there are messages in this directory that were never part of this topic, which {who} owns",
+            operation="open",
+            path=directory,
+            hint="Open another directory, or use another name or another store for these messages",
+        )
+    view = LogView(directory, LogSettings(), files=files, clock=clock)
+    start_offset, next_offset = view.start_offset, view.next_offset
+    return FencedTail(
+        epoch=local.epoch,
+        claim=local.claim or local.intended or "0",
+        first_offset=_shipped_by(local.epoch, start_offset, next_offset, catalog),
+        next_offset=next_offset,
+        set_aside_us=clock.now_us(),
+    )
+
+
+def put_fenced_files_aside(
+    files: Files, directory: Path, catalog: Catalog, objects: ObjectStore, clock: Clock
+) -> FencedTail | None:
+    """Moves what `fenced_files` finds out of the way. The caller holds the lock of the directory."""
+    tail = fenced_files(files, directory, catalog, objects, clock)
+    if tail is None:
+        return None
+    set_aside(files, directory, tail)
+    if tail.count:
+        offsets = offsets_text(tail.first_offset, tail.next_offset - 1)
+        _logger.error(
+            "%s: another node took the topic over; %s, accepted here and never shipped, are kept aside: "
+            "`tidelog topic rescue` returns them",
+            *(directory, offsets),
+        )
+    return tail
+
+
+def read_claim(files: Files, directory: Path) -> LocalClaim | None:
+    """Under which claim the files here were written; DataError where that cannot be told."""
+    try:
+        return read_local_claim(files, directory)
+    except DataError as error:
+        raise DataError(
+            f"it is not known whose files these are: {error.message}",
+            operation="open",
+            path=directory,
+            hint="Put owner.json back from a copy, or move the directory away: the topic goes on from the store",
+        ) from error
+
+
+def _refuse_lost_catalog(catalog: Catalog, objects: ObjectStore) -> None:
+    # What an owner of a deleted topic sends late has an epoch that is known to be past.
+    past = catalog.epoch_floor()
+    listed = ((info, catalog.keys.parse_object(info.key)) for info in objects.list(catalog.keys.objects_prefix))
+    stray = next((info for info, name in listed if name is not None and name.epoch > past), None)
+    if stray is not None:
+        raise DataError(
+            f"the catalog does not know this topic, but {objects.url} has objects of it, such as {stray.key}",
+            operation="open",
+            hint="If the metadata was lost, `tidelog topic rebuild-catalog` makes it anew from the objects",
+        )
+
+
+def _are_the_end(local: LocalClaim | None, owner: Owner | None, catalog: Catalog) -> bool:
+    """Whether nobody has written the topic since the files here were. Without any owner: whether it was deleted."""
+    if owner is not None:
+        return local is not None and local.knows(owner.lineage)
+    return local is None or catalog.epoch_floor() < local.epoch
+
+
+def _shipped_by(epoch: int, start_offset: int, next_offset: int, catalog: Catalog) -> int:
+    """The first of the offsets here that was not published under our epochs: somebody else's, or nobody's."""
+    reached = start_offset
+    for descriptor in catalog.walk(start_offset):
+        if descriptor.epoch > epoch or descriptor.start_offset > reached or reached >= next_offset:
+            break
+        reached = descriptor.next_offset
+    return min(reached, next_offset)
