@@ -1,13 +1,14 @@
 """Messages as bytes for stdout: by a template such as `%o %k %v\\n`, or as one JSON object a line.
 
 A template is compiled once. Whatever is not valid UTF-8 stays as it is in a template; in JSON it becomes base64, and a
-field beside it says so: `"value_encoding": "base64"`.
+field beside it says so: `"value_encoding": "base64"`. What was written as JSON can be read back.
 """
 
 from __future__ import annotations
 
 import base64
 from collections.abc import Callable, Mapping
+from datetime import datetime
 
 import msgspec
 
@@ -122,3 +123,42 @@ def _text(data: bytes | None) -> tuple[str | None, str | None]:
         return data.decode("utf-8"), None
     except UnicodeDecodeError:
         return base64.b64encode(data).decode("ascii"), "base64"
+
+
+# And back
+
+
+class _JsonMessage(msgspec.Struct):
+    """What a line of JSON may say; the offset and whatever else is in it counts for nothing."""
+
+    value: str
+    key: str | None = None
+    headers: dict[str, str] = {}
+    timestamp: datetime | None = None
+    value_encoding: str | None = None
+    key_encoding: str | None = None
+    headers_encoding: dict[str, str] = {}
+
+
+def from_json_line(line: bytes) -> Message:
+    """The message in a line that `json_lines` wrote; InputError says what is wrong with it."""
+    try:
+        found = msgspec.json.decode(line, type=_JsonMessage)
+        return Message(
+            _bytes(found.value, found.value_encoding),
+            key=None if found.key is None else _bytes(found.key, found.key_encoding),
+            headers={name: _bytes(text, found.headers_encoding.get(name)) for name, text in found.headers.items()},
+            timestamp=found.timestamp,
+        )
+    except (msgspec.MsgspecError, UnicodeDecodeError, ValueError) as error:
+        raise InputError(
+            f"not a message in JSON: {error}", hint="Lines are as `tidelog consume --json` writes"
+        ) from error
+
+
+def _bytes(text: str, encoding: str | None) -> bytes:
+    if encoding is None:
+        return text.encode("utf-8")
+    if encoding != "base64":
+        raise ValueError(f"the encoding {encoding!r} is not known")
+    return base64.b64decode(text, validate=True)

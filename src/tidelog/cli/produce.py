@@ -51,12 +51,15 @@ def produce(
     ] = None,
     sync: Annotated[bool, typer.Option("--sync", help="Sync to the disk before reading on.")] = False,
     null: Annotated[bool, typer.Option("--null", "-0", help="Messages end with a NUL byte, not a line end.")] = False,
+    from_json: Annotated[
+        bool, typer.Option("--from-json", help="Lines are messages as `consume --json` writes them.")
+    ] = False,
 ) -> None:
     """Appends a message a line from FILE or stdin to TOPIC.
 
     Bytes are taken as they are. Everything is on the disk when the command ends; a note on stderr (a document on stdout
     with --json) says how many messages there were and which offsets they got. With --sync what was read is on the disk
-    before more is read.
+    before more is read. With --from-json a line gives key, headers and time too; offsets are given anew.
 
     \b
     tidelog produce shop/orders orders.jsonl
@@ -66,7 +69,7 @@ def produce(
     from tidelog.topics.names import parse_topic_name
 
     parse_topic_name(topic)  # before anything is made for it
-    to_message = message_maker(key_separator, header or [])
+    to_message = _json_reader(key_separator, header, null) if from_json else message_maker(key_separator, header or [])
     separator = b"\x00" if null else b"\n"
     with _source(session, file) as (stream, on_read), session.open() as log:
         target = log.topic(topic)
@@ -197,6 +200,15 @@ def split_records(
         on_read(done)
     if begun_bytes:
         yield [b"".join(begun)]
+
+
+def _json_reader(key_separator: str | None, header: Sequence[str] | None, null: bool) -> ToMessage:
+    from tidelog.cli.message_format import from_json_line
+    from tidelog.errors import InputError
+
+    if key_separator is not None or header or null:
+        raise InputError("--from-json cannot be combined with --key-separator, --header or --null")
+    return from_json_line
 
 
 def message_maker(key_separator: str | None, headers: Sequence[str]) -> ToMessage:

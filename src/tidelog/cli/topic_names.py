@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 
 
 def topic_names(log: LogDirectory) -> list[str]:
-    """The names of all topics, sorted, those that cannot be read included."""
-    names = []
+    """The names of all topics, sorted: those in the catalog, and those here, what cannot be read included."""
+    names = [] if log.tier is None else [f"{namespace}/{name}" for namespace, name in log.tier.topics()]
     for namespace in _folders(log.root):
         try:
             topics = _folders(log.root / namespace)
@@ -28,10 +28,12 @@ def topic_names(log: LogDirectory) -> list[str]:
             names.append(f"{namespace}/*")
             continue
         names += [f"{namespace}/{name}" for name in topics if _may_be_topic(log, TopicName(namespace, name))]
-    return sorted(names)
+    return sorted(set(names))
 
 
 def _folders(directory: Path) -> list[str]:
+    if not directory.is_dir():
+        return []  # all of it is in a store
     with os.scandir(directory) as entries:
         return [entry.name for entry in entries if is_name_part(entry.name) and entry.is_dir()]
 

@@ -1,0 +1,219 @@
+"""Rescuing what a fenced owner had accepted and not shipped: looked at, written elsewhere, or given up by name.
+
+    <topic>/fenced/e{epoch}-{claim}/rescued.json    into which topics the tail was appended, from which offset on
+
+Invariants
+- A tail never becomes part of its topic's offsets again. It is appended as new messages, which say where they are from
+  in two headers: `tidelog-rescued-from` ("namespace/name e{epoch}-{claim}") and `tidelog-rescued-offset`.
+- Appending can be interrupted and made again: what the target has of the tail already is looked for by these headers,
+  and it goes on behind that. (If retention has deleted all of it from the target meanwhile, it is appended once more.)
+- Nothing is deleted but by `discard`.
+- A fenced log that was not opened since lies in the topic's own directory. It is put aside first, under the lock of the
+  log directory and without claiming anything.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from itertools import islice
+from pathlib import Path
+
+import msgspec
+
+from tidelog.clock import Clock, SystemClock
+from tidelog.codec import decode_document, encode_document
+from tidelog.errors import DataError, InputError, NotFoundError
+from tidelog.files import Files, LocalFiles
+from tidelog.log.names import wal_files
+from tidelog.log.view import LogView
+from tidelog.tier.fenced_tail import FencedTail, discard, fenced_tails, tail_directory
+from tidelog.tier.takeover import fenced_files, put_fenced_files_aside
+from tidelog.topics.message import Message
+from tidelog.topics.names import parse_topic_name
+from tidelog.topics.reading import read_messages
+from tidelog.topics.storage import LogDirectory
+from tidelog.topics.topic import Topic
+
+RESCUED_FROM = "tidelog-rescued-from"
+RESCUED_OFFSET = "tidelog-rescued-offset"
+_PROGRESS_FILE = "rescued.json"
+_KIND = "rescued"
+_VERSION = 1
+_BATCH_MESSAGES = 1000
+
+OnDone = Callable[[int], None]
+
+
+class RescuableTail(msgspec.Struct, frozen=True, kw_only=True):
+    """Messages that were accepted under an epoch and never shipped.
+
+    `file_bytes` is the size of all its files, in which there may be shipped messages too. `set_aside_us` is None while
+    the files lie where the topic's own are.
+    """
+
+    topic: str
+    name: str
+    epoch: int
+    first_offset: int
+    next_offset: int
+    file_bytes: int
+    set_aside_us: int | None
+
+    @property
+    def count(self) -> int:
+        return max(0, self.next_offset - self.first_offset)
+
+    @property
+    def origin(self) -> bytes:
+        """What its messages have in the header `tidelog-rescued-from`."""
+        return f"{self.topic} {self.name}".encode()
+
+
+class Rescued(msgspec.Struct, frozen=True, kw_only=True):
+    """What became of a tail: appended now, found in the target already, and marked as lost by an earlier repair."""
+
+    appended: int
+    already_there: int
+    lost: int
+
+
+class _Progress(msgspec.Struct, frozen=True, kw_only=True):
+    """`into` has by topic the offset that was next in it when the first message was about to be appended."""
+
+    into: dict[str, int]
+
+
+class Rescue:
+    """The fenced tails of one topic in a log directory. What changes anything needs that open for writing."""
+
+    def __init__(
+        self, log: LogDirectory, topic: str, *, files: Files | None = None, clock: Clock | None = None
+    ) -> None:
+        self.topic = topic
+        self._log = log
+        self._name = parse_topic_name(topic)
+        self._directory = self._name.directory(log.root)
+        self._files = files or LocalFiles()
+        self._clock = clock or SystemClock()
+
+    # Finding
+
+    def tails(self) -> list[RescuableTail]:
+        """All of them, oldest first; one that still lies in the topic's own files is the last."""
+        if not self._files.is_directory(self._directory):
+            return []
+        aside = [self._shown(tail, is_aside=True) for tail in fenced_tails(self._files, self._directory)]
+        in_place = self._in_place()
+        if in_place is not None and in_place.name not in {tail.name for tail in aside}:
+            aside.append(self._shown(in_place, is_aside=False))
+        return aside
+
+    def _in_place(self) -> FencedTail | None:
+        if self._log.tier is None:
+            return None
+        catalog = self._log.tier.catalog(self._name.namespace, self._name.name)
+        return fenced_files(self._files, self._directory, catalog, self._log.tier.objects, self._clock)
+
+    def _shown(self, tail: FencedTail, *, is_aside: bool) -> RescuableTail:
+        folder = tail_directory(self._files, self._directory, tail.name) if is_aside else self._directory
+        return RescuableTail(
+            topic=self.topic,
+            name=tail.name,
+            epoch=tail.epoch,
+            first_offset=tail.first_offset,
+            next_offset=tail.next_offset,
+            file_bytes=sum(self._size_of(folder / name) for _, name in wal_files(self._files.list(folder))),
+            set_aside_us=tail.set_aside_us if is_aside else None,
+        )
+
+    def _size_of(self, path: Path) -> int:
+        file = self._files.open(path)
+        try:
+            return file.size()
+        finally:
+            file.close()
+
+    def set_aside(self) -> list[RescuableTail]:
+        """Puts away what still lies in the topic's own files; returns all tails. The topic must not be open."""
+        self._require_lock()
+        if self._log.tier is not None and self._files.is_directory(self._directory):
+            catalog = self._log.tier.catalog(self._name.namespace, self._name.name)
+            put_fenced_files_aside(self._files, self._directory, catalog, self._log.tier.objects, self._clock)
+        return self.tails()
+
+    def _require_lock(self) -> None:
+        if self._log.read_only:
+            raise InputError("the log directory was opened with read_only=True", path=self._log.root)
+
+    # Reading
+
+    def messages(self, tail: RescuableTail, first_offset: int | None = None) -> Iterator[Message]:
+        """The messages of a tail with the offsets that they had here; what a repair marked as lost is left out."""
+        folder = self._directory if tail.set_aside_us is None else self._folder(tail)
+        view = LogView(folder, files=self._files, clock=self._clock)
+        start = tail.first_offset if first_offset is None else first_offset
+        if view.next_offset < tail.next_offset or view.start_offset > tail.first_offset:
+            raise DataError(
+                f"the tail has offsets {view.start_offset} up to {view.next_offset} (exclusive) only",
+                path=folder,
+                hint="Put its files back; `tidelog inspect` shows what is there",
+            )
+        return read_messages(view.read(start, tail.next_offset), "skip")
+
+    def _folder(self, tail: RescuableTail) -> Path:
+        return tail_directory(self._files, self._directory, tail.name)
+
+    # Appending
+
+    def append_to(self, tail: RescuableTail, target: Topic, on_done: OnDone | None = None) -> Rescued:
+        """Appends a tail to a topic, and returns once it is on the disk there. Made again, it goes on."""
+        self._require_lock()
+        if tail.set_aside_us is None:
+            raise NotFoundError(f"the tail {tail.name} is not set aside yet", path=self._directory)
+        reached = self._already_in(tail, target)
+        appended = 0
+        messages = self.messages(tail, reached)
+        while some := list(islice(messages, _BATCH_MESSAGES)):
+            target.append_many([_marked(message, tail) for message in some], sync=True)
+            appended += len(some)
+            if on_done is not None:
+                on_done(some[-1].offset + 1 - tail.first_offset)
+        already = reached - tail.first_offset
+        return Rescued(appended=appended, already_there=already, lost=tail.count - already - appended)
+
+    def _already_in(self, tail: RescuableTail, target: Topic) -> int:
+        """The first offset of the tail that the target has not; written down is where to look."""
+        path = self._folder(tail) / _PROGRESS_FILE
+        known = self._progress(path)
+        since = known.get(target.name)
+        if since is None or since > target.next_offset:
+            progress = _Progress(into={**known, target.name: target.next_offset})
+            self._files.write_atomically(path, encode_document(_KIND, _VERSION, progress))
+            return tail.first_offset
+        found = target.read(max(since, target.start_offset), on_gap="skip")
+        offsets = [_rescued_offset(message) for message in found if message.headers.get(RESCUED_FROM) == tail.origin]
+        return max([tail.first_offset, *(offset + 1 for offset in offsets)])
+
+    def _progress(self, path: Path) -> dict[str, int]:
+        if not self._files.exists(path):
+            return {}
+        return decode_document(_KIND, _VERSION, self._files.read(path), _Progress).into
+
+    # Giving up
+
+    def discard(self, tail: RescuableTail) -> None:
+        """Deletes a tail for good."""
+        self._require_lock()
+        if tail.set_aside_us is None:
+            raise NotFoundError(f"the tail {tail.name} is not set aside yet", path=self._directory)
+        discard(self._files, self._directory, tail.name)
+
+
+def _marked(message: Message, tail: RescuableTail) -> Message:
+    headers = {**message.headers, RESCUED_FROM: tail.origin, RESCUED_OFFSET: str(message.offset).encode()}
+    return Message(message.value, key=message.key, headers=headers, timestamp=message.timestamp)
+
+
+def _rescued_offset(message: Message) -> int:
+    text = message.headers.get(RESCUED_OFFSET, b"")
+    return int(text) if text.isdigit() and len(text) <= 20 else -1
