@@ -241,10 +241,13 @@ def _refuse_lost_catalog(catalog: Catalog, objects: ObjectStore) -> None:
 
 
 def _are_the_end(local: LocalClaim | None, owner: Owner | None, catalog: Catalog) -> bool:
-    """Whether nobody has written the topic since the files here were. Without any owner: whether it was deleted."""
+    """Whether nobody has written the topic since the files here were. Without any owner: whether it was deleted.
+
+    Files without a claim are from before there was a store. If their first claim was interrupted, they still are.
+    """
     if owner is not None:
         return local is not None and local.knows(owner.lineage)
-    return local is None or catalog.epoch_floor() < local.epoch
+    return local is None or local.claim is None or catalog.epoch_floor() < local.epoch
 
 
 def _shipped_by(epoch: int, start_offset: int, next_offset: int, catalog: Catalog) -> int:
