@@ -26,6 +26,7 @@ from tidelog.log.names import LOCK
 from tidelog.log.readable import Position, ReadableLog
 from tidelog.log.reader import FilePart, Reader
 from tidelog.log.recovery import Recovered, cut_torn_tail, recover
+from tidelog.log.segment import Segment
 from tidelog.log.segments import FileSpan, Segments
 from tidelog.log.settings import LogSettings
 from tidelog.log.statistics import LogStatistics, Stopwatch
@@ -53,6 +54,8 @@ class Log(ReadableLog):
             files, clock, directory, settings, self._segments, self._handover.mutex, time_field, recovered.next_seq
         )
         self._writer = Writer(self._handover, self._active, settings, clock, directory, self._save_checkpoint)
+        self._pruning = Lock()
+        self._leaving: Segment | None = None
         self._closing = Lock()
         self._closed = False
         self._counting = Lock()
@@ -271,16 +274,22 @@ class Log(ReadableLog):
         Each deletion is durable before the next begins, so that what a crash leaves has no hole in it.
         """
         freed_bytes = 0
-        while not self._closed:
-            with self._handover.mutex:
-                segment = self._segments.remove_first_below(offset)
-            if segment is None:
-                break
-            with explained("remove", segment.path), contextlib.suppress(FileNotFoundError):
-                self.files.remove(segment.path)
-                self.files.sync_directory(self.directory)
-            freed_bytes += segment.size
+        with self._pruning:
+            while not self._closed and (segment := self._next_to_remove(offset)) is not None:
+                with explained("remove", segment.path):
+                    with contextlib.suppress(FileNotFoundError):
+                        self.files.remove(segment.path)
+                    self.files.sync_directory(self.directory)
+                self._leaving = None
+                freed_bytes += segment.size
         return freed_bytes
+
+    def _next_to_remove(self, offset: int) -> Segment | None:
+        """One whose removal failed comes first: if what is behind it went, the files would have a hole."""
+        if self._leaving is None:
+            with self._handover.mutex:
+                self._leaving = self._segments.remove_first_below(offset)
+        return self._leaving
 
     def refuse_appends(self, make_error: Callable[[], TidelogError] | None) -> None:
         """From now on every append raises this; what was accepted is written, and reading goes on. None ends that."""
@@ -305,7 +314,7 @@ class Log(ReadableLog):
     def abandon(self) -> None:
         """In a forked child: the parent goes on writing, this copy never does."""
         self._closed = True
-        self._closing = Lock()  # another thread of the parent may have held it
+        self._closing, self._pruning = Lock(), Lock()  # other threads of the parent may have held them
         self._handover = Handover(self._handover.next_offset, LogSettings())
         self.try_append = self._handover.try_append
         self._handover.close(self._forked_error)
