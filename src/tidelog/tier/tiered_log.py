@@ -207,14 +207,14 @@ class TieredLog(JoinedLog):
             raise
         self._stop()
         self.log.close()
-        self._clear_disk()
+        self._clear_disk("seal")
 
     def _sealed_error(self) -> ClosedError:
         return ClosedError("the topic is sealed", path=self.log.directory, hint="Open it again to own it again")
 
-    def _clear_disk(self) -> None:
+    def _clear_disk(self, operation: str) -> None:
         self.log.forget()
-        with explained("seal", self.log.directory):
+        with explained(operation, self.log.directory):
             remove_files(self.log.files, self.log.directory)
 
     # Ending
@@ -228,12 +228,14 @@ class TieredLog(JoinedLog):
             self._give_back_lineage()
 
     def delete(self) -> None:
-        """Removes the topic from the store and from the catalog; its files are the caller's."""
+        """Removes the topic: its messages from the disk, the store and the catalog. Its directory is the caller's."""
         with self._noticing_fences():
             self._check_not_fenced()
             self._stop()
             self.log.close()
             self.owned.mark_deleted()
+            # Before the mark goes: files that outlive it would be the end of a topic whose beginning is deleted.
+            self._clear_disk("delete")
             finish_deletion(self.owned, self._objects)
 
     def _stop(self) -> None:
