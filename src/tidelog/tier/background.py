@@ -4,6 +4,7 @@ Invariants
 - One task never runs twice at the same time, and says itself when it wants to run next.
 - What a task raises is written to the log and does not end the thread: it runs again after a pause.
 - Cancelling waits for a run that is under way, but not for ever: what hangs in a dead store must not hold up an exit.
+  The patience is one for all: the second that hangs is not waited for as long again, until one ends in time.
 """
 
 from __future__ import annotations
@@ -13,11 +14,12 @@ import itertools
 import logging
 import time
 from collections.abc import Callable
+from concurrent.futures import Future
 from threading import Condition, Thread, current_thread
 
 _logger = logging.getLogger("tidelog.tier")
 _PAUSE_AFTER_ERROR_SECONDS = 10.0
-_CANCEL_PATIENCE_SECONDS = 5.0
+_PATIENCE_SECONDS = 5.0
 
 
 class Task:
@@ -51,6 +53,7 @@ class Background:
         self._order = itertools.count()
         self._threads: list[Thread] = []
         self._is_closed = False
+        self._patience_seconds = _PATIENCE_SECONDS
 
     def add(self, work: Callable[[], float], delay_seconds: float = 0.0) -> Task:
         """Begins to run something."""
@@ -73,15 +76,26 @@ class Background:
 
     def cancel(self, *tasks: Task) -> None:
         """None of them runs again; waits for those that are running, for some seconds in all."""
-        deadline = time.monotonic() + _CANCEL_PATIENCE_SECONDS
+        begin = time.monotonic()
         with self._changed:
             for task in tasks:
                 task.is_cancelled = True
-            while any(task.runs_in not in (None, current_thread()) for task in tasks):
-                left = deadline - time.monotonic()
-                if left <= 0:
-                    return
-                self._changed.wait(left)
+            if any(map(_runs_elsewhere, tasks)):
+                has_ended = self._changed.wait_for(lambda: not any(map(_runs_elsewhere, tasks)), self._patience_seconds)
+                self._waited(time.monotonic() - begin, in_vain=not has_ended)
+
+    def attempt(self, work: Callable[[], None]) -> None:
+        """Does something at once that is not worth a long wait: it may go on by itself when this returns."""
+        begin = time.monotonic()
+        attempted = in_thread(work, f"{self._name} attempt")
+        try:
+            attempted.result(self._patience_seconds)
+        except TimeoutError:
+            self._waited(time.monotonic() - begin, in_vain=True)
+
+    def _waited(self, seconds: float, *, in_vain: bool) -> None:
+        left = max(0.0, self._patience_seconds - seconds)
+        self._patience_seconds = left if in_vain else _PATIENCE_SECONDS
 
     def close(self) -> None:
         """No task runs again. Threads end by themselves."""
@@ -124,3 +138,23 @@ class Background:
         with self._changed:
             task.runs_in = None
             self._changed.notify_all()
+
+
+def _runs_elsewhere(task: Task) -> bool:
+    return task.runs_in not in (None, current_thread())
+
+
+def in_thread(work: Callable[[], None], name: str) -> Future[None]:
+    """Runs something once, in a thread that does not hold up an exit; the result says how it went."""
+    outcome: Future[None] = Future()
+
+    def run() -> None:
+        try:
+            work()
+        except Exception as error:  # noqa: BLE001 - whoever asks for the result gets it
+            outcome.set_exception(error)
+        else:
+            outcome.set_result(None)
+
+    Thread(target=run, name=name, daemon=True).start()
+    return outcome

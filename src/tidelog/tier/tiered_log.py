@@ -247,5 +247,6 @@ class TieredLog(JoinedLog):
     def _give_back_lineage(self) -> None:
         """Who only looked must not turn what another node has on its disk into a fenced tail."""
         if self._fenced is None and self.log.next_offset == self._first_own_offset and not self.log.file_spans():
+            give_back = self.owned.ownership.give_back_lineage
             with contextlib.suppress(TidelogError):
-                self.owned.ownership.give_back_lineage()
+                give_back() if self._background is None else self._background.attempt(give_back)

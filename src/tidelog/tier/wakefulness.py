@@ -1,17 +1,22 @@
 """Whether an owner may go on appending: it was awake all the time, or it has asked again who owns the topic.
 
 Between two such questions an owner that was replaced without having slept may still accept messages; it ships none of
-them, and they are kept for a rescue. While the store is out of reach nobody can tell, and appending goes on: what is
-accepted is on this disk, and whoever took over in the meantime has a higher epoch.
+them, and they are kept for a rescue. While the store is out of reach nobody can tell, and appending goes on after some
+seconds: what is accepted is on this disk, and whoever took over in the meantime has a higher epoch. The question stays
+open, and its answer counts when it comes.
 """
 
 from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable
+from concurrent.futures import Future
 
 from tidelog.errors import RetryError
+from tidelog.tier.background import in_thread
 from tidelog.tier.pulse import ASLEEP_SECONDS, now, pulse
+
+_PATIENCE_SECONDS = 5.0
 
 
 class Wakefulness:
@@ -22,6 +27,7 @@ class Wakefulness:
         self._verify = verify
         self._sleeps = pulse.sleeps
         self._verified_at = now()
+        self._question: Future[None] | None = None
 
     def check(self) -> None:
         """Cheap while the process is awake; asks the store when it was not."""
@@ -32,6 +38,8 @@ class Wakefulness:
         sleeps, moment = pulse.sleeps, now()
         if sleeps == self._sleeps and moment - self._verified_at <= ASLEEP_SECONDS:
             return  # the ticking thread is late, and it was asked just now
-        with contextlib.suppress(RetryError):
-            self._verify()
+        if self._question is None or self._question.done():
+            self._question = in_thread(self._verify, "tidelog-awake")
+            with contextlib.suppress(RetryError, TimeoutError):
+                self._question.result(_PATIENCE_SECONDS)
         self._sleeps, self._verified_at = sleeps, now()
