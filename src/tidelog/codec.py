@@ -18,6 +18,9 @@ from tidelog.errors import DataError
 
 Body = TypeVar("Body")
 
+JSON_ERRORS = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
+"""What reading JSON raises when it is not what was expected; the last of them when it is nested without end."""
+
 
 def encode_document(kind: str, version: int, body: Any) -> bytes:
     """The bytes of a document."""
@@ -37,5 +40,5 @@ def decode_document(kind: str, version: int, data: bytes, body_type: type[Body])
         raise DataError(f"the checksum of the {kind} document does not match")
     try:
         return msgspec.json.decode(text, type=body_type)
-    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+    except JSON_ERRORS as error:
         raise DataError(f"the {kind} document has an unexpected shape: {error}") from error

@@ -14,6 +14,7 @@ from typing import NamedTuple, TypeVar
 
 import msgspec
 
+from tidelog.codec import JSON_ERRORS
 from tidelog.errors import DataError
 from tidelog.tier import owner as documents
 from tidelog.tier.descriptor import Descriptor, Reservation, decode_descriptor
@@ -131,7 +132,7 @@ class Catalog:
             return None
         try:
             return msgspec.json.decode(found.value, type=Current), found.version
-        except (msgspec.MsgspecError, UnicodeDecodeError):
+        except JSON_ERRORS:
             return Current(""), found.version
 
     def at(self, offset: int) -> Descriptor | None:

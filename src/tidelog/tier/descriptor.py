@@ -22,6 +22,7 @@ from typing import Literal
 
 import msgspec
 
+from tidelog.codec import JSON_ERRORS
 from tidelog.errors import DataError
 from tidelog.tier.keys import MAX_OFFSET, ObjectId, parse_object_id
 
@@ -97,7 +98,7 @@ def decode_descriptor(data: bytes, key: str, start_offset: int) -> Descriptor | 
             return reservation
         descriptor = msgspec.json.decode(data, type=Descriptor)
         _check(descriptor, start_offset)
-    except (msgspec.MsgspecError, UnicodeDecodeError, _WrongError) as error:
+    except (*JSON_ERRORS, _WrongError) as error:
         raise DataError(
             f"the descriptor {key} cannot be understood: {error}",
             hint="`tidelog topic rebuild-catalog` makes it anew from the objects",
@@ -123,7 +124,15 @@ def _check(descriptor: Descriptor, start_offset: int) -> None:
     _require(start_offset <= descriptor.end_offset <= MAX_OFFSET, "it ends before it begins")
     _require(parse_object_id(descriptor.object_id) == descriptor.name, "the name of its object says something else")
     _require(descriptor.size > 0 and descriptor.raw_size > 0, "it has no bytes")
+    _require(_times_agree(descriptor), "its times contradict each other")
     index = descriptor.offset_index
     _require(bool(index) and index[0] == (start_offset, 0), "its index does not begin with the object")
     _require(all(a[0] < b[0] and a[1] < b[1] for a, b in pairwise(index)), "its index is not in order")
     _require(index[-1][0] <= descriptor.end_offset and index[-1][1] < descriptor.size, "its index leaves the object")
+
+
+def _times_agree(descriptor: Descriptor) -> bool:
+    first, last, reached = descriptor.first_time_us, descriptor.last_time_us, descriptor.reached_time_us
+    if first is None or last is None:
+        return first is last
+    return reached is not None and first <= last <= reached

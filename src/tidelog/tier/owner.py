@@ -16,6 +16,7 @@ from typing import TypeVar
 
 import msgspec
 
+from tidelog.codec import JSON_ERRORS
 from tidelog.errors import DataError
 
 
@@ -77,7 +78,7 @@ def decode(data: bytes, key: str, kind: type[Document]) -> Document:
     """The document under a key; DataError when it is something else."""
     try:
         return msgspec.json.decode(data, type=kind)
-    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+    except JSON_ERRORS as error:
         raise DataError(
             f"{key} in the metadata store cannot be understood: {error}",
             hint="`tidelog topic rebuild-catalog` makes the catalog anew from the objects",
@@ -88,5 +89,5 @@ def decode_mapping(data: bytes, key: str) -> dict[str, object]:
     """A document without a fixed shape, such as a topic's own settings."""
     try:
         return msgspec.json.decode(data, type=dict[str, object])
-    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+    except JSON_ERRORS as error:
         raise DataError(f"{key} in the metadata store cannot be understood: {error}") from error

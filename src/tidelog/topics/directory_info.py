@@ -19,6 +19,7 @@ from typing import NamedTuple
 import msgspec
 
 from tidelog.clock import Clock
+from tidelog.codec import JSON_ERRORS
 from tidelog.errors import ConfigError, DataError, InputError
 from tidelog.files import Files
 from tidelog.tier.stores import canonical_url
@@ -64,7 +65,7 @@ def read_info(files: Files, root: Path) -> DirectoryInfo | None:
         return None
     try:
         info = msgspec.json.decode(data, type=DirectoryInfo)
-    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+    except JSON_ERRORS as error:
         raise DataError(
             f"{path.name} cannot be understood: {error}",
             path=path,

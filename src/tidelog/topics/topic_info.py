@@ -11,6 +11,7 @@ from pathlib import Path
 import msgspec
 
 from tidelog.clock import Clock
+from tidelog.codec import JSON_ERRORS
 from tidelog.errors import ConfigError, DataError
 from tidelog.files import Files
 from tidelog.log.names import wal_files
@@ -40,7 +41,7 @@ def read_topic_info(files: Files, directory: Path) -> TopicInfo | None:
         return None
     try:
         return msgspec.json.decode(data, type=TopicInfo)
-    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+    except JSON_ERRORS as error:
         raise DataError(
             f"{path.name} cannot be understood: {error}",
             path=path,
