@@ -227,27 +227,30 @@ class Handover:
     def wait_for_news(self, offset: int, timeout_seconds: float | None) -> bool:
         """Returns once something was accepted at `offset` or nothing ever will be; False when the time passed."""
         waiter = ThreadWaiter()
-        if not self._listen(waiter, offset) or waiter.wait(timeout_seconds):
+        if not self.listen(waiter, offset) or waiter.wait(timeout_seconds):
             return True
-        self._stop_listening(waiter)
+        self.stop_listening(waiter)
         return False
 
     async def wait_for_news_async(self, offset: int) -> None:
         """As `wait_for_news`, with the task suspended."""
         waiter = task_waiter()
         try:
-            if self._listen(waiter, offset):
+            if self.listen(waiter, offset):
                 await waiter
         finally:
-            self._stop_listening(waiter)
+            self.stop_listening(waiter)
 
-    def _stop_listening(self, waiter: Waiter) -> None:
+    def stop_listening(self, waiter: Waiter) -> bool:
+        """Whether it was still listening: only then is it the caller's to finish."""
         with self.mutex:
             if waiter in self._listeners:
                 self._listeners.remove(waiter)
+                return True
+            return False
 
-    def _listen(self, waiter: Waiter, offset: int) -> bool:
-        """False when there is news already, or nothing will ever come."""
+    def listen(self, waiter: Waiter, offset: int) -> bool:
+        """Finishes the waiter with the next news. False when there is some already, or nothing will ever come."""
         with self.mutex:
             if self.next_offset > offset or self.over:
                 return False

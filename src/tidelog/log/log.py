@@ -30,6 +30,7 @@ from tidelog.log.segment import Segment
 from tidelog.log.segments import FileSpan, Segments
 from tidelog.log.settings import LogSettings
 from tidelog.log.statistics import LogStatistics, Stopwatch
+from tidelog.log.waiting import Waiter
 from tidelog.log.writer import Writer
 
 
@@ -242,6 +243,14 @@ class Log(ReadableLog):
 
     async def wait_for_news_async(self, offset: int) -> None:
         await self._handover.wait_for_news_async(offset)
+
+    def listen(self, waiter: Waiter, offset: int) -> bool:
+        """Finishes the waiter when there is something at `offset`; False when there is already, or never will be."""
+        return self._handover.listen(waiter, offset)
+
+    def stop_listening(self, waiter: Waiter) -> bool:
+        """Whether it was still listening: only then is it the caller's to finish."""
+        return self._handover.stop_listening(waiter)
 
     @property
     def over(self) -> bool:
