@@ -229,8 +229,8 @@ class TieredLog(JoinedLog):
 
     def delete(self) -> None:
         """Removes the topic: its messages from the disk, the store and the catalog. Its directory is the caller's."""
+        self.verify()  # while it is open: who does not own it any more keeps what it has
         with self._noticing_fences():
-            self._check_not_fenced()
             self._stop()
             self.log.close()
             self.owned.mark_deleted()

@@ -23,7 +23,7 @@ from threading import RLock
 from types import TracebackType
 
 from tidelog.clock import Clock, SystemClock
-from tidelog.errors import ClosedError, InputError, NotFoundError, TidelogError
+from tidelog.errors import ClosedError, FencedError, InputError, NotFoundError, TidelogError
 from tidelog.files import Files, LocalFiles, Lock, explained
 from tidelog.log import LogSettings, stopping
 from tidelog.tier.background import Background
@@ -189,10 +189,18 @@ class LogDirectory:
             self._require(parsed)
             if self.tier is not None:
                 self.topic(name)  # what is in the store is only its owner's to delete
-            topic = self._topics.pop(parsed, None)
-            if topic is not None:
-                topic.delete_storage()
+            self._delete_storage(parsed)
             self._delete_directory(parsed)
+
+    def _delete_storage(self, name: TopicName) -> None:
+        topic = self._topics.pop(name, None)
+        if topic is None:
+            return
+        try:
+            topic.delete_storage()
+        except FencedError:
+            self._topics[name] = topic  # opened anew it would be taken back from its owner, which nobody asked for
+            raise
 
     def _seal(self, name: TopicName) -> None:
         """The topic is on its way to another owner; asked for again, it is opened again."""

@@ -1,0 +1,263 @@
+"""Two owners of one topic, in real processes: the old one is stopped, the topic moves, and the old one wakes up.
+
+It can change nothing any more, wherever it was stopped, and what it had accepted and not shipped is kept aside. However
+many want a topic at the same moment, one of them has it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import time
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import pytest
+from tests.log.workbench import LIMIT_SECONDS, python, python_environment, wait_until
+from tests.servers import ACCESS_KEY_ID, SECRET_ACCESS_KEY, EtcdServer, S3Server
+
+import tidelog
+from tidelog.files import LocalFiles
+from tidelog.tier.fenced_tail import fenced_tails
+from tidelog.topics.storage import LogDirectory
+
+METADATA = ("bucket", "etcd", "sqlite")
+FENCED = {"error": "FencedError"}
+KEYS = {"store_access_key_id": ACCESS_KEY_ID, "store_secret_access_key": SECRET_ACCESS_KEY}
+# Nothing happens by itself: what finds out that the topic has moved is what is being tested.
+QUIET: dict[str, Any] = {
+    "ship_interval_seconds": 3600,
+    "retention_interval_seconds": 3600,
+    "ownership_check_seconds": 3600,
+}
+STOPPED_SECONDS = 0.6  # more than a process may be late without taking itself for one that slept
+
+# Does what it is told, a line at a time, and says how it went.
+OWNER = '''
+import asyncio, json, os, signal, sys, tidelog
+from tidelog.tier.metadata.measured import MeasuredMetadata
+from tidelog.tier.owned_catalog import OwnedCatalog
+from tidelog.tier.upload import Upload
+
+directory, place = sys.argv[1], json.loads(sys.argv[2])
+log, plans = None, {}
+
+def stops_before(owner, name, condition=lambda arguments: True):
+    """The next such call finds itself stopped, and goes on when it is woken up."""
+    original = getattr(owner, name)
+    def stopping(*arguments, **keywords):
+        if condition(arguments):
+            setattr(owner, name, original)
+            os.kill(os.getpid(), signal.SIGSTOP)
+        return original(*arguments, **keywords)
+    setattr(owner, name, stopping)
+
+STOPS = {
+    "inside the upload": lambda: stops_before(Upload, "_send_frames"),
+    "between upload and publish": lambda: stops_before(OwnedCatalog, "publish"),
+    "between verify and commit": lambda: stops_before(
+        MeasuredMetadata, "commit", lambda arguments: any("/segments/" in write.key for write in arguments[2])),
+}
+
+def open_log():
+    global log
+    log = tidelog.open(directory, **place)
+
+def close_log():
+    log.close()
+
+def append(name, *values):
+    return [log.topic(name).append(value.encode()) for value in values]
+
+def append_many(name, *values):
+    return log.topic(name).append_many([value.encode() for value in values])
+
+def append_async(name, value):
+    async def run():
+        return await log.topic(name).append_async(value.encode())
+    return asyncio.run(run())
+
+def topic(name, settings={}):
+    return log.topic(name, **settings).next_offset
+
+def append_and_ship(name, *values):
+    offsets = append(name, *values)
+    log.topic(name).ship()
+    return offsets
+
+def plan(name):
+    plans[name] = log.topic(name).plan_sweep()
+
+def sweep(name):
+    return repr(log.topic(name).sweep(plans[name]))
+
+def move_cursor(name, offset):
+    log.topic(name)._tiered.owned.move_cursor("billing", offset)
+
+ACTIONS = {
+    "ship": lambda name: log.topic(name).ship(), "seal": lambda name: log.topic(name).seal(),
+    "prune": lambda name: log.topic(name).prune(), "plan_sweep": lambda name: repr(log.topic(name).plan_sweep()),
+    "delete": lambda name: log.delete_topic(name), "stop": lambda where: STOPS[where](),
+}
+for line in sys.stdin:
+    action, *arguments = json.loads(line)
+    try:
+        answer = {"result": (ACTIONS.get(action) or globals()[action])(*arguments)}
+    except tidelog.TidelogError as error:
+        answer = {"error": type(error).__name__}
+    print(json.dumps(answer), flush=True)
+'''
+
+
+class Owner:
+    """A process that has a log directory open, on demand."""
+
+    def __init__(self, directory: Path, place: dict[str, Any]) -> None:
+        self.directory = directory
+        self.process = subprocess.Popen(
+            python(OWNER, directory, json.dumps(place)),
+            env=python_environment(),
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+        )
+
+    def tell(self, *words: object) -> None:
+        assert self.process.stdin is not None
+        self.process.stdin.write(json.dumps(words).encode() + b"\n")
+        self.process.stdin.flush()
+
+    def answer(self) -> dict[str, Any]:
+        assert self.process.stdout is not None
+        answer: dict[str, Any] = json.loads(self.process.stdout.readline())
+        return answer
+
+    def ask(self, *words: object) -> dict[str, Any]:
+        self.tell(*words)
+        return self.answer()
+
+    def does(self, *words: object) -> Any:
+        """What the answer is; it must not be an error."""
+        answer = self.ask(*words)
+        assert "error" not in answer, (words, answer)
+        return answer["result"]
+
+    def pause(self) -> None:
+        os.kill(self.process.pid, signal.SIGSTOP)
+        self.wait_until_stopped()
+
+    def wait_until_stopped(self) -> None:
+        stat = Path(f"/proc/{self.process.pid}/stat")
+        wait_until(lambda: stat.read_text("ascii").rpartition(")")[2].split()[0] == "T", "the process to stop")
+
+    def wake(self) -> None:
+        os.kill(self.process.pid, signal.SIGCONT)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.process.kill()
+        self.process.communicate(timeout=LIMIT_SECONDS)
+
+
+@pytest.fixture
+def place(request: pytest.FixtureRequest, s3_server: S3Server, tmp_path: Path) -> dict[str, Any]:
+    """Store and metadata, as `tidelog.open` takes them."""
+    kind = request.param
+    url = f"sqlite:///{tmp_path}/metadata.db" if kind == "sqlite" else kind
+    if kind == "etcd":
+        etcd: EtcdServer = request.getfixturevalue("etcd_server")
+        url = etcd.url
+    place = {"store": s3_server.url(f"two-owners/{tmp_path.name}"), "metadata": url, "metadata_root": tmp_path.name}
+    return place | {"store_endpoint": s3_server.endpoint} | KEYS | QUIET
+
+
+every_metadata = pytest.mark.parametrize("place", METADATA, indirect=True)
+
+
+def history(tmp_path: Path, place: dict[str, Any], name: str) -> list[tuple[int, bytes]]:
+    """All that the store has of a topic, as somebody sees it who has nothing else."""
+    with tidelog.open(tmp_path / "onlooker", read_only=True, **place) as log:
+        return [(message.offset, message.value) for message in log.topic(name).read()]
+
+
+def numbered(*values: str) -> list[tuple[int, bytes]]:
+    return list(enumerate(value.encode() for value in values))
+
+
+def words(who: str, count: int) -> list[str]:
+    return [f"{who}-{number}" for number in range(count)]
+
+
+# What a replaced owner tries, and with what.
+ATTEMPTS: dict[str, tuple[object, ...]] = {
+    "append": ("late",),
+    "append_many": ("late", "later"),
+    "append_async": ("late",),
+    "ship": (),
+    "seal": (),
+    "prune": (),
+    "move_cursor": (1,),
+    "plan_sweep": (),
+    "sweep": (),
+    "delete": (),
+}
+
+
+@every_metadata
+def test_owner_that_was_stopped_can_change_nothing(place: dict[str, Any], tmp_path: Path) -> None:
+    """Whatever a woken owner does first, it raises FencedError and changes nothing; its tails are kept aside."""
+    names = {attempt: f"shop/{attempt}" for attempt in ATTEMPTS}
+    with Owner(tmp_path / "old", place) as old:
+        old.does("open_log")
+        for name in names.values():
+            old.does("topic", name, {"retention_bytes": 1})
+            old.does("append_and_ship", name, *words("old", 4))
+            old.does("append_many", name, *words("unshipped", 2))
+            old.does("plan", name)
+        old.pause()
+        begin = time.monotonic()
+        with tidelog.open(tmp_path / "new", **place) as log:
+            for name in names.values():
+                take_over(log.topic(name))
+            time.sleep(max(0.0, begin + STOPPED_SECONDS - time.monotonic()))
+            old.wake()
+            for attempt, name in names.items():
+                assert old.ask(attempt, name, *ATTEMPTS[attempt]) == FENCED, attempt
+                assert old.ask("append", name, "much later") == FENCED, attempt
+                check_untouched(tmp_path, place, log, name)
+            old.does("close_log")
+        check_reopened(old, tmp_path, list(names.values()))
+
+
+def take_over(topic: tidelog.Topic) -> None:
+    assert topic.append_many([b"new-0", b"new-1", b"new-2"]) == [4, 5, 6]
+    topic.ship()
+    assert topic._tiered is not None
+    topic._tiered.owned.move_cursor("billing", 5)
+
+
+def check_untouched(tmp_path: Path, place: dict[str, Any], log: LogDirectory, name: str) -> None:
+    topic = log.topic(name)
+    assert topic._tiered is not None
+    catalog = topic._tiered.owned.catalog
+    cursor = catalog.cursor("billing")
+    assert cursor is not None
+    assert cursor[0].offset == 5
+    assert catalog.start_offset() == 0
+    assert history(tmp_path, place, name) == numbered(*words("old", 4), *words("new", 3))
+    topic._tiered.verify()
+
+
+def check_reopened(old: Owner, tmp_path: Path, names: list[str]) -> None:
+    """The old owner may own the topic again: it goes on behind the other's messages, its own are aside."""
+    old.does("open_log")
+    for name in names:
+        assert old.does("topic", name) == 7
+        tails = fenced_tails(LocalFiles(), old.directory / name)
+        assert [(tail.first_offset, tail.next_offset) for tail in tails] == [(4, 6)], name
