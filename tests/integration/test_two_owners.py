@@ -11,6 +11,7 @@ import os
 import signal
 import subprocess
 import time
+from contextlib import ExitStack
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -24,6 +25,8 @@ from tidelog.files import LocalFiles
 from tidelog.tier.fenced_tail import fenced_tails
 from tidelog.topics.storage import LogDirectory
 
+NAME = "shop/orders"
+RACERS = 8
 METADATA = ("bucket", "etcd", "sqlite")
 FENCED = {"error": "FencedError"}
 KEYS = {"store_access_key_id": ACCESS_KEY_ID, "store_secret_access_key": SECRET_ACCESS_KEY}
@@ -87,6 +90,30 @@ def append_and_ship(name, *values):
     offsets = append(name, *values)
     log.topic(name).ship()
     return offsets
+
+def topics_known():
+    return log is not None
+
+def race(name, word):
+    """Opens the topic, whoever has it, and ships; returns what was reported to be in the store, by offset."""
+    global log
+    if log is not None:
+        log.close()
+    for _ in range(20):
+        try:
+            log = tidelog.open(directory, **place)
+            log.topic(name)
+            break
+        except (tidelog.ConflictError, tidelog.FencedError):
+            log.close()
+    shipped = {}
+    try:
+        for number in range(5):
+            offset, = append_and_ship(name, f"{word}-{number}")
+            shipped[offset] = f"{word}-{number}"
+    except tidelog.FencedError:
+        pass
+    return shipped
 
 def plan(name):
     plans[name] = log.topic(name).plan_sweep()
@@ -232,7 +259,7 @@ def test_owner_that_was_stopped_can_change_nothing(place: dict[str, Any], tmp_pa
                 assert old.ask("append", name, "much later") == FENCED, attempt
                 check_untouched(tmp_path, place, log, name)
             old.does("close_log")
-        check_reopened(old, tmp_path, list(names.values()))
+        check_reopened(old, list(names.values()))
 
 
 def take_over(topic: tidelog.Topic) -> None:
@@ -254,10 +281,82 @@ def check_untouched(tmp_path: Path, place: dict[str, Any], log: LogDirectory, na
     topic._tiered.verify()
 
 
-def check_reopened(old: Owner, tmp_path: Path, names: list[str]) -> None:
+def check_reopened(old: Owner, names: list[str]) -> None:
     """The old owner may own the topic again: it goes on behind the other's messages, its own are aside."""
     old.does("open_log")
     for name in names:
         assert old.does("topic", name) == 7
         tails = fenced_tails(LocalFiles(), old.directory / name)
         assert [(tail.first_offset, tail.next_offset) for tail in tails] == [(4, 6)], name
+
+
+@every_metadata
+@pytest.mark.parametrize("where", ["inside the upload", "between upload and publish", "between verify and commit"])
+def test_owner_that_was_stopped_while_it_shipped(place: dict[str, Any], tmp_path: Path, where: str) -> None:
+    """Wherever an owner was stopped on the way to publishing an object, it is not published after a takeover."""
+    with Owner(tmp_path / "old", place) as old:
+        old.does("open_log")
+        old.does("append_and_ship", NAME, *words("old", 4))
+        old.does("append_many", NAME, *words("unshipped", 2))
+        old.does("stop", where)
+        old.tell("ship", NAME)
+        old.wait_until_stopped()
+        with tidelog.open(tmp_path / "new", **place) as log:
+            topic = log.topic(NAME)
+            take_over(topic)
+            old.wake()
+            assert old.answer() == FENCED
+            assert old.ask("append", NAME, "late") == FENCED
+            check_untouched(tmp_path, place, log, NAME)
+            topic.sweep(topic.plan_sweep())
+            assert object_names(log) == published_names(log)
+            old.does("close_log")
+        check_reopened(old, [NAME])
+
+
+def object_names(log: LogDirectory) -> set[str]:
+    """What is in the bucket."""
+    assert log.tier is not None
+    prefix = log.tier.catalog(*NAME.split("/")).keys.objects_prefix
+    return {info.key.rpartition("/")[2] for info in log.tier.objects.list(prefix)}
+
+
+def published_names(log: LogDirectory) -> set[str]:
+    """What is in the catalog."""
+    assert log.tier is not None
+    return {one.object_id for one in log.tier.catalog(*NAME.split("/")).walk(0)}
+
+
+def test_one_of_eight_processes_opens_a_directory(tmp_path: Path) -> None:
+    """Of eight that open one directory at the same moment one has it, and the others are told so."""
+    with ExitStack() as stack:
+        racers = [stack.enter_context(Owner(tmp_path, {})) for _ in range(RACERS)]
+        for racer in racers:
+            racer.does("topics_known")
+        for racer in racers:
+            racer.tell("open_log")
+        answers = [racer.answer() for racer in racers]
+        assert sorted(answers, key=str) == [{"error": "LockedError"}] * (RACERS - 1) + [{"result": None}]
+
+
+@every_metadata
+def test_eight_processes_race_for_a_topic(place: dict[str, Any], tmp_path: Path) -> None:
+    """Of eight that take a topic from each other all that was reported as shipped is there once; the last can ship."""
+    with ExitStack() as stack:
+        racers = [stack.enter_context(Owner(tmp_path / str(number), place)) for number in range(RACERS)]
+        reported: dict[int, bytes] = {}
+        for turn in range(2):
+            for number, racer in enumerate(racers):
+                racer.tell("race", NAME, f"{number}-{turn}")
+            for racer in racers:
+                shipped = racer.answer()["result"]
+                assert not reported.keys() & {int(offset) for offset in shipped}
+                reported |= {int(offset): value.encode() for offset, value in shipped.items()}
+        answers = [racer.ask("append_and_ship", NAME, "last") for racer in racers]
+        assert sum("error" not in answer for answer in answers) == 1
+        assert all(answer == FENCED for answer in answers if "error" in answer)
+        found = history(tmp_path, place, NAME)
+        assert [offset for offset, _ in found] == list(range(len(found)))
+        assert len({value for _, value in found}) == len(found)
+        assert reported.items() <= dict(found).items()
+        assert len(reported) >= 5
