@@ -76,7 +76,7 @@ def test_the_number_of_entries_is_bounded(monkeypatch: pytest.MonkeyPatch) -> No
     """Very many messages get a coarser index: it must fit into a descriptor."""
     monkeypatch.setattr(offset_index, "EVERY_MESSAGES", 1)
     monkeypatch.setattr(offset_index, "MAX_ENTRIES", 64)
-    builder, places = OffsetIndexBuilder(), {}
+    builder, places, entries = OffsetIndexBuilder(), dict[int, int](), tuple[tuple[int, int], ...]()
     for chunk in range(100):
         frames = encode_many(FIRST + chunk * 50, [b"x"] * 50)
         builder.add_frames(frames, chunk * 50 * 17)

@@ -13,9 +13,10 @@ from typing import NamedTuple
 
 from tidelog.files import Files
 from tidelog.log import Log
-from tidelog.log.beginning import header_offset
 from tidelog.log.boundary import byte_of_offset, last_boundary
+from tidelog.log.frame import HEADER_BYTES
 from tidelog.log.reader import FilePart
+from tidelog.log.scanner import FileScanner
 
 
 class Place(NamedTuple):
@@ -115,13 +116,13 @@ def _near(part: FilePart, offset: int) -> FilePart:
 
 
 def _begin(files: Files, part: FilePart, offset: int, resume: Place | None) -> int:
-    """The resume point is a hint: it counts if the frame of that offset is there."""
+    """The resume point is a hint: it counts if the whole frame of that offset is there."""
     if offset == part.segment.first_offset:
         return 0
     if resume is not None and (resume.offset, resume.seq) == (offset, part.segment.seq):
         file = files.open(part.segment.path)
         try:
-            if resume.byte == part.end_byte or header_offset(file, resume.byte) == offset:
+            if FileScanner(file, resume.byte, offset, HEADER_BYTES).read(part.end_byte) is not None:
                 return resume.byte
         finally:
             file.close()
