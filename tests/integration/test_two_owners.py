@@ -8,11 +8,14 @@ from __future__ import annotations
 
 import json
 import os
+import random
+import shutil
 import signal
 import subprocess
 import time
 from contextlib import ExitStack
 from pathlib import Path
+from threading import Timer
 from types import TracebackType
 from typing import Any, Self
 
@@ -21,12 +24,16 @@ from tests.log.workbench import LIMIT_SECONDS, python, python_environment, wait_
 from tests.servers import ACCESS_KEY_ID, SECRET_ACCESS_KEY, EtcdServer, S3Server
 
 import tidelog
+from tidelog.clock import SystemClock
 from tidelog.files import LocalFiles
 from tidelog.tier.fenced_tail import fenced_tails
+from tidelog.tier.rebuild import rebuild_catalog
+from tidelog.topics.message import TIMESTAMP_FIELD
 from tidelog.topics.storage import LogDirectory
 
 NAME = "shop/orders"
 RACERS = 8
+KILLS = 10
 METADATA = ("bucket", "etcd", "sqlite")
 FENCED = {"error": "FencedError"}
 KEYS = {"store_access_key_id": ACCESS_KEY_ID, "store_secret_access_key": SECRET_ACCESS_KEY}
@@ -360,3 +367,102 @@ def test_eight_processes_race_for_a_topic(place: dict[str, Any], tmp_path: Path)
         assert len({value for _, value in found}) == len(found)
         assert reported.items() <= dict(found).items()
         assert len(reported) >= 5
+
+
+# Appends from several threads and ships in the background; tells what is synced, and how far it is shipped.
+LOADED = """
+import json, os, sys, threading, time, tidelog
+place, life = json.loads(sys.argv[2]), int(sys.argv[3])
+place |= {"ship_interval_seconds": 0.01, "ship_min_bytes": 1, "ship_max_delay_seconds": 0, "rotate_max_bytes": 20_000,
+    "max_object_bytes": 15_000, "fsync_interval_ms": 20}
+topic = tidelog.open(sys.argv[1], **place).topic("shop/orders")
+
+def produce(thread):
+    for number in range(1_000_000):
+        value = b"%d/%d/%d/" % (life, thread, number) + bytes(200)
+        offset = topic.append(value, sync=True)
+        os.write(1, b"%d %d/%d/%d\\n" % (offset, life, thread, number))
+
+for thread in range(2):
+    threading.Thread(target=produce, args=(thread,), daemon=True).start()
+first = topic.shipped_offset
+while topic.shipped_offset < first + 20:
+    time.sleep(0.001)
+os.write(1, b"shipping\\n")
+while True:
+    time.sleep(0.01)
+    os.write(1, b"shipped %d\\n" % topic.shipped_offset)
+"""
+
+
+def killed_under_load(directory: Path, place: dict[str, Any], life: int, milliseconds: int) -> list[bytes]:
+    """What a process said before it was killed, so long after it began to ship; whole lines only."""
+    program = python(LOADED, directory, json.dumps(place), str(life))
+    process = subprocess.Popen(program, env=python_environment(), stdout=subprocess.PIPE)
+    assert process.stdout is not None
+    lines = list[bytes]()
+    while not lines or lines[-1] != b"shipping\n":
+        lines.append(process.stdout.readline())
+        assert lines[-1], "it ended by itself"
+    timer = Timer(milliseconds / 1000, process.kill)
+    timer.start()
+    rest, _ = process.communicate(timeout=LIMIT_SECONDS)
+    timer.join()
+    assert process.returncode == -signal.SIGKILL
+    return lines + rest[: rest.rfind(b"\n") + 1].splitlines(keepends=True)
+
+
+@pytest.mark.parametrize("place", ["bucket"], indirect=True)
+def test_owner_is_killed_under_load_while_it_ships(place: dict[str, Any], tmp_path: Path) -> None:
+    """Ten kills and then the loss of the disk: no gap, nothing twice, and what was shipped is what was on the disk."""
+    choose, synced, shipped = random.Random(7), dict[int, bytes](), 0
+    for life in range(KILLS):
+        for line in killed_under_load(tmp_path / "node", place, life, choose.randint(1, 150)):
+            what, *value = line.split()
+            if what == b"shipped":
+                shipped = max(shipped, int(value[0]))
+            elif value:
+                assert synced.setdefault(int(what), value[0]) == value[0], "an offset was used twice"
+    with tidelog.open(tmp_path / "node", read_only=True, **place) as log:
+        local = [message.value for message in log.topic(NAME).read()]
+    assert all(local[offset].startswith(value + b"/") for offset, value in synced.items()), "a synced message is lost"
+    with tidelog.open(tmp_path / "other", **place) as log:
+        topic = log.topic(NAME)
+        found = [message.value for message in topic.read()]
+        assert shipped <= topic.next_offset == len(found)
+        assert found == local[: len(found)]
+        assert len(set(found)) == len(found)
+        topic.append(b"goes on")
+        topic.ship()
+        topic.sweep(topic.plan_sweep(), drop_uncovered=True)
+        assert object_names(log) == published_names(log)
+    with tidelog.open(tmp_path / "node", **place) as log:
+        log.topic(NAME)
+    kept = fenced_tails(LocalFiles(), tmp_path / "node" / NAME)
+    assert [(tail.first_offset, tail.next_offset) for tail in kept] == [(len(found), len(local))]
+
+
+@pytest.mark.parametrize("place", ["sqlite"], indirect=True)
+def test_bucket_alone_gives_the_topic_back(place: dict[str, Any], tmp_path: Path) -> None:
+    """Without the disk and without the metadata the topic is made anew from its objects, and goes on."""
+    with tidelog.open(tmp_path / "node", max_object_bytes=1000, **place) as log:
+        topic = log.topic(NAME)
+        topic.append_many([tidelog.Message(b"%d" % number, key=b"k") for number in range(100)])
+        topic.ship()
+        expected = list(topic.read())
+    shutil.rmtree(tmp_path / "node")
+    for left in tmp_path.glob("metadata.db*"):
+        left.unlink()
+    with tidelog.open(tmp_path / "new", **place) as log:
+        with pytest.raises(tidelog.DataError, match="rebuild-catalog"):
+            log.topic(NAME)
+        assert log.tier is not None
+        keys = log.tier.catalog(*NAME.split("/")).keys
+        clock = SystemClock()
+        report = rebuild_catalog(log.tier.metadata, keys, log.tier.objects, clock=clock, time_field=TIMESTAMP_FIELD)
+        assert (report.start_offset, report.next_offset, report.messages) == (0, 100, 100)
+        topic = log.topic(NAME)
+        assert list(topic.read()) == expected
+        assert topic.append(b"goes on") == 100
+        topic.ship()
+    assert history(tmp_path, place, NAME)[99:] == [(99, b"99"), (100, b"goes on")]
