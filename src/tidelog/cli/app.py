@@ -10,7 +10,7 @@ from typing import Annotated, Protocol, runtime_checkable
 
 import typer
 
-from tidelog.cli import bench, consume, demo, dev_s3, doctor, import_danube, inspect, produce, topic, verify
+from tidelog.cli import bench, consume, demo, dev_s3, doctor, import_danube, inspect, produce, repair, topic, verify
 from tidelog.cli.errors import ExitCode
 from tidelog.cli.session import (
     ConfigOption,
@@ -31,8 +31,9 @@ Exit codes:
        demo), or a question was answered with no
   2    the command line, the settings or the input is wrong
   3    no such topic, offset, file or log directory
-  4    owned by another process, or busy: try again later
-  5    data on the disk is damaged
+  4    owned by another process or node, or busy, or a store gives no
+       answer: try again later
+  5    data on the disk or in the store is damaged
   6    the disk is full, or reading or writing it failed
   70   a bug in tidelog
   130  interrupted by Ctrl-C
@@ -50,7 +51,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 
-for _module in (demo, produce, consume, topic, inspect, verify, import_danube, doctor, bench, dev_s3):
+for _module in (demo, produce, consume, topic, inspect, verify, repair, import_danube, doctor, bench, dev_s3):
     _module.add_to(app)
 
 

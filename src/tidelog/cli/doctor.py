@@ -16,14 +16,17 @@ def add_to(app: typer.Typer) -> None:
 
 
 def doctor(session: Session) -> None:
-    """Checks Python, the C kernels, Java, the disk, its speed, the clock and the limits of this machine.
+    """Checks Python, the C kernels, Java, the disk, its speed, the clock, the limits of this machine, and the store.
 
     Every check is ok, warn or fail, and says how to mend what is not ok. Java is needed by the Spark pipeline only, so
-    its absence is a warning. The exit code is 1 when a check fails. Nothing is left behind in the log directory.
+    its absence is a warning. Where the log directory has a store, or one is named, it is reached: read, written, its
+    clock compared with ours, its catalog read, and with the catalog in the bucket, whether conditional writes are
+    honoured. The exit code is 1 when a check fails. Nothing is left behind, in the directory or in the store.
     """
     from tidelog.cli.doctor_checks import run_checks
+    from tidelog.cli.doctor_store import store_checks
 
-    checks = run_checks(session.root)
+    checks = run_checks(session.root, store_checks(session))
     session.output.rows(_COLUMNS, [check._asdict() for check in checks])
     if any(check.status == "fail" for check in checks):
         raise typer.Exit(ExitCode.FOUND_WRONG)

@@ -15,14 +15,16 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from datetime import datetime
 from pathlib import Path
 from typing import Literal, NamedTuple
 
+from tidelog.cli.errors import hint_of, text_of
 from tidelog.cli.file_systems import MEMORY_KINDS, NETWORK_KINDS, PASSING_KINDS, file_system_kind
 from tidelog.cli.output import human_bytes
 from tidelog.cli.seaweed import INSTALL_HINT, weed_program
+from tidelog.errors import TidelogError
 from tidelog.log.frame import KERNEL_IS_NATIVE
 from tidelog.log.names import wal_files
 from tidelog.topics.message import CODEC_IS_NATIVE
@@ -51,8 +53,8 @@ class Check(NamedTuple):
     fix: str = ""
 
 
-def run_checks(root: Path) -> list[Check]:
-    """All of them; `root` is the log directory, there or not yet."""
+def run_checks(root: Path, more: Mapping[str, Callable[[], Check]] | None = None) -> list[Check]:
+    """All of them, and more at the end; `root` is the log directory, there or not yet."""
     place = nearest_directory(root)
     checks: dict[str, Callable[[], Check]] = {
         "python": check_python,
@@ -65,6 +67,7 @@ def run_checks(root: Path) -> list[Check]:
         "sync time": lambda: check_sync_time(place),
         "clock": lambda: check_clock(root),
         "open files": check_open_files,
+        **(more or {}),
     }
     return [_outcome(name, check) for name, check in checks.items()]
 
@@ -72,6 +75,8 @@ def run_checks(root: Path) -> list[Check]:
 def _outcome(name: str, check: Callable[[], Check]) -> Check:
     try:
         return check()
+    except TidelogError as error:
+        return Check(name, "fail", text_of(error), hint_of(error) or "Mend that, and look again")
     except OSError as error:
         return Check(name, "fail", f"cannot be checked: {error}", "Mend the directory, or name another one with --dir")
 

@@ -4,8 +4,8 @@
     1    a check found something wrong (verify, repair without --yes, doctor, demo), or a question was answered with no
     2    the command line, the settings or the input is wrong
     3    no such topic, offset, file or log directory
-    4    owned by another process, or busy: try again later
-    5    data on the disk is damaged
+    4    owned by another process or node, or busy, or a store gives no answer: try again later
+    5    data on the disk or in the store is damaged
     6    the disk is full, or reading or writing it failed
     70   a bug in tidelog
     130  interrupted by Ctrl-C
@@ -22,12 +22,15 @@ from tidelog.errors import (
     ConflictError,
     DataError,
     DiskFullError,
+    FencedError,
     GapError,
     InputError,
+    LeaseLostError,
     LockedError,
     NotFoundError,
     ReopenError,
     RetryError,
+    StoreUnavailableError,
     TidelogError,
 )
 
@@ -53,6 +56,8 @@ _CODES: tuple[tuple[type[BaseException], ExitCode], ...] = (
     (DiskFullError, ExitCode.IO_FAILED),
     (RetryError, ExitCode.TRY_LATER),
     (ConflictError, ExitCode.TRY_LATER),
+    (FencedError, ExitCode.TRY_LATER),
+    (LeaseLostError, ExitCode.TRY_LATER),
     (ReopenError, ExitCode.IO_FAILED),
     (DataError, ExitCode.DAMAGED),
     (FileNotFoundError, ExitCode.NOT_FOUND),
@@ -63,9 +68,25 @@ _CODES: tuple[tuple[type[BaseException], ExitCode], ...] = (
 )
 
 
+# What the command line says in the place of the error's own hint.
+_HINTS: tuple[tuple[type[BaseException], str], ...] = (
+    (LockedError, "Stop that process or wait for it; consume, topic list, inspect and verify work meanwhile"),
+    (DiskFullError, "Free some space, then go on with what is not on the disk yet"),
+    (
+        FencedError,
+        "Run it where the topic is owned now; `tidelog topic rescue` shows what was accepted here and not shipped",
+    ),
+)
+
+
 def exit_code_of(error: BaseException) -> ExitCode:
     """The code for an error that ended a command."""
     return next((code for kind, code in _CODES if isinstance(error, kind)), ExitCode.BUG)
+
+
+def _is_met_while_reading(error: GapError) -> bool:
+    """In a log that could be opened: one that cannot names its directory, and history names an object's key."""
+    return error.path is None or not error.path.exists()
 
 
 def text_of(error: BaseException) -> str:
@@ -81,12 +102,13 @@ def text_of(error: BaseException) -> str:
 
 def hint_of(error: BaseException) -> str | None:
     """What to do about it, in the words of the command line where the error speaks those of the library."""
-    if isinstance(error, LockedError):
-        return "Stop that process or wait for it; consume, topic list, inspect and verify work meanwhile"
-    if isinstance(error, GapError) and error.path is None:  # met while reading, in a log that could be opened
+    for kind, hint in _HINTS:
+        if isinstance(error, kind):
+            return hint
+    if isinstance(error, GapError) and _is_met_while_reading(error):
         return f"Leave the lost ones out with --skip-gaps, or begin behind them with --from {error.last + 1}"
-    if isinstance(error, DiskFullError):
-        return "Free some space, then go on with what is not on the disk yet"
+    if isinstance(error, StoreUnavailableError):
+        return error.hint or "Try again; `tidelog doctor` says whether the store can be reached"
     if isinstance(error, TidelogError):
         return error.hint
     if isinstance(error, PermissionError):

@@ -170,7 +170,7 @@ class Session:
 
 _COMMAND = re.compile("`tidelog ([^`]+)`")
 # Named in hints without the topic, which the command line knows.
-_ABOUT_A_TOPIC = ("verify", "repair", "topic rescue", "topic rebuild-catalog")
+_ABOUT_A_TOPIC = ("verify", "repair", "topic rescue", "topic rebuild-catalog", "topic sweep")
 
 Command = TypeVar("Command", bound=Callable[..., None])
 

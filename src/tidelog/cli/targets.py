@@ -1,4 +1,7 @@
-"""What `inspect`, `verify` and `repair` work on: a topic of the log directory, or any directory with WAL files."""
+"""What `inspect`, `verify` and `repair` work on: a topic of the log directory, or any directory with WAL files.
+
+Of a topic with a store everything may be in the store, and no directory here.
+"""
 
 from __future__ import annotations
 
@@ -36,7 +39,7 @@ class Target(NamedTuple):
 
 def find_target(session: Session, text: str) -> Target:
     """The topic of this name, else the directory at this path."""
-    found = _find_topic(session.root, text) or _find_directory(Path(text))
+    found = _find_topic(session.root, text) or _find_directory(Path(text)) or _find_in_store(session, text)
     if found is None:
         raise NotFoundError(
             f"{text} is neither a topic in {session.root} nor a directory with WAL files", hint=_hint(session, text)
@@ -52,6 +55,16 @@ def _hint(session: Session, text: str) -> str:
         return "Name another log directory with --dir"
 
 
+def _find_in_store(session: Session, text: str) -> Target | None:
+    try:
+        parsed = parse_topic_name(text)
+        with session.look() as log:
+            is_there = log.tier is not None and log.has_topic(text)
+    except (TopicNameError, NotFoundError):
+        return None
+    return Target(text, parsed.directory(session.root), TIMESTAMP_FIELD) if is_there else None
+
+
 def all_targets(session: Session) -> list[Target]:
     """Every topic of the log directory."""
     with session.look() as log:
@@ -60,6 +73,8 @@ def all_targets(session: Session) -> list[Target]:
 
 def examine_target(session: Session, target: Target, doing: str) -> LogExamination:
     """Reads every frame, with a bar while it lasts."""
+    if not target.directory.is_dir():
+        return LogExamination(files=(), checkpoint=None, checkpoint_problem="there is none: all of it is in the store")
     total_bytes = sum(path.stat().st_size for path in target.directory.iterdir() if wal_files([path.name]))
     with session.output.progress(f"{doing} {target.name}", total_bytes) as on_done:
         return examine_log(

@@ -1,30 +1,33 @@
-"""`tidelog verify` and `tidelog repair`: is every frame what was written, and what to do when one is not."""
+"""`tidelog verify`: is every frame what was written, on this disk and, if asked for, in the store."""
 
 from __future__ import annotations
 
-import shlex
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, NamedTuple
 
 import typer
+from msgspec import to_builtins
 
 from tidelog.cli.errors import ExitCode
 from tidelog.cli.session import Session, command
 
 if TYPE_CHECKING:
+    from tidelog.cli.output import OnDone
     from tidelog.cli.targets import Target
     from tidelog.log.examine import LogExamination, Problem
-    from tidelog.log.repair import RepairPlan
+    from tidelog.tier.history_check import HistoryExamination
+    from tidelog.topics.storage import LogDirectory
 
 _COLUMNS = ("target", "files", "frames", "bytes", "problems")
+_COLD_COLUMNS = ("target", "files", "frames", "bytes", "objects", "object_messages", "object_bytes", "problems")
 _GROWTH_WAIT_SECONDS = 0.2
 
 
 def add_to(app: typer.Typer) -> None:
-    """Registers the commands."""
+    """Registers the command."""
     command(app, "verify")(verify)
-    command(app, "repair")(repair)
 
 
 class Finding(NamedTuple):
@@ -41,6 +44,7 @@ class Result(NamedTuple):
     target: Target
     examined: LogExamination | None
     findings: list[Finding]
+    history: HistoryExamination | None = None
 
 
 def verify(
@@ -49,32 +53,39 @@ def verify(
         list[str] | None,
         typer.Argument(metavar="TARGET", help="Topics, or directories with WAL files [default: all topics]."),
     ] = None,
+    cold: Annotated[bool, typer.Option("--cold", help="Read every object in the store as well.")] = False,
 ) -> None:
     """Reads every frame and checks its checksum, its length and that its offset is the next one.
 
     It takes no lock and changes nothing, so it works on a topic that is in use. Problems are listed on stderr with file
     and byte, and the exit code is then 1; a topic that cannot be read is a problem, and the others are read all the
     same. A torn tail, which a killed process leaves behind, counts too, though the next opening cuts it off by itself.
+
+    With --cold the objects in the store are read too, all of them: frames, order, sizes and checksums, and that no
+    offset is missing between them.
     """
     from tidelog.cli.targets import all_targets, find_target
 
     found = [find_target(session, target) for target in targets] if targets else all_targets(session)
     results = [_examine(session, target) for target in found]
-    rows = [_row(result) for result in results]
+    if cold:
+        results = _with_history(session, results)
+    columns = _COLD_COLUMNS if cold else _COLUMNS
+    rows = [_row(result, columns) for result in results]
     if session.as_json:
         details = [[finding.document for finding in result.findings] for result in results]
         session.output.document([{**row, "problems": one} for row, one in zip(rows, details, strict=True)])
     else:
-        session.output.table(_COLUMNS, rows)
+        session.output.table(columns, rows)
     _tell_findings(session, results)
     if any(result.findings for result in results):
         raise typer.Exit(ExitCode.FOUND_WRONG)
 
 
 def _tell_findings(session: Session, results: list[Result]) -> None:
-    for target, _, findings in results:
-        for finding in findings:
-            session.output.note(f"problem: {target.name}: {finding.text}")
+    for result in results:
+        for finding in result.findings:
+            session.output.note(f"problem: {result.target.name}: {finding.text}")
     hints = [finding.hint for result in results for finding in result.findings if finding.hint is not None]
     for hint in dict.fromkeys(hints):
         session.output.note(f"hint: {hint}")
@@ -107,11 +118,59 @@ def _is_being_written(directory: Path, examined: LogExamination, problem: Proble
     return (directory / problem.file).stat().st_size > size
 
 
-def _row(result: Result) -> dict[str, object]:
-    examined = result.examined
-    row: dict[str, object] = dict.fromkeys(_COLUMNS) | {"target": result.target.name}
+def _with_history(session: Session, results: list[Result]) -> list[Result]:
+    from tidelog.cli.topic_choice import require_store
+
+    with session.look() as log:
+        require_store(log)
+        return [_read_history(session, log, result) for result in results]
+
+
+def _read_history(session: Session, log: LogDirectory, result: Result) -> Result:
+    from tidelog.cli.errors import hint_of, text_of
+    from tidelog.cli.topic_choice import require_store
+    from tidelog.errors import TidelogError, TopicNameError
+    from tidelog.tier.history_check import check_history
+    from tidelog.topics.names import parse_topic_name
+
+    try:
+        parsed, tier = parse_topic_name(result.target.name), require_store(log)
+    except TopicNameError:
+        return result  # a directory of files, of which no store knows
+    try:
+        catalog = tier.catalog(parsed.namespace, parsed.name)
+        total_bytes = sum(descriptor.size for descriptor in catalog.walk(catalog.start_offset()))
+        with session.output.progress(f"reading objects of {result.target.name}", total_bytes) as on_done:
+            count = _Counting(on_done)
+            history = check_history(catalog, tier.objects, result.target.time_field, count.add)
+    except TidelogError as error:
+        finding = Finding(text_of(error), {"reason": text_of(error), "text": text_of(error)}, hint_of(error))
+        return result._replace(findings=[*result.findings, finding])
+    advice = "Put a good copy of the object in its place; `tidelog topic sweep` shows what is gone"
+    hint = session.pasteable(advice, result.target.name)
+    found = [Finding(str(p), {**to_builtins(p), "text": str(p)}, hint) for p in history.problems]
+    return result._replace(findings=[*result.findings, *found], history=history)
+
+
+class _Counting:
+    """Sums up the pieces that were read."""
+
+    def __init__(self, on_done: OnDone) -> None:
+        self._on_done = on_done
+        self._done_bytes = 0
+
+    def add(self, size: int) -> None:
+        self._done_bytes += size
+        self._on_done(self._done_bytes)
+
+
+def _row(result: Result, columns: Sequence[str]) -> dict[str, object]:
+    examined, history = result.examined, result.history
+    row: dict[str, object] = dict.fromkeys(columns) | {"target": result.target.name}
     if examined is not None:
         row |= {"files": len(examined.files), "frames": examined.frames, "bytes": examined.total_bytes}
+    if history is not None:
+        row |= {"objects": history.objects, "object_messages": history.messages, "object_bytes": history.bytes}
     return row | {"problems": len(result.findings)}
 
 
@@ -125,54 +184,3 @@ def _describe(problem: Problem) -> dict[str, object]:
         "is_torn_tail": problem.is_torn_tail,
         "text": str(problem),
     }
-
-
-def repair(
-    session: Session,
-    target: Annotated[str, typer.Argument(metavar="TARGET", help="A topic, or a directory with WAL files.")],
-    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do it.")] = False,
-) -> None:
-    """Says how a damaged log can be mended, and does it with --yes.
-
-    Every good message keeps its offset and its bytes. Offsets whose bytes are damaged are marked as lost, so that
-    readers are told, and can go around them (`consume --skip-gaps`). Whatever is taken out is kept beside the log, in
-    removed/. Without --yes nothing is changed, and the exit code is 1 when there is something to mend.
-    """
-    from tidelog.cli.targets import find_target
-    from tidelog.log.repair import plan_repair
-
-    found = find_target(session, target)
-    plan = plan_repair(found.directory)
-    kept = plan.apply() if yes and plan.is_needed else None
-    _tell_plan(session, found, plan, kept)
-    if plan.is_needed and not yes:
-        raise typer.Exit(ExitCode.FOUND_WRONG)
-
-
-def _tell_plan(session: Session, target: Target, plan: RepairPlan, kept: list[Path] | None) -> None:
-    """`kept` is None when nothing was done."""
-    if session.as_json:
-        session.output.document(
-            {
-                "target": target.name,
-                "is_needed": plan.is_needed,
-                "is_done": kept is not None,
-                "actions": plan.actions,
-                "lost": plan.lost,
-                "kept": [str(path) for path in kept or []],
-            }
-        )
-    elif not plan.is_needed:
-        session.output.note(f"{target.name} needs no repair")
-    else:
-        _tell_actions(session, target, plan, kept)
-
-
-def _tell_actions(session: Session, target: Target, plan: RepairPlan, kept: list[Path] | None) -> None:
-    for action in plan.actions:
-        session.output.line(f"{'would' if kept is None else 'did'}: {action}", indent="  ")
-    for path in kept or []:
-        print(f"kept: {path}")
-    if kept is None:
-        again = session.pasteable(f"`tidelog repair {shlex.quote(target.name)} --yes`")
-        session.output.note(f"nothing was changed; do it with {again}")

@@ -1,17 +1,20 @@
 """Mending a damaged log: first a plan in words, then, if asked for, the deed.
 
 Invariants
-- Every good frame keeps its offset and its bytes. Offsets that are lost for good get a frame that says so (its
-  payload is the single byte 0), so that the log is contiguous again and readers can tell lost from present.
+- Every good frame keeps its offset and its bytes. What is damaged or missing is put back from another copy, where there
+  is one that has it; offsets that are lost for good get a frame that says so (its payload is the single byte 0), so
+  that the log is contiguous again and readers can tell lost from present.
 - A damaged file is replaced in one step, after its old content was put aside in `removed/`; a crash leaves the old file
   or the new one. Planning and applying again after a crash ends in the same state.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
+
+import msgspec
 
 from tidelog.errors import RetryError, offsets_text
 from tidelog.files import TEMPORARY_SUFFIX, Files, LocalFiles
@@ -31,11 +34,31 @@ def is_lost(payload: bytes) -> bool:
     return payload == LOST_PAYLOAD
 
 
-Piece = Run | tuple[int, int]
+class OtherCopy(Protocol):
+    """The same messages, elsewhere. What it cannot answer it raises; that is never taken for "not there"."""
+
+    def ranges(self, first: int, last: int) -> Sequence[tuple[int, int]]:
+        """What it has of a range of offsets, and has checked: first and last of each stretch, in order."""
+        ...
+
+    def payloads(self, first: int, last: int) -> Iterator[list[bytes]]:
+        """All payloads of such a stretch, some at a time."""
+        ...
+
+
+class Restored(msgspec.Struct, frozen=True):
+    """Offsets that are put back from the other copy; both ends belong to it."""
+
+    first: int
+    last: int
+
+
+Piece = Run | Restored | tuple[int, int]
 
 
 class _Rewrite(NamedTuple):
-    """A file to be built anew from stretches of the old one and lost offsets as (first, last); of nothing: removed."""
+    """A file to be built anew, from stretches of the old one and of the other copy, and from lost offsets as
+    (first, last); of nothing: removed."""
 
     name: str
     pieces: tuple[Piece, ...]
@@ -44,14 +67,14 @@ class _Rewrite(NamedTuple):
 class RepairPlan:
     """What is to be done. Nothing has happened yet; `apply` does it."""
 
-    def __init__(
-        self, directory: Path, files: Files, rewrites: list[_Rewrite], actions: list[str], lost: list[tuple[int, int]]
-    ) -> None:
-        self.actions = tuple(actions)
-        self.lost = tuple(lost)
+    def __init__(self, directory: Path, files: Files, planner: _Planner, copy: OtherCopy | None) -> None:
+        self.actions = tuple(planner.actions)
+        self.lost = tuple(planner.lost)
+        self.restored = tuple(planner.restored)
         self._directory = directory
         self._files = files
-        self._rewrites = rewrites
+        self._rewrites = planner.rewrites
+        self._copied_from = copy
 
     @property
     def is_needed(self) -> bool:
@@ -61,7 +84,7 @@ class RepairPlan:
         """Takes the directory's lock and carries out the plan; returns what was put aside."""
         lock = self._files.lock(self._directory / LOCK)
         try:
-            current = plan_repair(self._directory, files=self._files)
+            current = plan_repair(self._directory, files=self._files, copy=self._copied_from)
             if current.actions != self.actions:
                 raise RetryError("the log has changed since the plan was made", hint="Plan the repair again")
             kept = [self._rewrite(rewrite) for rewrite in self._rewrites]
@@ -105,8 +128,19 @@ class RepairPlan:
         for piece in rewrite.pieces:
             if isinstance(piece, Run):
                 yield from self._copy(path, piece)
+            elif isinstance(piece, Restored):
+                yield from self._restore(piece)
             else:
                 yield from _lost_frames(*piece)
+
+    def _restore(self, piece: Restored) -> Iterator[bytes]:
+        assert self._copied_from is not None, "what is put back was found there"
+        offset = piece.first
+        for payloads in self._copied_from.payloads(piece.first, piece.last):
+            yield encode_many(offset, payloads).buffer
+            offset += len(payloads)
+        if offset != piece.last + 1:
+            raise RetryError("the other copy of the log has changed meanwhile", hint="Plan the repair again")
 
     def _copy(self, path: Path, run: Run) -> Iterator[bytes]:
         old = self._files.open(path)
@@ -123,23 +157,25 @@ def _lost_frames(first: int, last: int) -> Iterator[bytes]:
         yield encode_many(start, [LOST_PAYLOAD] * count).buffer
 
 
-def plan_repair(directory: Path, *, files: Files | None = None) -> RepairPlan:
-    """Looks at every frame and decides what to do; changes nothing."""
+def plan_repair(directory: Path, *, files: Files | None = None, copy: OtherCopy | None = None) -> RepairPlan:
+    """Looks at every frame and decides what to do; changes nothing. `copy` may have what is damaged or missing here."""
     files = files or LocalFiles()
-    planner = _Planner(examine_log(directory, files=files))
+    planner = _Planner(examine_log(directory, files=files), copy)
     planner.plan()
-    return RepairPlan(directory, files, planner.rewrites, planner.actions, planner.lost)
+    return RepairPlan(directory, files, planner, copy)
 
 
 class _Planner:
     """Goes through the files in order and keeps the offset that must come next."""
 
-    def __init__(self, examination: LogExamination) -> None:
+    def __init__(self, examination: LogExamination, copy: OtherCopy | None) -> None:
         self._files = examination.files
         self._expected = examination.first_offset
+        self._copy = copy
         self.rewrites: list[_Rewrite] = []
         self.actions: list[str] = []
         self.lost: list[tuple[int, int]] = []
+        self.restored: list[tuple[int, int]] = []
 
     def plan(self) -> None:
         for index, file in enumerate(self._files):
@@ -171,8 +207,19 @@ class _Planner:
 
     def _fill(self, pieces: list[Piece], offset: int) -> None:
         if self._expected is not None and offset > self._expected:
-            pieces.append((self._expected, offset - 1))
+            pieces += self._mended(self._expected, offset - 1)
             self._expected = offset
+
+    def _mended(self, first: int, last: int) -> Iterator[Piece]:
+        """What the other copy has of a range, and as lost what it has not."""
+        reached = first
+        for start, end in self._copy.ranges(first, last) if self._copy is not None else ():
+            if start > reached:
+                yield reached, start - 1
+            yield Restored(start, end)
+            reached = end + 1
+        if reached <= last:
+            yield reached, last
 
     def _say(self, file: FileExamination, pieces: list[Piece]) -> None:
         kept = sum(piece.end - piece.start for piece in pieces if isinstance(piece, Run))
@@ -182,7 +229,10 @@ class _Planner:
             "the old file is put aside in removed/"
         )
         for piece in pieces:
-            if not isinstance(piece, Run):
+            if isinstance(piece, Restored):
+                self.restored.append((piece.first, piece.last))
+                self.actions.append(f"put {offsets_text(piece.first, piece.last)} back into {file.name} from the store")
+            elif not isinstance(piece, Run):
                 self.lost.append(piece)
                 self.actions.append(f"mark {offsets_text(*piece)} as lost in {file.name}")
 

@@ -26,7 +26,7 @@ from tidelog.errors import DataError, InputError, NotFoundError
 from tidelog.files import Files, LocalFiles
 from tidelog.log.names import wal_files
 from tidelog.log.view import LogView
-from tidelog.tier.fenced_tail import FencedTail, discard, fenced_tails, tail_directory
+from tidelog.tier.fenced_tail import FencedTail, discard, fenced_tails, secure_tails, tail_directory
 from tidelog.tier.takeover import fenced_files, put_fenced_files_aside
 from tidelog.topics.message import Message
 from tidelog.topics.names import parse_topic_name
@@ -138,6 +138,7 @@ class Rescue:
         self._require_lock()
         if self._log.tier is not None and self._files.is_directory(self._directory):
             catalog = self._log.tier.catalog(self._name.namespace, self._name.name)
+            secure_tails(self._files, self._directory)
             put_fenced_files_aside(self._files, self._directory, catalog, self._log.tier.objects, self._clock)
         return self.tails()
 
