@@ -18,6 +18,7 @@ from tidelog.log.settings import LogSettings
 from tidelog.testing import POLICIES, FaultyFiles, ManualClock
 from tidelog.tier.store_settings import StoreSettings
 from tidelog.tier.tier_settings import TierSettings
+from tidelog.topics.extension import BatchMark, ProducerMark, encode_extension
 from tidelog.topics.message import encode_message
 from tidelog.topics.storage import LogDirectory
 
@@ -66,6 +67,12 @@ def test_the_bytes_of_a_message_are_those_of_the_formats_page() -> None:
     """A reader written from the page alone reads what the code writes."""
     payload = encode_message(b"paid", b"order-7", {"source": b"web"}, NEW_YEAR_US)
     assert encode(7, payload) == hex_block("hex message")
+
+
+def test_the_bytes_of_an_extension_are_those_of_the_formats_page() -> None:
+    """Each kind is drawn as it is."""
+    extension = encode_extension(BatchMark(1, 3), ProducerMark(1, 8, "till-4"), NEW_YEAR_US)
+    assert extension == hex_block("hex extension")
 
 
 def test_the_bytes_of_a_lost_offset_are_those_of_the_formats_page() -> None:

@@ -35,6 +35,7 @@ MOST_US = (datetime.max.replace(tzinfo=UTC) - EPOCH) // timedelta(microseconds=1
 HEADERS = st.dictionaries(st.text(max_size=8), st.binary(max_size=12), max_size=4)
 TIMES = st.integers(LEAST_US, MOST_US) | st.sampled_from([LEAST_US, -1, 0, 951_782_400_000_000, MOST_US])
 KEYS = st.none() | st.binary(max_size=12)
+EXTENSIONS = st.binary(max_size=12) | st.just(b"\x03\x08" + bytes(8)) | st.just(b"\x01\x00\x03\x08" + bytes(8))
 
 
 def outcome(function: Callable[..., Any], *arguments: Any) -> tuple[Any, ...]:
@@ -75,6 +76,7 @@ def test_a_message_is_read_back(
 ) -> None:
     """Value, key, headers, time and offset survive the envelope, in both codecs."""
     payload = assert_twins_agree("encode", value, key, headers, timestamp_us)[1]
+    assert payload == assert_twins_agree("encode", value, key, headers, timestamp_us, b"")[1]
     expected = Message(value, key, headers, EPOCH + timedelta(microseconds=timestamp_us), offset)
     assert assert_twins_agree("decode_payloads", Message, offset, [payload]) == ("returned", [expected])
 
@@ -163,6 +165,7 @@ def test_what_is_not_bytes_is_refused(wrong: Any) -> None:
     assert assert_twins_agree("encode", wrong, None, None, 0)[1] is TypeError
     assert assert_twins_agree("encode", b"", wrong, None, 0)[1] is TypeError
     assert assert_twins_agree("encode", b"", None, {"h": wrong}, 0)[1] is TypeError
+    assert assert_twins_agree("encode", b"", None, None, 0, wrong)[1] is TypeError
     with pytest.raises(InputError):
         message.encode_message(wrong, None, None, 0)
 
@@ -205,6 +208,7 @@ def test_lengths_over_32_bits_are_refused() -> None:
     """Keys and headers of 4 GiB are an error before any byte of them is copied."""
     with mmap.mmap(-1, 1 << 32, prot=mmap.PROT_READ) as huge, memoryview(huge) as view, view[:-1] as nearly:
         assert assert_twins_agree("encode", b"", view, None, 0)[1] is OverflowError
+        assert assert_twins_agree("encode", b"", None, None, 0, view)[1] is OverflowError
         assert assert_twins_agree("encode", b"", None, {"h": view}, 0)[1] is OverflowError
         assert assert_twins_agree("encode", b"", None, {"h": nearly}, 0)[1] is OverflowError
 
@@ -244,6 +248,11 @@ DAMAGED = {
     "headers that do not": envelope(count=1, sizes=(0, 6, 0), rest=struct.pack("<HI", 65_535, MAX_U32)),
     "headers that": envelope(count=1, sizes=(0, 5, 0), rest=bytes(5)),
     "has headers": envelope(count=0, sizes=(0, 6, 0), rest=bytes(6)),
+    "has an extension that does not fit": envelope(sizes=(0, 0, 1), rest=b"\x03"),
+    "has an extension that does": envelope(sizes=(0, 0, 3), rest=b"\x07\x02x"),
+    "has an extension that": envelope(sizes=(0, 0, 3), rest=b"\x03\x01x"),
+    "has an extension": envelope(sizes=(0, 0, 20), rest=(b"\x03\x08" + bytes(8)) * 2),
+    "has an impossible time of delivery": twin.encode(b"", None, None, 0, b"\x03\x08" + b"\xff" * 7 + b"\x7f"),
     "has a header name that is not UTF-8": envelope(count=1, sizes=(0, 7, 0), rest=struct.pack("<HI", 1, 0) + b"\xff"),
 }
 
@@ -258,13 +267,37 @@ def test_a_damaged_envelope_is_named(words: str) -> None:
 
 
 def test_an_extension_is_skipped() -> None:
-    """Bytes that a later version puts between headers and value do not hinder this one."""
-    assert decoded(envelope(sizes=(0, 0, 3), rest=b"newvalue")).value == b"value"
+    """What a later version puts between headers and value does not hinder this one."""
+    read = decoded(envelope(sizes=(0, 0, 5), rest=b"\xfe\x03newvalue"))
+    assert (read.value, read.deliver_at) == (b"value", None)
+
+
+@given(st.binary(max_size=8), KEYS, HEADERS, TIMES)
+def test_a_time_of_delivery_is_read_back(
+    value: bytes, key: bytes | None, headers: dict[str, bytes], at_us: int
+) -> None:
+    """It is a time in UTC, whatever else the message carries."""
+    extension = b"\xfe\x00\x03\x08" + at_us.to_bytes(8, "little", signed=True)
+    payload = assert_twins_agree("encode", value, key, headers, 5, extension)[1]
+    (read,) = assert_twins_agree("decode_payloads", Message, 0, [payload])[1]
+    assert (read.value, read.key, read.headers) == (value, key, headers)
+    assert read.deliver_at == EPOCH + timedelta(microseconds=at_us)
+
+
+@given(st.lists(st.tuples(KEYS, HEADERS, st.binary(max_size=9)), max_size=6), st.integers(-1, 8), st.integers(-1, 8))
+def test_extensions_are_gathered_from_a_batch(parts: list[tuple[Any, ...]], start: int, stop: int) -> None:
+    """Each message's own, None where it has none, and None alone when nobody has one."""
+    payloads = [twin.encode(b"v", key, headers, 5, extension) for key, headers, extension in parts]
+    frames = frame.encode_many(40, [*payloads, b"\x00"])
+    got = assert_twins_agree("extensions", frames.buffer, frames.positions, frames.lengths, start, stop)
+    if start >= 0 and stop >= 0:
+        expected = [extension or None for _, _, extension in [*parts, (None, None, b"")]][start:stop]
+        assert got[1] == (expected if any(expected) else None)
 
 
 @settings(max_examples=300)
 @given(
-    st.tuples(st.binary(max_size=20), KEYS, HEADERS, TIMES),
+    st.tuples(st.binary(max_size=20), KEYS, HEADERS, TIMES, EXTENSIONS),
     st.lists(st.tuples(st.integers(0, 90), st.integers(0, 255)), max_size=4),
     st.integers(0, 90),
 )
@@ -275,6 +308,8 @@ def test_twins_agree_on_mutated_payloads(parts: Any, changes: list[tuple[int, in
         payload[at % len(payload)] = byte
     assert_twins_agree("decode_payloads", Message, 1 << 63, [bytes(payload)])
     assert_twins_agree("decode_payloads", Message, 0, [bytes(payload[:size])])
+    places = bytes(payload), struct.pack("=Q", 0), struct.pack("=I", len(payload))
+    assert_twins_agree("extensions", *places, 0, 1)
 
 
 @settings(max_examples=200)
@@ -296,6 +331,7 @@ def test_twins_agree_on_places_that_lie(places: list[tuple[int, int]]) -> None:
     lengths = struct.pack(f"={len(places)}I", *(length for _, length in places))
     assert_twins_agree("decode_frames", Message, 0, buffer, positions, lengths, 0, 9)
     assert_twins_agree("decode_frames", Message, 0, buffer, positions, lengths + b"x", 0, 9)
+    assert_twins_agree("extensions", buffer, positions, lengths, 0, 9)
 
 
 # ---- memory ----
@@ -351,6 +387,10 @@ def every_path(message_type: Any = Message) -> None:
     frames = frame.encode_many(0, [payload] * 8)
     places = frames.buffer, frames.positions, frames.lengths
     codec.decode_frames(message_type, 1 << 64, *places, 0, 8)
+    extended = frame.encode_many(0, [payload, codec.encode(b"v", None, None, 5, b"\x03\x08" + bytes(8))])
+    codec.decode_frames(message_type, 0, extended.buffer, extended.positions, extended.lengths, 0, 2)
+    codec.extensions(extended.buffer, extended.positions, extended.lengths, 0, 2)
+    codec.extensions(*places, 0, 8)
     for wrong in ("text", memoryview(b"12")[::2], None):
         outcome(codec.encode, wrong, None, None, 0)
         outcome(codec.encode, b"", b"", {"a": b"1", "b": wrong}, 0)

@@ -8,15 +8,18 @@
 
 #include "_envelope_decode.h"
 #include "_envelope_encode.h"
+#include "_envelope_extension.h"
 
 #define METHOD(name, function, text) {name, (PyCFunction)(void (*)(void))(function), METH_FASTCALL, PyDoc_STR(text)}
 
 static PyMethodDef envelope_methods[] = {
-    METHOD("encode", envelope_encode, "encode(value, key, headers, timestamp_us): the envelope of one message."),
+    METHOD("encode", envelope_encode, "encode(value, key, headers, timestamp_us, extension=b''): the envelope of one message."),
     METHOD("decode_frames", envelope_decode_frames,
            "decode_frames(message_type, first_offset, buffer, positions, lengths, start, stop): messages of frames."),
     METHOD("decode_payloads", envelope_decode_payloads,
            "decode_payloads(message_type, first_offset, payloads): messages of payloads that are not framed yet."),
+    METHOD("extensions", envelope_extensions,
+           "extensions(buffer, positions, lengths, start, stop): those of frames, or None when no message has one."),
     {NULL, NULL, 0, NULL},
 };
 

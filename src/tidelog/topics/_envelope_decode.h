@@ -95,8 +95,36 @@ typedef struct {
     int has_key;
     uint16_t header_count;
     int64_t timestamp_us;
+    int has_delivery;
+    int64_t deliver_at_us;
     Slice key, block, value;
 } Parts;
+
+/* Goes through the extension for the time of delivery; kinds that mean nothing here are stepped over. */
+static int parse_extension(const Decoder *decoder, PyObject *offset, Slice rest, Parts *parts) {
+    while (rest.size > 0) {
+        if (rest.size < 2 || rest.size - 2 < rest.data[1]) {
+            complain(decoder, offset, "has an extension that does not fit");
+            return -1;
+        }
+        if (rest.data[0] == DELIVER_AT) {
+            if (rest.data[1] != 8 || parts->has_delivery) {
+                complain(decoder, offset, "has an extension that does not fit");
+                return -1;
+            }
+            parts->has_delivery = 1;
+            parts->deliver_at_us = (int64_t)load_u64(rest.data + 2);
+        }
+        rest.size -= 2 + (size_t)rest.data[1];
+        rest.data += 2 + (size_t)rest.data[1];
+    }
+    if (parts->has_delivery &&
+        (parts->deliver_at_us < LEAST_MICROSECONDS || parts->deliver_at_us > MOST_MICROSECONDS)) {
+        complain(decoder, offset, "has an impossible time of delivery");
+        return -1;
+    }
+    return 0;
+}
 
 static int parse_fixed(const Decoder *decoder, PyObject *offset, Slice payload, Parts *parts) {
     const uint8_t *fixed = payload.data;
@@ -117,7 +145,8 @@ static int parse_fixed(const Decoder *decoder, PyObject *offset, Slice payload, 
     parts->header_count = load_u16(fixed + 2);
     parts->timestamp_us = (int64_t)load_u64(fixed + 8);
     uint64_t key_bytes = load_u32(fixed + 4), block_bytes = load_u32(fixed + 16);
-    uint64_t value_start = FIXED_BYTES + key_bytes + block_bytes + load_u32(fixed + 20);
+    uint64_t extension_bytes = load_u32(fixed + 20);
+    uint64_t value_start = FIXED_BYTES + key_bytes + block_bytes + extension_bytes;
     if (value_start > payload.size || (key_bytes != 0 && !parts->has_key)) {
         complain(decoder, offset, "has an envelope whose lengths do not fit");
         return -1;
@@ -129,7 +158,23 @@ static int parse_fixed(const Decoder *decoder, PyObject *offset, Slice payload, 
     parts->key = (Slice){fixed + FIXED_BYTES, (size_t)key_bytes};
     parts->block = (Slice){parts->key.data + key_bytes, (size_t)block_bytes};
     parts->value = (Slice){fixed + value_start, payload.size - (size_t)value_start};
-    return 0;
+    parts->has_delivery = 0;
+    Slice extension = {parts->block.data + block_bytes, (size_t)extension_bytes};
+    return extension_bytes == 0 ? 0 : parse_extension(decoder, offset, extension, parts);
+}
+
+static PyObject *new_message(Decoder *decoder, const Parts *parts, PyObject **fields) {
+    PyObject *type = decoder->message_type;
+    if (!parts->has_delivery) {
+        return PyObject_Vectorcall(type, fields + 1, 5 | PY_VECTORCALL_ARGUMENTS_OFFSET, NULL);
+    }
+    fields[6] = moment_get(&decoder->moment, parts->deliver_at_us);
+    if (fields[6] == NULL) {
+        return NULL;
+    }
+    PyObject *message = PyObject_Vectorcall(type, fields + 1, 6 | PY_VECTORCALL_ARGUMENTS_OFFSET, NULL);
+    Py_DECREF(fields[6]);
+    return message;
 }
 
 static PyObject *build_message(Decoder *decoder, PyObject *offset, const Parts *parts) {
@@ -143,8 +188,9 @@ static PyObject *build_message(Decoder *decoder, PyObject *offset, const Parts *
     PyObject *key = parts->has_key ? bytes_of(parts->key.data, parts->key.size) : Py_NewRef(Py_None);
     PyObject *timestamp = moment_get(&decoder->moment, parts->timestamp_us);
     if (value != NULL && key != NULL && timestamp != NULL) {
-        PyObject *fields[] = {NULL, value, key, headers, timestamp, offset}; /* the first place is the callee's to use */
-        message = PyObject_Vectorcall(decoder->message_type, fields + 1, 5 | PY_VECTORCALL_ARGUMENTS_OFFSET, NULL);
+        /* the first place is the callee's to use, the last for a time of delivery */
+        PyObject *fields[] = {NULL, value, key, headers, timestamp, offset, NULL};
+        message = new_message(decoder, parts, fields);
     }
     Py_XDECREF(value);
     Py_XDECREF(key);

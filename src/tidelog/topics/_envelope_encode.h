@@ -155,21 +155,22 @@ static int parse_timestamp(PyObject *object, int64_t *timestamp_us) {
     return 0;
 }
 
-static PyObject *encode_parts(EnvelopeState *state, PyObject *const *arguments, PyObject *items) {
-    Slice value, key = {NULL, 0};
+static PyObject *encode_parts(EnvelopeState *state, PyObject *const *arguments, PyObject *items, PyObject *more) {
+    Slice value, key = {NULL, 0}, extension = {NULL, 0};
     uint64_t block_bytes;
     int64_t timestamp_us;
     int has_key = arguments[1] != Py_None;
     /* The timestamp first: it may be any object with code of its own, which must not run once the slices are taken. */
     if (parse_timestamp(arguments[3], &timestamp_us) < 0 || slice_of(arguments[0], &value) < 0 ||
         (has_key && slice_of(arguments[1], &key) < 0) || headers_measure(state, items, &block_bytes) < 0 ||
-        expect_u32("the key", key.size) < 0) {
+        expect_u32("the key", key.size) < 0 || (more != NULL && slice_of(more, &extension) < 0) ||
+        expect_u32("the extension", extension.size) < 0) {
         return NULL;
     }
-    if (value.size > (size_t)PY_SSIZE_T_MAX - FIXED_BYTES - key.size - block_bytes) {
+    if (value.size > (size_t)PY_SSIZE_T_MAX - FIXED_BYTES - key.size - block_bytes - extension.size) {
         return PyErr_NoMemory();
     }
-    Py_ssize_t size = (Py_ssize_t)(FIXED_BYTES + key.size + block_bytes + value.size);
+    Py_ssize_t size = (Py_ssize_t)(FIXED_BYTES + key.size + block_bytes + extension.size + value.size);
     PyObject *envelope = PyBytes_FromStringAndSize(NULL, size);
     if (envelope == NULL) {
         return NULL;
@@ -181,24 +182,24 @@ static PyObject *encode_parts(EnvelopeState *state, PyObject *const *arguments, 
     store_u32(to + 4, (uint32_t)key.size);
     store_u64(to + 8, (uint64_t)timestamp_us);
     store_u32(to + 16, (uint32_t)block_bytes);
-    store_u32(to + 20, 0);
+    store_u32(to + 20, (uint32_t)extension.size);
     to += FIXED_BYTES;
     to = headers_write(state, items, copy_slice(to, key));
     if (to == NULL) {
         Py_DECREF(envelope);
         return NULL;
     }
-    copy_slice(to, value);
+    copy_slice(copy_slice(to, extension), value);
     return envelope;
 }
 
 static PyObject *envelope_encode(PyObject *module, PyObject *const *arguments, Py_ssize_t argument_count) {
     EnvelopeState *state = PyModule_GetState(module);
     PyObject *items;
-    if (expect_arguments("encode", argument_count, 4, 4) < 0 || headers_take(state, arguments[2], &items) < 0) {
+    if (expect_arguments("encode", argument_count, 4, 5) < 0 || headers_take(state, arguments[2], &items) < 0) {
         return NULL;
     }
-    PyObject *envelope = encode_parts(state, arguments, items);
+    PyObject *envelope = encode_parts(state, arguments, items, argument_count == 5 ? arguments[4] : NULL);
     Py_XDECREF(items);
     return envelope;
 }

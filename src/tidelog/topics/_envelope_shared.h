@@ -9,6 +9,7 @@
 #define HEADER_BYTES 6
 #define VERSION 1
 #define HAS_KEY 1
+#define DELIVER_AT 3
 
 typedef struct {
     PyObject *input_error;

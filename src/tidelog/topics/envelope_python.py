@@ -19,12 +19,20 @@ _FIXED = struct.Struct("<BBHIqII")
 _HEADER = struct.Struct("<HI")
 _VERSION = 1
 _HAS_KEY = 1
+_DELIVER_AT = 3
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _MAX_U16 = 0xFFFF
 _MAX_U32 = 0xFFFF_FFFF
 
 
-def encode(value: Buffer, key: Buffer | None, headers: Mapping[str, Buffer] | None, timestamp_us: int, /) -> bytes:
+def encode(
+    value: Buffer,
+    key: Buffer | None,
+    headers: Mapping[str, Buffer] | None,
+    timestamp_us: int,
+    extension: Buffer = b"",
+    /,
+) -> bytes:
     """The envelope of one message."""
     items = _header_items(headers)
     value_bytes = _checked_bytes(value)
@@ -34,9 +42,11 @@ def encode(value: Buffer, key: Buffer | None, headers: Mapping[str, Buffer] | No
     if not -(1 << 63) <= timestamp_us < 1 << 63:
         raise OverflowError("timestamp_us does not fit in 64 bits")
     _expect_u32("the key", len(key_bytes))
+    extension_bytes = _checked_bytes(extension)
+    _expect_u32("the extension", len(extension_bytes))
     flags = 0 if key is None else _HAS_KEY
-    fixed = _FIXED.pack(_VERSION, flags, len(items), len(key_bytes), timestamp_us, len(block), 0)
-    return b"".join((fixed, key_bytes, block, value_bytes))
+    fixed = _FIXED.pack(_VERSION, flags, len(items), len(key_bytes), timestamp_us, len(block), len(extension_bytes))
+    return b"".join((fixed, key_bytes, block, extension_bytes, value_bytes))
 
 
 def _header_items(headers: Mapping[str, Buffer] | None) -> list[tuple[str, Buffer]]:
@@ -103,6 +113,27 @@ def decode_payloads(message_type: Any, first_offset: int, payloads: Iterable[Buf
     ]
 
 
+def extensions(
+    buffer: Buffer, positions: Buffer, lengths: Buffer, start: int, stop: int, /
+) -> list[bytes | None] | None:
+    """The extensions of frames `start` to `stop` (exclusive); None when no message has one."""
+    view = byte_view(buffer)
+    found = [
+        _extension(bytes(view[position : position + length]))
+        for _, position, length in places(view, positions, lengths, start, stop)
+    ]
+    return found if any(found) else None
+
+
+def _extension(payload: bytes) -> bytes | None:
+    """None also for what is no envelope of this version: decoding it says what is wrong."""
+    if len(payload) < _FIXED.size or payload[0] != _VERSION:
+        return None
+    _, _, _, key_size, _, headers_size, size = _FIXED.unpack_from(payload)
+    begin = _FIXED.size + key_size + headers_size
+    return payload[begin : begin + size] if size and begin + size <= len(payload) else None
+
+
 def _decode(message_type: Any, offset: int, payload: bytes) -> Any:
     size = len(payload)
     if size < _FIXED.size:
@@ -117,17 +148,34 @@ def _decode(message_type: Any, offset: int, payload: bytes) -> Any:
     value_start = headers_end + extension_size
     if value_start > size or (key_size and not flags & _HAS_KEY):
         raise DataError(f"message {offset} has an envelope whose lengths do not fit")
-    timestamp = _decode_timestamp(offset, timestamp_us)
+    timestamp = _decode_time(offset, timestamp_us, "timestamp")
+    delivery = _decode_delivery(offset, payload[headers_end:value_start]) if extension_size else ()
     key = payload[_FIXED.size : key_end] if flags & _HAS_KEY else None
     headers = _decode_headers(offset, payload[key_end:headers_end], count)
-    return message_type(payload[value_start:], key, headers, timestamp, offset)
+    return message_type(payload[value_start:], key, headers, timestamp, offset, *delivery)
 
 
-def _decode_timestamp(offset: int, timestamp_us: int) -> datetime:
+def _decode_time(offset: int, time_us: int, what: str) -> datetime:
     try:
-        return _EPOCH + timedelta(microseconds=timestamp_us)
+        return _EPOCH + timedelta(microseconds=time_us)
     except OverflowError:
-        raise DataError(f"message {offset} has an impossible timestamp") from None
+        raise DataError(f"message {offset} has an impossible {what}") from None
+
+
+def _decode_delivery(offset: int, extension: bytes) -> tuple[datetime, ...]:
+    """The time of delivery, where there is one; kinds that mean nothing here are stepped over."""
+    found: list[int] = []
+    position = 0
+    while position < len(extension):
+        start = position + 2
+        end = start + extension[start - 1] if start <= len(extension) else start
+        is_delivery = extension[position] == _DELIVER_AT
+        if end > len(extension) or start > len(extension) or (is_delivery and (end - start != 8 or found)):
+            raise DataError(f"message {offset} has an extension that does not fit")
+        if is_delivery:
+            found.append(int.from_bytes(extension[start:end], "little", signed=True))
+        position = end
+    return tuple(_decode_time(offset, time_us, "time of delivery") for time_us in found)
 
 
 def _decode_headers(offset: int, block: bytes, count: int) -> dict[str, bytes]:

@@ -10,7 +10,8 @@
     flags: bit 0 = there is a key (an empty key and no key are two things); the others are 0 in version 1
 
 Every length is at a fixed place, so a column of keys, times or values is gathered from many messages without parsing
-each. What is in the extension is drawn in `extension.py`; most messages have none. The value is last: it takes what is left of the payload. All numbers are little-endian.
+each. What is in the extension is drawn in `extension.py`; most messages have none. The value is last: it takes what is
+left of the payload. All numbers are little-endian.
 """
 
 from __future__ import annotations
