@@ -177,11 +177,12 @@ class Catalog:
             return None
         low, high = oldest.start_offset, newest.start_offset
         while low < high:
-            middle = self._floor((low + high) // 2) or oldest
+            offset = (low + high) // 2
+            middle = self._floor(offset) or oldest
             if _reaches(middle, time_us):
                 high = middle.start_offset
             else:
-                low = middle.next_offset
+                low = max(offset + 1, middle.next_offset)  # in a hole the one before ends long before the offset
         return self.at(high)
 
     def _range(self, start: int, limit: int | None = None) -> Iterator[Descriptor | Reservation]:
