@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import closing
 from functools import cache
 
@@ -342,3 +342,80 @@ def test_examining_tells_how_far_it_is() -> None:
     assert steps == sorted(steps)
     assert steps[-1] == (COUNT * FRAME_BYTES, COUNT * FRAME_BYTES)
     assert (examined.frames, examined.total_bytes, examined.problems) == (COUNT, COUNT * FRAME_BYTES, ())
+
+
+class Elsewhere:
+    """Another copy of the log, which has some of the offsets."""
+
+    def __init__(self, *held: tuple[int, int]) -> None:
+        self.held = held
+        self.asked: list[tuple[int, int]] = []
+
+    def ranges(self, first: int, last: int) -> list[tuple[int, int]]:
+        self.asked.append((first, last))
+        return [(max(first, start), min(last, end)) for start, end in self.held if start <= last and end >= first]
+
+    def payloads(self, first: int, last: int) -> Iterator[list[bytes]]:
+        for start in range(first, last + 1, 3):
+            yield [payload(offset, SIZE) for offset in range(start, min(start + 3, last + 1))]
+
+
+class TestAnotherCopy:
+    """What is damaged or missing is put back where another copy has it."""
+
+    @pytest.mark.parametrize("kind", DAMAGES)
+    def test_every_damage_is_mended_exactly(self, kind: str) -> None:
+        """With a whole copy no message is lost, and a log that only needed those is what it was, byte for byte."""
+        content, lost = DAMAGES[kind]
+        files = disk_with(content)
+        plan = plan_repair(DIRECTORY, files=files, copy=Elsewhere((0, COUNT - 1)))
+        assert (plan.lost, list(plan.restored)) == ((), lost)
+        plan.apply()
+        assert lost_and_kept(files) == (set(), set(range(COUNT)))
+        whole = b"".join(data for name, data in sorted(closed_log().items()) if name in WAL_NAMES)
+        assert b"".join(data for name, data in sorted(files_of(files).items()) if name.endswith(".log")) == whole
+
+    def test_a_copy_of_a_part(self) -> None:
+        """What it does not have is marked as lost, on both sides and in the middle."""
+        files = disk_with(DAMAGES["a missing file"][0])
+        plan = plan_repair(DIRECTORY, files=files, copy=Elsewhere((0, 11), (14, 15), (18, 18)))
+        assert list(plan.restored) == [(10, 11), (14, 15), (18, 18)]
+        assert list(plan.lost) == [(12, 13), (16, 17), (19, 19)]
+        plan.apply()
+        assert lost_and_kept(files)[0] == offsets_in(list(plan.lost))
+
+    def test_a_good_log_does_not_ask(self) -> None:
+        """The copy may be far away: it is asked for what is damaged, and for nothing else."""
+        copy = Elsewhere((0, COUNT - 1))
+        plan_repair(DIRECTORY, files=disk_with(closed_log()), copy=copy)
+        assert copy.asked == []
+
+    def test_a_copy_that_gives_less_than_it_said(self) -> None:
+        """The file stays as it was: nothing is replaced by half of something."""
+        files = disk_with(DAMAGES["a missing file"][0])
+        copy = Elsewhere((0, COUNT - 1))
+        plan = plan_repair(DIRECTORY, files=files, copy=copy)
+        copy.payloads = lambda first, last: iter([[b"x"]])  # type: ignore[method-assign]
+        before = {name: data for name, data in files_of(files).items() if name.endswith(".log")}
+        with pytest.raises(RetryError, match="has changed"):
+            plan.apply()
+        assert {name: data for name, data in files_of(files).items() if name.endswith(".log")} == before
+
+    @pytest.mark.parametrize("kind", ["two places at once", "a missing file", "a file of garbage"])
+    def test_mending_can_be_crashed_at_every_call(self, kind: str) -> None:
+        """Whatever a crash leaves, mending again ends with every message."""
+        damaged_disk = disk_with(DAMAGES[kind][0])
+
+        def mend(files: FaultyFiles, _: History) -> None:
+            plan_repair(DIRECTORY, files=files, copy=Elsewhere((0, COUNT - 1))).apply()
+
+        def check(files: FaultyFiles, _: History) -> None:
+            plan = plan_repair(DIRECTORY, files=files, copy=Elsewhere((0, COUNT - 1)))
+            if plan.is_needed:
+                plan.apply()
+            assert lost_and_kept(files) == (set(), set(range(COUNT)))
+
+        summary = crash_machine_everywhere(
+            lambda crash_at: damaged_disk.after_crash("keep", crash_at=crash_at), mend, check, CrashPlan(seeds=2)
+        )
+        assert summary.cut_points > 8

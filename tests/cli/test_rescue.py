@@ -1,0 +1,225 @@
+"""`tidelog topic rescue`: what a fenced owner had accepted is listed, written, appended or deleted, and never lost."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from tests.cli.conftest import Cli
+
+import tidelog
+from tidelog.cli.session import Session, run_reporting
+from tidelog.topics.rescue import Rescue
+from tidelog.topics.topic import Topic
+
+SHIPPED = b"".join(b"shipped %d\n" % number for number in range(10))
+MINE = [b"mine %d" % number for number in range(3)]
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> list[str]:
+    """The options of a store with its catalog."""
+    return ["--store", f"file://{tmp_path}/store", "--metadata", "bucket"]
+
+
+@pytest.fixture
+def fenced(cli: Cli, store: list[str]) -> list[str]:
+    """In ./data three messages were accepted behind ten that are shipped; then ./other took `a/b` over."""
+    cli("produce", "a/b", *store, stdin=SHIPPED)
+    cli("topic", "ship", "a/b")
+    with tidelog.open("data", ship_max_delay_seconds=1000) as log:
+        log.topic("a/b").append_many(
+            [tidelog.Message(value, key=b"k\xff", headers={"h": value}) for value in MINE], sync=True
+        )
+    cli("produce", "a/b", "-d", "other", *store, stdin=b"theirs\n")
+    cli("topic", "ship", "a/b", "-d", "other")
+    return store
+
+
+def messages(topic: str, directory: str = "data") -> list[tidelog.Message]:
+    with tidelog.open(directory, read_only=True) as log:
+        return list(log.topic(topic).read())
+
+
+# Listing
+
+
+@pytest.mark.usefixtures("fenced")
+def test_a_tail_is_found_where_it_lies(cli: Cli, tmp_path: Path) -> None:
+    """Though the topic was not opened again since, the tail is listed, and nothing is changed by looking."""
+    before = sorted((tmp_path / "data/a/b").rglob("*"))
+    (tail,) = cli("topic", "rescue", "a/b", "--json").json
+    assert (tail["first_offset"], tail["last_offset"], tail["messages"], tail["set_aside"]) == (10, 12, 3, None)
+    assert tail["tail"].startswith(f"e{tail['epoch']}-")
+    assert sorted((tmp_path / "data/a/b").rglob("*")) == before
+
+
+@pytest.mark.usefixtures("fenced")
+def test_a_tail_that_was_put_aside_is_the_same(cli: Cli) -> None:
+    """Taking the topic back puts the tail aside; it is listed with its time, and the topic has the other's messages."""
+    (before,) = cli("topic", "rescue", "a/b", "--json").json
+    cli("produce", "a/b", stdin=b"mine again\n")
+    (tail,) = cli("topic", "rescue", "a/b", "--json").json
+    assert tail["set_aside"] is not None
+    assert {**tail, "set_aside": None} == before
+    assert cli("consume", "a/b").out == SHIPPED + b"theirs\nmine again\n"
+
+
+def test_the_fenced_process_may_still_run(cli: Cli, fenced: list[str]) -> None:
+    """Listing works beside it; what moves files waits for its end."""
+    with tidelog.open("third", store=fenced[1], metadata="bucket", ship_max_delay_seconds=1000) as log:
+        log.topic("a/b").append(b"unlucky", sync=True)
+        cli("produce", "a/b", "-d", "other", stdin=b"x\n")
+        (tail,) = cli("topic", "rescue", "a/b", "-d", "third", "--json").json
+        assert tail["messages"] == 1
+        assert cli("topic", "rescue", "a/b", "-d", "third", "--output", "-").code == 4
+
+
+def test_nothing_to_rescue(cli: Cli, store: list[str]) -> None:
+    """A topic that nobody took has no tails, with a store or without."""
+    cli("produce", "a/b", *store, stdin=SHIPPED)
+    cli("produce", "a/b", "-d", "local", stdin=SHIPPED)
+    for options in ((), ("-d", "local"), ("--into", "a/c"), ("--discard",)):
+        result = cli("topic", "rescue", "a/b", *options)
+        assert (result.code, "nothing of a/b to rescue" in result.err) == (0, True)
+
+
+# Writing
+
+
+@pytest.mark.usefixtures("fenced")
+def test_written_and_produced_again(cli: Cli, tmp_path: Path) -> None:
+    """Lines as of consume --json; produced from them, values, keys, headers and times are the same."""
+    assert cli("topic", "rescue", "a/b", "--output", "tail.jsonl").code == 0
+    lines = [json.loads(line) for line in (tmp_path / "tail.jsonl").read_text().splitlines()]
+    assert [line["offset"] for line in lines] == [10, 11, 12]
+    assert cli("produce", "a/again", "tail.jsonl", "--from-json").code == 0
+    again = messages("a/again")
+    assert [(m.value, m.key, m.headers) for m in again] == [(value, b"k\xff", {"h": value}) for value in MINE]
+    assert [line["timestamp"] for line in lines] == [
+        line["timestamp"] for line in map(json.loads, cli("consume", "a/again", "--json").lines)
+    ]
+
+
+@pytest.mark.usefixtures("fenced")
+def test_writing_overwrites_nothing(cli: Cli, tmp_path: Path) -> None:
+    """A file that is there stays; stdout is -."""
+    (tmp_path / "there").write_text("precious")
+    assert cli("topic", "rescue", "a/b", "--output", "there").code == 2
+    assert (tmp_path / "there").read_text() == "precious"
+    assert len(cli("topic", "rescue", "a/b", "--output", "-").lines) == 3
+
+
+@pytest.mark.parametrize(
+    "line",
+    [b"nonsense", b'{"key": "k"}', b'{"value": 1}', b'{"value": "x", "value_encoding": "rot13"}', b"\xff", b"[]"],
+)
+def test_lines_that_are_no_messages(cli: Cli, line: bytes) -> None:
+    """The record is named, and those before it were produced."""
+    result = cli("produce", "a/b", "--from-json", stdin=b'{"value": "good"}\n' + line + b"\n")
+    assert (result.code, "record 2: not a message in JSON" in result.err) == (2, True)
+    assert cli("consume", "a/b").out == b"good\n"
+
+
+# Appending
+
+
+@pytest.mark.usefixtures("fenced")
+def test_appended_with_where_it_comes_from(cli: Cli) -> None:
+    """New messages with two more headers; the tail is kept."""
+    (tail,) = cli("topic", "rescue", "a/b", "--json").json
+    assert cli("topic", "rescue", "a/b", "--into", "a/saved").code == 0
+    saved = messages("a/saved")
+    assert [(m.value, m.key, m.headers["h"]) for m in saved] == [(value, b"k\xff", value) for value in MINE]
+    assert {m.headers["tidelog-rescued-from"] for m in saved} == {f"a/b {tail['tail']}".encode()}
+    assert [m.headers["tidelog-rescued-offset"] for m in saved] == [b"10", b"11", b"12"]
+    assert len(cli("topic", "rescue", "a/b", "--json").json) == 1
+
+
+@pytest.mark.usefixtures("fenced")
+def test_appending_again_appends_nothing_twice(cli: Cli) -> None:
+    """What is there already is found, behind other messages too."""
+    cli("topic", "rescue", "a/b", "--into", "a/saved")
+    cli("produce", "a/saved", stdin=b"something else\n")
+    (again,) = cli("topic", "rescue", "a/b", "--into", "a/saved", "--json").json
+    assert (again["appended"], again["already_there"], again["lost"]) == (0, 3, 0)
+    assert [m.value for m in messages("a/saved")] == [*MINE, b"something else"]
+
+
+@pytest.mark.usefixtures("fenced")
+def test_an_interrupted_rescue_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    """After an end between any two batches, each message is there once when it is run again."""
+    monkeypatch.setattr("tidelog.topics.rescue._BATCH_MESSAGES", 1)
+    append_many, calls = Topic.append_many, 0
+
+    def interrupted(self: Topic, *arguments: object, **options: object) -> list[int]:
+        nonlocal calls
+        calls += 1
+        if calls % 2 == 0:
+            raise KeyboardInterrupt
+        return append_many(self, *arguments, **options)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(Topic, "append_many", interrupted)
+    done = None
+    while done is None:
+        with tidelog.open("data") as log:
+            rescue = Rescue(log, "a/b")
+            (tail,) = rescue.set_aside()
+            try:
+                done = rescue.append_to(tail, log.topic("a/saved"))
+            except KeyboardInterrupt:
+                continue
+    assert calls > 3
+    assert [m.value for m in messages("a/saved")] == MINE
+
+
+@pytest.mark.usefixtures("fenced")
+def test_into_a_topic_of_another_node(cli: Cli) -> None:
+    """It is not taken from there unless that is asked for; the hint says how to do it there."""
+    refused = cli("topic", "rescue", "a/b", "--into", "a/b")
+    assert (refused.code, "--from-json" in refused.err) == (4, True)
+    assert cli("topic", "rescue", "a/b", "--into", "a/b", "--take-over").code == 0
+    assert [m.value for m in messages("a/b")][10:] == [b"theirs", *MINE]
+
+
+# Deleting
+
+
+@pytest.mark.usefixtures("fenced")
+def test_deleting_needs_a_yes(cli: Cli, tmp_path: Path) -> None:
+    """Without one nothing goes; with it the files are gone, and the topic is as it was."""
+    refused = cli("topic", "rescue", "a/b", "--discard")
+    assert (refused.code, "--yes" in refused.err) == (2, True)
+    assert len(cli("topic", "rescue", "a/b", "--json").json) == 1
+    assert cli("topic", "rescue", "a/b", "--discard", "--yes", "--json").json["messages"] == 3
+    assert cli("topic", "rescue", "a/b", "--json").json == []
+    assert list((tmp_path / "data/a/b").rglob("wal.*.log")) == []
+    assert cli("consume", "a/b").out == SHIPPED + b"theirs\n"
+
+
+@pytest.mark.usefixtures("fenced")
+def test_one_tail_of_several(cli: Cli) -> None:
+    """Each has its name; another name is not found."""
+    cli("produce", "a/b", stdin=b"mine again\n")
+    cli("produce", "a/b", "-d", "other", stdin=b"theirs again\n")
+    first, second = cli("topic", "rescue", "a/b", "--json").json
+    assert first["epoch"] < second["epoch"]
+    assert cli("topic", "rescue", "a/b", "--tail", "e9-0").code == 3
+    assert cli("topic", "rescue", "a/b", "--tail", second["tail"], "--discard", "--yes").code == 0
+    assert [tail["tail"] for tail in cli("topic", "rescue", "a/b", "--json").json] == [first["tail"]]
+
+
+def test_one_thing_at_a_time(cli: Cli) -> None:
+    """Writing and deleting in one go is refused: look at what was written first."""
+    assert cli("topic", "rescue", "a/b", "--output", "x", "--discard").code == 2
+
+
+def test_a_fenced_owner_is_told_what_to_do(capsys: pytest.CaptureFixture[str]) -> None:
+    """The command in the hint can be pasted: it has the topic and the directory."""
+
+    def fail() -> None:
+        raise tidelog.FencedError("other owns the topic now", hint="for programs")
+
+    assert run_reporting(fail, Session(directory=Path("data"), topic="a/b")) == 4
+    assert "topic rescue a/b --dir data`" in capsys.readouterr().err
