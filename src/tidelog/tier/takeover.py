@@ -98,6 +98,8 @@ class Takeover:
         local = read_claim(self._files, self._directory)
         if self._has_files and local is not None and local.knows(found[0].lineage):
             remove_files(self._files, self._directory)
+        elif self._has_files and not _were_a_topic(local):
+            raise _foreign_files(self._directory, found[0])
         finish_deletion(self._claim(node, local), self._objects)
 
     # The files of an earlier time
@@ -107,7 +109,7 @@ class Takeover:
         them."""
         if not self._has_files:
             return
-        view = LogView(self._directory, LogSettings(), files=self._files, clock=self._clock)
+        view = self._view(next_offset)
         if view.next_offset < next_offset:
             _logger.warning(
                 "%s: the files end at offset %d, the catalog at %d; going on behind the catalog",
@@ -138,24 +140,29 @@ class Takeover:
         claim = new_claim()
         epoch = 0 if local is None else local.epoch
         known = None if local is None else self._claim_to_keep(local)
-        write_local_claim(self._files, self._directory, LocalClaim(epoch=epoch, claim=known, intended=claim))
+        undecided = () if local is None else local.undecided_claims
+        intent = LocalClaim(epoch=epoch, claim=known, intended=claim, given_up=undecided)
+        write_local_claim(self._files, self._directory, intent)
         ownership = claim_topic(self._catalog, node, self._clock, claim, min_epoch=epoch + 1)
         done = LocalClaim(epoch=ownership.epoch, claim=claim, intended=None)
         write_local_claim(self._files, self._directory, done)
         return OwnedCatalog(ownership, self._clock)
 
     def _claim_to_keep(self, local: LocalClaim) -> str | None:
-        """Of two that a crash left behind, the one that the store knows."""
+        """Of those that a crash left behind, the one that the store knows."""
         found = self._catalog.owner()
-        if local.intended is not None and found is not None and found[0].lineage == local.intended:
-            return local.intended
-        return local.claim
+        return found[0].lineage if found is not None and local.knows(found[0].lineage) else local.claim
 
     def _first_of_all(self, asked: int) -> int:
         """Where the topic begins if it has no past: messages that were here before there was a store count."""
         if not self._has_files:
             return asked
-        return LogView(self._directory, LogSettings(), files=self._files, clock=self._clock).start_offset
+        return self._view(asked).start_offset
+
+    def _view(self, first_offset: int) -> LogView:
+        """The files here. Where a crash left one without a frame, they say nothing about where they begin."""
+        files, clock = self._files, self._clock
+        return LogView(self._directory, LogSettings(), files=files, clock=clock, first_offset=first_offset)
 
 
 # The files of an owner that was fenced. Nothing below claims anything.
@@ -177,14 +184,8 @@ def fenced_files(
     local = read_claim(files, directory)
     if _are_the_end(local, owner, catalog):
         return None
-    if local is None:
-        who = "nobody" if owner is None else owner.node
-        raise InputError(
-            f"there are messages in this directory that were never part of this topic, which {who} owns",
-            operation="open",
-            path=directory,
-            hint="Open another directory, or use another name or another store for these messages",
-        )
+    if local is None or not _were_a_topic(local):
+        raise _foreign_files(directory, owner)
     view = LogView(directory, LogSettings(), files=files, clock=clock)
     start_offset, next_offset = view.start_offset, view.next_offset
     return FencedTail(
@@ -225,6 +226,21 @@ def read_claim(files: Files, directory: Path) -> LocalClaim | None:
             path=directory,
             hint="Put owner.json back from a copy, or move the directory away: the topic goes on from the store",
         ) from error
+
+
+def _were_a_topic(local: LocalClaim | None) -> bool:
+    """Whether the files here were ever written under a claim: one that was only intended has accepted nothing."""
+    return local is not None and local.claim is not None
+
+
+def _foreign_files(directory: Path, owner: Owner | None) -> InputError:
+    who = "nobody" if owner is None else owner.node
+    return InputError(
+        f"there are messages in this directory that were never part of this topic, which {who} owns",
+        operation="open",
+        path=directory,
+        hint="Open another directory, or use another name or another store for these messages",
+    )
 
 
 def _refuse_lost_catalog(catalog: Catalog, objects: ObjectStore) -> None:
