@@ -199,11 +199,9 @@ def test_messages_from_before_there_was_a_store_are_the_topic(stores: Stores) ->
 def test_a_first_claim_that_failed_does_not_cost_the_local_messages(fault: str, floor: int) -> None:
     """What a local topic had before it was given a store is the topic, also when the first claim gets no answer."""
     stores = Stores()
-    for _ in range(floor):
-        taken = Node(stores, "elsewhere").take()
-    if floor:
-        taken.catalog.mark_deleted()
-        finish_deletion(taken.catalog, stores.objects)
+    for owner in [Node(stores, "elsewhere").take().catalog for _ in range(floor)][-1:]:
+        owner.mark_deleted()
+        finish_deletion(owner, stores.objects)
     node = Node(stores)
     node.open_log()
     node.append(6)

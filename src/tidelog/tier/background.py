@@ -112,14 +112,14 @@ class Background:
 
     def _run(self) -> None:
         while (task := self._take()) is not None:
-            delay = _PAUSE_AFTER_ERROR_SECONDS
+            delay_seconds: float | None = None
             try:
-                delay = task.work()
+                delay_seconds = task.work()
             except Exception:
                 _logger.exception("work in the background failed, and is tried again")
+                delay_seconds = _PAUSE_AFTER_ERROR_SECONDS
             finally:
-                self._finished(task)
-            self.schedule(task, 0.0 if task.again else delay)
+                self._finished(task, delay_seconds)
 
     def _take(self) -> Task | None:
         with self._changed:
@@ -134,9 +134,12 @@ class Background:
                 self._changed.wait(self._queue[0][0] - now if self._queue else None)
         return None
 
-    def _finished(self, task: Task) -> None:
+    def _finished(self, task: Task, delay_seconds: float | None) -> None:
+        """In one step, so that whoever asks for another run just then is not overruled. None: it does not run again."""
         with self._changed:
             task.runs_in = None
+            if delay_seconds is not None:
+                self.schedule(task, 0.0 if task.again else delay_seconds)
             self._changed.notify_all()
 
 

@@ -8,11 +8,10 @@ open, and its answer counts when it comes.
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Callable
 from concurrent.futures import Future
 
-from tidelog.errors import RetryError
+from tidelog.errors import FencedError, TidelogError
 from tidelog.tier.background import in_thread
 from tidelog.tier.pulse import ASLEEP_SECONDS, now, pulse
 
@@ -40,6 +39,10 @@ class Wakefulness:
             return  # the ticking thread is late, and it was asked just now
         if self._question is None or self._question.done():
             self._question = in_thread(self._verify, "tidelog-awake")
-            with contextlib.suppress(RetryError, TimeoutError):
+            try:
                 self._question.result(_PATIENCE_SECONDS)
+            except FencedError:
+                raise
+            except (TidelogError, TimeoutError):
+                pass  # out of reach, or keys that expired while it slept: nobody can tell
         self._sleeps, self._verified_at = sleeps, now()
