@@ -202,8 +202,7 @@ class TieredLog(JoinedLog):
             with self._noticing_fences():
                 self.owned.seal(shipped)
         except BaseException:
-            if self._fenced is None:
-                self.log.refuse_appends(None)
+            self.log.refuse_appends(None if self._fenced is None else self._fenced_again)
             raise
         self._stop()
         self.log.close()
