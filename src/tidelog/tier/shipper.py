@@ -22,6 +22,7 @@ from threading import Lock
 
 from tidelog.clock import Clock
 from tidelog.errors import ClosedError, DataError, FencedError, NotFoundError, StoreUnavailableError, TidelogError
+from tidelog.files import explained
 from tidelog.log import Log
 from tidelog.tier.descriptor import Descriptor
 from tidelog.tier.keys import ObjectId
@@ -88,8 +89,9 @@ class Shipper:
         with self._shipping:
             begin = self._clock.monotonic()
             try:
-                while self.shipped_offset < stop_offset:
-                    self._ship_one(stop_offset)
+                with explained("ship", self._log.directory):
+                    while self.shipped_offset < stop_offset:
+                        self._ship_one(stop_offset)
             except TidelogError as error:
                 self._counters.failed(error)
                 raise
@@ -124,6 +126,7 @@ class Shipper:
     def _upload(self, shipment: Shipment) -> Descriptor:
         self._check_open()
         name = self._name_of(shipment)
+        self._learn_reached_time()  # what may fail comes before the upload, which is not to be made twice
         self._refuse_to_overwrite(name)
         upload = Upload(
             *(self._log.files, shipment, self._settings.ship_compression),
@@ -149,7 +152,7 @@ class Shipper:
         self._attempted = name
 
     def _describe(self, name: ObjectId, shipment: Shipment, uploaded: Uploaded) -> Descriptor:
-        times = [time for time in (self._reached_before(), uploaded.last_time_us) if time is not None]
+        times = [time for time in (self._reached_time_us, uploaded.last_time_us) if time is not None]
         return Descriptor(
             object_id=str(name),
             start_offset=name.start,
@@ -167,12 +170,11 @@ class Shipper:
             offset_index=uploaded.offset_index,
         )
 
-    def _reached_before(self) -> int | None:
+    def _learn_reached_time(self) -> None:
         if not self._knows_reached_time:
             newest = self._owned.catalog.newest()
             self._reached_time_us = None if newest is None else newest.reached_time_us
             self._knows_reached_time = True
-        return self._reached_time_us
 
     def _published(self, descriptor: Descriptor, end: Place) -> None:
         self._reached_time_us = descriptor.reached_time_us
