@@ -110,7 +110,7 @@ class Ledger:
 
     def deleted(self) -> None:
         """Everything so far is gone for good."""
-        self._history.attempted("deleted", ())
+        self._history.attempted("deleted", ("everybody",))
 
     def _new_value(self, node: str, size: int) -> bytes:
         return b"<%s:%d>" % (node.encode(), next(_numbers)) + b"." * size
@@ -134,29 +134,29 @@ class Ledger:
         events = self._events()
         kinds = [kind for kind, _ in events]
         end = kinds.index("deleted") if "deleted" in kinds else len(kinds)
-        durable = [
-            _fate(data, events[place:end]) for place, (kind, data) in enumerate(events[:end]) if kind == "durable"
-        ]
+        durable = [_fate(events[:end], place) for place, kind in enumerate(kinds[:end]) if kind == "durable"]
         return durable, end < len(kinds)
 
     def durable(self) -> list[Durable]:
         """Everything that must be found somewhere."""
         events = self._events()
-        return [_fate(data, events[place:]) for place, (kind, data) in enumerate(events) if kind == "durable"]
+        return [_fate(events, place) for place, (kind, _) in enumerate(events) if kind == "durable"]
 
 
-def _fate(data: Event, later: list[tuple[str, Event]]) -> Durable:
-    """What became of a message: shipped before somebody else claimed the topic, or claimed and not given back."""
-    node, offset, value = data
+def _fate(events: list[tuple[str, Event]], place: int) -> Durable:
+    """What became of a message: shipped while its node had the topic, or claimed by another and not given back."""
+    node, offset, value = events[place][1]
     is_shipped, is_lost, claims = False, False, list[object]()
-    for kind, (who, *rest) in later:
-        if kind == "claim" and who != node:
+    for number, (kind, (who, *rest)) in enumerate(events):
+        if kind == "claim" and who == node and number < place:
+            claims.clear()  # it had the topic when it accepted the message, unless somebody claims it from here on
+        elif kind == "claim" and who != node:
             claims.append(who)
         elif kind == "gave back" and who in claims:
             claims.remove(who)
-        elif kind == "lost" and who == node:
+        elif kind == "lost" and who == node and number > place:
             is_lost = True
-        elif kind == "shipped" and who == node and rest[0] > offset and not (claims or is_lost):
+        elif kind == "shipped" and number > place and who == node and rest[0] > offset and not (claims or is_lost):
             is_shipped = True
     return Durable(node, offset, value, is_shipped, is_lost, bool(claims))
 

@@ -1,0 +1,193 @@
+"""Two nodes and one bucket: whatever they do, in whatever order, and whatever dies or is out of reach meanwhile.
+
+The model is the ledger of `tests.crash.tier_promises`: what was acknowledged must be readable, or lie on the disk of
+the node that was replaced, or have gone with a disk before it was shipped.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterator
+
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
+from tests.crash.tier_promises import DIRECTORY, NAME, Ledger, check_life_goes_on, check_topic, tier_settings
+
+from tidelog.clock import ManualClock
+from tidelog.errors import ClosedError, FencedError, StoreUnavailableError, TidelogError
+from tidelog.log.names import wal_files
+from tidelog.testing import Crash, History, Policy, World
+from tidelog.testing.threads import quiet_crashes
+from tidelog.topics.storage import LogDirectory
+
+EXAMPLES = int(os.environ.get("TIER_EXAMPLES", "25"))
+nodes = st.sampled_from("ab")
+policies = st.sampled_from(["lose", "keep", "tear", "reorder"])
+store_faults = st.sampled_from(["unavailable", "unanswered", "late"])
+
+
+class TwoNodes(RuleBasedStateMachine):
+    """Each node has its disk; they share the store and the metadata."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.history = History()
+        self.ledger = Ledger(self.history)
+        self.logs: dict[str, LogDirectory] = {}
+        self.claimant: str | None = None
+        self.idle_at: int | None = None
+        self.is_sick = False
+        self.world = World(clock=ManualClock(), part_bytes=150)
+        self.settings = tier_settings()
+
+    @initialize(multi_key=st.booleans(), zstd=st.booleans(), prunes=st.booleans())
+    def begin(self, multi_key: bool, zstd: bool, prunes: bool) -> None:
+        self.world = World(multi_key=multi_key, clock=ManualClock(), part_bytes=150)
+        changes = {"local_retention_bytes": 1} if prunes else {}
+        self.settings = tier_settings("zstd" if zstd else "none", **changes)
+
+    # Opening and closing
+
+    @rule(node=nodes)
+    def open(self, node: str) -> None:
+        if node in self.logs:
+            return
+        self.claimant, self.idle_at = node, None
+        log = self.ledger.open(self.world, node, self.settings)
+        try:
+            topic = log.topic(NAME)
+        except TidelogError:
+            log.close()
+            assert self.is_sick
+            return
+        self.logs[node] = log
+        if not self._has_files(node):
+            self.idle_at = topic.next_offset
+
+    @rule(node=nodes)
+    def close(self, node: str) -> None:
+        log = self.logs.pop(node, None)
+        if log is None:
+            return
+        is_idle = node == self.claimant and not self._has_files(node) and not self.is_sick
+        is_idle = is_idle and log.topic(NAME).next_offset == self.idle_at
+        log.close()
+        if is_idle:
+            self.ledger.gave_back(node)
+
+    def _has_files(self, node: str) -> bool:
+        files = self.world.files(node)
+        return files.is_directory(DIRECTORY) and bool(wal_files(files.list(DIRECTORY)))
+
+    # Working
+
+    @rule(node=nodes, count=st.integers(1, 4), size=st.sampled_from([5, 40, 500]), sync=st.booleans())
+    def append(self, node: str, count: int, size: int, sync: bool) -> None:
+        if node in self.logs:
+            with contextlib.suppress(FencedError):
+                self.ledger.append(self.logs[node].topic(NAME), node, count, size=size, sync=sync)
+
+    @rule(node=nodes)
+    def ship(self, node: str) -> None:
+        with self._may_be_refused(node):
+            self.ledger.ship(self.logs[node].topic(NAME), node)
+
+    @rule(node=nodes)
+    def prune(self, node: str) -> None:
+        with self._may_be_refused(node):
+            self.logs[node].topic(NAME).prune()
+
+    @rule(node=nodes)
+    def sweep(self, node: str) -> None:
+        with self._may_be_refused(node):
+            topic = self.logs[node].topic(NAME)
+            topic.sweep(topic.plan_sweep())
+
+    @rule(node=nodes)
+    def seal(self, node: str) -> None:
+        with self._may_be_refused(node):
+            topic = self.logs[node].topic(NAME)
+            next_offset = topic.next_offset
+            topic.seal()
+            self.ledger.sealed(node, next_offset)
+            self.logs.pop(node).close()
+
+    @contextlib.contextmanager
+    def _may_be_refused(self, node: str) -> Iterator[None]:
+        """By the store, or because another node has the topic: never for any other reason, and never else."""
+        if node not in self.logs:
+            with contextlib.suppress(KeyError):
+                yield
+            return
+        try:
+            yield
+        except FencedError:
+            assert self.claimant != node or self.is_sick
+        except (StoreUnavailableError, ClosedError):
+            assert self.is_sick
+
+    @rule(node=nodes)
+    def read(self, node: str) -> None:
+        if node in self.logs and node == self.claimant and not self.is_sick:
+            check_topic(self.world, self.logs[node].topic(NAME), self.ledger)
+
+    # Dying and failing
+
+    @rule(policy=policies, seed=st.integers(0, 1000))
+    def crash(self, policy: Policy, seed: int) -> None:
+        self._die()
+        self.world = self.world.after_crash(policy, seed=seed)
+
+    @rule(node=nodes)
+    def lose_disk(self, node: str) -> None:
+        self._die()
+        self.world = self.world.lose_disk(node)
+        self.ledger.lost_disk(node)
+
+    def _die(self) -> None:
+        self.world.crash()
+        with quiet_crashes():
+            for log in self.logs.values():
+                with contextlib.suppress(Crash, TidelogError):
+                    log.close()
+        self.logs, self.claimant, self.is_sick = {}, None, False
+
+    @rule(fault=store_faults, nth=st.integers(1, 4), in_store=st.booleans())
+    def stumble(self, fault: str, nth: int, in_store: bool) -> None:
+        """One request fails, was done unheard, or is done later."""
+        self.is_sick = True
+        if in_store:
+            self.world.store.fail("publish", fault, nth=1)  # type: ignore[arg-type]
+        else:
+            self.world.metadata.fail("commit", fault, nth=nth)  # type: ignore[arg-type]
+
+    @rule()
+    def outage(self) -> None:
+        self.is_sick = True
+        self.world.store.fail("*", times=None)
+        self.world.metadata.fail("*", times=None)
+
+    @precondition(lambda self: self.is_sick)
+    @rule()
+    def heal(self) -> None:
+        self._heal()
+
+    def _heal(self) -> None:
+        self.world.heal()
+        self.world.store.land_late_writes()
+        self.world.metadata.land_late_writes()
+        self.is_sick = False
+
+    def teardown(self) -> None:
+        """At last everything is well: each node in turn finds what was promised, and goes on."""
+        self._heal()
+        for log in self.logs.values():
+            log.close()
+        for node in "aba":
+            check_life_goes_on(self.world, self.history, self.settings, node)
+
+
+TestTwoNodes = TwoNodes.TestCase
+TestTwoNodes.settings = settings(max_examples=EXAMPLES, stateful_step_count=25, deadline=None)
