@@ -242,20 +242,28 @@ def test_catalog_is_killed(s3_server: S3Server, etcd_server: EtcdServer, tmp_pat
         etcd_server.start()
 
 
-# Its settings are the defaults: requests that hang do so for half a minute, and again.
+# Its settings are the defaults: requests that hang do so for half a minute, and again. Somebody reads at the end.
 CLOSING = """
-import sys, time, tidelog
+import sys, threading, time, tidelog
 directory, url, endpoint = sys.argv[1:]
-log = tidelog.open(directory, store=url, metadata="bucket", store_endpoint=endpoint, ship_interval_seconds=0.05,
-    ship_min_bytes=1, ship_max_delay_seconds=0, fsync_interval_ms=20, ownership_check_seconds=0.2)
+place = {"store": url, "metadata": "bucket", "store_endpoint": endpoint}
+log = tidelog.open(directory, ship_interval_seconds=0.05, ship_min_bytes=1, ship_max_delay_seconds=0,
+    fsync_interval_ms=20, ownership_check_seconds=0.2, **place)
 topics = [log.topic(f"shop/orders-{number}") for number in range(6)]
+topics[0].append_many([bytes(100_000)] * 240)
+topics[0].ship()
+reader = tidelog.open(directory + "-reader", read_only=True, **place)
+messages = reader.topic("shop/orders-0").read()
+next(messages)
 print("open", flush=True)
 sys.stdin.readline()
+threading.Thread(target=list, args=(messages,), daemon=True).start()
 for topic in topics[:3]:
     topic.append_many([bytes(1000)] * 1000, sync=True)
 time.sleep(0.5)
 begin = time.monotonic()
 log.close()
+reader.close()
 print(time.monotonic() - begin, flush=True)
 """
 
@@ -265,7 +273,7 @@ def test_closing_during_an_outage_takes_seconds(s3_server: S3Server, tmp_path: P
     keys = {"AWS_ACCESS_KEY_ID": ACCESS_KEY_ID, "AWS_SECRET_ACCESS_KEY": SECRET_ACCESS_KEY}
     with FaultProxy(s3_server.endpoint) as proxy:
         child = subprocess.Popen(
-            python(CLOSING, tmp_path, s3_server.url("closing"), proxy.endpoint),
+            python(CLOSING, tmp_path / "log", s3_server.url("closing"), proxy.endpoint),
             env=python_environment() | keys,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
@@ -277,5 +285,6 @@ def test_closing_during_an_outage_takes_seconds(s3_server: S3Server, tmp_path: P
         assert child.returncode == 0
         assert float(said) < CLOSE_SECONDS
         proxy.heal()
-        with Place(s3_server, "closing", "bucket").open(tmp_path) as log:
-            assert [log.topic(f"shop/orders-{number}").next_offset for number in range(6)] == [1000] * 3 + [0] * 3
+        with Place(s3_server, "closing", "bucket").open(tmp_path / "log") as log:
+            ends = [log.topic(f"shop/orders-{number}").next_offset for number in range(6)]
+            assert ends == [1240, 1000, 1000, 0, 0, 0]

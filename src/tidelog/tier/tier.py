@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from tidelog.clock import Clock
@@ -12,6 +11,7 @@ from tidelog.log import Log, LogSettings
 from tidelog.log.readable import ReadableLog
 from tidelog.tier.background import Background
 from tidelog.tier.catalog import Catalog
+from tidelog.tier.daemon_pool import DaemonPool
 from tidelog.tier.history import History
 from tidelog.tier.history_counters import HistoryCounters
 from tidelog.tier.joined import JoinedLog
@@ -53,7 +53,7 @@ class Tier:
         self._root = root
         self._runs_in_background = runs_in_background
         self._background = Background(_BACKGROUND_THREADS, "tidelog-tier")
-        self._fetchers = ThreadPoolExecutor(_FETCHING_THREADS, thread_name_prefix="tidelog-fetch")
+        self._fetchers = DaemonPool(_FETCHING_THREADS, "tidelog-fetch")
 
     def catalog(self, namespace: str, name: str) -> Catalog:
         """What is known about a topic."""

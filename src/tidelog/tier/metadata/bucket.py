@@ -38,11 +38,11 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from itertools import islice
 from typing import NamedTuple
 
 from tidelog.errors import ConflictError, InputError, NotFoundError
+from tidelog.tier.daemon_pool import DaemonPool
 from tidelog.tier.keys import check_key, check_prefix, is_key
 from tidelog.tier.metadata import stamp
 from tidelog.tier.metadata.bucket_probe import prove_conditional_writes
@@ -74,7 +74,7 @@ class BucketMetadataStore(MetadataStore):
         self._read_only = read_only
         if not read_only:
             prove_conditional_writes(objects)
-        self._readers = ThreadPoolExecutor(_READS_AT_ONCE, thread_name_prefix="bucket-metadata")
+        self._readers = DaemonPool(_READS_AT_ONCE, "bucket-metadata")
 
     def get(self, key: str) -> Entry | None:
         found = self._find(check_key(key))
@@ -91,7 +91,7 @@ class BucketMetadataStore(MetadataStore):
         return next((entry for name in reversed(before) if (entry := self.get(name)) is not None), None)
 
     def close(self) -> None:
-        self._readers.shutdown()
+        self._readers.shutdown(wait=False)  # it may be asking a store that does not answer
 
     # Reading
 

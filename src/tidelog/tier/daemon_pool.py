@@ -1,0 +1,96 @@
+"""A bounded pool of threads that does not hold up the end of a process.
+
+The pool of the standard library waits at exit for whatever its threads are doing. Ours ask stores, which may not answer
+for minutes; nothing is lost when such a question ends with the process.
+"""
+
+from __future__ import annotations
+
+import queue
+from collections.abc import Callable
+from concurrent.futures import Executor, Future
+from threading import Lock, Thread
+from typing import Any, NamedTuple, ParamSpec, TypeVar
+
+Arguments = ParamSpec("Arguments")
+Result = TypeVar("Result")
+
+
+class _Call(NamedTuple):
+    """Something to be done, and who wants to know how it went."""
+
+    future: Future[Any]
+    work: Callable[[], Any]
+
+    def run(self) -> None:
+        if not self.future.set_running_or_notify_cancel():
+            return
+        try:
+            self.future.set_result(self.work())
+        except BaseException as error:  # noqa: BLE001 - whoever asks for the result gets it
+            self.future.set_exception(error)
+
+
+class DaemonPool(Executor):
+    """Up to so many calls at once; threads are started as they are needed."""
+
+    def __init__(self, threads: int, name: str) -> None:
+        self._threads_wanted = threads
+        self._name = name
+        self._guard = Lock()
+        self._queue: queue.SimpleQueue[_Call | None] = queue.SimpleQueue()
+        self._threads: list[Thread] = []
+        self._idle = 0
+        self._is_closed = False
+
+    def submit(
+        self, fn: Callable[Arguments, Result], /, *args: Arguments.args, **kwargs: Arguments.kwargs
+    ) -> Future[Result]:
+        """Runs a call in one of the threads; RuntimeError after the end, as an Executor does."""
+        future: Future[Result] = Future()
+        with self._guard:
+            if self._is_closed:
+                raise RuntimeError("the pool is closed")
+            self._queue.put(_Call(future, lambda: fn(*args, **kwargs)))
+            if self._queue.qsize() > self._idle and len(self._threads) < self._threads_wanted:
+                self._start_thread()
+        return future
+
+    def _start_thread(self) -> None:
+        thread = Thread(target=self._run, name=f"{self._name} {len(self._threads)}", daemon=True)
+        self._threads.append(thread)
+        thread.start()
+
+    def _run(self) -> None:
+        while (call := self._take()) is not None:
+            call.run()
+            del call  # its result must not stay in memory until the next one comes
+
+    def _take(self) -> _Call | None:
+        with self._guard:
+            self._idle += 1
+        call = self._queue.get()
+        with self._guard:
+            self._idle -= 1
+        return call
+
+    def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
+        """No more calls. Those that wait are still made, unless they are cancelled; `wait` returns after all."""
+        with self._guard:
+            self._is_closed = True
+            if cancel_futures:
+                self._cancel_waiting()
+            for _ in self._threads:
+                self._queue.put(None)
+        if wait:
+            for thread in self._threads:
+                thread.join()
+
+    def _cancel_waiting(self) -> None:
+        while True:
+            try:
+                call = self._queue.get_nowait()
+            except queue.Empty:
+                return
+            if call is not None:
+                call.future.cancel()

@@ -1,0 +1,67 @@
+"""The pool of threads for questions to a store."""
+
+from __future__ import annotations
+
+import threading
+import time
+from concurrent.futures import CancelledError
+
+import pytest
+from tests.log.workbench import run_python
+
+from tidelog.tier.daemon_pool import DaemonPool
+
+
+def test_results_and_errors_come_back() -> None:
+    """A call's result is the future's, and so is what it raised; `map` keeps the order."""
+    pool = DaemonPool(2, "test")
+    assert pool.submit(divmod, 7, 2).result() == (3, 1)
+    with pytest.raises(ZeroDivisionError):
+        pool.submit(divmod, 7, 0).result()
+    assert list(pool.map(str, range(50))) == [str(number) for number in range(50)]
+    pool.shutdown()
+
+
+def test_no_more_at_once_than_wanted() -> None:
+    """However much is submitted, so many calls run at the same time and no more."""
+    pool, guard, running, most = DaemonPool(3, "test"), threading.Lock(), 0, 0
+
+    def work() -> None:
+        nonlocal running, most
+        with guard:
+            running += 1
+            most = max(most, running)
+        time.sleep(0.01)
+        with guard:
+            running -= 1
+
+    for call in [pool.submit(work) for _ in range(20)]:
+        call.result()
+    pool.shutdown()
+    assert most == 3
+
+
+def test_shutdown_cancels_what_waits() -> None:
+    """What is under way ends, what waits is cancelled if asked for, and nothing is taken any more."""
+    pool, may_end = DaemonPool(1, "test"), threading.Event()
+    first, second = pool.submit(may_end.wait, 60), pool.submit(may_end.wait, 60)
+    while not first.running():
+        time.sleep(0.001)
+    pool.shutdown(wait=False, cancel_futures=True)
+    may_end.set()
+    assert first.result()
+    with pytest.raises(CancelledError):
+        second.result()
+    with pytest.raises(RuntimeError):
+        pool.submit(may_end.wait, 60)
+    pool.shutdown()
+
+
+def test_process_ends_although_a_call_hangs() -> None:
+    """A call that does not return does not keep the process from ending."""
+    begin = time.monotonic()
+    program = (
+        "import time; from tidelog.tier.daemon_pool import DaemonPool; DaemonPool(1, 'test').submit(time.sleep, 600)"
+    )
+    assert run_python(program).returncode == 0
+    assert time.monotonic() - begin < 30
