@@ -242,6 +242,31 @@ def test_catalog_is_killed(s3_server: S3Server, etcd_server: EtcdServer, tmp_pat
         etcd_server.start()
 
 
+def test_open_topics_are_at_hand_while_another_is_being_opened(s3_server: S3Server, tmp_path: Path) -> None:
+    """Whoever asks for a topic that is open gets it at once, although opening another one hangs in the store."""
+    with (
+        FaultProxy(s3_server.endpoint) as proxy,
+        Place(s3_server, "open", "bucket", proxy.endpoint).open(tmp_path) as log,
+    ):
+        topic = log.topic(NAME)
+        proxy.misbehave(STALL)
+        failed = list[tidelog.TidelogError]()
+
+        def open_another() -> None:
+            try:
+                log.topic("shop/returns")
+            except tidelog.TidelogError as error:
+                failed.append(error)
+
+        opening = Thread(target=open_another)
+        opening.start()
+        wait_until(lambda: proxy.met[STALL] > 0, "the store to be asked")
+        assert log.topic(NAME) is topic
+        assert opening.is_alive()
+        opening.join()
+        assert isinstance(failed[0], tidelog.StoreUnavailableError)
+
+
 # Its settings are the defaults: requests that hang do so for half a minute, and again. Somebody reads at the end.
 CLOSING = """
 import sys, threading, time, tidelog

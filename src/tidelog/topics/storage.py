@@ -135,6 +135,9 @@ class LogDirectory:
         and None takes one back. They count from the next opening on where the topic is open already.
         """
         parsed = parse_topic_name(name)
+        known = self._topics.get(parsed)
+        if known is not None and not settings and not self._closed:
+            return known  # without the guard, which somebody may hold who opens another topic in a store that is slow
         with self._guard, explained(f"topic {name}", self.root):
             self._check_open()
             if parsed in self._topics and settings:
