@@ -68,6 +68,7 @@ class Pruner:
     def _prune_cold(self) -> None:
         settings = self._settings
         if self._must_finish:
+            self._begins_at(self._owned.catalog.start_offset())  # whether it was moved may have been undecided
             finish_cold(self._owned, self._objects)
             self._must_finish = False
         if settings.retention_seconds is None and settings.retention_bytes is None:
@@ -77,15 +78,20 @@ class Pruner:
         if plan.is_empty:
             return
         self._must_finish = True
+        self._owned.move_start(plan.start_offset)
+        self._begins_at(plan.start_offset)
         apply_cold(self._owned, self._objects, plan)
         self._must_finish = False
-        self.start_offset = plan.start_offset
         self._cold_objects += len(plan.descriptors)
         self._cold_bytes += plan.bytes
         _logger.info(
             "%s: retention removed %d objects; the topic begins at %d now",
             *(self._log.directory, len(plan.descriptors), plan.start_offset),
         )
+
+    def _begins_at(self, offset: int) -> None:
+        """From the moment the start has moved nobody reads below it, however long the deletion takes."""
+        self.start_offset = max(self.start_offset, offset)
 
     def _prune_local(self) -> None:
         """What is below the topic's start goes in any case; the rest as the local settings say."""
