@@ -23,7 +23,8 @@ FRAME_BYTES = 16 + 24 + 20
 def wal(tmp_path: Path) -> Path:
     """A topic of frames that are all of one size; the path of its only file."""
     with tidelog.open(tmp_path / "data") as log:
-        log.topic("a/b").append_many([b"%020d" % number for number in range(COUNT)])
+        for number in range(COUNT):
+            log.topic("a/b").append(b"%020d" % number)
     (path,) = (tmp_path / "data/a/b").glob("wal.*.log")
     assert path.stat().st_size == COUNT * FRAME_BYTES
     return path

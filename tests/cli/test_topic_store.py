@@ -58,6 +58,13 @@ def test_a_bucket_alone_is_enough_to_look(cli: Cli, filled: list[str], tmp_path:
     assert not (tmp_path / "data").exists()
 
 
+@pytest.mark.parametrize("command", ["inspect", "repair"])
+def test_what_is_about_files_needs_some(cli: Cli, filled: list[str], command: str) -> None:
+    """A topic that is in the store alone has none here; the hint says how to check it there."""
+    result = cli(command, "a/b", "-d", "nowhere", *filled)
+    assert (result.code, "verify --cold" in result.err) == (3, True)
+
+
 def test_a_store_without_a_word_about_its_catalog(cli: Cli, filled: list[str]) -> None:
     """Without a directory the catalog has to be named, and the error says how."""
     result = cli("topic", "list", "-d", "nowhere", *filled[:2])
@@ -378,11 +385,11 @@ def test_repair_mends_from_the_store(cli: Cli, tmp_path: Path) -> None:
     cli("produce", "a/b", stdin=b"not shipped 1\nnot shipped 2\n")
     (wal,) = (tmp_path / "data/a/b").glob("wal.*.log")
     good = wal.read_bytes()
-    flip(wal, 50)
+    flip(wal, 20)
     planned = cli("repair", "a/b")
     assert (planned.code, "from the store" in planned.out.decode()) == (1, True)
     done = cli("repair", "a/b", "--yes", "--json").json
-    assert (done["restored"], done["lost"]) == ([[1, 1]], [])
+    assert (done["restored"], done["lost"]) == ([[0, 0]], [])
     assert wal.read_bytes() == good
     flip(wal, len(good) - 70)
     assert cli("repair", "a/b", "--yes", "--json").json["lost"] == [[COUNT, COUNT]]

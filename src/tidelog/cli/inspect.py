@@ -50,9 +50,10 @@ def inspect(
     covers a file whole, in part or not at all. With --offset it shows one frame instead: its header, the message in it,
     and its bytes with their places in the file, damaged ones included.
     """
-    from tidelog.cli.targets import examine_target, find_target
+    from tidelog.cli.targets import examine_target, find_target, require_files
 
     found = find_target(session, target)
+    require_files(found)
     if offset is not None:
         from tidelog.cli.frame_view import show_frame
 

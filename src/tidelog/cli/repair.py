@@ -38,26 +38,17 @@ def repair(
     Whatever is taken out is kept beside the log, in removed/. Without --yes nothing is changed, and the exit code is 1
     when there is something to mend.
     """
-    from tidelog.cli.targets import find_target
+    from tidelog.cli.targets import find_target, require_files
     from tidelog.log.repair import plan_repair
 
     found = find_target(session, target)
-    _require_files(found)
+    require_files(found)
     with nullcontext() if local_only else _other_copy(session, found) as copy, _hinted():
         plan = plan_repair(found.directory, copy=copy)
         kept = plan.apply() if yes and plan.is_needed else None
     _tell_plan(session, found, plan, kept)
     if plan.is_needed and not yes:
         raise typer.Exit(ExitCode.FOUND_WRONG)
-
-
-def _require_files(target: Target) -> None:
-    from tidelog.errors import NotFoundError
-
-    if not target.directory.is_dir():
-        raise NotFoundError(
-            f"nothing of {target.name} is on this disk", hint="`tidelog verify --cold` reads what the store has of it"
-        )
 
 
 @contextmanager

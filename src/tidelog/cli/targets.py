@@ -82,6 +82,14 @@ def examine_target(session: Session, target: Target, doing: str) -> LogExaminati
         )
 
 
+def require_files(target: Target) -> None:
+    """NotFoundError for a topic that is in the store alone."""
+    if not target.directory.is_dir():
+        raise NotFoundError(
+            f"nothing of {target.name} is on this disk", hint="`tidelog verify --cold` reads what the store has of it"
+        )
+
+
 def check_topic_file(directory: Path) -> None:
     """DataError where the file beside a topic's messages keeps it from being opened; one that is gone does not."""
     path = directory / _TOPIC_FILE

@@ -53,6 +53,13 @@ def sealed_marker(catalog: Catalog, owner: Owner | None) -> SealedMarker | None:
     return marker if is_believed else None
 
 
+def is_sealed(log: LogDirectory, name: str) -> bool:
+    """Whether the topic waits for its next owner."""
+    catalog = catalog_of(log, name)
+    found = None if catalog is None else catalog.owner()
+    return catalog is not None and found is not None and sealed_marker(catalog, found[0]) is not None
+
+
 def why_not_ours(log: LogDirectory, name: str) -> str | None:
     """Why opening a topic here would take it from somebody; None when nobody is concerned."""
     catalog = catalog_of(log, name)

@@ -22,10 +22,10 @@ from tidelog.cli.topic_choice import (
     TopicsArgument,
     chosen_topics,
     exit_if_any_failed,
+    is_sealed,
     require_ours,
     require_store,
     rows_of_each,
-    why_not_ours,
 )
 
 _SHIPPED_COLUMNS = ("topic", "shipped_offset", "messages", "objects", "bytes")
@@ -119,8 +119,8 @@ def seal(session: Session, topic: TopicArgument, take_over: TakeOverOption = Fal
     with session.open(runs_in_background=False) as log:
         store = require_store(log).objects.url
         require_topic(log, topic)
-        is_sealed = "is sealed" in (why_not_ours(log, topic) or "")
-        if not is_sealed:
+        was_sealed = is_sealed(log, topic)
+        if not was_sealed:
             require_ours(log, topic, take_over)
             opened = log.topic(topic)
             lag_bytes = _shipper(opened).lag_bytes
@@ -131,7 +131,7 @@ def seal(session: Session, topic: TopicArgument, take_over: TakeOverOption = Fal
     if session.as_json:
         session.output.document({"topic": topic, "sealed": True, "next_offset": next_offset, "store": store})
         return
-    done = "was sealed already" if is_sealed else "is sealed"
+    done = "was sealed already" if was_sealed else "is sealed"
     session.output.note(f"{topic} {done}: everything below offset {next_offset} is in {store}")
     session.output.note(f"its next owner opens it with that store and goes on at offset {next_offset}")
 
