@@ -316,7 +316,8 @@ class TestSettings:
 
     def rotations(self, log: LogDirectory) -> int:
         """In how many files ten messages of 100 bytes end up."""
-        log.topic(NAME).append_many([b"x" * 100] * 10, sync=True)
+        for _ in range(10):
+            log.topic(NAME).append(b"x" * 100, sync=True)
         return len(wal_paths(log.topic_directory(NAME)))
 
     def test_each_source_is_used(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,6 +7,7 @@ import threading
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta, timezone
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tests.log.workbench import flip_bit, wal_paths
@@ -296,6 +297,32 @@ class TestReading:
             topic.append(b"late")
 
 
+class TestDelayed:
+    """Messages with a time of delivery."""
+
+    def test_the_time_is_kept(self, tmp_path: Path) -> None:
+        """Given by keyword or in a Message, alone or with others; reading shows the message and the time at once."""
+        due = datetime(2030, 1, 2, 3, 4, 5, 6, tzinfo=UTC)
+        with tidelog.open(tmp_path) as log:
+            topic = log.topic(NAME)
+            topic.append(b"a", deliver_at=due, key=b"k")
+            topic.append(Message(b"b", deliver_at=due))
+            topic.append_many([b"c", Message(b"d", deliver_at=due)])
+            asyncio.run(topic.append_async(b"e", deliver_at=due))
+            found = [(message.value, message.deliver_at) for message in topic.read()]
+        assert found == [(b"a", due), (b"b", due), (b"c", None), (b"d", due), (b"e", due)]
+
+    def test_what_is_no_time_is_refused(self, tmp_path: Path) -> None:
+        """A number is not taken for a time, and a Message carries its own."""
+        wrong: Any = 5
+        with tidelog.open(tmp_path) as log:
+            with pytest.raises(InputError, match="deliver_at must be a datetime"):
+                log.topic(NAME).append(b"a", deliver_at=wrong)
+            with pytest.raises(InputError, match="carries its own"):
+                log.topic(NAME).append(Message(b"a"), deliver_at=datetime.now(UTC))
+            assert log.topic(NAME).next_offset == 0
+
+
 def repaired(tmp_path: Path, damaged: list[int]) -> None:
     """A topic of 30 messages, 10 a file, of which some were damaged and then marked as lost by a repair."""
     with tidelog.open(tmp_path) as log:
@@ -303,7 +330,8 @@ def repaired(tmp_path: Path, damaged: list[int]) -> None:
         log.topic(NAME).flush()
         frame_bytes = wal_paths(log.topic_directory(NAME))[0].stat().st_size
     with tidelog.open(tmp_path, rotate_max_bytes=10 * frame_bytes) as log:
-        log.topic(NAME).append_many(b"%02d" % number for number in range(1, 30))
+        for number in range(1, 30):
+            log.topic(NAME).append(b"%02d" % number)
         directory = log.topic_directory(NAME)
     for offset in damaged:
         flip_bit(wal_paths(directory)[offset // 10], offset % 10 * frame_bytes + frame_bytes - 1)

@@ -31,6 +31,7 @@ class CheckpointFile(msgspec.Struct, frozen=True, kw_only=True):
     created_us: int
     min_time_us: int | None
     max_time_us: int | None
+    last_frame_byte: int | None = None
 
 
 class Checkpoint(msgspec.Struct, frozen=True, kw_only=True):
@@ -64,6 +65,7 @@ def describe_segments(segments: Sequence[Segment], start_offset: int, now_us: in
             created_us=segment.created_us,
             min_time_us=segment.min_time_us,
             max_time_us=segment.max_time_us,
+            last_frame_byte=segment.last_frame_byte,
         )
         for segment in segments
     )

@@ -21,6 +21,7 @@ from tidelog.log import stopping
 from tidelog.log.active_file import ActiveFile
 from tidelog.log.cache import Batch
 from tidelog.log.checkpoint import describe_segments, write_checkpoint
+from tidelog.log.groups import GroupOf, cut_unfinished, without_unfinished
 from tidelog.log.handover import Handover
 from tidelog.log.names import LOCK
 from tidelog.log.readable import Position, ReadableLog
@@ -75,10 +76,12 @@ class Log(ReadableLog):
         clock: Clock | None = None,
         time_field: int | None = None,
         first_offset: int = 0,
+        group_of: GroupOf | None = None,
     ) -> Log:
         """Takes the directory (made when absent), recovers what is in it and starts the writer.
 
-        `first_offset` is where a log begins that has no frames yet.
+        `first_offset` is where a log begins that has no frames yet. `group_of` tells which payloads are there only
+        together with others.
         """
         settings = settings or LogSettings()
         files = files or LocalFiles()
@@ -89,7 +92,9 @@ class Log(ReadableLog):
             try:
                 recovered = recover(files, clock, directory, settings, time_field, first_offset)
                 cut_torn_tail(files, directory, recovered.report)
-                log = cls(directory, settings, files, clock, time_field, recovered)
+                whole = without_unfinished(files, recovered, group_of, time_field)
+                cut_unfinished(files, clock, directory, recovered, whole)
+                log = cls(directory, settings, files, clock, time_field, whole)
                 log._lock = lock
                 log._go_on_in_last_file()
                 log._writer.start()
@@ -199,7 +204,7 @@ class Log(ReadableLog):
 
     @property
     def durable_offset(self) -> int:
-        """Everything below is on the disk."""
+        """Everything below is on the disk. It may lie inside a group of messages that count only together."""
         return self._handover.durable_offset
 
     @property

@@ -139,6 +139,7 @@ class Recovery:
         segment = Segment(seq, path, hint.first_offset, hint.created_us)
         segment.next_offset, segment.size = hint.next_offset, hint.size
         segment.min_time_us, segment.max_time_us = hint.min_time_us, hint.max_time_us
+        segment.last_frame_byte = hint.last_frame_byte
         if self._scan(file, segment) is not Stop.END:
             return None
         self._trusted_files += 1

@@ -68,6 +68,8 @@ class Segment:
         self.created_us = created_us
         self.min_time_us: int | None = None
         self.max_time_us: int | None = None
+        self.last_frame_byte: int | None = None
+        """Where the last frame begins; None while it is not known."""
         self.index = SparseIndex()
 
     @property
@@ -80,5 +82,7 @@ class Segment:
         if time_field is not None and (times := frames.field_range(time_field)) is not None:
             self.min_time_us = times[0] if self.min_time_us is None else min(self.min_time_us, times[0])
             self.max_time_us = times[1] if self.max_time_us is None else max(self.max_time_us, times[1])
+        if frames.count:
+            self.last_frame_byte = base + frames.start_of(frames.count - 1)
         self.next_offset = frames.next_offset
         self.size = end

@@ -48,7 +48,8 @@ class TornTail(msgspec.Struct, frozen=True, kw_only=True):
 
 class RecoveryReport(msgspec.Struct, frozen=True, kw_only=True):
     """What opening found. `missing_synced` are the first and last offset that the checkpoint says were synced and that
-    the files no longer have; None when nothing is missing."""
+    the files no longer have; None when nothing is missing. `unfinished` are the first and last offset of a batch whose
+    end was missing, so that none of it counts; None when there was none."""
 
     checkpoint_used: bool
     checkpoint_problem: str | None
@@ -57,6 +58,7 @@ class RecoveryReport(msgspec.Struct, frozen=True, kw_only=True):
     seconds: float
     torn_tail: TornTail | None
     missing_synced: tuple[int, int] | None
+    unfinished: tuple[int, int] | None = None
 
 
 class LogStatistics(msgspec.Struct, frozen=True, kw_only=True):

@@ -3,7 +3,8 @@
 Invariants
 - It changes nothing. It sees what the owner has written (synced or not), whole frames only.
 - It learns of growth by looking again; what it has checked once it does not read again.
-- An unfinished frame at the very end is "not there yet"; anything else that is not a frame is damage and is named.
+- An unfinished frame at the very end is "not there yet", and so is a group of messages (see `groups`) whose end is
+  missing; anything else that is not a frame is damage and is named.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from tidelog.errors import NotFoundError, OffsetOutOfRangeError
 from tidelog.files import Files, LocalFiles
 from tidelog.log.cache import Batch
 from tidelog.log.checkpoint import describe_segments
+from tidelog.log.groups import GroupOf, without_unfinished
 from tidelog.log.names import wal_files
 from tidelog.log.readable import ReadableLog
 from tidelog.log.reader import FilePart
@@ -42,8 +44,9 @@ class LogView(ReadableLog):
         clock: Clock | None = None,
         time_field: int | None = None,
         first_offset: int = 0,
+        group_of: GroupOf | None = None,
     ) -> None:
-        """`first_offset` is where a log begins that has no frames yet."""
+        """`first_offset` is where a log begins that has no frames yet; `group_of` tells what is there only together."""
         settings = settings or LogSettings()
         super().__init__(directory, files or LocalFiles(), settings.read_chunk_bytes, time_field)
         self._clock = clock or SystemClock()
@@ -51,9 +54,10 @@ class LogView(ReadableLog):
         self._seen: tuple[list[tuple[int, str]], int] | None = None
         self._closed = False
         self._first_offset = first_offset
+        self._group_of = group_of
         if not self.files.is_directory(directory):
             raise NotFoundError("there is no log here", path=directory)
-        found = recover(self.files, self._clock, directory, settings, time_field, first_offset)
+        found = self._whole(recover(self.files, self._clock, directory, settings, time_field, first_offset))
         self.recovery: RecoveryReport = found.report
         self._adopt(found)
 
@@ -125,7 +129,11 @@ class LogView(ReadableLog):
         """What is known serves as the checkpoint, so only growth is read."""
         known = [segment for segment in self._segments if segment.size]
         hint = describe_segments(known, self._segments.start_offset, self._clock.now_us())
-        return Recovery(self.files, self._clock, self.directory, self._time_field, hint, 0).find(self._first_offset)
+        run = Recovery(self.files, self._clock, self.directory, self._time_field, hint, 0)
+        return self._whole(run.find(self._first_offset))
+
+    def _whole(self, found: Recovered) -> Recovered:
+        return without_unfinished(self.files, found, self._group_of, self._time_field)
 
     def _names_and_last_size(self) -> tuple[list[tuple[int, str]], int]:
         """Changes whenever something was written; an unfinished frame that stays as it is does not count as growth."""

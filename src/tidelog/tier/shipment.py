@@ -4,17 +4,22 @@ Invariants
 - Only what is synced is shipped, so the store never has an offset that a power cut takes from the disk.
 - An object takes whole files while they fit, goes on across them, and cuts only a file that is too large by itself.
 - The end is known before the first byte is sent: it is part of the object's name.
+- Messages that count only together (`log/groups.py`) are shipped when all of them are synced, in one object: it ends
+  before such a group, or takes all of it however large it is.
 """
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import NamedTuple
 
+from tidelog.errors import DataError, OffsetOutOfRangeError
 from tidelog.files import Files
 from tidelog.log import Log
 from tidelog.log.boundary import byte_of_offset, last_boundary
 from tidelog.log.frame import HEADER_BYTES
+from tidelog.log.groups import GroupOf
 from tidelog.log.reader import FilePart
 from tidelog.log.scanner import FileScanner
 
@@ -67,9 +72,44 @@ class Shipment(NamedTuple):
 
 
 def plan_shipment(
-    log: Log, offset: int, stop_offset: int, max_object_bytes: int, resume: Place | None
+    log: Log,
+    offset: int,
+    stop_offset: int,
+    max_object_bytes: int,
+    resume: Place | None,
+    group_of: GroupOf | None = None,
 ) -> Shipment | None:
     """The next object from `offset` on, up to `stop_offset` (exclusive) at most; None when there is nothing."""
+    shipment = _plan(log, offset, stop_offset, max_object_bytes, resume)
+    if shipment is None or group_of is None:
+        return shipment
+    first, end = _group_at(log, shipment.next_offset - 1, group_of)
+    if end <= shipment.next_offset or end > stop_offset:
+        return shipment
+    if first > offset:
+        return _plan(log, offset, first, max_object_bytes, resume)
+    return _plan(log, offset, end, sys.maxsize, resume)
+
+
+def whole_groups(log: Log, stop_offset: int, group_of: GroupOf | None) -> int:
+    """The same offset, or the first of the group that it lies inside of."""
+    if group_of is None or stop_offset <= log.start_offset:
+        return stop_offset
+    first, end = _group_at(log, stop_offset - 1, group_of)
+    return stop_offset if end <= stop_offset else first
+
+
+def _group_at(log: Log, offset: int, group_of: GroupOf) -> tuple[int, int]:
+    """First and next offset of the group that a message belongs to; a damaged one is met again when it is sent."""
+    try:
+        batch = log.read(offset, offset + 1).next_batch()
+    except (DataError, OffsetOutOfRangeError):
+        batch = None
+    number, total = (0, 1) if batch is None else group_of(batch.payloads()[0])
+    return offset - number, offset - number + total
+
+
+def _plan(log: Log, offset: int, stop_offset: int, max_object_bytes: int, resume: Place | None) -> Shipment | None:
     pieces: list[Piece] = []
     room = max_object_bytes
     for part in log.parts(offset, stop_offset):

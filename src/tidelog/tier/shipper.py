@@ -8,7 +8,7 @@ Invariants
   descriptor is published, under this owner's epoch; until then it is nothing, and a sweep removes it.
 - An attempt that failed is made again as it was planned, under the same name; one whose publishing is undecided is
   published again, not uploaded again.
-- Nothing at or above the gate is shipped, whoever asks.
+- Nothing at or above the gate is shipped, whoever asks. Messages that count only together are in one object.
 - A damaged frame stops shipping there, with its file and byte in the statistics. Nothing behind it counts as shipped.
 """
 
@@ -24,11 +24,12 @@ from tidelog.clock import Clock
 from tidelog.errors import ClosedError, DataError, FencedError, NotFoundError, StoreUnavailableError, TidelogError
 from tidelog.files import explained
 from tidelog.log import Log
+from tidelog.log.groups import GroupOf
 from tidelog.tier.descriptor import Descriptor
 from tidelog.tier.keys import ObjectId
 from tidelog.tier.object_store import ObjectStore
 from tidelog.tier.owned_catalog import OwnedCatalog
-from tidelog.tier.shipment import Place, Shipment, bytes_behind, plan_shipment
+from tidelog.tier.shipment import Place, Shipment, bytes_behind, plan_shipment, whole_groups
 from tidelog.tier.shipper_statistics import ShipperCounters, ShipperStatistics
 from tidelog.tier.tier_settings import TierSettings
 from tidelog.tier.upload import Upload, Uploaded
@@ -56,9 +57,13 @@ class Shipper:
         time_field: int | None,
         next_offset: int,
         gate: Gate | None = None,
+        group_of: GroupOf | None = None,
     ) -> None:
         self.shipped_offset = next_offset
         self.gate = gate
+        self.on_published: Callable[[int], None] | None = None
+        """Called with the new `shipped_offset` after each object; what it raises is logged, and shipping goes on."""
+        self._group_of = group_of
         self._log = log
         self._owned = owned
         self._objects = objects
@@ -85,7 +90,7 @@ class Shipper:
 
     def ship(self) -> int:
         """Ships everything that is synced and below the gate now; returns the first offset that is not shipped."""
-        stop_offset = self._allowed()
+        stop_offset = whole_groups(self._log, self._allowed(), self._group_of)
         with self._shipping:
             begin = self._clock.monotonic()
             try:
@@ -118,7 +123,8 @@ class Shipper:
 
     def _plan(self, stop_offset: int) -> Shipment:
         shipment = plan_shipment(
-            self._log, self.shipped_offset, stop_offset, self._settings.max_object_bytes, self._resume
+            *(self._log, self.shipped_offset, stop_offset, self._settings.max_object_bytes, self._resume),
+            group_of=self._group_of,
         )
         assert shipment is not None, "what is synced is in the files"
         return shipment
@@ -194,6 +200,17 @@ class Shipper:
             write_uploader_checkpoint(self._log.files, self._log.directory, checkpoint)
         except OSError as error:
             _logger.warning("%s: uploader.ckpt could not be written: %s", self._log.directory, error)
+        self._tell_published()
+
+    def _tell_published(self) -> None:
+        if self.on_published is None:
+            return
+        try:
+            self.on_published(self.shipped_offset)
+        except FencedError:
+            raise
+        except TidelogError as error:
+            _logger.warning("%s: what goes with a published object failed: %s", self._log.directory, error)
 
     # In the background
 

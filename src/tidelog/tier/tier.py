@@ -8,6 +8,7 @@ from pathlib import Path
 from tidelog.clock import Clock
 from tidelog.files import Files
 from tidelog.log import Log, LogSettings
+from tidelog.log.groups import GroupOf
 from tidelog.log.readable import ReadableLog
 from tidelog.tier.background import Background
 from tidelog.tier.catalog import Catalog
@@ -81,6 +82,7 @@ class Tier:
         *,
         time_field: int | None,
         first_offset: int = 0,
+        group_of: GroupOf | None = None,
     ) -> TieredLog:
         """Claims a topic and opens it for writing. The caller holds the lock of the directory above."""
         catalog = self.catalog(namespace, name)
@@ -93,17 +95,26 @@ class Tier:
             clock=self._clock,
             time_field=time_field,
             first_offset=taken.next_offset,
+            group_of=group_of,
         )
         try:
-            return self._assemble(log, taken.catalog, taken.next_offset, settings, time_field)
+            return self._assemble(log, taken.catalog, taken.next_offset, settings, time_field, group_of)
         except BaseException:
             log.close()
             raise
 
     def _assemble(
-        self, log: Log, owned: OwnedCatalog, next_offset: int, settings: TierSettings, time_field: int | None
+        self,
+        log: Log,
+        owned: OwnedCatalog,
+        next_offset: int,
+        settings: TierSettings,
+        time_field: int | None,
+        group_of: GroupOf | None,
     ) -> TieredLog:
-        shipper = Shipper(log, owned, self.objects, settings, self._clock, time_field, next_offset)
+        shipper = Shipper(
+            *(log, owned, self.objects, settings, self._clock, time_field, next_offset), group_of=group_of
+        )
         pruner = Pruner(log, owned, self.objects, settings, self._clock, lambda: shipper.shipped_offset)
         history = self._history(owned.catalog)
         tiered = TieredLog(log, owned, self.objects, history, shipper, pruner, settings, time_field)

@@ -34,6 +34,7 @@ _BATCH_BODY = struct.Struct("<II")
 _PRODUCER_NUMBERS = struct.Struct("<QQ")
 _DELIVER_AT_BODY = struct.Struct("<q")
 _NO_EXTENSION = bytes(4)
+_ALONE = (0, 1)
 MAX_PRODUCER_NAME_BYTES = 255 - _PRODUCER_NUMBERS.size
 
 
@@ -68,6 +69,12 @@ def encode_extension(
     if producer is not None:
         data += _encode_producer(producer)
     return data if deliver_at_us is None else data + encode_deliver_at(deliver_at_us)
+
+
+def batch_marks(total: int) -> list[bytes]:
+    """The entries of all messages of a batch."""
+    pack = _BATCH_ENTRY.pack
+    return [pack(_BATCH, _BATCH_BODY.size, number, total) for number in range(total)]
 
 
 def encode_deliver_at(time_us: int) -> bytes:
@@ -126,6 +133,18 @@ def _decode_deliver_at(body: bytes) -> int:
     if len(body) != _DELIVER_AT_BODY.size:
         raise DataError(f"a time of delivery has {_DELIVER_AT_BODY.size} bytes, not {len(body)}")
     return int(_DELIVER_AT_BODY.unpack(body)[0])
+
+
+def group_of(payload: bytes) -> tuple[int, int]:
+    """Which message (from 0 on) of how many that count only together; what cannot be understood is on its own."""
+    if payload[20:24] == _NO_EXTENSION:
+        return _ALONE
+    data = raw_extensions(encode_many(0, [payload]), 0, 1)
+    try:
+        batch = None if data is None or data[0] is None else decode_extension(data[0]).batch
+    except DataError:
+        return _ALONE
+    return batch or _ALONE
 
 
 def decode_extensions(frames: Frames, start: int, stop: int) -> list[Extension | None]:

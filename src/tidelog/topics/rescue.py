@@ -28,6 +28,7 @@ from tidelog.log.names import wal_files
 from tidelog.log.view import LogView
 from tidelog.tier.fenced_tail import FencedTail, discard, fenced_tails, secure_tails, tail_directory
 from tidelog.tier.takeover import fenced_files, put_fenced_files_aside
+from tidelog.topics.extension import group_of
 from tidelog.topics.message import Message
 from tidelog.topics.names import parse_topic_name
 from tidelog.topics.reading import read_messages
@@ -149,7 +150,8 @@ class Rescue:
     # Reading
 
     def messages(self, tail: RescuableTail, first_offset: int | None = None) -> Iterator[Message]:
-        """The messages of a tail with the offsets that they had here; what a repair marked as lost is left out."""
+        """The messages of a tail with the offsets that they had here; what a repair marked as lost is left out, and
+        so is a batch whose end never reached the disk."""
         folder = self._directory if tail.set_aside_us is None else self._folder(tail)
         view = LogView(folder, files=self._files, clock=self._clock)
         start = tail.first_offset if first_offset is None else first_offset
@@ -159,7 +161,9 @@ class Rescue:
                 path=folder,
                 hint="Put its files back; `tidelog inspect` shows what is there",
             )
-        return read_messages(view.read(start, tail.next_offset), "skip")
+        whole = LogView(folder, files=self._files, clock=self._clock, group_of=group_of)
+        end = min(tail.next_offset, whole.next_offset)
+        return read_messages(whole.read(min(start, end), end), "skip")
 
     def _folder(self, tail: RescuableTail) -> Path:
         return tail_directory(self._files, self._directory, tail.name)
@@ -212,7 +216,13 @@ class Rescue:
 
 def _marked(message: Message, tail: RescuableTail) -> Message:
     headers = {**message.headers, RESCUED_FROM: tail.origin, RESCUED_OFFSET: str(message.offset).encode()}
-    return Message(message.value, key=message.key, headers=headers, timestamp=message.timestamp)
+    return Message(
+        message.value,
+        key=message.key,
+        headers=headers,
+        timestamp=message.timestamp,
+        deliver_at=message.deliver_at,
+    )
 
 
 def _rescued_offset(message: Message) -> int:

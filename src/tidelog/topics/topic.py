@@ -13,7 +13,7 @@ from typing import Any
 
 import msgspec
 
-from tidelog.clock import Clock, to_microseconds
+from tidelog.clock import Clock
 from tidelog.errors import InputError, NotSupportedError, TidelogError
 from tidelog.log import Log, Position
 from tidelog.log.reader import Reader
@@ -25,8 +25,9 @@ from tidelog.tier.local_pruner import LocalPruner
 from tidelog.tier.sweep_plan import SweepPlan, SweepReport
 from tidelog.tier.tier_statistics import TierStatistics
 from tidelog.tier.tiered_log import TieredLog
-from tidelog.topics.message import ENVELOPE_ERRORS, Message, encode_envelope, explain_envelope_error
+from tidelog.topics.message import Message
 from tidelog.topics.names import TopicName
+from tidelog.topics.payloads import PayloadEncoder
 from tidelog.topics.reading import OnGap, read_messages, read_messages_async
 
 
@@ -63,7 +64,8 @@ class Topic:
         self._check_awake = None if self._tiered is None else self._tiered.check_awake
         self._seal = seal
         self._pruner = pruner
-        self._now_us = clock.now_us
+        self._encoder = PayloadEncoder(clock.now_us)
+        self._payload = self._encoder.one
 
     @property
     def name(self) -> str:
@@ -82,7 +84,8 @@ class Topic:
 
     @property
     def durable_offset(self) -> int:
-        """Everything below is synced to the disk."""
+        """Everything below is synced to the disk. It may lie inside the messages of one `append_many`: while that is
+        so, a crash takes all of them."""
         return self._log.durable_offset
 
     @property
@@ -250,11 +253,13 @@ class Topic:
         key: bytes | None = None,
         headers: Mapping[str, bytes] | None = None,
         timestamp: datetime | None = None,
+        deliver_at: datetime | None = None,
         sync: bool = False,
         timeout: float | None = None,
     ) -> int:
         """Accepts a message and returns its offset; with `sync` once it is on the disk.
 
+        Subscriptions hand it out when it is time for `deliver_at`; reading the topic shows it at once.
         Blocks while the writer is behind, for `timeout` seconds at most (default: `append_timeout_ms`), then raises
         BackpressureError without having used an offset.
         """
@@ -263,7 +268,7 @@ class Topic:
             self._check_awake()
         if timeout is not None:
             _check_timeout(timeout)
-        payload = self._payload(value, key, headers, timestamp)
+        payload = self._payload(value, key, headers, timestamp, deliver_at)
         offset = log.try_append(payload)
         if offset is not None and not sync:
             return offset
@@ -272,9 +277,13 @@ class Topic:
     def append_many(
         self, messages: Iterable[bytes | Message], *, sync: bool = False, timeout: float | None = None
     ) -> list[int]:
-        """Accepts all messages with consecutive offsets, or none of them; returns the offsets."""
+        """Accepts all messages with consecutive offsets, or none of them; returns the offsets.
+
+        They stay together: after a crash, a move or the loss of the disk all of them are there, or none. With `sync`
+        it returns once all of them are on the disk.
+        """
         _check_timeout(timeout)
-        return list(self._appendable.append_many(self._payloads(messages), sync=sync, timeout_seconds=timeout))
+        return list(self._appendable.append_many(self._encoder.many(messages), sync=sync, timeout_seconds=timeout))
 
     def append_async(
         self,
@@ -283,13 +292,14 @@ class Topic:
         key: bytes | None = None,
         headers: Mapping[str, bytes] | None = None,
         timestamp: datetime | None = None,
+        deliver_at: datetime | None = None,
         sync: bool = False,
         timeout: float | None = None,
     ) -> Coroutine[Any, Any, int]:
         """As `append`, to be awaited: the task is suspended instead of blocking the thread."""
         _check_timeout(timeout)
         return self._appendable.append_async(
-            self._payload(value, key, headers, timestamp), sync=sync, timeout_seconds=timeout
+            self._payload(value, key, headers, timestamp, deliver_at), sync=sync, timeout_seconds=timeout
         )
 
     async def append_many_async(
@@ -298,7 +308,7 @@ class Topic:
         """As `append_many`, suspending the task."""
         _check_timeout(timeout)
         return list(
-            await self._appendable.append_many_async(self._payloads(messages), sync=sync, timeout_seconds=timeout)
+            await self._appendable.append_many_async(self._encoder.many(messages), sync=sync, timeout_seconds=timeout)
         )
 
     def append_lost(self, count: int) -> None:
@@ -317,35 +327,6 @@ class Topic:
     async def flush_async(self) -> None:
         """As `flush`, suspending the task."""
         await self._log.flush_async()
-
-    def _payload(
-        self,
-        value: bytes | Message,
-        key: bytes | None,
-        headers: Mapping[str, bytes] | None,
-        timestamp: datetime | None,
-    ) -> bytes:
-        time_us = self._now_us() if timestamp is None else _checked_time_us(timestamp)
-        try:
-            return encode_envelope(value, key, headers, time_us)
-        except ENVELOPE_ERRORS as error:
-            # Not bytes: a Message, or a mistake. Looked at only now, so that the common way pays nothing for it.
-            if not isinstance(value, Message):
-                raise explain_envelope_error(error, value, key, headers) from error
-        if key is not None or headers is not None or timestamp is not None:
-            raise InputError("a Message carries its own key, headers and timestamp; give them there")
-        return self._payload(value.value, value.key, value.headers, value.timestamp)
-
-    def _payloads(self, messages: Iterable[bytes | Message]) -> list[bytes]:
-        if isinstance(messages, (bytes, bytearray, str, Message)) or not isinstance(messages, Iterable):
-            raise InputError(f"append_many takes several messages, not one {type(messages).__name__}")
-        return [self._payload(message, None, None, None) for message in messages]
-
-
-def _checked_time_us(timestamp: object) -> int:
-    if not isinstance(timestamp, datetime):
-        raise InputError(f"timestamp must be a datetime, not {type(timestamp).__name__}")
-    return to_microseconds(timestamp)
 
 
 def _check_timeout(timeout: object) -> None:

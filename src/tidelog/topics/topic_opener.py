@@ -26,6 +26,7 @@ from tidelog.tier.local_pruner import LocalPruner
 from tidelog.tier.metadata.store import Check, Put
 from tidelog.tier.tier import Tier
 from tidelog.tier.tier_settings import TierSettings
+from tidelog.topics.extension import group_of
 from tidelog.topics.message import TIMESTAMP_FIELD
 from tidelog.topics.names import TopicName
 from tidelog.topics.topic import Topic
@@ -83,6 +84,7 @@ class TopicOpener:
             *(directory, name.namespace, name.name, self._log_settings, effective),
             time_field=TIMESTAMP_FIELD,
             first_offset=first_offset,
+            group_of=group_of,
         )
         try:
             self._keep_settings(name, self.tier, own)
@@ -102,6 +104,7 @@ class TopicOpener:
             clock=self._clock,
             time_field=TIMESTAMP_FIELD,
             first_offset=first_offset,
+            group_of=group_of,
         )
         pruner = LocalPruner(log, settings, self._clock)
         if pruner.has_work:
@@ -128,6 +131,7 @@ class TopicOpener:
             clock=self._clock,
             time_field=TIMESTAMP_FIELD,
             first_offset=first_offset,
+            group_of=group_of,
         )
 
     def _view_of_tail(self, name: TopicName, tier: Tier) -> LogView | None:
