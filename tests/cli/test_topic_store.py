@@ -12,6 +12,7 @@ from tests.cli.conftest import Cli
 from tests.servers import S3Server
 
 import tidelog
+from tidelog.log.frame import encode_many, scan
 
 LINES = b"".join(b"%d\n" % number for number in range(200))
 COUNT = 200
@@ -344,6 +345,17 @@ def test_a_damaged_object_is_found(cli: Cli, tmp_path: Path, damage: str) -> Non
     assert (result.code, path.name in problem["key"]) == (1, True)
     assert (problem["first_offset"], problem["last_offset"]) == (0, COUNT - 1)
     assert path.name in result.err
+
+
+@pytest.mark.usefixtures("filled")
+def test_another_object_in_its_place_is_found(cli: Cli, tmp_path: Path) -> None:
+    """Good frames of the same size with other messages in them: only the checksum of the whole object tells."""
+    (path,) = objects_in(tmp_path)
+    frames, _, _ = scan(path.read_bytes(), 0, 0)
+    payloads = frames.payloads(0, frames.count)
+    path.write_bytes(encode_many(0, [*payloads[:-1], payloads[-1][:-1] + b"X"]).buffer)
+    result = cli("verify", "--cold")
+    assert (result.code, "its checksum is crc32:" in result.err) == (1, True)
 
 
 def test_a_missing_object_between_two_is_found(cli: Cli, filled: list[str], tmp_path: Path) -> None:
