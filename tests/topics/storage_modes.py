@@ -52,7 +52,8 @@ class Storage:
     def metadata_keys(self, name: str) -> list[str]:
         """What the metadata store knows of a topic."""
         assert self._metadata is not None
-        keys = TopicKeys(*name.split("/"), self._settings.get("metadata_root", DEFAULT_ROOT))
+        namespace, topic = name.split("/")
+        keys = TopicKeys(namespace, topic, self._settings.get("metadata_root", DEFAULT_ROOT))
         with open_metadata_store(self._metadata, self.objects()) as metadata:
             return list(metadata.keys(keys.metadata_prefix))
 
