@@ -16,6 +16,8 @@ from collections.abc import Callable
 
 import pytest
 from tests.crash.tier_promises import (
+    DIRECTORY,
+    KEYS,
     NAME,
     Ledger,
     check_all_or_nothing,
@@ -27,8 +29,12 @@ from tests.crash.tier_promises import (
 from tidelog.clock import ManualClock
 from tidelog.errors import FencedError, StoreUnavailableError, TidelogError
 from tidelog.testing import Crash, CrashPlan, History, World, cut_world_everywhere
+from tidelog.tier.catalog import Catalog
 from tidelog.tier.descriptor import Codec
+from tidelog.tier.local_claim import read_local_claim
+from tidelog.tier.rebuild import rebuild_catalog
 from tidelog.tier.tier_settings import TierSettings
+from tidelog.topics.message import TIMESTAMP_FIELD
 
 IS_THOROUGH = os.environ.get("TIER_CUTS") == "all"
 KINDS: list[tuple[bool, Codec]] = [(True, "none"), (False, "zstd")]
@@ -330,3 +336,39 @@ def test_a_store_for_a_directory_that_was_local(multi_key: bool, codec: Codec) -
         after_a_second_crash(world, history, settings)
 
     cut(ship_several, settings, multi_key=multi_key, past=stay_local, check=check, every=7)
+
+
+# A catalog that was lost
+
+
+def lose_the_catalog(world: World, ledger: Ledger, settings: TierSettings) -> None:
+    """Shipped messages and a tail on the disk, and nobody knows of either."""
+    leave_a_tail(world, ledger, settings)
+    for key in list(world.metadata.contents()):
+        world.metadata.delete(key)
+
+
+def rebuild_and_go_on(world: World, ledger: Ledger, settings: TierSettings) -> None:
+    """The bucket gives the catalog back, and the disk is still the end of the topic."""
+    if Catalog(world.metadata, KEYS).owner() is None:
+        claim = read_local_claim(world.files("a"), DIRECTORY)
+        assert claim is not None
+        rebuild_catalog(
+            *(world.metadata, KEYS, world.store),
+            clock=world.clock,
+            time_field=TIMESTAMP_FIELD,
+            lineage=claim.claim,
+        )
+    come_back(world, ledger, settings)
+
+
+@each_kind
+def test_rebuilding_the_catalog(multi_key: bool, codec: Codec) -> None:
+    """Loses, when it is interrupted: what the disk alone has, or the place where the topic ends."""
+    settings = tier_settings(codec)
+
+    def check(world: World, history: History) -> None:
+        rebuild_and_go_on(world, Ledger(history), settings)
+        look(settings)(world, history)
+
+    cut(rebuild_and_go_on, settings, multi_key=multi_key, past=lose_the_catalog, check=check, every=3)
