@@ -236,10 +236,39 @@ def test_an_attempt_is_not_waited_for_for_long(background: Background) -> None:
     may_end.set()
     done: list[int] = []
     background._patience_seconds = LIMIT_SECONDS
+    background._hopeless_until = float("-inf")
     background.attempt(lambda: done.append(1))
     assert done == [1]
     with pytest.raises(ValueError, match="in vain"):
         background.attempt(fail_in_vain)
+
+
+def test_attempts_after_one_that_hangs_are_not_waited_for(background: Background) -> None:
+    """Many topics of a dead store are closed in little more than the time for one."""
+    background._patience_seconds = 0.5
+    may_end = threading.Event()
+    begin = time.monotonic()
+    for _ in range(6):
+        background.attempt(lambda: assert_waited(may_end))
+    may_end.set()
+    assert 0.5 <= time.monotonic() - begin < 2.5
+
+
+def test_the_patience_is_for_all_that_are_cancelled_together(background: Background) -> None:
+    """Runs that end one after the other, each nearly in time, do not add up."""
+    background._patience_seconds = 1.0
+    late = [Work(), Work()]
+    for work in late:
+        work.may_end.clear()
+    tasks = [background.add(work) for work in late]
+    assert all(work.started.wait(LIMIT_SECONDS) for work in late)
+    threading.Timer(0.8, late[0].may_end.set).start()
+    begin = time.monotonic()
+    for task in tasks:
+        task.cancel()
+    assert time.monotonic() - begin < 1.6
+    for work in late:
+        work.may_end.set()
 
 
 def assert_waited(event: threading.Event) -> None:

@@ -4,7 +4,7 @@ Invariants
 - One task never runs twice at the same time, and says itself when it wants to run next.
 - What a task raises is written to the log and does not end the thread: it runs again after a pause.
 - Cancelling waits for a run that is under way, but not for ever: what hangs in a dead store must not hold up an exit.
-  The patience is one for all: the second that hangs is not waited for as long again, until one ends in time.
+  The patience is one for all that are cancelled soon after each other: many that hang take no longer than one.
 """
 
 from __future__ import annotations
@@ -13,13 +13,15 @@ import heapq
 import itertools
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from threading import Condition, Thread, current_thread
 
 _logger = logging.getLogger("tidelog.tier")
 _PAUSE_AFTER_ERROR_SECONDS = 10.0
 _PATIENCE_SECONDS = 5.0
+_BRIEFLY_SECONDS = 0.05
+_NEW_PATIENCE_AFTER_SECONDS = 30.0
 
 
 class Task:
@@ -54,6 +56,8 @@ class Background:
         self._threads: list[Thread] = []
         self._is_closed = False
         self._patience_seconds = _PATIENCE_SECONDS
+        self._patience_ends = float("-inf")
+        self._hopeless_until = float("-inf")
 
     def add(self, work: Callable[[], float], delay_seconds: float = 0.0) -> Task:
         """Begins to run something."""
@@ -76,26 +80,33 @@ class Background:
 
     def cancel(self, *tasks: Task) -> None:
         """None of them runs again; waits for those that are running, for some seconds in all."""
-        begin = time.monotonic()
         with self._changed:
             for task in tasks:
                 task.is_cancelled = True
             if any(map(_runs_elsewhere, tasks)):
-                has_ended = self._changed.wait_for(lambda: not any(map(_runs_elsewhere, tasks)), self._patience_seconds)
-                self._waited(time.monotonic() - begin, in_vain=not has_ended)
+                self._wait_for_end_of(tasks)
+
+    def _wait_for_end_of(self, tasks: Sequence[Task]) -> None:
+        if not self._changed.wait_for(lambda: not any(map(_runs_elsewhere, tasks)), self._patience_left()):
+            self._hopeless_until = time.monotonic() + _NEW_PATIENCE_AFTER_SECONDS
 
     def attempt(self, work: Callable[[], None]) -> None:
-        """Does something at once that is not worth a long wait: it may go on by itself when this returns."""
-        begin = time.monotonic()
+        """Does something at once that is not worth a long wait: it may go on by itself when this returns.
+
+        As long as attempts get through, each is waited for. One that does not takes the patience for those after it.
+        """
         attempted = in_thread(work, f"{self._name} attempt")
         try:
-            attempted.result(self._patience_seconds)
+            attempted.result(self._patience_seconds if time.monotonic() > self._hopeless_until else _BRIEFLY_SECONDS)
         except TimeoutError:
-            self._waited(time.monotonic() - begin, in_vain=True)
+            self._hopeless_until = time.monotonic() + _NEW_PATIENCE_AFTER_SECONDS
 
-    def _waited(self, seconds: float, *, in_vain: bool) -> None:
-        left = max(0.0, self._patience_seconds - seconds)
-        self._patience_seconds = left if in_vain else _PATIENCE_SECONDS
+    def _patience_left(self) -> float:
+        """Seconds that whoever ends something now waits for it."""
+        now = time.monotonic()
+        if now > self._patience_ends + _NEW_PATIENCE_AFTER_SECONDS:
+            self._patience_ends = now + self._patience_seconds
+        return max(0.0, self._patience_ends - now)
 
     def close(self) -> None:
         """No task runs again. Threads end by themselves."""
