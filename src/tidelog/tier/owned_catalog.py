@@ -13,6 +13,8 @@ from collections.abc import Callable, Iterable
 from functools import partial
 from typing import TypeVar
 
+import msgspec
+
 from tidelog.clock import Clock
 from tidelog.errors import ConflictError, DataError, InputError, offsets_text
 from tidelog.tier import owner as documents
@@ -67,7 +69,7 @@ class OwnedCatalog:
     def _rewrite_cursor(self, name: str) -> None:
         found = self.catalog.cursor(name)
         if found is not None and found[0].epoch != self.epoch:
-            self._put_cursor(name, found[0].offset, found[1])
+            self._put_cursor(name, found[0], found[1])
 
     def _reserve(self) -> int:
         """Takes the key of the next object. An earlier owner that is about to publish there gets it or loses it now."""
@@ -194,15 +196,35 @@ class OwnedCatalog:
     # Cursors
 
     def move_cursor(self, name: str, offset: int) -> None:
-        """Remembers how far a subscription is."""
+        """Remembers how far a subscription is: everything below an offset is done with, and nothing else."""
         if offset < 0:
             raise InputError(f"a cursor is an offset, not {offset}")
         found = self.catalog.cursor(name)
-        self._put_cursor(name, offset, None if found is None else found[1])
+        known = Cursor(offset=offset, epoch=0, moved_us=0) if found is None else found[0]
+        moved = msgspec.structs.replace(known, offset=offset, acked=(), failures=())
+        self._put_cursor(name, moved, None if found is None else found[1])
 
-    def _put_cursor(self, name: str, offset: int, version: str | None) -> None:
-        cursor = Cursor(offset=offset, epoch=self.epoch, moved_us=self._clock.now_us())
-        self.ownership.change([Step(Put(self._keys.subscription(name), documents.encode(cursor)), version)])
+    def store_cursor(self, name: str, cursor: Cursor) -> None:
+        """Remembers a subscription as it stands now, under this owner's epoch."""
+        found = self.catalog.cursor(name)
+        self._put_cursor(name, cursor, None if found is None else found[1])
+
+    def clip_cursors(self, next_offset: int) -> None:
+        """Before anything is accepted: what an earlier owner had accepted and nobody else has seen is not the topic's.
+
+        A cursor that is beyond the end would pass over the messages that get those offsets now.
+        """
+        for name in self.catalog.subscriptions():
+            self._retried(partial(self._clip_cursor, name, next_offset))
+
+    def _clip_cursor(self, name: str, next_offset: int) -> None:
+        found = self.catalog.cursor(name)
+        if found is not None and (clipped := found[0].clipped(next_offset)) != found[0]:
+            self._put_cursor(name, clipped, found[1])
+
+    def _put_cursor(self, name: str, cursor: Cursor, version: str | None) -> None:
+        own = msgspec.structs.replace(cursor, epoch=self.epoch, moved_us=self._clock.now_us())
+        self.ownership.change([Step(Put(self._keys.subscription(name), documents.encode(own)), version)])
 
     def delete_cursor(self, name: str) -> None:
         """Forgets a subscription. That there is none is fine."""

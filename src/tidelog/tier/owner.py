@@ -52,12 +52,30 @@ class StartMark(msgspec.Struct, frozen=True, kw_only=True):
     deleted: bool = False
 
 
-class Cursor(msgspec.Struct, frozen=True, kw_only=True):
-    """How far a subscription is: everything below `offset` is done with."""
+class Cursor(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """How far a subscription is: everything below `offset` is done with, and so are the ranges of `acked`.
+
+    `acked` are (start, stop), stop exclusive, in order and above `offset`. `failures` are (offset, deliveries) of open
+    messages that were rejected. With `hold_retention` nothing that is open is deleted.
+    """
 
     offset: int
     epoch: int
     moved_us: int
+    kind: str = "exclusive"
+    created_us: int = 0
+    acked: tuple[tuple[int, int], ...] = ()
+    failures: tuple[tuple[int, int], ...] = ()
+    hold_retention: bool = False
+
+    def clipped(self, limit: int) -> Cursor:
+        """The same cursor, as if nothing at or above `limit` were done with."""
+        return msgspec.structs.replace(
+            self,
+            offset=min(self.offset, limit),
+            acked=tuple((start, min(stop, limit)) for start, stop in self.acked if start < limit),
+            failures=tuple((offset, count) for offset, count in self.failures if offset < limit),
+        )
 
 
 class EpochFloor(msgspec.Struct, frozen=True, kw_only=True):

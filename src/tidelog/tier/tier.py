@@ -98,6 +98,7 @@ class Tier:
             group_of=group_of,
         )
         try:
+            taken.catalog.clip_cursors(log.next_offset)
             return self._assemble(log, taken.catalog, taken.next_offset, settings, time_field, group_of)
         except BaseException:
             log.close()

@@ -16,6 +16,7 @@ from __future__ import annotations
 import contextlib
 import logging
 from collections.abc import Callable, Iterator
+from typing import TypeVar
 
 from tidelog.errors import ClosedError, FencedError, NotSupportedError, TidelogError
 from tidelog.files import explained
@@ -35,6 +36,7 @@ from tidelog.tier.tier_statistics import TierStatistics
 from tidelog.tier.wakefulness import Wakefulness
 
 _logger = logging.getLogger("tidelog.tier")
+Result = TypeVar("Result")
 
 
 class TieredLog(JoinedLog):
@@ -118,6 +120,16 @@ class TieredLog(JoinedLog):
         with self._noticing_fences():
             self._check_not_fenced()
             self.owned.ownership.verify()
+
+    def change(self, work: Callable[[OwnedCatalog], Result]) -> Result:
+        """Does something with the catalog as its owner; who is not that any more gets FencedError."""
+        with self._noticing_fences():
+            self._check_not_fenced()
+            return work(self.owned)
+
+    def check_not_fenced(self) -> None:
+        """FencedError when the claim is known to be lost. Asks nobody."""
+        self._check_not_fenced()
 
     def _verify_now_and_then(self) -> float:
         with contextlib.suppress(TidelogError):

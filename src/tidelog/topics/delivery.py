@@ -1,0 +1,399 @@
+"""Who has which message: the state of a subscription. Pure: no threads, no files, and time is told from outside.
+
+    not read yet -> ready -> with a consumer -> settled
+                      ^            |
+                      '-- waiting <'  rejected (for a pause), timed out or left behind (at once)
+
+Invariants
+- Every offset that was read and is not settled is in exactly one place: ready, with one consumer, waiting, blocked, or
+  on its way to the dead letters. Nothing leaves but by being settled.
+- An acknowledgement settles its message wherever it is, also when it comes late.
+- With consumers, waiting to come again and blocked are `max_unacked` messages at most. Reading ahead stops before the
+  position has more holes than can be stored.
+- Only a message itself is touched by what happens to it: one that is given up, blocked or late changes no other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Protocol
+
+import msgspec
+
+from tidelog.clock import to_microseconds
+from tidelog.errors import ConflictError
+from tidelog.topics.delivery_counters import DeliveryCounters
+from tidelog.topics.delivery_options import DeliveryOptions
+from tidelog.topics.delivery_progress import Progress
+from tidelog.topics.delivery_queue import NO_LIMIT, Delivery, OpenQueue
+from tidelog.topics.delivery_rate import RateLimit
+from tidelog.topics.delivery_timers import WaitingRoom
+from tidelog.topics.key_sharing import KeyQueues
+
+# The position is stored as one value of a metadata store; so many ranges fit it with any offsets.
+MAX_HOLES = 16_384
+READ_AHEAD = 1000
+# One stuck consumer holds the messages of its keys; the others are read past them so far.
+READ_AHEAD_KEYS = 10_000
+_MAX_STORED_FAILURES = 1000
+
+
+class ReadyQueue(Protocol):
+    """What is ready, in the order in which it goes out; `OpenQueue` and `KeyQueues` say what each method means."""
+
+    def __len__(self) -> int: ...
+    def add(self, messages: Iterable[Delivery]) -> None: ...
+    def put_back(self, message: Delivery) -> None: ...
+    def discard(self, offset: int) -> None: ...
+    def discard_below(self, offset: int) -> None: ...
+    def take(self, consumer: str, limit: int, below: int = NO_LIMIT) -> list[Delivery]: ...
+    def set_consumers(self, consumers: Sequence[str]) -> None: ...
+    def released(self, message: Delivery) -> None: ...
+    def hold(self, message: Delivery) -> None: ...
+    def unhold(self, message: Delivery) -> None: ...
+
+
+class Holder:
+    """A consumer, with the messages that it has not acknowledged."""
+
+    __slots__ = ("due_us", "name", "unacked")
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.unacked: dict[int, Delivery] = {}
+        # When each of them times out, oldest first; empty without a time-out.
+        self.due_us: dict[int, int] = {}
+
+
+class DeliveryState:
+    """The messages of one subscription. One thread at a time."""
+
+    def __init__(self, options: DeliveryOptions, progress: Progress, failures: dict[int, int] | None = None) -> None:
+        """`failures` are the delivery counts of messages that were rejected before."""
+        self.options = options
+        self.progress = progress
+        self.read_offset = progress.floor
+        self.counters = DeliveryCounters()
+        self.holders: dict[str, Holder] = {}
+        self.unacked_count = 0
+        self.failures = dict(failures or {})
+        self.blocked: dict[int, Delivery] = {}
+        self.dead: dict[int, Delivery] = {}
+        self._keyed = options.kind == "key_shared"
+        self._queue: ReadyQueue = KeyQueues() if self._keyed else OpenQueue()
+        self._waiting = WaitingRoom()
+        self._rate = None if options.max_rate_per_second is None else RateLimit(options.max_rate_per_second)
+        self._timeout_us = _microseconds(options.ack_timeout_seconds)
+        self._check_timeouts_us: int | None = None
+        self._live_us = _microseconds(options.time_to_live_seconds)
+
+    def move_to(self, offset: int) -> None:
+        """Begins anew at an offset: nothing at or above it is settled, and nobody has anything."""
+        self.progress = Progress(offset)
+        self.read_offset = offset
+        self._queue = KeyQueues() if self._keyed else OpenQueue()
+        self._waiting = WaitingRoom()
+        for place in (self.blocked, self.dead, self.failures):
+            place.clear()
+        for holder in self.holders.values():
+            holder.unacked.clear()
+            holder.due_us.clear()
+        self.unacked_count = 0
+        self._queue.set_consumers(list(self.holders))
+
+    # Consumers
+
+    def join(self, name: str) -> Holder:
+        """A new consumer; ConflictError when it cannot be."""
+        if name in self.holders:
+            raise ConflictError(f"there is a consumer {name} already", hint="Give each consumer a name of its own")
+        if self.holders and self.options.kind == "exclusive":
+            raise ConflictError(
+                f"the subscription is exclusive, and {next(iter(self.holders))} has it",
+                hint='Close that one first, or use kind="failover", "shared" or "key_shared" for all of them',
+            )
+        holder = self.holders[name] = Holder(name)
+        self._queue.set_consumers(list(self.holders))
+        return holder
+
+    def leave(self, holder: Holder) -> None:
+        """What it has not acknowledged goes to the others, in order."""
+        for offset in sorted(holder.unacked):
+            message = self._release(holder, offset)
+            self._queue.put_back(_next_delivery(message))
+        self.holders.pop(holder.name, None)
+        self._queue.set_consumers(list(self.holders))
+
+    def is_active(self, holder: Holder) -> bool:
+        """Whether it is this one's turn: with failover, only the one that has been there longest gets messages."""
+        return self.options.kind != "failover" or next(iter(self.holders.values()), None) is holder
+
+    # Reading
+
+    def wants_more(self, holder: Holder) -> bool:
+        """Whether reading on could bring something for this consumer, which found nothing ready."""
+        if self._room <= 0 or not self.is_active(holder) or self._ends_below != NO_LIMIT:
+            return False
+        if self.progress.range_count + self._waiting.new_count >= MAX_HOLES:
+            return False
+        return len(self._queue) < (READ_AHEAD_KEYS if self._keyed else 1)
+
+    def feed(self, messages: Sequence[Delivery], next_offset: int, now_us: int) -> None:
+        """What was read from `read_offset` up to `next_offset`; offsets that are not among it are passed over."""
+        first, self.read_offset = self.read_offset, next_offset
+        if len(messages) < next_offset - first:
+            self._pass_over(first, messages, next_offset)
+        if self.progress.end > first:
+            messages = [message for message in messages if not self.progress.is_settled(message.offset)]
+        if self.failures:
+            messages = [self._with_count(message) for message in messages]
+        self._queue.add(self._not_delayed(messages, now_us))
+
+    def _pass_over(self, first: int, messages: Sequence[Delivery], next_offset: int) -> None:
+        reached = first
+        for message in messages:
+            self.progress.settle_range(reached, message.offset)
+            reached = message.offset + 1
+        self.progress.settle_range(reached, next_offset)
+
+    def _with_count(self, message: Delivery) -> Delivery:
+        count = self.failures.get(message.offset)
+        return message if count is None else msgspec.structs.replace(message, delivery_count=count + 1)
+
+    def _not_delayed(self, messages: Sequence[Delivery], now_us: int) -> Sequence[Delivery]:
+        delayed = [(message, due_us) for message in messages if (due_us := _deliver_at_us(message)) > now_us]
+        if not delayed:
+            return messages
+        for message, due_us in delayed:
+            self._waiting.add(message, due_us, is_new=True)
+        late = {message.offset for message, _ in delayed}
+        return [message for message in messages if message.offset not in late]
+
+    # Handing out
+
+    @property
+    def _room(self) -> int:
+        """How many more may be out."""
+        coming_back = len(self._waiting) - self._waiting.new_count
+        return self.options.max_unacked - self.unacked_count - coming_back - len(self.blocked) - len(self.dead)
+
+    @property
+    def is_held_up(self) -> bool:
+        """Whether an acknowledgement may let others go on although nothing is ready now."""
+        return self._room <= 0 or bool(self.blocked) or self.progress.range_count >= MAX_HOLES
+
+    @property
+    def _ends_below(self) -> int:
+        """A blocked message stops what must come after it."""
+        return min(self.blocked) if self.blocked and self.options.is_ordered else NO_LIMIT
+
+    def take(self, holder: Holder, limit: int, now_us: int) -> list[Delivery]:
+        """Up to so many messages for a consumer; they are its own until they are settled or come back."""
+        self.tick(now_us)
+        limit = min(limit, self._room)
+        if self._rate is not None:
+            limit = min(limit, self._rate.available(now_us))
+        if limit <= 0 or not len(self._queue) or not self.is_active(holder):
+            return []
+        taken = self._take_alive(holder, limit, now_us)
+        self._hand_out(holder, taken, now_us)
+        return taken
+
+    def _take_alive(self, holder: Holder, limit: int, now_us: int) -> list[Delivery]:
+        while taken := self._queue.take(holder.name, limit, self._ends_below):
+            alive = taken if self._live_us is None else self._alive(taken, now_us - self._live_us)
+            if alive:
+                return alive
+        return []
+
+    def _hand_out(self, holder: Holder, taken: list[Delivery], now_us: int) -> None:
+        for message in taken:
+            holder.unacked[message.offset] = message
+            self.counters.redelivered += message.delivery_count > 1
+        self.unacked_count += len(taken)
+        self.counters.delivered += len(taken)
+        if self._rate is not None:
+            self._rate.spend(len(taken))
+        if self._timeout_us is not None and taken:
+            due_us = now_us + self._timeout_us
+            holder.due_us.update((message.offset, due_us) for message in taken)
+            self._check_timeouts_us = self._check_timeouts_us or due_us
+
+    def _alive(self, taken: list[Delivery], oldest_us: int) -> list[Delivery]:
+        alive = []
+        for message in taken:
+            if message.timestamp is None or to_microseconds(message.timestamp) >= oldest_us:
+                alive.append(message)
+            else:
+                self._queue.released(message)
+                self._settle(message.offset)
+                self.counters.expired += 1
+        return alive
+
+    # Settling
+
+    def ack(self, holder: Holder, offset: int) -> bool:
+        """Settles a message, wherever it is by now; False when it was settled before."""
+        message = holder.unacked.pop(offset, None)
+        if message is None:
+            return self._ack_late(offset)
+        self.unacked_count -= 1
+        if self._timeout_us is not None:
+            holder.due_us.pop(offset, None)
+        if self._keyed:
+            self._queue.released(message)
+        if self.failures:
+            self.failures.pop(offset, None)
+        self.counters.acked += 1
+        return self.progress.settle(offset)
+
+    def _ack_late(self, offset: int) -> bool:
+        if self.progress.is_settled(offset):
+            return False
+        self._withdraw(offset)
+        self._settle(offset)
+        self.counters.acked += 1
+        return True
+
+    def ack_below(self, offset: int) -> None:
+        """Settles everything below an offset. Only where one consumer gets everything in order."""
+        assert not self._keyed
+        before = self.progress.floor + self.progress.settled_above
+        for holder in self.holders.values():
+            for unacked in [one for one in holder.unacked if one < offset]:
+                self._release(holder, unacked)
+        for waiting in self._waiting.offsets_below(offset):
+            self._waiting.remove(waiting)
+        for place in (self.blocked, self.dead, self.failures):
+            for found in [one for one in place if one < offset]:
+                place.pop(found, None)
+        self._queue.discard_below(offset)
+        self.progress.settle_below(offset)
+        self.counters.acked += self.progress.floor + self.progress.settled_above - before
+
+    def _settle(self, offset: int) -> None:
+        self.failures.pop(offset, None)
+        self.progress.settle(offset)
+
+    def _withdraw(self, offset: int) -> None:
+        """Takes an open message out of wherever it is."""
+        for holder in self.holders.values():
+            if offset in holder.unacked:
+                self._release(holder, offset)
+                return
+        waiting = self._waiting.remove(offset)
+        blocked = self.blocked.pop(offset, None)
+        kept = blocked if waiting is None else waiting.message
+        if kept is not None:
+            self._queue.unhold(kept)
+        elif self.dead.pop(offset, None) is None and offset < self.read_offset:
+            self._queue.discard(offset)
+
+    def _release(self, holder: Holder, offset: int) -> Delivery:
+        message = holder.unacked.pop(offset)
+        holder.due_us.pop(offset, None)
+        self.unacked_count -= 1
+        self._queue.released(message)
+        return message
+
+    # Coming back
+
+    def nack(self, holder: Holder, offset: int, delay_seconds: float | None, now_us: int) -> bool:
+        """It comes again after a pause; False when this consumer does not have it any more."""
+        if offset not in holder.unacked:
+            return False
+        message = self._release(holder, offset)
+        self.counters.nacked += 1
+        pause_seconds = self._backoff_seconds(message.delivery_count) if delay_seconds is None else delay_seconds
+        self._failed(message, now_us, int(pause_seconds * 1_000_000))
+        return True
+
+    def _backoff_seconds(self, delivery_count: int) -> float:
+        options = self.options
+        # A power of two that is surely over any sensible maximum, and no overflow.
+        doubled = options.redelivery_backoff_seconds * (1 << min(delivery_count - 1, 40))
+        return min(doubled, max(options.redelivery_backoff_max_seconds, options.redelivery_backoff_seconds))
+
+    def _failed(self, message: Delivery, now_us: int, pause_us: int) -> None:
+        self.failures[message.offset] = message.delivery_count
+        limit = self.options.max_deliveries
+        if limit is not None and message.delivery_count >= limit:
+            self._exhausted(message)
+        elif pause_us > 0:
+            self._queue.hold(message)
+            self._waiting.add(_next_delivery(message), now_us + pause_us)
+        else:
+            self._queue.put_back(_next_delivery(message))
+
+    def _exhausted(self, message: Delivery) -> None:
+        if self.options.on_exhausted == "drop":
+            self._settle(message.offset)
+            self.counters.dropped += 1
+        elif self.options.on_exhausted == "dead_letter":
+            self.dead[message.offset] = message
+        else:
+            self._queue.hold(message)
+            self.blocked[message.offset] = message
+
+    def bury(self, offset: int) -> None:
+        """A message is among the dead letters now."""
+        if self.dead.pop(offset, None) is not None:
+            self._settle(offset)
+            self.counters.dead_lettered += 1
+
+    # Time
+
+    def tick(self, now_us: int) -> None:
+        """What is due by now becomes ready."""
+        next_us = self._waiting.next_due_us
+        if next_us is not None and next_us <= now_us:
+            for waiting in self._waiting.take_due(now_us):
+                self._queue.unhold(waiting.message)
+                self._queue.put_back(waiting.message)
+        if self._check_timeouts_us is not None and self._check_timeouts_us <= now_us:
+            self._time_out(now_us)
+
+    def _time_out(self, now_us: int) -> None:
+        next_us = None
+        for holder in self.holders.values():
+            for offset, due_us in list(holder.due_us.items()):
+                if due_us > now_us:
+                    next_us = due_us if next_us is None else min(next_us, due_us)
+                    break
+                self.counters.timed_out += 1
+                self._failed(self._release(holder, offset), now_us, 0)
+        self._check_timeouts_us = next_us
+
+    def next_due_us(self, now_us: int) -> int | None:
+        """When it is worth to look again although nobody did anything; None: never."""
+        due = [self._waiting.next_due_us, self._check_timeouts_us]
+        if self._rate is not None and len(self._queue) and self._rate.available(now_us) < 1:
+            due.append(self._rate.next_us(now_us))
+        return min((one for one in due if one is not None), default=None)
+
+    # How it stands
+
+    @property
+    def ready_count(self) -> int:
+        return len(self._queue)
+
+    @property
+    def waiting_count(self) -> int:
+        return len(self._waiting)
+
+    def stored_failures(self) -> dict[int, int]:
+        """The delivery counts worth keeping: those of the oldest messages that were rejected."""
+        return {offset: self.failures[offset] for offset in sorted(self.failures)[:_MAX_STORED_FAILURES]}
+
+
+def _next_delivery(message: Delivery) -> Delivery:
+    return msgspec.structs.replace(message, delivery_count=message.delivery_count + 1)
+
+
+def _deliver_at_us(message: Delivery) -> int:
+    """0 when it may go at once."""
+    return 0 if message.deliver_at is None else to_microseconds(message.deliver_at)
+
+
+def _microseconds(seconds: float | None) -> int | None:
+    return None if seconds is None else int(seconds * 1_000_000)

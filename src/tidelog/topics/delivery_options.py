@@ -1,0 +1,79 @@
+"""What a subscription can be told: each option with its default, its effect and what it costs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal
+
+import msgspec
+
+from tidelog.errors import InputError
+
+Kind = Literal["exclusive", "failover", "shared", "key_shared"]
+Exhausted = Literal["block", "drop", "dead_letter"]
+_Seconds = Annotated[float, msgspec.Meta(gt=0)]
+_Count = Annotated[int, msgspec.Meta(ge=1)]
+
+
+class DeliveryOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """How messages are handed out. Those who share a subscription in one process share its options."""
+
+    kind: Kind = "exclusive"
+    """exclusive: one consumer. failover: one at a time, the next takes over. shared: whoever asks gets the next.
+    key_shared: messages of one key go to one consumer, in order."""
+
+    max_unacked: Annotated[int, msgspec.Meta(ge=1, le=10_000)] = 1000
+    """So many messages may be handed out, or wait to be handed out again, without being acknowledged; then new ones
+    wait. Larger keeps more consumers busy and brings more messages again after a crash."""
+
+    ack_timeout_seconds: _Seconds | None = None
+    """A message that is not acknowledged for so long is handed out again. None: only when its consumer leaves."""
+
+    max_deliveries: _Count | None = None
+    """A message that came back so often is given to `on_exhausted`. None: it comes again for ever."""
+
+    on_exhausted: Exhausted = "dead_letter"
+    """dead_letter: it is moved to `dead_letter_topic`. drop: it counts as acknowledged. block: it is kept, and what has
+    to come after it waits (all in exclusive and failover, its key in key_shared, nothing in shared) until it is
+    acknowledged or the subscription is moved by a seek."""
+
+    dead_letter_topic: str | None = None
+    """Default: `<namespace>/<topic>.<subscription>.dlq`."""
+
+    redelivery_backoff_seconds: Annotated[float, msgspec.Meta(ge=0)] = 1.0
+    """Pause before a rejected message comes again, doubled with each time. The time-out needs none."""
+
+    redelivery_backoff_max_seconds: Annotated[float, msgspec.Meta(ge=0)] = 60.0
+    """The longest such pause."""
+
+    max_rate_per_second: _Seconds | None = None
+    """Messages handed out in a second, over all consumers; the others wait."""
+
+    time_to_live_seconds: _Seconds | None = None
+    """Messages that are older when their turn comes are passed over, and counted."""
+
+    on_gap: Literal["raise", "skip"] = "raise"
+    """Offsets that a repair marked as lost: an error at that place, or passed over and counted."""
+
+    hold_retention: bool = False
+    """Retention deletes nothing that this subscription has not acknowledged."""
+
+    progress_flush_interval_seconds: _Seconds = 5.0
+    """How often the position is stored while it moves: what a crash brings again."""
+
+    progress_min_offset_delta: _Count = 1000
+    """So many offsets further it is stored sooner, a few times a second at most."""
+
+    @property
+    def is_ordered(self) -> bool:
+        """Whether one consumer gets everything, in order."""
+        return self.kind in ("exclusive", "failover")
+
+
+def parse_options(given: Mapping[str, Any]) -> DeliveryOptions:
+    """Options from keywords; InputError names the wrong one."""
+    try:
+        return msgspec.convert(dict(given), DeliveryOptions)
+    except msgspec.ValidationError as error:
+        known = ", ".join(DeliveryOptions.__struct_fields__)
+        raise InputError(f"a subscription cannot be made so: {error}", hint=f"Its options are {known}") from None

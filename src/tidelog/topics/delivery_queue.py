@@ -1,0 +1,87 @@
+"""What is ready to be handed out, for kinds without keys. Pure.
+
+What came back goes before what was never handed out, and in order of offsets: everything that came back is older.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable, Sequence
+from heapq import heappop, heappush
+
+from tidelog.topics.message import Message
+
+NO_LIMIT = 1 << 64
+
+
+class Delivery(Message, frozen=True, gc=False):
+    """A message that was handed out, for the `delivery_count`-th time."""
+
+    delivery_count: int = 1
+
+
+class OpenQueue:
+    """Ready messages that any consumer may get."""
+
+    def __init__(self) -> None:
+        self._fresh: deque[Delivery] = deque()
+        self._back: list[tuple[int, Delivery]] = []
+        self._gone: set[int] = set()
+
+    def __len__(self) -> int:
+        """Settled ones that were not passed over yet are counted: it may be more than there is."""
+        return len(self._fresh) + len(self._back)
+
+    @property
+    def head_offset(self) -> int:
+        """The offset of the one that comes next; NO_LIMIT when there is none."""
+        if self._back:
+            return self._back[0][0]
+        return self._fresh[0].offset if self._fresh else NO_LIMIT
+
+    def add(self, messages: Iterable[Delivery]) -> None:
+        """Messages that were never handed out, in order."""
+        self._fresh.extend(messages)
+
+    def put_back(self, message: Delivery) -> None:
+        """One that was handed out before."""
+        heappush(self._back, (message.offset, message))
+
+    def discard(self, offset: int) -> None:
+        """It was settled while it was in here."""
+        self._gone.add(offset)
+
+    def discard_below(self, offset: int) -> None:
+        while self.head_offset < offset:
+            self._gone.discard(self._pop().offset)
+
+    def take(self, consumer: str, limit: int, below: int = NO_LIMIT) -> list[Delivery]:
+        """Up to so many messages with offsets below a mark."""
+        if not self._back and not self._gone and below == NO_LIMIT:
+            fresh = self._fresh
+            return [fresh.popleft() for _ in range(min(limit, len(fresh)))]
+        taken: list[Delivery] = []
+        while len(taken) < limit and self.head_offset < below:
+            message = self._pop()
+            if message.offset in self._gone:
+                self._gone.discard(message.offset)
+            else:
+                taken.append(message)
+        return taken
+
+    def _pop(self) -> Delivery:
+        return heappop(self._back)[1] if self._back else self._fresh.popleft()
+
+    # What only queues with keys need to know
+
+    def set_consumers(self, consumers: Sequence[str]) -> None:
+        """All are alike here."""
+
+    def released(self, message: Delivery) -> None:
+        """It is with its consumer no longer."""
+
+    def hold(self, message: Delivery) -> None:
+        """It will come back, and others may go before it."""
+
+    def unhold(self, message: Delivery) -> None:
+        """It will come back now, or never."""
