@@ -54,6 +54,7 @@ def open_directory(
     clock: Clock | None = None,
 ) -> LogDirectory:
     """A log directory with these settings, with its store if it has one."""
+    root = Path(os.path.abspath(root))  # a process may change its directory while this is open
     files, clock = files or LocalFiles(), clock or SystemClock()
 
     def open_tier(info: DirectoryInfo) -> Tier:

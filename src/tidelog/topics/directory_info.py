@@ -15,6 +15,7 @@ import secrets
 import socket
 from pathlib import Path
 from typing import NamedTuple
+from urllib.parse import quote
 
 import msgspec
 
@@ -123,7 +124,8 @@ def _one_of(root: Path, what: str, known: str | None, named: str | None) -> str 
 
 def metadata_url(root: Path, metadata: str) -> str:
     """The URL of a directory's metadata: what is inside it is found again after it was moved."""
-    return f"sqlite://{Path(os.path.abspath(root)) / METADATA_FILE}" if metadata == INSIDE else metadata
+    inside = quote(str(Path(os.path.abspath(root)) / METADATA_FILE))  # a path may have a # or a % in it
+    return f"sqlite://{inside}" if metadata == INSIDE else metadata
 
 
 def _new_node() -> str:

@@ -34,6 +34,7 @@ from tidelog.topics.topic_info import is_topic_directory, read_topic_info, settl
 
 _logger = logging.getLogger("tidelog.topics")
 _NEEDS_STORE = ("local_retention_seconds", "local_retention_bytes")
+_WITHOUT_STORE = ("retention_seconds", "retention_bytes", "retention_interval_seconds")
 _NO_SETTINGS: Mapping[str, object] = {}
 
 
@@ -77,7 +78,7 @@ class TopicOpener:
         own = {key: value for key, value in own.items() if value is not None}
         effective = with_own(self._tier_settings, own)
         if self.tier is None:
-            self._refuse_without_store(effective)
+            self._refuse_without_store(effective, settings)
             settle_topic_info(self._files, directory, name, self._clock, own)
             return self._open_local(name, effective, seal, first_offset)
         tiered = self.tier.open_log(
@@ -171,10 +172,11 @@ class TopicOpener:
             check = Check(key, None if entry is None else entry.version)
             catalog.metadata.commit([check], [Put(key, msgspec.json.encode(own))])
 
-    def _refuse_without_store(self, settings: TierSettings) -> None:
-        for field in _NEEDS_STORE:
-            if getattr(settings, field) is not None:
-                raise ConfigError(
-                    f"{field} is about what a store has a copy of, and this directory has no store",
-                    hint='Name one, as in tidelog.open("./data", store="s3://bucket/prefix"), or use retention_seconds',
-                )
+    def _refuse_without_store(self, effective: TierSettings, given: Mapping[str, object]) -> None:
+        """What would delete the only copy, wherever it comes from, and what was given for this topic in vain."""
+        in_vain = [name for name, value in given.items() if value is not None and name not in _WITHOUT_STORE]
+        for field in [*(name for name in _NEEDS_STORE if getattr(effective, name) is not None), *in_vain]:
+            raise ConfigError(
+                f"{field} is about what a store has a copy of, and this directory has no store",
+                hint='Name one, as in tidelog.open("./data", store="s3://bucket/prefix"), or use retention_seconds',
+            )

@@ -9,7 +9,7 @@ import os
 from pathlib import Path
 from urllib.parse import SplitResult, unquote, urlsplit
 
-from tidelog.errors import ConfigError
+from tidelog.errors import ConfigError, NotFoundError
 from tidelog.tier.metadata.bucket import BucketMetadataStore
 from tidelog.tier.metadata.memory import MemoryMetadataStore
 from tidelog.tier.metadata.sqlite import SqliteMetadataStore
@@ -31,7 +31,7 @@ def open_metadata_store(url: str, objects: ObjectStore | None = None, *, read_on
     if parts.query or parts.fragment or "@" in parts.netloc:
         raise ConfigError("the URL of a metadata store has no query, fragment or user", hint=_HINT)
     if parts.scheme == "sqlite":
-        return _open_sqlite(parts)
+        return _open_sqlite(parts, read_only)
     if parts.scheme == "etcd":
         return _open_etcd(parts)
     if parts.scheme == "memory" and not parts.netloc and not parts.path:
@@ -39,10 +39,14 @@ def open_metadata_store(url: str, objects: ObjectStore | None = None, *, read_on
     raise ConfigError(f"{url!r} is not the URL of a metadata store", hint=_HINT)
 
 
-def _open_sqlite(parts: SplitResult) -> MetadataStore:
+def _open_sqlite(parts: SplitResult, read_only: bool) -> MetadataStore:
     if parts.netloc or not parts.path.strip("/") or not parts.path.startswith("/"):
         raise ConfigError("an SQLite file is named by its whole path", hint="Three slashes: sqlite:///srv/metadata.db")
-    return SqliteMetadataStore(Path(os.path.normpath(unquote(parts.path))))
+    path = Path(os.path.normpath(unquote(parts.path)))
+    if read_only and not path.exists():
+        hint = 'Name the one that is meant, such as metadata="bucket", or the directory that it is in'
+        raise NotFoundError("there is no catalog here, and reading makes none", path=path, hint=hint)
+    return SqliteMetadataStore(path)
 
 
 def _open_etcd(parts: SplitResult) -> MetadataStore:
