@@ -28,6 +28,7 @@ from tidelog.log.groups import GroupOf
 from tidelog.tier.descriptor import Descriptor
 from tidelog.tier.keys import ObjectId
 from tidelog.tier.object_store import ObjectStore
+from tidelog.tier.older_catalog import refuse_older_catalog
 from tidelog.tier.owned_catalog import OwnedCatalog
 from tidelog.tier.shipment import Place, Shipment, bytes_behind, plan_shipment, whole_groups
 from tidelog.tier.shipper_statistics import ShipperCounters, ShipperStatistics
@@ -155,7 +156,19 @@ class Shipper:
                 operation="ship",
                 hint="Every owner of a topic must use the same metadata; name it when the directory is opened",
             )
+        if self._attempted is None:
+            self._refuse_older_catalog()
         self._attempted = name
+
+    def _refuse_older_catalog(self) -> None:
+        """Once, before the first object: a machine that was set back would ship other messages under known offsets."""
+        ownership = self._owned.ownership
+        known_epoch = ownership.epoch - 1 if ownership.previous is None else ownership.previous.epoch
+        try:
+            refuse_older_catalog(self._owned.catalog, self._objects, known_epoch)
+        except DataError:
+            ownership.verify()  # a later owner has objects that are not ours to wonder about
+            raise
 
     def _describe(self, name: ObjectId, shipment: Shipment, uploaded: Uploaded) -> Descriptor:
         times = [time for time in (self._reached_time_us, uploaded.last_time_us) if time is not None]

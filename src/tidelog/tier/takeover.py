@@ -11,7 +11,8 @@ Invariants
 - Files that are no longer the end of the topic are put aside before the claim: a crash in between leaves nothing that
   could be taken for ours.
 - The claim comes before the catalog's end is believed, and before anything is accepted.
-- A catalog that knows nothing beside a bucket with objects of the topic is a lost catalog, not a new topic.
+- A catalog that knows nothing beside a bucket with objects of the topic is a lost catalog, not a new topic. One that
+  knows less than the bucket has is an old one, and is not gone on from.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from tidelog.clock import Clock
-from tidelog.errors import DataError, GapError, InputError, offsets_text
+from tidelog.errors import DataError, GapError, InputError, RetryError, offsets_text
 from tidelog.files import Files
 from tidelog.log.names import wal_files
 from tidelog.log.settings import LogSettings
@@ -30,6 +31,7 @@ from tidelog.tier.catalog import Catalog
 from tidelog.tier.fenced_tail import FencedTail, remove_files, secure_tails, set_aside
 from tidelog.tier.local_claim import LocalClaim, read_local_claim, write_local_claim
 from tidelog.tier.object_store import ObjectStore
+from tidelog.tier.older_catalog import refuse_lost_descriptor, refuse_older_catalog
 from tidelog.tier.owned_catalog import OwnedCatalog
 from tidelog.tier.owner import Owner, SealedMarker
 from tidelog.tier.ownership import claim_topic, new_claim
@@ -61,6 +63,11 @@ class Takeover:
         self._finish_deletion(node)
         found = self._catalog.owner()
         marker = self._believed_marker(None if found is None else found[0])
+        if marker is not None:
+            # Before the claim, which ends the marker: who tries again must not get what was refused just now.
+            self._check_marker(marker, self._catalog.next_offset())
+        if found is not None:
+            self._refuse_older_catalog(found[0])
         put_fenced_files_aside(self._files, self._directory, self._catalog, self._objects, self._clock)
         owned = self._claim(node, read_claim(self._files, self._directory))
         next_offset = owned.settle_in(self._first_of_all(first_offset))
@@ -89,6 +96,17 @@ class Takeover:
                 operation="open",
                 hint="Restore the metadata, or make the catalog anew with `tidelog topic rebuild-catalog`",
             )
+
+    def _refuse_older_catalog(self, owner: Owner) -> None:
+        """Who goes on with files asks the store only before the first object is shipped: it may be out of reach now."""
+        refuse_lost_descriptor(self._catalog)
+        local = read_claim(self._files, self._directory)
+        if self._has_files and local is not None and local.knows(owner.lineage):
+            return
+        try:
+            refuse_older_catalog(self._catalog, self._objects)
+        except RetryError as error:
+            _logger.warning("%s: not known whether the bucket has more than the catalog: %s", self._directory, error)
 
     def _finish_deletion(self, node: str) -> None:
         """A topic that was being deleted is deleted first; what is here of it goes with it."""

@@ -1,0 +1,71 @@
+"""Whether a catalog is older than its bucket: metadata from a backup, or a machine that was set back to a snapshot.
+
+Going on from such a catalog would hide what was shipped since then, and give its offsets to other messages.
+
+Signs of it
+- `cur` names a descriptor that is not there, at or behind the catalog's end. It is written together with that
+  descriptor, or after it.
+- An object begins where the catalog ends, and its epoch is higher than that of any owner the catalog has had.
+- An object begins there, and another one behind it. An owner sends nothing before the object in front is published.
+One object alone, of an epoch that is known, is no sign: a crash between its upload and its publishing leaves that.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from tidelog.errors import DataError
+from tidelog.tier.catalog import Catalog
+from tidelog.tier.keys import ObjectId
+from tidelog.tier.object_store import ObjectStore
+
+
+def refuse_lost_descriptor(catalog: Catalog) -> None:
+    """Raises DataError where the newest descriptor was lost. Asks the metadata store alone."""
+    current = catalog.current()
+    if current is not None and current[0] >= (end := catalog.next_offset()) and catalog.find(current[0]) is None:
+        raise _error(f"it ends at offset {end}, and had a descriptor of offset {current[0]}")
+
+
+def refuse_older_catalog(catalog: Catalog, objects: ObjectStore, known_epoch: int | None = None) -> None:
+    """Raises DataError where the bucket has more of the topic than the catalog knows.
+
+    `known_epoch` is that of the last owner; None: of the one that the catalog names. Whoever ships meanwhile moves the
+    catalog's end, and is not taken for a sign.
+    """
+    while True:
+        end = catalog.next_offset()
+        found = list(_objects_at(catalog, objects, end))
+        owner = catalog.owner()
+        known = known_epoch if known_epoch is not None else 0 if owner is None else owner[0].epoch
+        sign = next((name for name in found if _is_sign(name, known, catalog, objects)), None)
+        if sign is None:
+            return
+        if catalog.next_offset() == end:
+            raise _error(f"it ends at offset {end}, and {objects.url} goes on with {catalog.keys.object(sign)}")
+
+
+def _is_sign(name: ObjectId, known_epoch: int, catalog: Catalog, objects: ObjectStore) -> bool:
+    if name.epoch != known_epoch:
+        return name.epoch > known_epoch
+    return any(behind.epoch >= name.epoch for behind in _objects_at(catalog, objects, name.end + 1))
+
+
+def _objects_at(catalog: Catalog, objects: ObjectStore, start_offset: int) -> Iterator[ObjectId]:
+    """The objects that begin at an offset: they are next to each other in a listing."""
+    prefix = catalog.keys.objects_prefix
+    beginning = f"{prefix}data-{start_offset}-"
+    for info in objects.list(prefix, start_after=beginning):
+        if not info.key.startswith(beginning):
+            return
+        name = catalog.keys.parse_object(info.key)
+        if name is not None:
+            yield name
+
+
+def _error(what: str) -> DataError:
+    return DataError(
+        f"the catalog is older than the bucket: {what}",
+        operation="open",
+        hint="Restore newer metadata, or make the catalog anew with `tidelog topic rebuild-catalog --replace`",
+    )
