@@ -30,6 +30,7 @@ from tidelog.tier.tiered_log import TieredLog
 # An upload keeps several parts in flight by itself; what this bounds is how many topics are shipped at once.
 _BACKGROUND_THREADS = 4
 _FETCHING_THREADS = 8
+_ASKING_THREADS = 2
 
 
 class Tier:
@@ -54,6 +55,7 @@ class Tier:
         self._root = root
         self._runs_in_background = runs_in_background
         self._background = Background(_BACKGROUND_THREADS, "tidelog-tier")
+        self._questions = Background(_ASKING_THREADS, "tidelog-owner")
         self._fetchers = DaemonPool(_FETCHING_THREADS, "tidelog-fetch")
 
     def catalog(self, namespace: str, name: str) -> Catalog:
@@ -120,7 +122,7 @@ class Tier:
         history = self._history(owned.catalog)
         tiered = TieredLog(log, owned, self.objects, history, shipper, pruner, settings, time_field)
         if self._runs_in_background:
-            tiered.start_tasks(self._background)
+            tiered.start_tasks(self._background, self._questions)
         return tiered
 
     def view(self, namespace: str, name: str, hot: ReadableLog | None, time_field: int | None) -> JoinedLog:
@@ -133,5 +135,6 @@ class Tier:
     def close(self) -> None:
         """Topics are closed before. Closing twice is fine."""
         self._background.close()
+        self._questions.close()
         self._fetchers.shutdown(wait=False, cancel_futures=True)
         self.metadata.close()

@@ -63,20 +63,24 @@ class TieredLog(JoinedLog):
         self._first_own_offset = log.next_offset
         self._fenced: FencedError | None = None
         self._tasks: list[Task] = []
+        self._question: Task | None = None
         self._background: Background | None = None
         self._wakefulness = Wakefulness(self.verify)
         self.check_awake = self._wakefulness.check
         """Called before an append: cheap, unless the process has been asleep."""
 
-    def start_tasks(self, background: Background) -> None:
-        """Ships, prunes and asks for its ownership from now on, in the background."""
+    def start_tasks(self, background: Background, questions: Background) -> None:
+        """Ships, prunes and asks for its ownership from now on, in the background.
+
+        Questions have threads of their own: uploads to a slow store may take all others for minutes.
+        """
         self._background = background
         interval = self.settings.ship_interval_seconds
         self._tasks = [
             background.add(self._guarded(self.shipper.ship_if_due), min(1.0, interval)),
             background.add(self._guarded(self.pruner.prune_if_due), self.settings.retention_interval_seconds),
-            background.add(self._guarded(self._verify_now_and_then), self.settings.ownership_check_seconds),
         ]
+        self._question = questions.add(self._guarded(self._verify_now_and_then), self.settings.ownership_check_seconds)
 
     # Where it stands
 
@@ -139,6 +143,8 @@ class TieredLog(JoinedLog):
     def _check_not_fenced(self) -> None:
         if self._fenced is not None:
             raise self._fenced_again()
+        # A forked child has a copy of everything here, and its parent goes on: it must not even delete what is due.
+        self.log.read("latest").close()  # a log that is closed says so
 
     def _fenced_again(self) -> FencedError:
         assert self._fenced is not None
@@ -251,6 +257,8 @@ class TieredLog(JoinedLog):
 
     def _stop(self) -> None:
         self.shipper.close()
+        if self._question is not None:
+            self._question.is_cancelled = True  # not waited for: it changes nothing
         tasks, self._tasks = self._tasks, []
         if self._background is not None:
             self._background.cancel(*tasks)

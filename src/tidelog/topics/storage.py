@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 from threading import RLock
 from types import TracebackType
@@ -153,7 +152,7 @@ class LogDirectory:
             if settings or first_offset:
                 self._check_writable()
             return self._opener.look(name)
-        return self._opener.open(name, partial(self._seal, name), settings, first_offset)
+        return self._opener.open(name, self._seal, settings, first_offset)
 
     def has_topic(self, name: str) -> bool:
         """Whether the topic exists."""
@@ -201,14 +200,20 @@ class LogDirectory:
             return
         try:
             topic.delete_storage()
-        except FencedError:
-            self._topics[name] = topic  # opened anew it would be taken back from its owner, which nobody asked for
+        except TidelogError as error:
+            # Opened anew it would be taken back from its owner, or from itself, which nobody asked for.
+            if isinstance(error, FencedError) or topic.is_open:
+                self._topics[name] = topic
             raise
 
-    def _seal(self, name: TopicName) -> None:
+    def _seal(self, topic: Topic) -> None:
         """The topic is on its way to another owner; asked for again, it is opened again."""
+        name = parse_topic_name(topic.name)
         with self._guard:
-            topic = self._topics[name]
+            self._check_open()
+            if self._topics.get(name) is not topic:
+                # One that was opened since has the same name, and is not what this caller means.
+                raise ClosedError(f"the topic {name} is closed", path=self.root, hint="Ask for it again")
             topic.seal_storage()
             self._topics.pop(name, None)
 

@@ -52,7 +52,7 @@ class Topic:
         log: Log | LogView | None,
         clock: Clock,
         tier: JoinedLog | None = None,
-        seal: Callable[[], None] | None = None,
+        seal: Callable[[Topic], None] | None = None,
         pruner: LocalPruner | None = None,
     ) -> None:
         """`log` is what this disk has, `tier` joins it to the store; `seal` has the directory let go of the topic."""
@@ -144,7 +144,7 @@ class Topic:
         """
         _ = self._log
         assert self._seal is not None, "whoever opens a topic for writing can seal it"
-        self._seal()
+        self._seal(self)
 
     def plan_sweep(self) -> SweepPlan:
         """What a sweep of the store would remove for this topic, and what it found to be lost. Changes nothing."""
@@ -168,6 +168,11 @@ class Topic:
         return self._tiered
 
     # What the log directory does with it
+
+    @property
+    def is_open(self) -> bool:
+        """Whether what is below the topic still goes on."""
+        return self._hot is not None and not self._hot.over
 
     def seal_storage(self) -> None:
         """Seals and closes what is below the topic."""

@@ -68,7 +68,7 @@ class TopicOpener:
     def open(
         self,
         name: TopicName,
-        seal: Callable[[], None],
+        seal: Callable[[Topic], None],
         settings: Mapping[str, object] = _NO_SETTINGS,
         first_offset: int = 0,
     ) -> Topic:
@@ -96,7 +96,7 @@ class TopicOpener:
         return Topic(name, tiered.log, self._clock, tiered, seal)
 
     def _open_local(
-        self, name: TopicName, settings: TierSettings, seal: Callable[[], None], first_offset: int
+        self, name: TopicName, settings: TierSettings, seal: Callable[[Topic], None], first_offset: int
     ) -> Topic:
         log = Log.open(
             name.directory(self._root),
