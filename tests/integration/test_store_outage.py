@@ -61,11 +61,18 @@ class Place:
         self.server = server
         self.url = server.url(prefix)
         self.metadata = metadata
+        self.root = prefix  # one etcd knows the topics of several stores
         self.endpoint = endpoint or server.endpoint
 
     def open(self, directory: Path, *, read_only: bool = False, **changes: Any) -> LogDirectory:
         keys = {"store_access_key_id": ACCESS_KEY_ID, "store_secret_access_key": SECRET_ACCESS_KEY}
-        settings: dict[str, Any] = {**SETTINGS, "store_endpoint": self.endpoint, **keys, **changes}
+        settings: dict[str, Any] = {
+            **SETTINGS,
+            "store_endpoint": self.endpoint,
+            "metadata_root": self.root,
+            **keys,
+            **changes,
+        }
         return tidelog.open(directory, store=self.url, metadata=self.metadata, read_only=read_only, **settings)
 
 
@@ -243,6 +250,16 @@ def test_catalog_is_killed(s3_server: S3Server, etcd_server: EtcdServer, tmp_pat
         etcd_server.start()
 
 
+def test_catalog_behind_a_bad_network(s3_server: S3Server, etcd_server: EtcdServer, tmp_path: Path) -> None:
+    """What etcd was asked and did not answer is settled before it is asked again: every object is published once."""
+    with FaultProxy(etcd_server.url.replace("etcd:", "http:")) as proxy:
+        place = Place(s3_server, "etcd-network", proxy.endpoint.replace("http:", "etcd:"))
+        with fed_topic(place, tmp_path):
+            proxy.misbehave(*QUICK_FAULTS, every=3)
+            wait_until(lambda: set(proxy.met) == set(QUICK_FAULTS), "every fault")
+            proxy.heal()
+
+
 def test_open_topics_are_at_hand_while_another_is_being_opened(s3_server: S3Server, tmp_path: Path) -> None:
     """Whoever asks for a topic that is open gets it at once, although opening another one hangs in the store."""
     with (
@@ -265,7 +282,7 @@ def test_open_topics_are_at_hand_while_another_is_being_opened(s3_server: S3Serv
 CLOSING = """
 import sys, threading, time, tidelog
 directory, url, endpoint = sys.argv[1:]
-place = {"store": url, "metadata": "bucket", "store_endpoint": endpoint}
+place = {"store": url, "metadata": "bucket", "metadata_root": "closing", "store_endpoint": endpoint}
 log = tidelog.open(directory, ship_interval_seconds=0.05, ship_min_bytes=1, ship_max_delay_seconds=0,
     fsync_interval_ms=20, ownership_check_seconds=0.2, **place)
 topics = [log.topic(f"shop/orders-{number}") for number in range(5)]
