@@ -22,6 +22,7 @@ from tidelog.cli.session import Session, command
 
 if TYPE_CHECKING:
     from tidelog.topics.message import Message
+    from tidelog.topics.storage import LogDirectory
     from tidelog.topics.topic import Topic
 
 _READ_BYTES = 1 << 20
@@ -57,9 +58,10 @@ def produce(
 ) -> None:
     """Appends a message a line from FILE or stdin to TOPIC.
 
-    Bytes are taken as they are. Everything is on the disk when the command ends; a note on stderr (a document on stdout
-    with --json) says how many messages there were and which offsets they got. With --sync what was read is on the disk
-    before more is read. With --from-json a line gives key, headers and time too; offsets are given anew.
+    Bytes are taken as they are. Everything is on the disk when the command ends, and in the store if there is one; a
+    note on stderr (a document on stdout with --json) says how many messages there were and which offsets they got. With
+    --sync what was read is on the disk before more is read. With --from-json a line gives key, headers and time too;
+    offsets are given anew.
 
     \b
     tidelog produce shop/orders orders.jsonl
@@ -82,6 +84,22 @@ def produce(
             _tell_end(session, count, error)
             raise
         _tell(session, count)
+        _ship(session, log, target)
+
+
+def _ship(session: Session, log: LogDirectory, topic: Topic) -> None:
+    """Nobody ships after this process has ended; what the store does not take now stays on the disk until later."""
+    from tidelog.errors import RetryError
+
+    if log.tier is None:
+        return
+    try:
+        with session.output.progress(f"shipping {topic.name}", topic.next_offset - topic.shipped_offset):
+            topic.ship()
+    except RetryError as error:
+        waiting = topic.next_offset - topic.shipped_offset
+        session.output.note(f"the store was not reached, {waiting} messages are on this disk only: {error.message}")
+        session.output.note(session.pasteable(f"hint: `tidelog topic ship {topic.name}` ships them later"))
 
 
 class _Count:

@@ -98,11 +98,12 @@ def _by_status(error: Exception, text: str, operation: str, place: str) -> Tidel
     reason = _reason(text)
     is_denied = isinstance(error, PermissionDeniedError | UnauthenticatedError) or status in (401, 403)
     if is_denied or any(mark in text for mark in _DENIED):
-        hint = "Check the key, its rights and this machine's clock"
+        hint = "Check the key (store_access_key_id, AWS_ACCESS_KEY_ID, ...), its rights, and this machine's clock"
         return AccessDeniedError(f"{place}: access is denied ({reason})", operation=operation, hint=hint)
     is_passing = status is None or status >= 500 or status in _PASSING_STATUSES
     if is_passing or any(mark in text for mark in _PASSING):
-        return StoreUnavailableError(f"{place}: the store is not available ({reason})", operation=operation)
+        hint = "Check the network and the endpoint (store_endpoint, AWS_ENDPOINT_URL), or try again later"
+        return StoreUnavailableError(f"{place}: the store is not available ({reason})", operation=operation, hint=hint)
     return InputError(f"{place}: the store refused the request ({reason})", operation=operation)
 
 

@@ -36,8 +36,10 @@ from tidelog.tier.owned_catalog import OwnedCatalog
 from tidelog.tier.owner import Owner, SealedMarker
 from tidelog.tier.ownership import claim_topic, new_claim
 from tidelog.tier.sweep import finish_deletion
+from tidelog.tier.uploader_checkpoint import read_uploader_checkpoint
 
 _logger = logging.getLogger("tidelog.tier")
+_IN_MEMORY = "memory://"
 
 
 class Taken(NamedTuple):
@@ -196,7 +198,7 @@ def fenced_files(
     found = catalog.owner()
     owner = None if found is None else found[0]
     if owner is None:
-        _refuse_lost_catalog(catalog, objects)
+        _refuse_lost_catalog(files, directory, catalog, objects)
     if not files.is_directory(directory) or not wal_files(files.list(directory)):
         return None
     local = read_claim(files, directory)
@@ -257,11 +259,14 @@ def _foreign_files(directory: Path, owner: Owner | None) -> InputError:
         f"there are messages in this directory that were never part of this topic, which {who} owns",
         operation="open",
         path=directory,
-        hint="Open another directory, or use another name or another store for these messages",
+        hint=(
+            f"Move {directory} out of the log directory, and the topic goes on from the store; what was moved can be "
+            "read with `tidelog inspect`"
+        ),
     )
 
 
-def _refuse_lost_catalog(catalog: Catalog, objects: ObjectStore) -> None:
+def _refuse_lost_catalog(files: Files, directory: Path, catalog: Catalog, objects: ObjectStore) -> None:
     # What an owner of a deleted topic sends late has an epoch that is known to be past.
     past = catalog.epoch_floor()
     listed = ((info, catalog.keys.parse_object(info.key)) for info in objects.list(catalog.keys.objects_prefix))
@@ -270,7 +275,19 @@ def _refuse_lost_catalog(catalog: Catalog, objects: ObjectStore) -> None:
         raise DataError(
             f"the catalog does not know this topic, but {objects.url} has objects of it, such as {stray.key}",
             operation="open",
-            hint="If the metadata was lost, `tidelog topic rebuild-catalog` makes it anew from the objects",
+            hint=(
+                "If another directory owns the topic, both must have the same metadata, such as metadata=bucket. "
+                "If the metadata was lost, `tidelog topic rebuild-catalog` makes it anew from the objects"
+            ),
+        )
+    shipped = read_uploader_checkpoint(files, directory)
+    if shipped is not None and shipped.epoch > past and objects.url != _IN_MEMORY:
+        raise DataError(
+            f"offsets up to {shipped.next_offset - 1} were shipped from here, but neither the catalog nor "
+            f"{objects.url} knows this topic any more",
+            operation="open",
+            path=directory,
+            hint="Is it the right store and the right metadata, and is the directory of a file:// store mounted?",
         )
 
 

@@ -58,6 +58,11 @@ class Tier:
         self._questions = Background(_ASKING_THREADS, "tidelog-owner")
         self._fetchers = DaemonPool(_FETCHING_THREADS, "tidelog-fetch")
 
+    def check_reachable(self) -> None:
+        """Asks both stores something small; an error of theirs when they are not what was meant."""
+        next(iter(self.objects.list("storage/")), None)
+        self.metadata.get(f"{self._root}/storage/epoch-floor")
+
     def catalog(self, namespace: str, name: str) -> Catalog:
         """What is known about a topic."""
         return Catalog(self.metadata, TopicKeys(namespace, name, self._root))

@@ -3,6 +3,7 @@
 Invariants
 - A directory keeps its store and its metadata: opened without naming them it uses them, and naming others is refused,
   because the topics' histories would stay behind.
+- A store is remembered once it has answered: a name that was mistyped binds nobody.
 - A directory without a store may be given one. What is in memory only is not remembered: there is nothing to come back
   to.
 """
@@ -82,20 +83,31 @@ def read_info(files: Files, root: Path) -> DirectoryInfo | None:
 
 
 def introduce(files: Files, root: Path, clock: Clock, named: Place) -> DirectoryInfo:
-    """What the directory is, with what was named now; written down if that is news."""
+    """What the directory is, with what was named now. Nothing is written yet: the store may not even be there."""
     known = read_info(files, root)
     settled = settle_place(root, LOCAL if known is None else known.place, named)
-    remembered = LOCAL if settled.store == _MEMORY else settled
-    info = DirectoryInfo(
+    return DirectoryInfo(
         format=_FORMAT,
         created_us=clock.now_us() if known is None else known.created_us,
         node=(known.node if known is not None else "") or ("" if settled.store is None else _new_node()),
-        store=remembered.store,
-        metadata=remembered.metadata,
+        store=settled.store,
+        metadata=settled.metadata,
     )
-    if info != known:
-        files.write_atomically(root / DIRECTORY_FILE, pretty(info))
-    return msgspec.structs.replace(info, store=settled.store, metadata=settled.metadata)
+
+
+def is_remembered(files: Files, root: Path, info: DirectoryInfo) -> bool:
+    """Whether the directory knows all of this already."""
+    return read_info(files, root) == _lasting(info)
+
+
+def remember(files: Files, root: Path, info: DirectoryInfo) -> None:
+    """Writes down what the directory is; durable when it returns."""
+    files.write_atomically(root / DIRECTORY_FILE, pretty(_lasting(info)))
+
+
+def _lasting(info: DirectoryInfo) -> DirectoryInfo:
+    """What is in memory only is not remembered."""
+    return msgspec.structs.replace(info, store=None, metadata=None) if info.store == _MEMORY else info
 
 
 def settle_place(root: Path, known: Place, named: Place) -> Place:

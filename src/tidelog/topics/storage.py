@@ -34,7 +34,9 @@ from tidelog.topics.directory_info import (
     DirectoryInfo,
     Place,
     introduce,
+    is_remembered,
     read_info,
+    remember,
     settle_place,
 )
 from tidelog.topics.names import TopicName, is_name_part, parse_topic_name
@@ -78,7 +80,11 @@ class LogDirectory:
         self.tier: Tier | None = None
         try:
             self.tier = None if self.info.store is None else _opened(open_tier, self.info)
+            if not read_only:
+                self._remember()
         except BaseException:
+            if self.tier is not None:
+                self.tier.close()
             self._release_lock()
             raise
         self._opener = TopicOpener(
@@ -124,6 +130,15 @@ class LogDirectory:
                 raise
         return info
 
+    def _remember(self) -> None:
+        """Writes down what this directory is, if that is news and, with a store, once that has answered."""
+        with explained("open", self.root):
+            if is_remembered(self._files, self.root, self.info):
+                return
+            if self.tier is not None:
+                self.tier.check_reachable()
+            remember(self._files, self.root, self.info)
+
     # Topics
 
     def topic(self, name: str, *, first_offset: int = 0, **settings: object) -> Topic:
@@ -140,12 +155,21 @@ class LogDirectory:
         with self._guard, explained(f"topic {name}", self.root):
             self._check_open()
             if parsed in self._topics and settings:
-                raise InputError(
-                    f"the topic {name} is open already", hint="Give its settings when it is opened for the first time"
-                )
+                raise InputError(f"the topic {name} is open already", hint="Change its settings with `configure_topic`")
             if parsed not in self._topics:
                 self._topics[parsed] = self._open_topic(parsed, first_offset, settings)
             return self._topics[parsed]
+
+    def configure_topic(self, name: str, **settings: object) -> dict[str, object]:
+        """Changes the settings that a topic has for itself, and returns all of them; None takes one back.
+
+        They are remembered, in the catalog where there is one, and count from the topic's next opening on.
+        """
+        parsed = parse_topic_name(name)
+        with self._guard, explained(f"topic {name}", self.root):
+            self._check_writable()
+            self._require(parsed)
+            return self._opener.configure(parsed, settings)
 
     def _open_topic(self, name: TopicName, first_offset: int, settings: dict[str, object]) -> Topic:
         if self.read_only:

@@ -120,7 +120,11 @@ class TopicOpener:
             raise NotFoundError(f"there is no topic {name}", path=self._root, hint="`tidelog topic list` shows them")
         if self.tier is None:
             return Topic(name, self._view(directory), self._clock)
-        hot = self._view_of_tail(name, self.tier) if has_files else None
+        try:
+            hot = self._view_of_tail(name, self.tier) if has_files else None
+        except RetryError as error:
+            _logger.warning("%s: only what is on this disk can be read now: %s", directory, error.message)
+            return Topic(name, self._view(directory), self._clock)
         joined = self.tier.view(name.namespace, name.name, hot, TIMESTAMP_FIELD)
         return Topic(name, hot, self._clock, joined)
 
@@ -139,17 +143,27 @@ class TopicOpener:
         """The files here, unless another node has written since: then they are not the end of the topic any more."""
         directory = name.directory(self._root)
         catalog = self._catalog(name, tier)
-        try:
-            owner, next_offset = catalog.owner(), catalog.next_offset()
-        except RetryError as error:
-            _logger.warning("%s: only what is on this disk can be read: %s", directory, error)
-            return self._view(directory)
+        owner, next_offset = catalog.owner(), catalog.next_offset()
         local = read_local_claim(self._files, directory)
         if owner is not None and (local is None or not local.knows(owner[0].lineage)):
             return None
         return self._view(directory, next_offset)
 
     # Settings
+
+    def configure(self, name: TopicName, settings: Mapping[str, object]) -> dict[str, object]:
+        """Adds to a topic's own settings, or takes some back; returns those that it has then."""
+        merged = {**self._own_settings(name), **settings}
+        own = {key: value for key, value in merged.items() if value is not None}
+        effective = with_own(self._tier_settings, own)
+        if self.tier is None:
+            self._refuse_without_store(effective, settings)
+        else:
+            self._keep_settings(name, self.tier, own)
+        directory = name.directory(self._root)
+        if is_topic_directory(self._files, directory):
+            settle_topic_info(self._files, directory, name, self._clock, own)
+        return own
 
     def _catalog(self, name: TopicName, tier: Tier) -> Catalog:
         return tier.catalog(name.namespace, name.name)

@@ -10,7 +10,7 @@ import contextlib
 import secrets
 from collections.abc import Callable
 
-from tidelog.errors import ConfigError, ConflictError, StoreUnavailableError
+from tidelog.errors import ConfigError, ConflictError, TidelogError
 from tidelog.tier.object_store import ObjectStore
 
 PREFIX = "tidelog-probe/"
@@ -29,7 +29,7 @@ def prove_conditional_writes(objects: ObjectStore) -> None:
     except ConflictError as error:
         raise _refused(objects, "refuses a write whose condition holds") from error
     finally:
-        with contextlib.suppress(StoreUnavailableError):
+        with contextlib.suppress(TidelogError):  # what went wrong before is what has to be seen
             objects.delete(key)
 
 
