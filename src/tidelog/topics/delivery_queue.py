@@ -69,6 +69,10 @@ class OpenQueue:
                 taken.append(message)
         return taken
 
+    def take_fresh(self) -> Delivery | None:
+        """The next one, when nothing has to go before it and nothing was settled in here."""
+        return self._fresh.popleft() if self._fresh and not self._back and not self._gone else None
+
     def _pop(self) -> Delivery:
         return heappop(self._back)[1] if self._back else self._fresh.popleft()
 

@@ -145,6 +145,10 @@ class KeyQueues:
                     taken.append(message)
         return taken + self._take_keyless(consumer, limit - len(taken))
 
+    def take_fresh(self) -> Delivery | None:
+        """Keys always take the long way."""
+        return None
+
     def _is_next(self, line: _Line, offset: int, consumer: str) -> bool:
         if not line.ready or line.ready[0].offset != offset or line.consumer != consumer:
             return False

@@ -18,19 +18,25 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from pathlib import Path
-from threading import RLock
+from threading import Lock, RLock
 from types import TracebackType
 
 from tidelog.clock import Clock, SystemClock
 from tidelog.errors import ClosedError, FencedError, InputError, NotFoundError, TidelogError
-from tidelog.files import Files, LocalFiles, Lock, explained
+from tidelog.files import Files, LocalFiles, explained
+from tidelog.files import Lock as FileLock
 from tidelog.log import LogSettings, stopping
 from tidelog.tier.background import Background
+from tidelog.tier.keys import TopicKeys
+from tidelog.tier.metadata.sqlite import SqliteMetadataStore
+from tidelog.tier.metadata.store import MetadataStore
 from tidelog.tier.tier import Tier
 from tidelog.tier.tier_settings import TierSettings
+from tidelog.topics.cursor_store import CatalogCursors, CursorStore, LocalCursors
 from tidelog.topics.directory_info import (
     DIRECTORY_FILE,
     LOCAL,
+    METADATA_FILE,
     DirectoryInfo,
     Place,
     introduce,
@@ -73,10 +79,12 @@ class LogDirectory:
         self._clock = clock or SystemClock()
         self._guard = RLock()
         self._topics: dict[TopicName, Topic] = {}
-        self._lock: Lock | None = None
+        self._lock: FileLock | None = None
         self._closed = False
         self.info = self._look(place) if read_only else self._take(place)
         self._background = Background(1, "tidelog-local")
+        self._metadata_guard = Lock()
+        self._local_metadata: MetadataStore | None = None
         self.tier: Tier | None = None
         try:
             self.tier = None if self.info.store is None else _opened(open_tier, self.info)
@@ -157,7 +165,9 @@ class LogDirectory:
             if parsed in self._topics and settings:
                 raise InputError(f"the topic {name} is open already", hint="Change its settings with `configure_topic`")
             if parsed not in self._topics:
-                self._topics[parsed] = self._open_topic(parsed, first_offset, settings)
+                topic = self._open_topic(parsed, first_offset, settings)
+                topic.use_subscriptions(self._cursors(parsed, topic), self._background, self.topic)
+                self._topics[parsed] = topic
             return self._topics[parsed]
 
     def configure_topic(self, name: str, **settings: object) -> dict[str, object]:
@@ -177,6 +187,21 @@ class LogDirectory:
                 self._check_writable()
             return self._opener.look(name)
         return self._opener.open(name, self._seal, settings, first_offset)
+
+    def _cursors(self, name: TopicName, topic: Topic) -> CursorStore:
+        """Where the positions of a topic's subscriptions are."""
+        if self.tier is not None:
+            return CatalogCursors(self.tier.catalog(name.namespace, name.name), topic.tiered)
+        return LocalCursors(self._metadata, TopicKeys(name.namespace, name.name), self._clock)
+
+    def _metadata(self, make: bool) -> MetadataStore | None:
+        """The metadata file of a directory without a store: only subscriptions need it, the first one makes it."""
+        with self._metadata_guard:
+            path = self.root / METADATA_FILE
+            if self._local_metadata is None and (make or path.exists()):
+                self._check_open()
+                self._local_metadata = SqliteMetadataStore(path)
+            return self._local_metadata
 
     def has_topic(self, name: str) -> bool:
         """Whether the topic exists."""
@@ -216,6 +241,7 @@ class LogDirectory:
             if self.tier is not None:
                 self.topic(name)  # what is in the store is only its owner's to delete
             self._delete_storage(parsed)
+            self._delete_local_cursors(parsed)
             self._delete_directory(parsed)
 
     def _delete_storage(self, name: TopicName) -> None:
@@ -229,6 +255,13 @@ class LogDirectory:
             if isinstance(error, FencedError) or topic.is_open:
                 self._topics[name] = topic
             raise
+
+    def _delete_local_cursors(self, name: TopicName) -> None:
+        """A topic that is made again under this name has no subscriptions."""
+        if self.tier is None:
+            cursors = LocalCursors(self._metadata, TopicKeys(name.namespace, name.name), self._clock)
+            for subscription in cursors.names():
+                cursors.delete(subscription)
 
     def _seal(self, topic: Topic) -> None:
         """The topic is on its way to another owner; asked for again, it is opened again."""
@@ -290,6 +323,8 @@ class LogDirectory:
                 return
             errors = [error for topic in self._topics.values() if (error := _close_quietly(topic)) is not None]
             self._background.close()
+            if self._local_metadata is not None:
+                self._local_metadata.close()
             if self.tier is not None:
                 self.tier.close()
             self._release_lock()

@@ -20,15 +20,22 @@ from tidelog.log.reader import Reader
 from tidelog.log.repair import LOST_PAYLOAD
 from tidelog.log.statistics import LogStatistics
 from tidelog.log.view import LogView
+from tidelog.tier.background import Background
 from tidelog.tier.joined import JoinedLog, JoinedReader
 from tidelog.tier.local_pruner import LocalPruner
 from tidelog.tier.sweep_plan import SweepPlan, SweepReport
 from tidelog.tier.tier_statistics import TierStatistics
 from tidelog.tier.tiered_log import TieredLog
+from tidelog.topics.cursor_store import CursorStore
+from tidelog.topics.delivery_counters import SubscriptionStatistics
+from tidelog.topics.delivery_options import Kind
 from tidelog.topics.message import Message
 from tidelog.topics.names import TopicName
 from tidelog.topics.payloads import PayloadEncoder
 from tidelog.topics.reading import OnGap, read_messages, read_messages_async
+from tidelog.topics.subscription_consumer import Consumer
+from tidelog.topics.subscription_feed import Filter, Source
+from tidelog.topics.subscription_registry import SubscriptionInfo, SubscriptionRegistry
 
 
 class TopicStatistics(msgspec.Struct, frozen=True, kw_only=True):
@@ -41,6 +48,7 @@ class TopicStatistics(msgspec.Struct, frozen=True, kw_only=True):
     shipped_offset: int
     log: LogStatistics | None
     tier: TierStatistics | None
+    subscriptions: tuple[SubscriptionStatistics, ...] = ()
 
 
 class Topic:
@@ -64,6 +72,8 @@ class Topic:
         self._check_awake = None if self._tiered is None else self._tiered.check_awake
         self._seal = seal
         self._pruner = pruner
+        self._clock = clock
+        self._subscriptions: SubscriptionRegistry | None = None
         self._encoder = PayloadEncoder(clock.now_us)
         self._payload = self._encoder.one
 
@@ -121,6 +131,7 @@ class Topic:
             shipped_offset=self.shipped_offset,
             log=None if self._owned is None else self._owned.statistics(),
             tier=None if self._tiered is None else self._tiered.statistics(),
+            subscriptions=() if self._subscriptions is None else self._subscriptions.statistics(),
         )
 
     # The store
@@ -176,6 +187,7 @@ class Topic:
 
     def seal_storage(self) -> None:
         """Seals and closes what is below the topic."""
+        self._close_subscriptions()
         if self._tiered is not None:
             self._tiered.seal()
         else:
@@ -183,6 +195,7 @@ class Topic:
 
     def close_storage(self) -> None:
         """Flushes and closes what is below the topic."""
+        self._close_subscriptions()
         if self._pruner is not None:
             self._pruner.stop()
         if self._tiered is not None:
@@ -192,6 +205,8 @@ class Topic:
 
     def delete_storage(self) -> None:
         """Takes the topic out of the store and closes its log; readers find nothing any more."""
+        if self._subscriptions is not None:
+            self._subscriptions.delete_all()
         if self._tiered is not None:
             self._tiered.delete()
         else:
@@ -199,6 +214,75 @@ class Topic:
                 self.close_storage()
         if self._owned is not None:
             self._owned.forget()
+
+    @property
+    def tiered(self) -> TieredLog | None:
+        """What is below it, when this process owns it and it has a store."""
+        return self._tiered
+
+    def use_subscriptions(
+        self, cursors: CursorStore, background: Background, open_topic: Callable[[str], Topic]
+    ) -> None:
+        """Says where the positions of subscriptions are kept, and how the topics for dead letters are opened."""
+        source = None if self._owned is None else self._subscription_source(self._owned)
+        self._subscriptions = SubscriptionRegistry(
+            *(self.name, source, lambda: self.next_offset, cursors, self._clock, background, open_topic)
+        )
+
+    def _subscription_source(self, log: Log) -> Source:
+        check_owned = (lambda: None) if self._tiered is None else self._tiered.check_not_fenced
+        return Source(
+            self.name,
+            log,
+            lambda offset, on_gap: self._reader(offset, None, True, on_gap),
+            self._readable.resolve,
+            lambda: self.start_offset,
+            check_owned,
+        )
+
+    def _close_subscriptions(self) -> None:
+        if self._subscriptions is not None:
+            self._subscriptions.close()
+
+    # Subscriptions
+
+    def subscribe(
+        self,
+        name: str,
+        kind: Kind = "exclusive",
+        *,
+        start: Position = "earliest",
+        consumer: str | None = None,
+        filter: Filter | None = None,
+        **options: object,
+    ) -> Consumer:
+        """A consumer of the subscription of this name, which is made when it is new, at `start`.
+
+        A subscription goes on where it was left: `start` (an offset, "earliest", "latest" or a datetime) counts for a
+        new one only. `kind` is "exclusive", "failover", "shared" or "key_shared". `filter` is a mapping of headers to
+        the values that they must have, or a function of a message; others are passed over. `options` are those of
+        `DeliveryOptions`, such as `max_unacked=1000`, `ack_timeout_seconds=30` or `max_deliveries=5`.
+        """
+        given = {"kind": kind, **options}
+        return self._registry.subscribe(name, start=start, consumer=consumer, matches=filter, options=given)
+
+    def subscriptions(self) -> list[str]:
+        """The names of all subscriptions."""
+        return self._registry.names()
+
+    def subscription_info(self, name: str) -> SubscriptionInfo:
+        """How far a subscription is, whether it is open or not."""
+        return self._registry.info(name)
+
+    def delete_subscription(self, name: str) -> None:
+        """Forgets a subscription and how far it was; ConflictError while it has consumers."""
+        self._registry.delete(name)
+
+    @property
+    def _registry(self) -> SubscriptionRegistry:
+        if self._subscriptions is None:
+            raise NotSupportedError("this topic was opened without a place for subscriptions")
+        return self._subscriptions
 
     # Reading
 

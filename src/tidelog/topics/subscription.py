@@ -1,0 +1,418 @@
+"""A subscription that is open in this process: threads, tasks, reading and storing around the state of `delivery.py`.
+
+Invariants
+- One lock guards the state. It is held for moments: never while something is read, written, stored or waited for.
+- One at a time reads on for all consumers, and only when somebody wants a message that is not ready.
+- A position is stored before the first message is handed out, then as `subscription_position.py` says.
+- Once the topic has another owner, or is closed, nothing is handed out and nothing can be acknowledged.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Iterable, Sequence
+from threading import Lock
+from typing import NamedTuple
+
+import msgspec
+
+from tidelog.errors import ClosedError, FencedError, InputError, RetryError, TidelogError
+from tidelog.log.waiting import ThreadWaiter, Waiter, task_waiter
+from tidelog.tier.background import Background, Task
+from tidelog.topics.dead_letters import DeadLetters
+from tidelog.topics.delivery import DeliveryState, Holder
+from tidelog.topics.delivery_counters import SubscriptionStatistics
+from tidelog.topics.delivery_queue import Delivery
+from tidelog.topics.message import Message
+from tidelog.topics.subscription_feed import Fed, Feed, Source
+from tidelog.topics.subscription_position import StoredPosition
+from tidelog.topics.subscription_waiters import Waiters
+
+_logger = logging.getLogger("tidelog.topics")
+# Acknowledgements come by the hundred thousand a second; a metadata store is asked this seldom all the same.
+_STORE_PAUSE_SECONDS = 0.25
+_RETRY_SECONDS = 0.5
+_HOUR_SECONDS = 3600.0
+
+
+class _Step(NamedTuple):
+    """What a consumer that asks does next: it has messages, reads on, or waits."""
+
+    taken: Sequence[Delivery] = ()
+    must_read: bool = False
+    waiter: Waiter | None = None
+    seconds: float | None = None
+
+
+class Subscription:
+    """The consumers of one name share it. `topics/subscription_consumer.py` is what they see of it."""
+
+    def __init__(
+        self,
+        name: str,
+        state: DeliveryState,
+        source: Source,
+        feed: Feed,
+        position: StoredPosition,
+        now_us: Callable[[], int],
+        background: Background,
+        dead_letters: DeadLetters | None,
+    ) -> None:
+        self.name = name
+        self.state = state
+        self.source = source
+        self.position = position
+        self._now_us = now_us
+        self._feed = feed
+        self._dead_letters = dead_letters
+        self._lock = Lock()
+        self._burying = Lock()
+        self._waiters = Waiters(source.log)
+        self._is_reading = False
+        self._moves = 0
+        self._failure: Callable[[], TidelogError] | None = None
+        self._background = background
+        self._upkeep_task: Task = background.add(self._upkeep, state.options.progress_flush_interval_seconds)
+
+    # Consumers
+
+    def join(self, consumer: str) -> Holder:
+        """A new consumer."""
+        with self._lock:
+            self._check_usable()
+            holder = self.state.join(consumer)
+            self._waiters.wake()
+            return holder
+
+    def leave(self, holder: Holder) -> bool:
+        """What it had goes to the others; True when it was the last one."""
+        with self._lock:
+            if self.state.holders.get(holder.name) is holder:
+                self.state.leave(holder)
+                self._waiters.wake()
+            return not self.state.holders
+
+    def _check_usable(self, holder: Holder | None = None) -> None:
+        if self._failure is not None:
+            raise self._failure()
+        if holder is not None and holder.has_left:
+            raise ClosedError(f"this consumer of {self.name} is closed", hint="Subscribe again")
+
+    # Receiving
+
+    def receive_one(self, holder: Holder, timeout: float | None) -> Delivery | None:
+        """As `receive`; most messages are ready, and nothing but their order matters."""
+        with self._lock:
+            message = None
+            if self._failure is None and not holder.has_left:
+                message = self.state.take_plain(holder)
+        if message is not None:
+            return message
+        taken = self.receive(holder, 1, timeout)
+        return taken[0] if taken else None
+
+    def receive(self, holder: Holder, limit: int, timeout: float | None) -> Sequence[Delivery]:
+        """Messages for a consumer as soon as there are some; none when the time passed."""
+        step = self._step(holder, limit, ThreadWaiter)
+        if step.taken:
+            return step.taken
+        deadline = None if timeout is None else time.monotonic() + timeout
+        while not step.taken:
+            if step.must_read:
+                self._pause_after(self._read(deadline))
+            elif isinstance(step.waiter, ThreadWaiter):
+                try:
+                    step.waiter.wait(_sooner(step.seconds, deadline))
+                finally:
+                    self._waited(step.waiter)
+            is_over = deadline is not None and time.monotonic() >= deadline
+            step = self._step(holder, limit, None if is_over else ThreadWaiter)
+            if is_over and not step.must_read:
+                break
+        return step.taken
+
+    async def receive_async(self, holder: Holder, limit: int, timeout: float | None) -> Sequence[Delivery]:
+        """As `receive`, suspending the task; files and stores are read in a worker thread."""
+        step = self._step(holder, limit, task_waiter)
+        deadline = None if timeout is None else time.monotonic() + timeout
+        while not step.taken:
+            if step.must_read:
+                await asyncio.sleep(await self._read_async(deadline))
+            elif isinstance(step.waiter, asyncio.Future):
+                try:
+                    await asyncio.wait([step.waiter], timeout=_sooner(step.seconds, deadline))
+                finally:
+                    self._waited(step.waiter)
+            is_over = deadline is not None and time.monotonic() >= deadline
+            step = self._step(holder, limit, None if is_over else task_waiter)
+            if is_over and not step.must_read:
+                break
+        return step.taken
+
+    def _step(self, holder: Holder, limit: int, make_waiter: Callable[[], Waiter] | None) -> _Step:
+        """What comes next for one who asks; without `make_waiter` it does not wait."""
+        with self._lock:
+            self._check_usable(holder)
+            state, now_us = self.state, self._now_us()
+            taken = state.take(holder, limit, now_us)
+            if state.dead:
+                self._upkeep_soon(0.0)
+            if taken:
+                if not self._waiters.is_empty:
+                    self._set_alarm(now_us)
+                return _Step(taken)
+            wants_more = not self._is_reading and state.wants_more(holder)
+            if wants_more and self.source.log.next_offset > state.read_offset:
+                self._is_reading = True
+                return _Step(must_read=True)
+            if make_waiter is None:
+                self._waiters.wake(1)  # somebody else has to look out now
+                return _Step()
+            return self._wait(make_waiter(), wants_more, now_us)
+
+    def _wait(self, waiter: Waiter, wants_more: bool, now_us: int) -> _Step:
+        due_us = self.state.next_due_us(now_us)
+        self._waiters.add(waiter, due_us)
+        has_to_look_out = wants_more and not self._waiters.has_lookout
+        if has_to_look_out and not self._waiters.look_out(waiter, self.state.read_offset):
+            if self.source.log.over:
+                raise _closed_error(self.name)
+            return _Step()
+        return _Step(waiter=waiter, seconds=None if due_us is None else max(0.0, (due_us - now_us) / 1e6))
+
+    def _waited(self, waiter: Waiter) -> None:
+        with self._lock:
+            self._waiters.remove(waiter)
+            if not self._waiters.is_empty and not self._waiters.has_lookout:
+                self._waiters.wake(1)
+
+    def _set_alarm(self, now_us: int) -> None:
+        """What was handed out just now may time out before anybody who waits would look."""
+        due_us = self.state.next_due_us(now_us)
+        if due_us is not None and (self._waiters.alarm_us is None or due_us < self._waiters.alarm_us):
+            self._waiters.wake(1)
+
+    # Reading
+
+    def _read(self, deadline: float | None) -> float:
+        """Reads on for all; returns the seconds to pause before the next attempt, 0 when it went well."""
+        with self._lock:
+            offset, moves = self.state.read_offset, self._moves
+        fed = None
+        try:
+            fed = self._feed.read(offset)
+        except RetryError as error:
+            if deadline is not None and time.monotonic() + _RETRY_SECONDS >= deadline:
+                raise
+            _logger.warning("%s: reading at %d failed and is tried again: %s", self.name, offset, error)
+            return _RETRY_SECONDS
+        finally:
+            self._did_read(fed, moves)
+        return 0.0
+
+    async def _read_async(self, deadline: float | None) -> float:
+        if self._feed.is_in_memory(self.state.read_offset):
+            return self._read(deadline)
+        return await asyncio.to_thread(self._read, deadline)
+
+    def _did_read(self, fed: Fed | None, moves: int) -> None:
+        with self._lock:
+            self._is_reading = False
+            if fed is not None and moves == self._moves:
+                self.state.feed(fed.messages, fed.next_offset, self._now_us())
+                counters = self.state.counters
+                counters.filtered += fed.filtered
+                counters.lost += fed.lost
+                counters.expired += fed.expired
+                self._store_if_far()
+            if not self._waiters.is_empty:
+                self._waiters.wake()
+
+    def _pause_after(self, seconds: float) -> None:
+        if seconds:
+            time.sleep(seconds)
+
+    # Settling
+
+    def ack(self, holder: Holder, offset: int) -> None:
+        """One message is done with."""
+        with self._lock:
+            if self._failure is not None or holder.has_left:
+                self._check_usable(holder)
+            if not self._waiters.is_empty:
+                self._ack_and_wake(holder, (offset,))
+            else:
+                self._ack_one(holder, offset)
+            if self.state.progress.floor >= self.position.soon_at:
+                self._store_if_far()
+
+    def ack_many(self, holder: Holder, offsets: Iterable[int]) -> None:
+        """Several messages are done with."""
+        with self._lock:
+            self._check_usable(holder)
+            self._ack_and_wake(holder, offsets)
+            self._store_if_far()
+
+    def _ack_and_wake(self, holder: Holder, offsets: Iterable[int]) -> None:
+        """Others may get on when the window was full, a message blocked them, or a key is free now."""
+        state = self.state
+        held_up = state.is_held_up
+        for offset in offsets:
+            self._ack_one(holder, offset)
+        if held_up or state.ready_count:
+            self._waiters.wake()
+
+    def _ack_one(self, holder: Holder, offset: int) -> None:
+        if offset not in holder.unacked and offset >= self.source.log.next_offset:
+            raise InputError(f"there is no message {offset} to acknowledge", operation=f"subscription {self.name}")
+        self.state.ack(holder, offset)
+
+    def ack_cumulative(self, holder: Holder, offset: int) -> None:
+        """This message and all before it are done with."""
+        options = self.state.options
+        if not options.is_ordered:
+            raise InputError(f"cumulative acknowledgement needs an order, which {options.kind} does not have")
+        with self._lock:
+            self._check_usable(holder)
+            if offset >= self.state.read_offset:
+                raise InputError(f"message {offset} was not handed out yet", operation=f"subscription {self.name}")
+            self.state.ack_below(offset + 1)
+            self._waiters.wake()
+            self._store_if_far()
+
+    def nack(self, holder: Holder, offset: int, delay: float | None) -> None:
+        """One message is to come again."""
+        with self._lock:
+            self._check_usable(holder)
+            self.state.nack(holder, offset, delay, self._now_us())
+            if self.state.dead:
+                self._upkeep_soon(0.0)
+            self._waiters.wake()
+
+    def seek(self, offset: int) -> None:
+        """Goes on at an offset, for all consumers. It is stored when this returns."""
+        with self._lock:
+            self._check_usable()
+            self._moves += 1
+            self.state.move_to(offset)
+            self._waiters.wake()
+        self.store()
+
+    # How it stands
+
+    @property
+    def lag_messages(self) -> int:
+        """Messages that are not acknowledged, whether they were handed out or not."""
+        with self._lock:
+            progress = self.state.progress
+            return max(0, self.source.log.next_offset - progress.floor - progress.settled_above)
+
+    def oldest_open(self) -> Message | None:
+        """The first message that is not acknowledged."""
+        feed = Feed(self.source, None, on_gap="skip")
+        try:
+            fed = feed.read(self.state.progress.floor)
+        finally:
+            feed.close()
+        return fed.messages[0] if fed is not None and fed.messages else None
+
+    def statistics(self) -> SubscriptionStatistics:
+        """An immutable snapshot."""
+        lag_messages = self.lag_messages
+        with self._lock:
+            state = self.state
+            return SubscriptionStatistics(
+                name=self.name,
+                kind=state.options.kind,
+                consumers=tuple(state.holders),
+                offset=state.progress.floor,
+                stored_offset=self.position.offset,
+                lag_messages=lag_messages,
+                unacked=state.unacked_count,
+                waiting=state.waiting_count,
+                blocked=len(state.blocked),
+                **msgspec.structs.asdict(state.counters),
+            )
+
+    # Upkeep
+
+    def _store_if_far(self) -> None:
+        if self.state.progress.floor >= self.position.soon_at:
+            self.position.wanted()
+            self._upkeep_soon(_STORE_PAUSE_SECONDS)
+
+    def _upkeep_soon(self, delay_seconds: float) -> None:
+        self._background.schedule(self._upkeep_task, delay_seconds)
+
+    def _upkeep(self) -> float:
+        if self._failure is not None:
+            return _HOUR_SECONDS
+        options = self.state.options
+        try:
+            self.bury()
+            self.store()
+        except FencedError:
+            return _HOUR_SECONDS
+        except TidelogError as error:
+            _logger.warning("subscription %s: storing its position failed and is tried again: %s", self.name, error)
+            return min(_RETRY_SECONDS, options.progress_flush_interval_seconds)
+        return options.progress_flush_interval_seconds
+
+    def store(self, *, is_last: bool = False) -> None:
+        """Stores the position now. FencedError, and from then on always, when the topic has another owner."""
+        try:
+            self.position.store(self.state, self._lock, is_last=is_last)
+        except FencedError as error:
+            message, hint = error.message, error.hint
+            self.stop(lambda: FencedError(message, hint=hint))
+            raise
+
+    def bury(self) -> None:
+        """Moves what was given up to the dead letters. Each is acknowledged once it is durable there."""
+        if self._dead_letters is None:
+            return
+        with self._burying:
+            with self._lock:
+                dead = list(self.state.dead.values())
+            buried = self._dead_letters.write(dead, self.position.offset) if dead else []
+            with self._lock:
+                for offset in buried:
+                    self.state.bury(offset)
+                self._waiters.wake()
+
+    # Ending
+
+    def stop(self, make_error: Callable[[], TidelogError]) -> None:
+        """Nothing is handed out or acknowledged from now on; who waits is told why."""
+        with self._lock:
+            if self._failure is None:
+                self._failure = make_error
+            self._waiters.wake()
+
+    def close(self) -> None:
+        """Stores everything that was acknowledged and ends it. Closing twice is fine."""
+        is_open = self._failure is None
+        self.stop(lambda: _closed_error(self.name))
+        self._background.cancel(self._upkeep_task)
+        try:
+            if is_open:
+                self.bury()
+        finally:
+            try:
+                if is_open:
+                    self.store(is_last=True)
+            finally:
+                self._feed.close()
+
+
+def _closed_error(name: str) -> ClosedError:
+    return ClosedError(f"the subscription {name} is closed", hint="Subscribe again")
+
+
+def _sooner(seconds: float | None, deadline: float | None) -> float | None:
+    left = None if deadline is None else max(0.0, deadline - time.monotonic())
+    if seconds is None or left is None:
+        return left if seconds is None else seconds
+    return min(seconds, left)

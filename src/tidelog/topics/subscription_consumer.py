@@ -1,0 +1,186 @@
+"""What a program holds of a subscription: one consumer of it.
+
+For example:
+
+    with topic.subscribe("billing") as sub:
+        for message in sub:
+            print(message.value)
+            sub.ack(message)
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator
+from types import TracebackType
+from typing import NamedTuple, Self
+
+from tidelog.errors import ClosedError, InputError
+from tidelog.log.readable import Position
+from tidelog.topics.delivery import Holder
+from tidelog.topics.delivery_queue import Delivery
+from tidelog.topics.message import Message
+from tidelog.topics.subscription import Subscription
+
+
+class Lag(NamedTuple):
+    """How far a subscription is behind: messages that are not acknowledged, and the age of the oldest of them."""
+
+    messages: int
+    seconds: float
+
+
+class Consumer:
+    """One consumer of a subscription; `topic.subscribe` makes it. Threads and tasks may share it."""
+
+    def __init__(
+        self,
+        subscription: Subscription,
+        holder: Holder,
+        on_leave: Callable[[Subscription], None],
+        on_delete: Callable[[Subscription], None],
+        lag: Callable[[Subscription], Lag],
+    ) -> None:
+        self._subscription = subscription
+        self._holder = holder
+        self._on_leave = on_leave
+        self._on_delete = on_delete
+        self._lag = lag
+
+    @property
+    def name(self) -> str:
+        """The name of the subscription."""
+        return self._subscription.name
+
+    @property
+    def consumer(self) -> str:
+        """The name of this consumer of it."""
+        return self._holder.name
+
+    @property
+    def lag(self) -> Lag:
+        """How far the subscription is behind."""
+        return self._lag(self._subscription)
+
+    def __repr__(self) -> str:
+        return f"<Consumer {self.consumer} of {self.name}>"
+
+    # Receiving
+
+    def receive(self, timeout: float | None = None) -> Delivery | None:
+        """The next message, as soon as there is one; None when `timeout` seconds passed."""
+        return self._subscription.receive_one(self._holder, _checked_timeout(timeout))
+
+    def receive_many(self, max_messages: int, timeout: float | None = None) -> list[Delivery]:
+        """Up to so many messages, as soon as there is at least one; none when `timeout` seconds passed."""
+        count = _checked_count(max_messages)
+        return list(self._subscription.receive(self._holder, count, _checked_timeout(timeout)))
+
+    async def receive_async(self, timeout: float | None = None) -> Delivery | None:
+        """As `receive`, suspending the task."""
+        taken = await self._subscription.receive_async(self._holder, 1, _checked_timeout(timeout))
+        return taken[0] if taken else None
+
+    async def receive_many_async(self, max_messages: int, timeout: float | None = None) -> list[Delivery]:
+        """As `receive_many`, suspending the task."""
+        count = _checked_count(max_messages)
+        return list(await self._subscription.receive_async(self._holder, count, _checked_timeout(timeout)))
+
+    def __iter__(self) -> Iterator[Delivery]:
+        """Messages as they come, until the consumer, the subscription or the topic is closed."""
+        try:
+            while True:
+                yield from self._subscription.receive(self._holder, 1, None)
+        except ClosedError:
+            return
+
+    async def __aiter__(self) -> AsyncIterator[Delivery]:
+        try:
+            while True:
+                for message in await self._subscription.receive_async(self._holder, 1, None):
+                    yield message
+        except ClosedError:
+            return
+
+    # Settling
+
+    def ack(self, message: Message | int) -> None:
+        """The message (or the one with this offset) is done with. It counts whenever it comes."""
+        self._subscription.ack(self._holder, message if type(message) is int else _offset(message))
+
+    def ack_many(self, messages: Iterable[Message | int]) -> None:
+        """All of these are done with."""
+        self._subscription.ack_many(self._holder, [_offset(message) for message in messages])
+
+    def ack_cumulative(self, message: Message | int) -> None:
+        """This one and all before it are done with; only exclusive and failover."""
+        self._subscription.ack_cumulative(self._holder, _offset(message))
+
+    def nack(self, message: Message | int, delay: float | None = None) -> None:
+        """The message is to come again, after `delay` seconds or the pause that the options say."""
+        self._subscription.nack(self._holder, _offset(message), _checked_timeout(delay))
+
+    async def ack_async(self, message: Message | int) -> None:
+        """As `ack`, which waits for nothing."""
+        self.ack(message)
+
+    async def ack_many_async(self, messages: Iterable[Message | int]) -> None:
+        """As `ack_many`."""
+        self.ack_many(messages)
+
+    async def nack_async(self, message: Message | int, delay: float | None = None) -> None:
+        """As `nack`."""
+        self.nack(message, delay)
+
+    # Moving
+
+    def seek(self, position: Position) -> None:
+        """Moves the subscription, for all its consumers: what is there and behind it comes (again).
+
+        `position` is an offset, a datetime, "earliest" or "latest". What consumers have now is no longer theirs.
+        """
+        self._subscription.seek(self._subscription.source.resolve(position))
+
+    def flush(self) -> None:
+        """Stores the position now: of what was acknowledged before, nothing comes again after a crash."""
+        self._subscription.store(is_last=True)
+
+    # Ending
+
+    def close(self) -> None:
+        """Leaves: what was not acknowledged goes to other consumers. The last one stores the position."""
+        if self._subscription.leave(self._holder):
+            self._on_leave(self._subscription)
+
+    def unsubscribe(self) -> None:
+        """Leaves and deletes the subscription; ConflictError while it has other consumers."""
+        self._on_delete(self._subscription)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def _offset(message: Message | int) -> int:
+    if isinstance(message, Message):
+        return message.offset
+    if type(message) is not int or message < 0:
+        raise InputError(f"a message or its offset is acknowledged, not {message!r}")
+    return message
+
+
+def _checked_timeout(timeout: object) -> float | None:
+    if timeout is None:
+        return None
+    if isinstance(timeout, bool) or not isinstance(timeout, (int, float)) or not timeout >= 0:
+        raise InputError(f"a number of seconds, 0 or more, is expected, not {timeout!r}")
+    return timeout
+
+
+def _checked_count(count: object) -> int:
+    if isinstance(count, bool) or not isinstance(count, int) or count < 1:
+        raise InputError(f"max_messages must be 1 or more, not {count!r}")
+    return count

@@ -1,0 +1,174 @@
+"""From the log to a subscription: batches are decoded a part at a time, as many as are wanted.
+
+Invariants
+- What is returned begins at the offset that was asked for, and says up to where it goes; offsets that are not among the
+  messages were passed over for a reason that is counted.
+- After any error the next call opens a new reader at the offset that it is asked for: nothing is skipped.
+- One thread at a time.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping
+from typing import NamedTuple
+
+from tidelog.errors import DataError, GapError, OffsetOutOfRangeError, offsets_text
+from tidelog.log import Log
+from tidelog.log.cache import Batch
+from tidelog.log.readable import Position
+from tidelog.log.reader import Reader
+from tidelog.log.repair import is_lost
+from tidelog.tier.joined import JoinedReader
+from tidelog.topics.delivery import READ_AHEAD
+from tidelog.topics.delivery_queue import Delivery
+from tidelog.topics.message import Message, decode_frames_as, decode_payloads_as
+from tidelog.topics.reading import OnGap
+
+_logger = logging.getLogger("tidelog.topics")
+Filter = Mapping[str, bytes] | Callable[[Message], bool]
+
+
+class Source(NamedTuple):
+    """The topic as a subscription sees it. `check_owned` raises FencedError when another node has the topic."""
+
+    topic: str
+    log: Log
+    open_reader: Callable[[int, OnGap], Reader | JoinedReader]
+    resolve: Callable[[Position], int]
+    start_offset: Callable[[], int]
+    check_owned: Callable[[], None]
+
+
+class Fed(NamedTuple):
+    """What was read, up to `next_offset` (exclusive), and how much of it was passed over."""
+
+    messages: list[Delivery]
+    next_offset: int
+    filtered: int = 0
+    lost: int = 0
+    expired: int = 0
+
+
+class Feed:
+    """Reads the topic for one subscription."""
+
+    def __init__(self, source: Source, matches: Filter | None, *, on_gap: OnGap) -> None:
+        self._source = source
+        self._matches = _matcher(matches)
+        self._on_gap: OnGap = on_gap
+        self._reader: Reader | JoinedReader | None = None
+        self._batch: Batch | None = None
+
+    def is_in_memory(self, offset: int) -> bool:
+        """Whether reading there waits for no disk and no store."""
+        batch = self._batch
+        if batch is not None and batch.first_offset <= offset < batch.next_offset:
+            return True
+        log = self._source.log
+        return offset >= log.start_offset and isinstance(log.locate(offset, offset + 1), Batch)
+
+    def read(self, offset: int) -> Fed | None:
+        """Some messages from `offset` on; None when there are none yet."""
+        try:
+            self._source.check_owned()
+            batch = self._batch_at(offset)
+            if batch is None:
+                return None
+            if batch.first_offset > offset:  # history passed over what is lost
+                return Fed([], batch.first_offset, lost=batch.first_offset - offset)
+            return self._filtered(self._decoded(batch, offset))
+        except OffsetOutOfRangeError:
+            self.close()
+            return self._after_retention(offset)
+        except BaseException:
+            self.close()
+            raise
+
+    def close(self) -> None:
+        """Lets go of files; reading again opens them again."""
+        reader, self._reader, self._batch = self._reader, None, None
+        if reader is not None:
+            reader.close()
+
+    def _after_retention(self, offset: int) -> Fed:
+        """What retention deleted before it was read is gone; the subscription goes on with what is kept."""
+        start = self._source.start_offset()
+        if start <= offset:
+            raise OffsetOutOfRangeError(f"offset {offset} is not in {self._source.topic}", operation="receive")
+        _logger.warning("%s: %s deleted by retention before being read", self._source.topic, _offsets(offset, start))
+        return Fed([], start, expired=start - offset)
+
+    def _batch_at(self, offset: int) -> Batch | None:
+        batch = self._batch
+        if batch is not None and batch.first_offset <= offset < batch.next_offset:
+            return batch
+        self._batch = None
+        if offset >= self._source.log.next_offset:
+            return None
+        if self._reader is None or self._reader.offset != offset:
+            self.close()
+            self._reader = self._source.open_reader(offset, self._on_gap)
+        self._batch = self._reader.next_batch(0.0)
+        return self._batch
+
+    # Decoding
+
+    def _decoded(self, batch: Batch, offset: int) -> Fed:
+        first = offset - batch.first_offset
+        count = min(READ_AHEAD, batch.stop - batch.start - first)
+        if batch.frames is None:
+            payloads = batch.bare[first : first + count]
+            try:
+                return Fed(decode_payloads_as(Delivery, offset, payloads), offset + count)
+            except DataError:
+                return self._one_by_one(offset, payloads)
+        start = batch.start + first
+        try:
+            return Fed(decode_frames_as(Delivery, batch.frames, start, start + count), offset + count)
+        except DataError:
+            return self._one_by_one(offset, batch.frames.payloads(start, start + count))
+
+    def _one_by_one(self, offset: int, payloads: list[bytes]) -> Fed:
+        """Everything before the first one that cannot be had; that one alone is an error, or passed over."""
+        messages: list[Delivery] = []
+        lost = 0
+        for reached, payload in enumerate(payloads, offset):
+            try:
+                if not is_lost(payload):
+                    messages += decode_payloads_as(Delivery, reached, [payload])
+                elif self._on_gap == "skip":
+                    lost += 1
+                else:
+                    raise _gap_error(reached)
+            except DataError:
+                if reached == offset:
+                    raise
+                return Fed(messages, reached, lost=lost)
+        return Fed(messages, offset + len(payloads), lost=lost)
+
+    def _filtered(self, fed: Fed) -> Fed:
+        if self._matches is None:
+            return fed
+        wanted = [message for message in fed.messages if self._matches(message)]
+        return fed._replace(messages=wanted, filtered=len(fed.messages) - len(wanted))
+
+
+def _matcher(matches: Filter | None) -> Callable[[Message], bool] | None:
+    if matches is None or not isinstance(matches, Mapping):
+        return matches
+    wanted = dict(matches).items()
+    return lambda message: wanted <= message.headers.items()
+
+
+def _gap_error(offset: int) -> GapError:
+    return GapError(
+        f"offset {offset} is lost to damage, and marked so by a repair",
+        first=offset,
+        last=offset,
+        hint=f'Go on with sub.seek({offset + 1}), or subscribe with on_gap="skip"',
+    )
+
+
+def _offsets(start: int, stop: int) -> str:
+    return offsets_text(start, stop - 1)

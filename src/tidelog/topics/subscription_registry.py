@@ -1,0 +1,269 @@
+"""The subscriptions of one topic: made, opened once each, listed, deleted.
+
+Invariants
+- A subscription is open once in a process: its consumers share one state. Another process cannot have it open, since
+  only the owner of the topic can.
+- Its position is stored when it is made, before the first message is handed out.
+- With its last consumer it is closed, and everything that was acknowledged is stored.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import logging
+from collections.abc import Callable, Iterator
+from datetime import datetime
+from threading import RLock
+from typing import Any
+
+import msgspec
+
+from tidelog.clock import Clock, to_datetime
+from tidelog.errors import ConflictError, InputError, NotFoundError, TidelogError
+from tidelog.log.readable import Position
+from tidelog.tier.background import Background
+from tidelog.tier.keys import check_part
+from tidelog.tier.owner import Cursor
+from tidelog.topics.cursor_store import CursorStore
+from tidelog.topics.dead_letters import DeadLetters, DeadLetterTopic, dead_letter_name
+from tidelog.topics.delivery import DeliveryState
+from tidelog.topics.delivery_counters import SubscriptionStatistics
+from tidelog.topics.delivery_options import DeliveryOptions, parse_options
+from tidelog.topics.delivery_progress import Progress
+from tidelog.topics.subscription import Subscription
+from tidelog.topics.subscription_consumer import Consumer, Lag
+from tidelog.topics.subscription_feed import Feed, Filter, Source
+from tidelog.topics.subscription_position import StoredPosition
+
+_logger = logging.getLogger("tidelog.topics")
+
+
+class SubscriptionInfo(msgspec.Struct, frozen=True, kw_only=True):
+    """What is stored of a subscription, or how it stands when it is open here."""
+
+    name: str
+    kind: str
+    offset: int
+    """Everything below is acknowledged."""
+    acked_above: int
+    """Messages above `offset` that are acknowledged too."""
+    lag_messages: int
+    created: datetime
+    moved: datetime
+    hold_retention: bool
+    is_open: bool
+
+
+class SubscriptionRegistry:
+    """The subscriptions of a topic that this process owns, or looks at (then they can only be listed)."""
+
+    def __init__(
+        self,
+        topic: str,
+        source: Source | None,
+        next_offset: Callable[[], int],
+        cursors: CursorStore,
+        clock: Clock,
+        background: Background,
+        open_topic: Callable[[str], DeadLetterTopic],
+    ) -> None:
+        self._topic = topic
+        self._source = source
+        self._next_offset = next_offset
+        self._cursors = cursors
+        self._clock = clock
+        self._background = background
+        self._open_topic = open_topic
+        self._guard = RLock()
+        self._open: dict[str, Subscription] = {}
+        self._filters: dict[str, Filter | None] = {}
+        self._numbers = itertools.count(1)
+
+    # Subscribing
+
+    def subscribe(
+        self, name: str, *, start: Position, consumer: str | None, matches: Filter | None, options: dict[str, Any]
+    ) -> Consumer:
+        """A new consumer of a subscription, which is made when there is none of that name."""
+        check_part(name)
+        parsed = parse_options(options)
+        dead_letters = self._dead_letters(name, parsed)  # before the guard: it asks the directory, which may ask us
+        with self._guard:
+            subscription = self._open.get(name)
+            if subscription is None:
+                subscription = self._open_one(name, start, matches, parsed, dead_letters)
+                self._open[name], self._filters[name] = subscription, matches
+            else:
+                self._check_same(subscription, matches, parsed)
+            holder = subscription.join(consumer or f"consumer-{next(self._numbers)}")
+        return Consumer(subscription, holder, self._left, self._delete_open, self._lag)
+
+    def _open_one(
+        self,
+        name: str,
+        start: Position,
+        matches: Filter | None,
+        options: DeliveryOptions,
+        dead_letters: DeadLetters | None,
+    ) -> Subscription:
+        source = self._required_source()
+        cursor = self._cursors.load(name)
+        if cursor is None:
+            cursor = self._create(name, source.resolve(start), options)
+        cursor = cursor.clipped(source.log.next_offset)
+        state = DeliveryState(options, Progress(cursor.offset, cursor.acked), dict(cursor.failures))
+        return Subscription(
+            *(name, state, source),
+            Feed(source, matches, on_gap=options.on_gap),
+            StoredPosition(name, cursor, self._cursors, source.log, options.progress_min_offset_delta),
+            *(self._clock.now_us, self._background, dead_letters),
+        )
+
+    def _create(self, name: str, offset: int, options: DeliveryOptions) -> Cursor:
+        now_us = self._clock.now_us()
+        cursor = Cursor(
+            offset=offset,
+            epoch=0,
+            moved_us=now_us,
+            kind=options.kind,
+            created_us=now_us,
+            hold_retention=options.hold_retention,
+        )
+        if offset > self._required_source().log.durable_offset:
+            self._required_source().log.flush()
+        self._cursors.store(name, cursor)
+        return cursor
+
+    def _dead_letters(self, name: str, options: DeliveryOptions) -> DeadLetters | None:
+        if options.max_deliveries is None or options.on_exhausted != "dead_letter":
+            return None
+        target = self._open_topic(dead_letter_name(self._topic, name, options.dead_letter_topic))
+        return DeadLetters(target, self._topic, name)
+
+    def _check_same(self, subscription: Subscription, matches: Filter | None, options: DeliveryOptions) -> None:
+        for field in DeliveryOptions.__struct_fields__:
+            known, given = getattr(subscription.state.options, field), getattr(options, field)
+            if known != given:
+                raise ConflictError(
+                    f"the subscription {subscription.name} is open with {field}={known!r}, not {given!r}",
+                    hint="Its consumers share its options; give the same ones, or close the others first",
+                )
+        if self._filters[subscription.name] != matches:
+            raise ConflictError(f"the subscription {subscription.name} is open with another filter")
+
+    def _required_source(self) -> Source:
+        if self._source is None:
+            raise InputError("the log directory was opened with read_only=True", operation=f"topic {self._topic}")
+        return self._source
+
+    # Leaving and deleting
+
+    def _left(self, subscription: Subscription) -> None:
+        """The last consumer has left, unless another one came meanwhile."""
+        with self._guard:
+            if self._open.get(subscription.name) is not subscription or subscription.state.holders:
+                return
+            del self._open[subscription.name], self._filters[subscription.name]
+            subscription.close()
+
+    def _delete_open(self, subscription: Subscription) -> None:
+        with self._guard:
+            if len(subscription.state.holders) > 1:
+                others = ", ".join(subscription.state.holders)
+                raise ConflictError(f"the subscription {subscription.name} has other consumers: {others}")
+            self.delete(subscription.name, is_asked_by_consumer=True)
+
+    def delete(self, name: str, *, is_asked_by_consumer: bool = False) -> None:
+        """Forgets a subscription; NotFoundError when there is none."""
+        with self._guard:
+            self._required_source()
+            subscription = self._open.get(name)
+            if subscription is not None:
+                if not is_asked_by_consumer and subscription.state.holders:
+                    raise ConflictError(f"the subscription {name} has consumers", hint="Close them first")
+                del self._open[name], self._filters[name]
+                subscription.close()
+            elif self._cursors.load(check_part(name)) is None:
+                raise _not_found(name, self._topic)
+            self._cursors.delete(name)
+
+    def delete_all(self) -> None:
+        """The topic goes, and its subscriptions with it."""
+        with self._guard:
+            for subscription in self._taken():
+                with contextlib.suppress(TidelogError):
+                    subscription.close()
+            for name in self._cursors.names():
+                self._cursors.delete(name)
+
+    def close(self) -> None:
+        """Stores and closes all of them. A position that cannot be stored holds nothing up: messages come again."""
+        errors = []
+        with self._guard:
+            for subscription in self._taken():
+                try:
+                    subscription.close()
+                except TidelogError as error:
+                    errors.append(error)
+        for failed in errors:
+            _logger.warning("%s: the position of a subscription was not stored: %s", self._topic, failed)
+
+    def _taken(self) -> Iterator[Subscription]:
+        while self._open:
+            name, subscription = self._open.popitem()
+            self._filters.pop(name, None)
+            yield subscription
+
+    # How they stand
+
+    def names(self) -> list[str]:
+        """All subscriptions, open or not."""
+        return sorted(self._cursors.names())
+
+    def info(self, name: str) -> SubscriptionInfo:
+        """What is known of one; NotFoundError when there is none."""
+        with self._guard:
+            subscription = self._open.get(name)
+            cursor = self._cursors.load(check_part(name))
+            if cursor is None:
+                raise _not_found(name, self._topic)
+            progress = Progress(cursor.offset, cursor.acked) if subscription is None else subscription.state.progress
+            acked_above = progress.settled_above
+            return SubscriptionInfo(
+                name=name,
+                kind=cursor.kind,
+                offset=progress.floor,
+                acked_above=acked_above,
+                lag_messages=max(0, self._next_offset() - progress.floor - acked_above),
+                created=to_datetime(cursor.created_us),
+                moved=to_datetime(cursor.moved_us),
+                hold_retention=cursor.hold_retention,
+                is_open=subscription is not None,
+            )
+
+    def statistics(self) -> tuple[SubscriptionStatistics, ...]:
+        """Those that are open here."""
+        with self._guard:
+            opened = list(self._open.values())
+        return tuple(subscription.statistics() for subscription in opened)
+
+    def lowest_held_offset(self) -> int | None:
+        """What retention has to keep: everything that a holding subscription would get again. None: nothing."""
+        with self._guard:
+            held = [sub.position.offset for sub in self._open.values() if sub.state.options.hold_retention]
+            closed = [self._cursors.load(name) for name in self._cursors.names() if name not in self._open]
+        held += [cursor.offset for cursor in closed if cursor is not None and cursor.hold_retention]
+        return min(held, default=None)
+
+    def _lag(self, subscription: Subscription) -> Lag:
+        messages = subscription.lag_messages
+        oldest = subscription.oldest_open() if messages else None
+        if oldest is None or oldest.timestamp is None:
+            return Lag(messages, 0.0)
+        age = to_datetime(self._clock.now_us()) - oldest.timestamp
+        return Lag(messages, max(0.0, age.total_seconds()))
+
+
+def _not_found(name: str, topic: str) -> NotFoundError:
+    return NotFoundError(f"{topic} has no subscription {name}")
