@@ -26,13 +26,13 @@ def store(tmp_path: Path) -> list[str]:
 @pytest.fixture
 def fenced(cli: Cli, store: list[str]) -> list[str]:
     """In ./data three messages were accepted behind ten that are shipped; then ./other took `a/b` over."""
-    cli("produce", "a/b", *store, stdin=SHIPPED)
+    cli("produce", "a/b", "--no-ship", *store, stdin=SHIPPED)
     cli("topic", "ship", "a/b")
     with tidelog.open("data", ship_max_delay_seconds=1000) as log:
         log.topic("a/b").append_many(
             [tidelog.Message(value, key=b"k\xff", headers={"h": value}) for value in MINE], sync=True
         )
-    cli("produce", "a/b", "-d", "other", *store, stdin=b"theirs\n")
+    cli("produce", "a/b", "--no-ship", "-d", "other", *store, stdin=b"theirs\n")
     cli("topic", "ship", "a/b", "-d", "other")
     return store
 
@@ -59,7 +59,7 @@ def test_a_tail_is_found_where_it_lies(cli: Cli, tmp_path: Path) -> None:
 def test_a_tail_that_was_put_aside_is_the_same(cli: Cli) -> None:
     """Taking the topic back puts the tail aside; it is listed with its time, and the topic has the other's messages."""
     (before,) = cli("topic", "rescue", "a/b", "--json").json
-    cli("produce", "a/b", stdin=b"mine again\n")
+    cli("produce", "a/b", "--no-ship", stdin=b"mine again\n")
     (tail,) = cli("topic", "rescue", "a/b", "--json").json
     assert tail["set_aside"] is not None
     assert {**tail, "set_aside": None} == before
@@ -70,7 +70,7 @@ def test_the_fenced_process_may_still_run(cli: Cli, fenced: list[str]) -> None:
     """Listing works beside it; what moves files waits for its end."""
     with tidelog.open("third", store=fenced[1], metadata="bucket", ship_max_delay_seconds=1000) as log:
         log.topic("a/b").append(b"unlucky", sync=True)
-        cli("produce", "a/b", "-d", "other", stdin=b"x\n")
+        cli("produce", "a/b", "--no-ship", "-d", "other", stdin=b"x\n")
         (tail,) = cli("topic", "rescue", "a/b", "-d", "third", "--json").json
         assert tail["messages"] == 1
         assert cli("topic", "rescue", "a/b", "-d", "third", "--output", "-").code == 4
@@ -78,8 +78,8 @@ def test_the_fenced_process_may_still_run(cli: Cli, fenced: list[str]) -> None:
 
 def test_nothing_to_rescue(cli: Cli, store: list[str]) -> None:
     """A topic that nobody took has no tails, with a store or without."""
-    cli("produce", "a/b", *store, stdin=SHIPPED)
-    cli("produce", "a/b", "-d", "local", stdin=SHIPPED)
+    cli("produce", "a/b", "--no-ship", *store, stdin=SHIPPED)
+    cli("produce", "a/b", "--no-ship", "-d", "local", stdin=SHIPPED)
     for options in ((), ("-d", "local"), ("--into", "a/c"), ("--discard",)):
         result = cli("topic", "rescue", "a/b", *options)
         assert (result.code, "nothing of a/b to rescue" in result.err) == (0, True)
@@ -94,7 +94,7 @@ def test_written_and_produced_again(cli: Cli, tmp_path: Path) -> None:
     assert cli("topic", "rescue", "a/b", "--output", "tail.jsonl").code == 0
     lines = [json.loads(line) for line in (tmp_path / "tail.jsonl").read_text().splitlines()]
     assert [line["offset"] for line in lines] == [10, 11, 12]
-    assert cli("produce", "a/again", "tail.jsonl", "--from-json").code == 0
+    assert cli("produce", "a/again", "--no-ship", "tail.jsonl", "--from-json").code == 0
     again = messages("a/again")
     assert [(m.value, m.key, m.headers) for m in again] == [(value, b"k\xff", {"h": value}) for value in MINE]
     assert [line["timestamp"] for line in lines] == [
@@ -117,7 +117,7 @@ def test_writing_overwrites_nothing(cli: Cli, tmp_path: Path) -> None:
 )
 def test_lines_that_are_no_messages(cli: Cli, line: bytes) -> None:
     """The record is named, and those before it were produced."""
-    result = cli("produce", "a/b", "--from-json", stdin=b'{"value": "good"}\n' + line + b"\n")
+    result = cli("produce", "a/b", "--no-ship", "--from-json", stdin=b'{"value": "good"}\n' + line + b"\n")
     assert (result.code, "record 2: not a message in JSON" in result.err) == (2, True)
     assert cli("consume", "a/b").out == b"good\n"
 
@@ -141,7 +141,7 @@ def test_appended_with_where_it_comes_from(cli: Cli) -> None:
 def test_appending_again_appends_nothing_twice(cli: Cli) -> None:
     """What is there already is found, behind other messages too."""
     cli("topic", "rescue", "a/b", "--into", "a/saved")
-    cli("produce", "a/saved", stdin=b"something else\n")
+    cli("produce", "a/saved", "--no-ship", stdin=b"something else\n")
     (again,) = cli("topic", "rescue", "a/b", "--into", "a/saved", "--json").json
     assert (again["appended"], again["already_there"], again["lost"]) == (0, 3, 0)
     assert [m.value for m in messages("a/saved")] == [*MINE, b"something else"]
@@ -201,8 +201,8 @@ def test_deleting_needs_a_yes(cli: Cli, tmp_path: Path) -> None:
 @pytest.mark.usefixtures("fenced")
 def test_one_tail_of_several(cli: Cli) -> None:
     """Each has its name; another name is not found."""
-    cli("produce", "a/b", stdin=b"mine again\n")
-    cli("produce", "a/b", "-d", "other", stdin=b"theirs again\n")
+    cli("produce", "a/b", "--no-ship", stdin=b"mine again\n")
+    cli("produce", "a/b", "--no-ship", "-d", "other", stdin=b"theirs again\n")
     first, second = cli("topic", "rescue", "a/b", "--json").json
     assert first["epoch"] < second["epoch"]
     assert cli("topic", "rescue", "a/b", "--tail", "e9-0").code == 3

@@ -27,7 +27,7 @@ def store(tmp_path: Path) -> list[str]:
 @pytest.fixture
 def filled(cli: Cli, store: list[str]) -> list[str]:
     """A topic `a/b` in ./data, all of it shipped; the options that name its store."""
-    assert cli("produce", "a/b", *store, stdin=LINES).code == 0
+    assert cli("produce", "a/b", "--no-ship", *store, stdin=LINES).code == 0
     assert cli("topic", "ship", "a/b").code == 0
     return store
 
@@ -86,7 +86,7 @@ def test_the_store_comes_from_variables_too(
 @pytest.mark.usefixtures("filled")
 def test_describe_says_where_a_topic_stands(cli: Cli, tmp_path: Path) -> None:
     """Mode, store, owner, epoch, objects and lag."""
-    cli("produce", "a/b", stdin=b"one more\n")
+    cli("produce", "a/b", "--no-ship", stdin=b"one more\n")
     found = described(cli, "a/b")
     (path,) = objects_in(tmp_path)
     assert (found["mode"], found["store"], found["metadata"]) == ("shared_fs", f"file://{tmp_path}/store", "bucket")
@@ -107,7 +107,7 @@ def test_settings_of_a_topic(cli: Cli, store: list[str]) -> None:
     assert described(cli, "a/b")["settings"] == {"retention_seconds": 7 * 86400, "ship_compression": "zstd"}
     cli("topic", "set", "a/b", "retention_bytes=1GiB", "retention_seconds=default")
     assert described(cli, "a/b")["settings"] == {"retention_bytes": 1 << 30, "ship_compression": "zstd"}
-    assert cli("produce", "a/b", stdin=LINES).code == 0
+    assert cli("produce", "a/b", "--no-ship", stdin=LINES).code == 0
     assert described(cli, "a/b")["settings"] == {"retention_bytes": 1 << 30, "ship_compression": "zstd"}
 
 
@@ -148,10 +148,17 @@ def test_setting_does_not_disturb_the_owner(cli: Cli, store: list[str]) -> None:
 # Shipping, sealing, pruning
 
 
+def test_producing_ships_before_it_ends(cli: Cli, store: list[str]) -> None:
+    """Loss prevented: a command that runs for a second ended before anything was due, and nothing was ever shipped."""
+    assert cli("produce", "a/b", *store, stdin=LINES).code == 0
+    (row,) = cli("topic", "list", "--json").json
+    assert (row["shipped_offset"], row["next_offset"]) == (COUNT, COUNT)
+
+
 def test_shipping_says_how_far_it_is(cli: Cli, store: list[str], tmp_path: Path) -> None:
     """All topics of the directory, or one; what is there already is not shipped again."""
-    cli("produce", "a/b", *store, stdin=LINES)
-    cli("produce", "a/c", stdin=b"x\n")
+    cli("produce", "a/b", "--no-ship", *store, stdin=LINES)
+    cli("produce", "a/c", "--no-ship", stdin=b"x\n")
     first, second = cli("topic", "ship", "--all", "--json").json
     assert (first["topic"], first["shipped_offset"], first["messages"], first["objects"]) == ("a/b", COUNT, COUNT, 1)
     assert (second["topic"], second["shipped_offset"]) == ("a/c", 1)
@@ -170,7 +177,7 @@ def test_topics_have_to_be_named(cli: Cli, filled: list[str], command: tuple[str
 
 def test_without_a_store_there_is_nothing_to_ship_to(cli: Cli) -> None:
     """The error says how to name one."""
-    cli("produce", "a/b", stdin=b"x\n")
+    cli("produce", "a/b", "--no-ship", stdin=b"x\n")
     for command in (("ship", "a/b"), ("seal", "a/b"), ("sweep", "a/b"), ("rebuild-catalog",)):
         result = cli("topic", *command)
         assert (result.code, "--store" in result.err) == (2, True)
@@ -178,8 +185,8 @@ def test_without_a_store_there_is_nothing_to_ship_to(cli: Cli) -> None:
 
 def test_upkeep_does_not_take_a_topic_from_its_owner(cli: Cli, filled: list[str]) -> None:
     """Another node's topic is refused, left out with --all, and taken only on demand."""
-    cli("produce", "a/b", "-d", "other", *filled, stdin=b"from there\n")
-    cli("produce", "a/c", stdin=b"mine\n")
+    cli("produce", "a/b", "--no-ship", "-d", "other", *filled, stdin=b"from there\n")
+    cli("produce", "a/c", "--no-ship", stdin=b"mine\n")
     epoch = described(cli, "a/b")["epoch"]
     for command in (("ship", "a/b"), ("prune", "a/b"), ("seal", "a/b"), ("sweep", "a/b", "--apply", "--drop-lost")):
         result = cli("topic", *command)
@@ -193,13 +200,13 @@ def test_upkeep_does_not_take_a_topic_from_its_owner(cli: Cli, filled: list[str]
 
 def test_a_sealed_topic_goes_on_elsewhere(cli: Cli, filled: list[str], tmp_path: Path) -> None:
     """Sealing clears the disk and says where the next owner goes on; that one does."""
-    cli("produce", "a/b", stdin=b"last\n")
+    cli("produce", "a/b", "--no-ship", stdin=b"last\n")
     sealed = cli("topic", "seal", "a/b")
     assert (sealed.code, f"goes on at offset {COUNT + 1}" in sealed.err) == (0, True)
     assert described(cli, "a/b")["sealed"] is True
     assert not list((tmp_path / "data/a/b").glob("wal.*.log"))
     assert "sealed already" in cli("topic", "seal", "a/b").err
-    assert f"offset {COUNT + 1}" in cli("produce", "a/b", "-d", "other", *filled, stdin=b"next\n").err
+    assert f"offset {COUNT + 1}" in cli("produce", "a/b", "--no-ship", "-d", "other", *filled, stdin=b"next\n").err
     assert cli("consume", "a/b", *filled, "-d", "other").out == LINES + b"last\nnext\n"
 
 
@@ -245,7 +252,7 @@ def test_sweeping_shows_then_removes(cli: Cli, filled: list[str], tmp_path: Path
 def test_a_lost_object_is_told_and_dropped_on_demand(cli: Cli, filled: list[str], tmp_path: Path) -> None:
     """Exit code 1 and LOST; with --drop-lost the catalog says that it is gone, after a claim that is told."""
     (first,) = objects_in(tmp_path)
-    cli("produce", "a/b", stdin=b"more\n")
+    cli("produce", "a/b", "--no-ship", stdin=b"more\n")
     cli("topic", "ship", "a/b")
     first.unlink()
     told = cli("topic", "sweep", "a/b")
@@ -277,7 +284,7 @@ def rebuild_command(hint: str) -> list[str]:
 def test_the_bucket_alone_gives_the_topic_back(cli: Cli, tmp_path: Path, metadata: list[str]) -> None:
     """With the disk and the metadata gone, the command that the error names makes everything readable again."""
     store = ["--store", f"file://{tmp_path}/store", *metadata]
-    cli("produce", "a/b", *store, stdin=LINES)
+    cli("produce", "a/b", "--no-ship", *store, stdin=LINES)
     cli("topic", "ship", "a/b")
     shutil.rmtree(tmp_path / "data")
     shutil.rmtree(tmp_path / "store/tidelog", ignore_errors=True)
@@ -289,30 +296,30 @@ def test_the_bucket_alone_gives_the_topic_back(cli: Cli, tmp_path: Path, metadat
     command = rebuild_command(str(refused.value))
     assert cli(*command, "--dir", "data", *store[:2]).code == 0
     assert cli("consume", "a/b").out == LINES
-    assert f"offset {COUNT}" in cli("produce", "a/b", stdin=b"goes on\n").err
+    assert f"offset {COUNT}" in cli("produce", "a/b", "--no-ship", stdin=b"goes on\n").err
 
 
 def test_the_hint_of_a_command_can_be_pasted(cli: Cli, tmp_path: Path) -> None:
     """From the shell it names the topic and the directory as well."""
-    cli("produce", "a/b", "--store", f"file://{tmp_path}/store", stdin=LINES)
+    cli("produce", "a/b", "--no-ship", "--store", f"file://{tmp_path}/store", stdin=LINES)
     cli("topic", "ship", "a/b")
     for path in (tmp_path / "data").glob("metadata.db*"):
         path.unlink()
-    refused = cli("produce", "a/b", "--dir", "data", stdin=b"x\n")
+    refused = cli("produce", "a/b", "--no-ship", "--dir", "data", stdin=b"x\n")
     assert refused.code == 5
     assert "topic rebuild-catalog a/b --dir data`" in refused.err
 
 
 def test_what_was_not_shipped_stays_the_end(cli: Cli, tmp_path: Path) -> None:
     """Where the catalog was in the directory alone, a rebuild keeps what is only on this disk."""
-    cli("produce", "a/b", "--store", f"file://{tmp_path}/store", stdin=LINES)
+    cli("produce", "a/b", "--no-ship", "--store", f"file://{tmp_path}/store", stdin=LINES)
     cli("topic", "ship", "a/b")
-    cli("produce", "a/b", stdin=b"not shipped\n")
+    cli("produce", "a/b", "--no-ship", stdin=b"not shipped\n")
     for path in (tmp_path / "data").glob("metadata.db*"):
         path.unlink()
     (row,) = cli("topic", "rebuild-catalog", "--json").json
     assert (row["topic"], row["next_offset"]) == ("a/b", COUNT)
-    assert f"offset {COUNT + 1}" in cli("produce", "a/b", stdin=b"next\n").err
+    assert f"offset {COUNT + 1}" in cli("produce", "a/b", "--no-ship", stdin=b"next\n").err
     assert cli("consume", "a/b").out == LINES + b"not shipped\nnext\n"
 
 
@@ -361,7 +368,7 @@ def test_another_object_in_its_place_is_found(cli: Cli, tmp_path: Path) -> None:
 def test_a_missing_object_between_two_is_found(cli: Cli, filled: list[str], tmp_path: Path) -> None:
     """A descriptor that is gone leaves a gap in the history."""
     for line in (b"x\n", b"y\n"):
-        cli("produce", "a/b", stdin=line)
+        cli("produce", "a/b", "--no-ship", stdin=line)
         cli("topic", "ship", "a/b")
     (key,) = (tmp_path / "store/tidelog").rglob(f"{COUNT:020d}")
     key.unlink()
@@ -372,7 +379,7 @@ def test_a_missing_object_between_two_is_found(cli: Cli, filled: list[str], tmp_
 def test_whole_history_verifies(cli: Cli, filled: list[str]) -> None:
     """The counts of objects, messages and bytes are shown, compressed ones included."""
     cli("topic", "create", "a/z", "--set", "ship_compression=zstd")
-    cli("produce", "a/z", stdin=LINES)
+    cli("produce", "a/z", "--no-ship", stdin=LINES)
     cli("topic", "ship", "a/z")
     result = cli("verify", "--cold", "--json")
     assert result.code == 0
@@ -394,7 +401,7 @@ def flip(path: Path, byte: int) -> None:
 @pytest.mark.usefixtures("filled")
 def test_repair_mends_from_the_store(cli: Cli, tmp_path: Path) -> None:
     """What was shipped is put back exactly; what was not is marked as lost, as without a store."""
-    cli("produce", "a/b", stdin=b"not shipped 1\nnot shipped 2\n")
+    cli("produce", "a/b", "--no-ship", stdin=b"not shipped 1\nnot shipped 2\n")
     (wal,) = (tmp_path / "data/a/b").glob("wal.*.log")
     good = wal.read_bytes()
     flip(wal, 20)
@@ -431,8 +438,8 @@ def test_a_damaged_copy_is_not_used(cli: Cli, tmp_path: Path) -> None:
 
 def test_messages_of_a_later_owner_are_not_mixed_in(cli: Cli, filled: list[str], tmp_path: Path) -> None:
     """A fenced owner's damaged file is not mended with what the new owner has under the same offsets."""
-    cli("produce", "a/b", stdin=b"mine 1\nmine 2\n")
-    cli("produce", "a/b", "-d", "other", *filled, stdin=b"theirs 1\ntheirs 2\n")
+    cli("produce", "a/b", "--no-ship", stdin=b"mine 1\nmine 2\n")
+    cli("produce", "a/b", "--no-ship", "-d", "other", *filled, stdin=b"theirs 1\ntheirs 2\n")
     cli("topic", "ship", "a/b", "-d", "other")
     (wal,) = (tmp_path / "data/a/b").glob("wal.*.log")
     flip(wal, wal.stat().st_size - 60)
@@ -479,10 +486,10 @@ def test_all_of_it_against_a_real_server(
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", settings.store_secret_access_key.reveal())
     store = ["--store", s3_server.url(f"cli-{tmp_path.name}"), "--metadata", "bucket"]
     assert cli("doctor", *store, "--json").code == 0
-    cli("produce", "a/b", *store, stdin=LINES)
+    cli("produce", "a/b", "--no-ship", *store, stdin=LINES)
     assert cli("topic", "ship", "--all", "--json").json[0]["shipped_offset"] == COUNT
-    cli("produce", "a/b", stdin=b"tail\n")
-    cli("produce", "a/b", "-d", "other", *store, stdin=b"there\n")
+    cli("produce", "a/b", "--no-ship", stdin=b"tail\n")
+    cli("produce", "a/b", "--no-ship", "-d", "other", *store, stdin=b"there\n")
     assert cli("topic", "rescue", "a/b", "--json").json[0]["messages"] == 1
     assert cli("topic", "rescue", "a/b", "--into", "a/saved").code == 0
     assert cli("consume", "a/saved").out == b"tail\n"

@@ -52,6 +52,9 @@ def produce(
     ] = None,
     sync: Annotated[bool, typer.Option("--sync", help="Sync to the disk before reading on.")] = False,
     null: Annotated[bool, typer.Option("--null", "-0", help="Messages end with a NUL byte, not a line end.")] = False,
+    no_ship: Annotated[
+        bool, typer.Option("--no-ship", help="Leave it to the owner, or to `topic ship`, to bring it to the store.")
+    ] = False,
     from_json: Annotated[
         bool, typer.Option("--from-json", help="Lines are messages as `consume --json` writes them.")
     ] = False,
@@ -84,7 +87,8 @@ def produce(
             _tell_end(session, count, error)
             raise
         _tell(session, count)
-        _ship(session, log, target)
+        if not no_ship:
+            _ship(session, log, target)
 
 
 def _ship(session: Session, log: LogDirectory, topic: Topic) -> None:

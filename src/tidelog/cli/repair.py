@@ -67,7 +67,7 @@ def _other_copy(session: Session, target: Target) -> Iterator[OtherCopy | None]:
         return
     with log:
         claim = None if log.tier is None else read_local_claim(LocalFiles(), target.directory)
-        if log.tier is None or claim is None or name.directory(log.root) != target.directory:
+        if log.tier is None or claim is None or name.directory(log.root) != target.directory.absolute():
             yield None
         else:
             history = log.tier.view(name.namespace, name.name, None, target.time_field).history

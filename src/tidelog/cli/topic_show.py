@@ -115,7 +115,8 @@ def describe(session: Session, topic: TopicArgument) -> None:
     """Shows where a topic begins and ends, its files, its bytes, its times and its own settings.
 
     With a store also: who owns it and under which epoch, whether it is sealed, what the store has of it, and how much
-    is not there yet (lag), which is what the loss of this disk would cost.
+    is not there yet (lag), which is what the loss of this disk would cost. What `tidelog topic rescue` would return is
+    counted as to_rescue.
     """
     from tidelog.cli.topic_choice import catalog_of
     from tidelog.cli.topic_names import require_topic
@@ -136,10 +137,19 @@ def describe(session: Session, topic: TopicArgument) -> None:
             "first_timestamp": _timestamp(opened, start, end),
             "last_timestamp": _timestamp(opened, end - 1, end),
             "settings": own_settings(catalog, directory),
+            "to_rescue": _to_rescue(directory),
         }
         if catalog is not None:
             described |= _in_store(log, opened, catalog)
     session.output.record(described)
+
+
+def _to_rescue(directory: Path) -> int:
+    """Messages that this node had accepted and not shipped when another one took the topic over."""
+    from tidelog.files import LocalFiles
+    from tidelog.tier.fenced_tail import fenced_tails
+
+    return sum(tail.count for tail in fenced_tails(LocalFiles(), directory))
 
 
 def _timestamp(topic: Topic, offset: int, end: int) -> object:
