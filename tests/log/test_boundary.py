@@ -84,6 +84,7 @@ def test_the_last_boundary_before_a_byte_is_the_greatest_one() -> None:
     check()
 
 
+@pytest.mark.usefixtures("chunk_bytes")
 def test_a_limit_on_a_boundary_is_that_boundary() -> None:
     """A frame that ends exactly at the limit belongs to what is before it."""
     file = OneFile([100] * 10)
