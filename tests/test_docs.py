@@ -12,6 +12,7 @@ from tests.servers import S3Server
 
 from tidelog import errors
 from tidelog.cli.errors import exit_code_of
+from tidelog.codec import encode_document
 from tidelog.log.frame import encode
 from tidelog.log.repair import LOST_PAYLOAD
 from tidelog.log.settings import LogSettings
@@ -20,6 +21,7 @@ from tidelog.tier.store_settings import StoreSettings
 from tidelog.tier.tier_settings import TierSettings
 from tidelog.topics.extension import BatchMark, ProducerMark, encode_extension
 from tidelog.topics.message import encode_message
+from tidelog.topics.producer_state import ProducersSnapshot, ProducerState
 from tidelog.topics.storage import LogDirectory
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -91,6 +93,17 @@ def test_the_bytes_of_a_lost_offset_are_those_of_the_formats_page() -> None:
 def test_the_documents_on_disk_are_those_of_the_formats_page(kind: str, path: str) -> None:
     """The page shows each document to the letter."""
     assert written_files()[path] == block(FORMATS, kind).encode("utf-8")
+
+
+def test_the_producers_file_is_that_of_the_formats_page() -> None:
+    """What the page shows is what follows from such messages, and is written so."""
+    state = ProducerState()
+    for sequence, offset in ((7, 0), (8, 1), (10, 2), (11, 3), (12, 4)):
+        state.record(2, sequence, offset)
+    producer = state.snapshot("till-4", 5)
+    assert producer is not None
+    snapshot = ProducersSnapshot(as_of_offset=5, last_crc32=1067833283, epoch=0, producers=(producer,))
+    assert encode_document("producers", 1, snapshot) == block(FORMATS, "text producers.ckpt").encode("utf-8")
 
 
 def test_every_file_in_a_log_directory_is_on_the_formats_page() -> None:

@@ -40,6 +40,7 @@ from tidelog.errors import (
     TopicNameError,
 )
 from tidelog.topics.message import Message
+from tidelog.topics.producer import Producer
 from tidelog.topics.storage import LogDirectory
 from tidelog.topics.topic import Topic
 from tidelog.wiring import open
@@ -67,6 +68,7 @@ __all__ = [
     "NotFoundError",
     "NotSupportedError",
     "OffsetOutOfRangeError",
+    "Producer",
     "ReopenError",
     "RetryError",
     "StoreUnavailableError",

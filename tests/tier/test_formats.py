@@ -33,6 +33,7 @@ def test_the_keys_are_those_of_the_formats_page() -> None:
         topic.owner,
         topic.start,
         topic.settings,
+        topic.producers,
         topic.subscription("billing"),
         topic.epoch_floor,
     ]

@@ -131,7 +131,7 @@ class Log(ReadableLog):
         if offset is None:
             offset = self._handover.append_many((payload,), timeout_seconds)
         if sync:
-            self._wait_durable(offset, 1)
+            self.wait_durable(offset, 1)
         self._waited(begin)
         return offset
 
@@ -147,7 +147,7 @@ class Log(ReadableLog):
         begin = time.perf_counter()
         first = self._handover.append_many(payloads, timeout_seconds)
         if sync:
-            self._wait_durable(first, len(payloads))
+            self.wait_durable(first, len(payloads))
         self._waited(begin)
         return range(first, first + len(payloads))
 
@@ -157,12 +157,7 @@ class Log(ReadableLog):
         if offset is None:
             offset = await self._handover.append_many_async((payload,), timeout_seconds)
         if sync:
-            try:
-                if (durable := self._handover.durable_future(offset + 1)) is not None:
-                    await durable
-            except DiskFullError as error:
-                error.offset = offset
-                raise
+            await self.wait_durable_async(offset, 1)
         return offset
 
     async def append_many_async(
@@ -171,18 +166,25 @@ class Log(ReadableLog):
         """As `append_many`, suspending the task instead of blocking the thread."""
         first = await self._handover.append_many_async(payloads, timeout_seconds)
         if sync:
-            try:
-                if (durable := self._handover.durable_future(first + len(payloads))) is not None:
-                    await durable
-            except DiskFullError as error:
-                error.offset = first
-                raise
+            await self.wait_durable_async(first, len(payloads))
         return range(first, first + len(payloads))
 
-    def _wait_durable(self, first: int, count: int) -> None:
-        """Who hears of a full disk hears that the messages were accepted, and at which offset: not to be repeated."""
+    def wait_durable(self, first: int, count: int) -> None:
+        """Returns once these messages, which were accepted, are on the disk.
+
+        Who hears of a full disk hears that they were accepted, and at which offset: not to be repeated.
+        """
         try:
             self._handover.wait_durable(first + count)
+        except DiskFullError as error:
+            error.offset = first
+            raise
+
+    async def wait_durable_async(self, first: int, count: int) -> None:
+        """As `wait_durable`, suspending the task."""
+        try:
+            if (durable := self._handover.durable_future(first + count)) is not None:
+                await durable
         except DiskFullError as error:
             error.offset = first
             raise

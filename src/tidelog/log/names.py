@@ -2,6 +2,7 @@
 
 wal.0000000000.log    a WAL file; the number grows by one with every rotation
 wal.ckpt              the checkpoint, a hint for opening
+producers.ckpt        what the layer above knows of who appended; it belongs to these files and goes where they go
 lock                  held by the owner for the log's life
 removed/              what a repair or a cut took out, never deleted by tidelog
 """
@@ -11,6 +12,7 @@ from __future__ import annotations
 import re
 
 CHECKPOINT = "wal.ckpt"
+PRODUCERS = "producers.ckpt"
 LOCK = "lock"
 REMOVED = "removed"
 

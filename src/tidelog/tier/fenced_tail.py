@@ -19,7 +19,7 @@ import msgspec
 from tidelog.codec import decode_document, encode_document
 from tidelog.errors import NotFoundError
 from tidelog.files import Files
-from tidelog.log.names import CHECKPOINT, wal_files
+from tidelog.log.names import CHECKPOINT, PRODUCERS, wal_files
 
 FENCED = "fenced"
 _TAIL = "tail.json"
@@ -54,7 +54,8 @@ def set_aside(files: Files, directory: Path, tail: FencedTail) -> None:
     if not files.exists(folder / _TAIL):
         files.write_atomically(folder / _TAIL, encode_document(_KIND, _VERSION, tail))
     names = [name for _, name in reversed(wal_files(files.list(directory)))]
-    for name in [*names, *(name for name in (CHECKPOINT,) if files.exists(directory / name))]:
+    # The producers' file first: what it knows must not be believed beside other messages.
+    for name in [name for name in (PRODUCERS, *names, CHECKPOINT) if files.exists(directory / name)]:
         files.rename(directory / name, folder / name)
         files.sync_directory(folder)
         if files.exists(directory / name):
@@ -75,7 +76,7 @@ def remove_files(files: Files, directory: Path) -> None:
 
     Oldest first, each for good before the next: what a crash leaves is still the end of the log.
     """
-    for name in [*(name for _, name in wal_files(files.list(directory))), CHECKPOINT]:
+    for name in [PRODUCERS, *(name for _, name in wal_files(files.list(directory))), CHECKPOINT]:
         if files.exists(directory / name):
             files.remove(directory / name)
             files.sync_directory(directory)

@@ -8,6 +8,7 @@ Metadata, below a root that keeps several installations in one store apart:
     {root}/storage/topics/{namespace}/{topic}/owner                    who writes, and under which epoch
     {root}/storage/topics/{namespace}/{topic}/start                    the oldest offset that may be read
     {root}/storage/topics/{namespace}/{topic}/settings                 the topic's own settings
+    {root}/storage/topics/{namespace}/{topic}/producers                what its producers have stored, a hint
     {root}/storage/topics/{namespace}/{topic}/subscriptions/{name}     a subscription's cursor
     {root}/storage/epoch-floor                                         the highest epoch of a deleted topic
 
@@ -111,6 +112,10 @@ class TopicKeys:
     @property
     def settings(self) -> str:
         return self._metadata + "settings"
+
+    @property
+    def producers(self) -> str:
+        return self._metadata + "producers"
 
     @property
     def epoch_floor(self) -> str:

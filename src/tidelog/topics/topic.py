@@ -32,6 +32,8 @@ from tidelog.topics.delivery_options import Kind
 from tidelog.topics.message import Message
 from tidelog.topics.names import TopicName
 from tidelog.topics.payloads import PayloadEncoder
+from tidelog.topics.producer import Producer
+from tidelog.topics.producer_registry import ProducerRegistry
 from tidelog.topics.reading import OnGap, read_messages, read_messages_async
 from tidelog.topics.subscription_consumer import Consumer
 from tidelog.topics.subscription_feed import Filter, Source
@@ -76,6 +78,11 @@ class Topic:
         self._subscriptions: SubscriptionRegistry | None = None
         self._encoder = PayloadEncoder(clock.now_us)
         self._payload = self._encoder.one
+        self._producers: ProducerRegistry | None = None
+        if self._owned is not None:
+            self._producers = ProducerRegistry(
+                self._owned, self._tiered, lambda start, stop: self._reader(start, stop, False, "skip")
+            )
 
     @property
     def name(self) -> str:
@@ -189,6 +196,8 @@ class Topic:
         """Seals and closes what is below the topic."""
         self._close_subscriptions()
         if self._tiered is not None:
+            if self._producers is not None:
+                self._producers.before_seal()
             self._tiered.seal()
         else:
             self.close_storage()
@@ -198,10 +207,14 @@ class Topic:
         self._close_subscriptions()
         if self._pruner is not None:
             self._pruner.stop()
-        if self._tiered is not None:
-            self._tiered.close()
-        elif self._hot is not None:
-            self._hot.close()
+        try:
+            if self._producers is not None:
+                self._producers.close()
+        finally:
+            if self._tiered is not None:
+                self._tiered.close()
+            elif self._hot is not None:
+                self._hot.close()
 
     def delete_storage(self) -> None:
         """Takes the topic out of the store and closes its log; readers find nothing any more."""
@@ -228,6 +241,10 @@ class Topic:
         self._subscriptions = SubscriptionRegistry(
             *(self.name, source, lambda: self.next_offset, cursors, self._clock, background, open_topic)
         )
+        if self._pruner is not None:
+            self._pruner.keep_from = self._subscriptions.lowest_held_offset
+        if self._tiered is not None:
+            self._tiered.pruner.keep_from = self._subscriptions.lowest_held_offset
 
     def _subscription_source(self, log: Log) -> Source:
         check_owned = (lambda: None) if self._tiered is None else self._tiered.check_not_fenced
@@ -399,6 +416,17 @@ class Topic:
         return list(
             await self._appendable.append_many_async(self._encoder.many(messages), sync=sync, timeout_seconds=timeout)
         )
+
+    def producer(self, name: str) -> Producer:
+        """Appends that can be made again: a message of the same producer and sequence is stored once.
+
+        What is stored is found again after a restart, a move to another node or the loss of the disk. A second
+        producer of the same name takes over: the first one's appends raise FencedError from then on. Of at most 10,000
+        producers a topic remembers what they stored; those that have been silent longest are forgotten.
+        """
+        _ = self._log
+        assert self._producers is not None
+        return Producer(self._producers, name, self._encoder, lambda: self._appendable)
 
     def append_lost(self, count: int) -> None:
         """Takes the next offsets for messages that are lost, as a repair does: for whoever copies a damaged log.

@@ -1,0 +1,263 @@
+"""A producer: appends that can be made again without storing anything twice.
+
+Each message has a sequence, a number that grows. The same sequence again is not stored again: whoever does not know
+whether an append came through (the process died, the topic moved, an answer was lost) makes it again with its number.
+
+Invariants
+- A message is appended if and only if its sequence is above the last one of the producer's name; gaps are fine.
+- Of several messages at once those that are new are stored together or not at all.
+- After another producer of the same name was opened, this one appends nothing any more.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from datetime import datetime
+from types import TracebackType
+from typing import Self
+
+from tidelog.errors import BackpressureError, ClosedError, FencedError, InputError, TidelogError
+from tidelog.log import Log
+from tidelog.topics.extension import BatchMark, ProducerMark, encode_extension
+from tidelog.topics.message import Message
+from tidelog.topics.payloads import PayloadEncoder, several
+from tidelog.topics.producer_registry import ProducerRegistry
+
+_MAX_SEQUENCE = (1 << 64) - 1
+# What has to be appended from the given sequence on: payloads of the messages with these numbers.
+_Encode = Callable[[int, int], list[bytes]]
+
+
+class Producer:
+    """Made by `topic.producer(name)`. Threads and tasks may share it; use it as a context manager or close it."""
+
+    def __init__(
+        self, registry: ProducerRegistry, name: str, encoder: PayloadEncoder, appendable: Callable[[], Log]
+    ) -> None:
+        """`appendable` gives the log, or raises what an append would."""
+        self._registry = registry
+        self._entry, self._epoch = registry.open(name)
+        self._encoder = encoder
+        self._appendable = appendable
+        self._is_closed = False
+
+    @property
+    def name(self) -> str:
+        return self._entry.name
+
+    @property
+    def epoch(self) -> int:
+        """Grows with each opening of the name."""
+        return self._epoch
+
+    @property
+    def last_sequence(self) -> int | None:
+        """The highest sequence that is stored, by this producer or one of its name before; None when there is none."""
+        with self._entry.lock:
+            self._registry.settle(self._entry)
+            return self._entry.state.last_sequence
+
+    def __repr__(self) -> str:
+        return f"<Producer {self.name}>"
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """It appends nothing any more; what it stored is remembered. Closing twice is fine."""
+        if not self._is_closed:
+            self._is_closed = True
+            self._registry.closed(self._entry, self._epoch)
+
+    # Appending
+
+    def append(
+        self,
+        value: bytes | Message,
+        *,
+        sequence: int | None = None,
+        key: bytes | None = None,
+        headers: Mapping[str, bytes] | None = None,
+        timestamp: datetime | None = None,
+        deliver_at: datetime | None = None,
+        sync: bool = False,
+        timeout: float | None = None,
+    ) -> int:
+        """Stores a message, unless its sequence is stored already; returns its offset either way.
+
+        Without `sequence` it gets the one behind the last. For a sequence that is stored, but not among the last 1000
+        of this name, the offset is -1; so it is for one that is below the last and was never stored: it comes too late.
+        """
+
+        def encode(first: int, skip: int) -> list[bytes]:
+            mark = encode_extension(producer=ProducerMark(self._epoch, first + skip, self.name))
+            return [self._encoder.one(value, key, headers, timestamp, deliver_at, mark)]
+
+        (offset,) = self._store(sequence, 1, encode, sync, timeout)
+        return offset
+
+    def append_many(
+        self,
+        messages: Iterable[bytes | Message],
+        *,
+        sequence: int | None = None,
+        sync: bool = False,
+        timeout: float | None = None,
+    ) -> list[int]:
+        """Stores messages with consecutive sequences, the first of which is `sequence`; returns their offsets.
+
+        Those that are new are stored together or not at all; the others have the offsets that `append` would return.
+        """
+        whole = several(messages)
+        return self._store(sequence, len(whole), self._many(whole), sync, timeout)
+
+    async def append_async(
+        self,
+        value: bytes | Message,
+        *,
+        sequence: int | None = None,
+        key: bytes | None = None,
+        headers: Mapping[str, bytes] | None = None,
+        timestamp: datetime | None = None,
+        deliver_at: datetime | None = None,
+        sync: bool = False,
+        timeout: float | None = None,
+    ) -> int:
+        """As `append`, suspending the task."""
+
+        def encode(first: int, skip: int) -> list[bytes]:
+            mark = encode_extension(producer=ProducerMark(self._epoch, first + skip, self.name))
+            return [self._encoder.one(value, key, headers, timestamp, deliver_at, mark)]
+
+        (offset,) = await self._store_async(sequence, 1, encode, sync, timeout)
+        return offset
+
+    async def append_many_async(
+        self,
+        messages: Iterable[bytes | Message],
+        *,
+        sequence: int | None = None,
+        sync: bool = False,
+        timeout: float | None = None,
+    ) -> list[int]:
+        """As `append_many`, suspending the task."""
+        whole = several(messages)
+        return await self._store_async(sequence, len(whole), self._many(whole), sync, timeout)
+
+    def _many(self, messages: Sequence[bytes | Message]) -> _Encode:
+        def encode(first: int, skip: int) -> list[bytes]:
+            fresh = messages[skip:]
+            total = len(fresh)
+            payloads = []
+            for number, message in enumerate(fresh):
+                batch = BatchMark(number, total) if total > 1 else None
+                mark = encode_extension(batch, ProducerMark(self._epoch, first + skip + number, self.name))
+                payloads.append(self._encoder.one(message, None, None, None, None, mark))
+            return payloads
+
+        return encode
+
+    # One step: look, append, remember
+
+    def _store(self, sequence: int | None, count: int, encode: _Encode, sync: bool, timeout: float | None) -> list[int]:
+        log = self._appendable()
+        with self._entry.lock:
+            offsets, fresh = self._accept(log, sequence, count, encode, timeout)
+        self._registry.stored(fresh)
+        if sync and count:
+            # A duplicate may have been accepted a moment ago, by a thread that did not ask for the disk.
+            log.wait_durable(*_span(log, offsets))
+        return offsets
+
+    async def _store_async(
+        self, sequence: int | None, count: int, encode: _Encode, sync: bool, timeout: float | None
+    ) -> list[int]:
+        log = self._appendable()
+        accepted = self._accept_at_once(log, sequence, count, encode)
+        if accepted is None:
+            # Somebody has to wait for room: not in the thread of the event loop.
+            accepted = await asyncio.to_thread(self._accept_locked, log, sequence, count, encode, timeout)
+        offsets, fresh = accepted
+        self._registry.stored(fresh)
+        if sync and count:
+            await log.wait_durable_async(*_span(log, offsets))
+        return offsets
+
+    def _accept_at_once(
+        self, log: Log, sequence: int | None, count: int, encode: _Encode
+    ) -> tuple[list[int], int] | None:
+        """None when that is not possible without waiting."""
+        if not self._entry.lock.acquire(blocking=False):
+            return None
+        try:
+            return self._accept(log, sequence, count, encode, 0)
+        except BackpressureError:
+            return None
+        finally:
+            self._entry.lock.release()
+
+    def _accept_locked(
+        self, log: Log, sequence: int | None, count: int, encode: _Encode, timeout: float | None
+    ) -> tuple[list[int], int]:
+        with self._entry.lock:
+            return self._accept(log, sequence, count, encode, timeout)
+
+    def _accept(
+        self, log: Log, sequence: int | None, count: int, encode: _Encode, timeout: float | None
+    ) -> tuple[list[int], int]:
+        """The offsets of all, and how many of them are new."""
+        self._check_usable()
+        self._registry.settle(self._entry)
+        last = self._entry.state.last_sequence
+        first = _checked_sequence(sequence, 0 if last is None else last + 1, count)
+        offsets = self._entry.state.stored(first, count)
+        skip = len(offsets)
+        if skip < count:
+            offsets += self._append(log, encode(first, skip), first + skip, timeout)
+        return offsets, count - skip
+
+    def _append(self, log: Log, payloads: list[bytes], sequence: int, timeout: float | None) -> range:
+        before, entry = log.next_offset, self._entry
+        try:
+            offsets = log.append_many(payloads, timeout_seconds=timeout)
+            for number, offset in enumerate(offsets, sequence):
+                entry.state.record(self._epoch, number, offset)
+        except TidelogError:
+            raise  # nothing was accepted
+        except BaseException:
+            entry.unsure_from = before  # interrupted anywhere: it may be in the topic
+            raise
+        return offsets
+
+    def _check_usable(self) -> None:
+        if self._entry.epoch != self._epoch:
+            raise FencedError(
+                f"another producer was opened as {self.name!r} and goes on in place of this one",
+                operation="append",
+                hint="Give each producer that is in use at the same time a name of its own",
+            )
+        if self._is_closed:
+            raise ClosedError(f"the producer {self.name!r} is closed", hint="Open it again: topic.producer(name)")
+
+
+def _span(log: Log, offsets: list[int]) -> tuple[int, int]:
+    """What has to be synced: for offsets that are not known any more, all there is."""
+    last = log.next_offset - 1 if -1 in offsets else offsets[-1]
+    first = min(offset for offset in (*offsets, last) if offset >= 0)
+    return first, last + 1 - first
+
+
+def _checked_sequence(sequence: object, default: int, count: int) -> int:
+    if sequence is None:
+        sequence = default
+    if isinstance(sequence, bool) or not isinstance(sequence, int):
+        raise InputError(f"a sequence is a number, not {sequence!r}")
+    if not 0 <= sequence <= _MAX_SEQUENCE + 1 - count:
+        raise InputError(f"a sequence is from 0 to {_MAX_SEQUENCE}, not {sequence}")
+    return sequence

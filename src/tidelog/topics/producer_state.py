@@ -1,0 +1,242 @@
+"""What is known about the producers of a topic: which sequences are stored, and where. Pure: no threads, no I/O.
+
+Invariants
+- The sequences of a producer grow. One that is not above its last sequence is a duplicate, stored or not.
+- All that is known follows from the messages of the topic, read in order; a snapshot is the same at an earlier offset.
+- At least the last `WINDOW` sequences of a producer are known with their offsets; of older ones that they are past.
+- At most `MAX_PRODUCERS` are known. Those that have been silent longest go first, except the ones that are open.
+"""
+
+from __future__ import annotations
+
+from array import array
+from bisect import bisect_left, bisect_right
+from collections.abc import Container, Iterable, Iterator
+from itertools import islice
+from typing import NamedTuple
+
+import msgspec
+
+from tidelog.topics.extension import ProducerMark
+
+WINDOW = 1000
+MAX_PRODUCERS = 10_000
+NOT_KNOWN = -1
+"""In place of an offset: it was stored, too long ago to remember where."""
+_SLACK = 256
+_ENTRY_BYTES = 120
+
+
+class Stored(NamedTuple):
+    """A sequence, and the offset of its message."""
+
+    sequence: int
+    offset: int
+
+
+class ProducerSnapshot(msgspec.Struct, frozen=True, kw_only=True):
+    """One producer. `recent` are its newest sequences as text: `sequence:offset` or, for a run, `sequence:offset+more`,
+    oldest first."""
+
+    name: str
+    epoch: int
+    last_sequence: int
+    last_offset: int
+    recent: str = ""
+
+
+class ProducersSnapshot(msgspec.Struct, frozen=True, kw_only=True):
+    """All that follows from the messages below `as_of_offset`; `last_crc32` is that of the last payload there."""
+
+    as_of_offset: int
+    last_crc32: int
+    epoch: int
+    producers: tuple[ProducerSnapshot, ...]
+
+
+class ProducerState:
+    """One producer."""
+
+    def __init__(self) -> None:
+        self.epoch = 0
+        self.last: Stored | None = None
+        self._before: Stored | None = None
+        """The last one that is too old for the window."""
+        self._window = _Window()
+
+    @property
+    def last_sequence(self) -> int | None:
+        """None while nothing was stored."""
+        return None if self.last is None else self.last.sequence
+
+    @property
+    def last_offset(self) -> int:
+        return NOT_KNOWN if self.last is None else self.last.offset
+
+    def stored(self, first: int, count: int) -> list[int]:
+        """Where those of `count` sequences from `first` on are that are duplicates: always the first ones."""
+        if self.last is None:
+            return []
+        end = min(first + count, self.last.sequence + 1)
+        return [self._window.offset_of(sequence) for sequence in range(first, end)]
+
+    def record(self, epoch: int, sequence: int, offset: int) -> None:
+        """A message is in the topic. What is known already changes nothing."""
+        self.epoch = max(self.epoch, epoch)
+        if self.last is not None and sequence <= self.last.sequence:
+            return
+        self._window.add(sequence, offset)
+        self.last = Stored(sequence, offset)
+        if len(self._window) >= WINDOW + _SLACK:
+            self._before = self._window.at(_SLACK - 1)
+            self._window = self._window.part(_SLACK, len(self._window))
+
+    def mend(self) -> None:
+        """After something was interrupted in the middle of `record`: as if it had not begun."""
+        sequence = -1 if self.last is None else self.last.sequence
+        self._window = self._window.part(0, self._window.count_through(sequence))
+
+    def snapshot(self, name: str, below: int) -> ProducerSnapshot | None:
+        """What follows from the messages below an offset; None when that is nothing. LookupError: too long ago."""
+        size = self._window.count_below(below)
+        last = self._window.at(size - 1) if size else self._before
+        if last is None:
+            return None
+        if last.offset >= below:
+            raise LookupError(f"what {name} had stored below {below} is forgotten")
+        return ProducerSnapshot(
+            name=name,
+            epoch=self.epoch,
+            last_sequence=last.sequence,
+            last_offset=last.offset,
+            recent=self._window.part(max(0, size - WINDOW), size).written(),
+        )
+
+    def restore(self, snapshot: ProducerSnapshot) -> None:
+        """What a snapshot says; ValueError or OverflowError when that makes no sense."""
+        last = Stored(snapshot.last_sequence, snapshot.last_offset)
+        window = _Window()
+        for sequence, offset in _parsed(snapshot.recent):
+            if len(window) and window.at(len(window) - 1).sequence >= sequence:
+                raise ValueError(f"the sequences of {snapshot.name} do not grow")
+            window.add(sequence, offset)
+        self.epoch, self.last, self._window = snapshot.epoch, last, window
+        self._before = last if not len(window) else None
+        if len(window) and window.at(len(window) - 1) != last:
+            raise ValueError(f"the newest sequence of {snapshot.name} is not its last")
+
+
+class _Window:
+    """Sequences and their offsets, both growing."""
+
+    def __init__(self, sequences: array[int] | None = None, offsets: array[int] | None = None) -> None:
+        self._sequences = array("Q") if sequences is None else sequences
+        self._offsets = array("Q") if offsets is None else offsets
+
+    def __len__(self) -> int:
+        return len(self._sequences)
+
+    def add(self, sequence: int, offset: int) -> None:
+        self._offsets.append(offset)
+        self._sequences.append(sequence)
+
+    def at(self, index: int) -> Stored:
+        return Stored(self._sequences[index], self._offsets[index])
+
+    def offset_of(self, sequence: int) -> int:
+        index = bisect_left(self._sequences, sequence)
+        found = index < len(self._sequences) and self._sequences[index] == sequence
+        return self._offsets[index] if found else NOT_KNOWN
+
+    def count_below(self, offset: int) -> int:
+        return bisect_left(self._offsets, offset)
+
+    def count_through(self, sequence: int) -> int:
+        return bisect_right(self._sequences, sequence)
+
+    def part(self, start: int, stop: int) -> _Window:
+        return _Window(self._sequences[start:stop], self._offsets[start:stop])
+
+    def written(self) -> str:
+        return _written(zip(self._sequences, self._offsets, strict=True))
+
+
+def _written(recent: Iterable[tuple[int, int]]) -> str:
+    runs: list[list[int]] = []
+    for sequence, offset in recent:
+        last = runs[-1] if runs else None
+        if last is not None and (sequence, offset) == (last[0] + last[2], last[1] + last[2]):
+            last[2] += 1
+        else:
+            runs.append([sequence, offset, 1])
+    return " ".join(f"{first}:{at}" + (f"+{count - 1}" if count > 1 else "") for first, at, count in runs)
+
+
+def _parsed(text: str) -> Iterable[tuple[int, int]]:
+    for run in text.split():
+        sequence, _, rest = run.partition(":")
+        offset, _, more = rest.partition("+")
+        for step in range(min(int(more or 0), WINDOW) + 1):
+            yield int(sequence) + step, int(offset) + step
+
+
+class ProducerTable:
+    """All producers of a topic, by name."""
+
+    def __init__(self) -> None:
+        self._by_name: dict[str, ProducerState] = {}
+
+    def __len__(self) -> int:
+        return len(self._by_name)
+
+    def __iter__(self) -> Iterator[tuple[str, ProducerState]]:
+        return iter(list(self._by_name.items()))
+
+    @property
+    def is_full(self) -> bool:
+        """Whether there are more than may be known."""
+        return len(self._by_name) > MAX_PRODUCERS
+
+    def of(self, name: str) -> ProducerState:
+        """The state of a producer; a new one when it is not known."""
+        if name not in self._by_name:
+            self._by_name[name] = ProducerState()
+        return self._by_name[name]
+
+    def record(self, mark: ProducerMark, offset: int) -> None:
+        """A message that was read."""
+        self.of(mark.name).record(mark.epoch, mark.sequence, offset)
+
+    def forget_silent(self, keep: Container[str] = ()) -> None:
+        """Lets go of those that have been silent longest, down to `MAX_PRODUCERS`."""
+        excess = len(self._by_name) - MAX_PRODUCERS
+        if excess <= 0:
+            return
+        silent = sorted(
+            (name for name in self._by_name if name not in keep), key=lambda n: self._by_name[n].last_offset
+        )
+        for name in islice(silent, excess):
+            del self._by_name[name]
+
+    def restore(self, snapshot: ProducersSnapshot) -> None:
+        """Begins with what a snapshot says; ValueError or OverflowError when that makes no sense."""
+        for producer in snapshot.producers:
+            self.of(producer.name).restore(producer)
+
+
+def within(snapshot: ProducersSnapshot, max_bytes: int) -> ProducersSnapshot:
+    """As much of a snapshot as fits: where sequences are goes first, then the producers that were silent longest."""
+    newest_first = sorted(snapshot.producers, key=lambda producer: -producer.last_offset)
+    room, names = max_bytes, 0
+    for producer in newest_first:
+        size = len(producer.name.encode("utf-8")) * 2 + _ENTRY_BYTES
+        if size > room:
+            break
+        room -= size
+        names += 1
+    fitting = []
+    for producer in newest_first[:names]:
+        fits = len(producer.recent) <= room
+        room -= len(producer.recent) if fits else 0
+        fitting.append(producer if fits else msgspec.structs.replace(producer, recent=""))
+    return msgspec.structs.replace(snapshot, producers=tuple(fitting))
