@@ -55,13 +55,15 @@ class TwoNodes(RuleBasedStateMachine):
         if node in self.logs:
             return
         self.claimant, self.idle_at = node, None
-        log = self.ledger.open(self.world, node, self.settings)
-        try:
-            topic = log.topic(NAME)
-        except TidelogError:
-            log.close()
-            assert self.is_sick
-            return
+        with contextlib.ExitStack() as undo:
+            try:
+                log = self.ledger.open(self.world, node, self.settings)
+                undo.callback(log.close)
+                topic = log.topic(NAME)
+            except TidelogError:
+                assert self.is_sick
+                return
+            undo.pop_all()
         self.logs[node] = log
         if not self._has_files(node):
             self.idle_at = topic.next_offset
