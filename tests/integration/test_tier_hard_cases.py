@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 import sqlite3
 import time
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from threading import Event
 from typing import Any
@@ -251,3 +252,32 @@ def _is_refused(topic: tidelog.Topic) -> bool:
     except TidelogError:
         return False
     return False
+
+
+def test_an_onlooker_goes_on_with_the_store_when_the_topic_leaves_its_disk(shared: Shared) -> None:
+    """Prevents: after a seal whoever read beside the owner saw an empty topic, and whoever followed waited for ever."""
+    with shared.open("a") as log, shared.open("a", read_only=True) as beside:
+        topic = log.topic(NAME)
+        topic.append_many([b"0", b"1"], sync=True)
+        seen = beside.topic(NAME)
+        following = seen.read(follow=True)
+        assert [next(following).value for _ in range(2)] == [b"0", b"1"]
+        topic.seal()
+        assert (seen.next_offset, [message.value for message in seen.read(0)]) == (2, [b"0", b"1"])
+        shared.ship_each("b", b"2")
+        assert next(following).value == b"2"
+        assert [message.offset for message in seen.read(0)] == [0, 1, 2]
+
+
+def test_a_time_leads_to_nothing_that_retention_deleted(tmp_path: Path) -> None:
+    """Prevents: a file that begins below the topic's start gave deleted messages to whoever read from a time on."""
+    now = datetime.now(UTC)
+    with tidelog.open(tmp_path / "data", store=f"file://{tmp_path}/bucket", retention_seconds=3600) as log:
+        topic = log.topic(NAME)
+        topic.append(b"old", timestamp=now - timedelta(days=1))
+        topic.ship()
+        topic.append(b"new", timestamp=now)
+        topic.ship()
+        topic.prune()
+        assert topic.start_offset == 1
+        assert [message.value for message in topic.read(now - timedelta(days=2))] == [b"new"]

@@ -43,6 +43,11 @@ class ReadableLog(ABC):
         """Whether nothing will ever be added."""
 
     @property
+    def is_gone(self) -> bool:
+        """Whether there is nothing here any more, and what there was has to be looked for elsewhere."""
+        return False
+
+    @property
     def failure(self) -> TidelogError | None:
         """Why nothing will ever be added, when that is not because it was closed."""
         return None
@@ -93,12 +98,12 @@ class ReadableLog(ABC):
         """A stop may lie in the future; a start may not."""
         return self.resolve(stop) if isinstance(stop, (str, datetime)) else checked_offset(stop)
 
-    def offset_at(self, time_us: int) -> int:
-        """The first offset whose time is `time_us` or later; the next offset when there is none yet."""
+    def offset_at(self, time_us: int, first_offset: int = 0) -> int:
+        """The first offset from `first_offset` on whose time is `time_us` or later; the next when there is none yet."""
         if self._time_field is None:
             raise InputError("this log keeps no times", operation="read")
         latest = self.next_offset
-        for batch in Reader(self, self._file_for_time(time_us), latest, follow=False):
+        for batch in Reader(self, max(first_offset, self._file_for_time(time_us)), latest, follow=False):
             frames = batch.frames or encode_many(batch.first_offset, batch.bare)
             found = frames.first_at_least(self._time_field, time_us, batch.start)
             if found is not None and found < batch.stop:

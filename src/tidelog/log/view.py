@@ -54,6 +54,7 @@ class LogView(ReadableLog):
         self._seen: tuple[list[tuple[int, str]], int] | None = None
         self._closed = False
         self._first_offset = first_offset
+        self._had_files = False
         self._group_of = group_of
         if not self.files.is_directory(directory):
             raise NotFoundError("there is no log here", path=directory)
@@ -72,6 +73,14 @@ class LogView(ReadableLog):
         return self._next_offset
 
     @property
+    def is_gone(self) -> bool:
+        """There were files, and none is left: the topic was sealed, or taken over by another node."""
+        if self._had_files and not len(self._segments):
+            self._look()
+            return not len(self._segments)
+        return False
+
+    @property
     def over(self) -> bool:
         return self._closed
 
@@ -82,6 +91,8 @@ class LogView(ReadableLog):
     def locate(self, offset: int, stop_offset: int) -> Batch | FilePart | None:
         if offset >= self._next_offset:
             self._look()
+        if self.is_gone:
+            raise OffsetOutOfRangeError("the files of the log were removed", operation="read", path=self.directory)
         with self._looking:
             segment = self._segments.find(offset)
             if segment is not None:
@@ -110,6 +121,7 @@ class LogView(ReadableLog):
     def _adopt(self, found: Recovered) -> None:
         self._segments = Segments(found.segments, found.start_offset)
         self._next_offset = found.next_offset
+        self._had_files = self._had_files or bool(found.segments)
 
     def _look(self) -> None:
         """Takes in what was written since it last looked."""

@@ -37,10 +37,15 @@ class JoinedLog:
         time_field: int | None = None,
         poll_seconds: float = POLL_SECONDS,
     ) -> None:
-        self.hot = hot
+        self._hot = hot
         self.history = history
         self.poll_seconds = poll_seconds
         self._time_field = time_field
+
+    @property
+    def hot(self) -> ReadableLog | None:
+        """What this disk has. None once that is gone: the topic is then what the store has of it."""
+        return None if self._hot is None or self._hot.is_gone else self._hot
 
     @property
     def start_offset(self) -> int:
@@ -55,7 +60,10 @@ class JoinedLog:
     @property
     def next_offset(self) -> int:
         """The offset that the next message gets; without a hot log, the end of what is published."""
-        return self.history.catalog.next_offset() if self.hot is None else self.hot.next_offset
+        hot = self.hot
+        reached = None if hot is None else hot.next_offset
+        # Looked at once more: an onlooker finds out by looking that nothing is left.
+        return self.history.catalog.next_offset() if reached is None or self.hot is None else reached
 
     def read(
         self,
@@ -69,8 +77,8 @@ class JoinedLog:
 
         Without `follow` it ends at the offset that is next now.
         """
-        if self.hot is not None:
-            self.hot.read("latest").close()  # a log that is closed says so
+        if self._hot is not None:
+            self._hot.read("latest").close()  # a log that is closed says so
         first, latest = self.resolve(start), NO_STOP if follow else self.next_offset
         end = latest if stop is None else min(latest, self._resolve_stop(stop))
         return JoinedReader(self, first, end, follow, on_gap)
@@ -106,12 +114,14 @@ class JoinedLog:
         """The first offset whose time is `time_us` or later; the next offset when there is none yet."""
         if self._time_field is None:
             raise InputError("this log keeps no times", operation="read")
-        hot_start = NO_STOP if self.hot is None else self.hot.start_offset
+        hot = self.hot
+        hot_start = NO_STOP if hot is None else hot.start_offset
         # The catalog finds the first object of the time. When all of that is local, the files tell it sooner.
         found = self.history.offset_at(self._time_field, time_us, hot_start) if hot_start else None
         if found is not None:
             return found
-        return self.next_offset if self.hot is None else self.hot.offset_at(time_us)
+        # The oldest file may begin below the topic's start, with messages that retention has deleted.
+        return self.next_offset if hot is None else hot.offset_at(time_us, self.known_start_offset)
 
 
 class JoinedReader:
@@ -207,11 +217,12 @@ class JoinedReader:
 
     def _return_to_history(self) -> bool:
         """Whether the hot log no longer says that it holds the offset. If it does, what it raised stays an error."""
-        assert self._log.hot is not None and self._hot is not None
+        assert self._hot is not None
         self._hot.close()
         self._hot = None
-        _ = self._log.hot.next_offset  # makes an onlooker look again
-        return self.offset < self._log.hot.start_offset
+        _ = self._log.next_offset  # makes an onlooker look again
+        hot = self._log.hot
+        return hot is None or self.offset < hot.start_offset
 
     # History
 
