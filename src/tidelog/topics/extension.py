@@ -86,7 +86,12 @@ def _encode_producer(mark: ProducerMark) -> bytes:
     name = mark.name.encode("utf-8")
     if len(name) > MAX_PRODUCER_NAME_BYTES:
         raise InputError(f"the name of a producer has at most {MAX_PRODUCER_NAME_BYTES} bytes")
-    return _PRODUCER_HEAD.pack(_PRODUCER, _PRODUCER_NUMBERS.size + len(name), mark.epoch, mark.sequence) + name
+    return producer_entry(mark.epoch, mark.sequence, name)
+
+
+def producer_entry(epoch: int, sequence: int, name: bytes) -> bytes:
+    """The entry that says who appended a message; the name has been checked."""
+    return _PRODUCER_HEAD.pack(_PRODUCER, _PRODUCER_NUMBERS.size + len(name), epoch, sequence) + name
 
 
 def decode_extension(data: bytes) -> Extension:

@@ -14,12 +14,13 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import datetime
+from itertools import count as count_from
 from types import TracebackType
 from typing import Self
 
 from tidelog.errors import BackpressureError, ClosedError, FencedError, InputError, TidelogError
 from tidelog.log import Log
-from tidelog.topics.extension import BatchMark, ProducerMark, encode_extension
+from tidelog.topics.extension import batch_marks, producer_entry
 from tidelog.topics.message import Message
 from tidelog.topics.payloads import PayloadEncoder, several
 from tidelog.topics.producer_registry import ProducerRegistry
@@ -38,6 +39,7 @@ class Producer:
         """`appendable` gives the log, or raises what an append would."""
         self._registry = registry
         self._entry, self._epoch = registry.open(name)
+        self._name_bytes = name.encode("utf-8")
         self._encoder = encoder
         self._appendable = appendable
         self._is_closed = False
@@ -95,11 +97,19 @@ class Producer:
         of this name, the offset is -1; so it is for one that is below the last and was never stored: it comes too late.
         """
 
-        def encode(first: int, skip: int) -> list[bytes]:
-            mark = encode_extension(producer=ProducerMark(self._epoch, first + skip, self.name))
-            return [self._encoder.one(value, key, headers, timestamp, deliver_at, mark)]
-
-        (offset,) = self._store(sequence, 1, encode, sync, timeout)
+        log = self._appendable()
+        with self._entry.lock:
+            first, known = self._begin(sequence, 1)
+            if known:
+                offset = known[0]
+            else:
+                mark = producer_entry(self._epoch, first, self._name_bytes)
+                payload = self._encoder.one(value, key, headers, timestamp, deliver_at, mark)
+                offset = self._append(log, [payload], first, timeout)[0]
+        if not known:
+            self._registry.stored(1)
+        if sync:
+            log.wait_durable(*_span(log, [offset]))
         return offset
 
     def append_many(
@@ -132,7 +142,7 @@ class Producer:
         """As `append`, suspending the task."""
 
         def encode(first: int, skip: int) -> list[bytes]:
-            mark = encode_extension(producer=ProducerMark(self._epoch, first + skip, self.name))
+            mark = producer_entry(self._epoch, first + skip, self._name_bytes)
             return [self._encoder.one(value, key, headers, timestamp, deliver_at, mark)]
 
         (offset,) = await self._store_async(sequence, 1, encode, sync, timeout)
@@ -153,13 +163,12 @@ class Producer:
     def _many(self, messages: Sequence[bytes | Message]) -> _Encode:
         def encode(first: int, skip: int) -> list[bytes]:
             fresh = messages[skip:]
-            total = len(fresh)
-            payloads = []
-            for number, message in enumerate(fresh):
-                batch = BatchMark(number, total) if total > 1 else None
-                mark = encode_extension(batch, ProducerMark(self._epoch, first + skip + number, self.name))
-                payloads.append(self._encoder.one(message, None, None, None, None, mark))
-            return payloads
+            batch = batch_marks(len(fresh)) if len(fresh) > 1 else [b""]
+            marks = (producer_entry(self._epoch, number, self._name_bytes) for number in count_from(first + skip))
+            return [
+                self._encoder.one(message, None, None, None, None, place + mark)
+                for message, place, mark in zip(fresh, batch, marks, strict=False)
+            ]
 
         return encode
 
@@ -212,38 +221,46 @@ class Producer:
         self, log: Log, sequence: int | None, count: int, encode: _Encode, timeout: float | None
     ) -> tuple[list[int], int]:
         """The offsets of all, and how many of them are new."""
-        self._check_usable()
-        self._registry.settle(self._entry)
-        last = self._entry.state.last_sequence
-        first = _checked_sequence(sequence, 0 if last is None else last + 1, count)
-        offsets = self._entry.state.stored(first, count)
+        first, offsets = self._begin(sequence, count)
         skip = len(offsets)
         if skip < count:
             offsets += self._append(log, encode(first, skip), first + skip, timeout)
         return offsets, count - skip
 
+    def _begin(self, sequence: int | None, count: int) -> tuple[int, list[int]]:
+        """The first sequence, and the offsets of those that are stored already. Called under the lock."""
+        entry = self._entry
+        if entry.epoch != self._epoch or self._is_closed:
+            raise self._unusable()
+        if entry.unsure_from is not None:
+            self._registry.settle(entry)
+        last = entry.state.last_sequence
+        first = _checked_sequence(sequence, 0 if last is None else last + 1, count)
+        return first, entry.state.stored(first, count)
+
     def _append(self, log: Log, payloads: list[bytes], sequence: int, timeout: float | None) -> range:
         before, entry = log.next_offset, self._entry
         try:
-            offsets = log.append_many(payloads, timeout_seconds=timeout)
-            for number, offset in enumerate(offsets, sequence):
-                entry.state.record(self._epoch, number, offset)
+            offset = log.try_append(payloads[0]) if len(payloads) == 1 else None
+            if offset is None:
+                offset = log.append_many(payloads, timeout_seconds=timeout)[0]
+            for number in range(len(payloads)):
+                entry.state.record(self._epoch, sequence + number, offset + number)
         except TidelogError:
             raise  # nothing was accepted
         except BaseException:
             entry.unsure_from = before  # interrupted anywhere: it may be in the topic
             raise
-        return offsets
+        return range(offset, offset + len(payloads))
 
-    def _check_usable(self) -> None:
-        if self._entry.epoch != self._epoch:
-            raise FencedError(
-                f"another producer was opened as {self.name!r} and goes on in place of this one",
-                operation="append",
-                hint="Give each producer that is in use at the same time a name of its own",
-            )
-        if self._is_closed:
-            raise ClosedError(f"the producer {self.name!r} is closed", hint="Open it again: topic.producer(name)")
+    def _unusable(self) -> FencedError | ClosedError:
+        if self._entry.epoch == self._epoch:
+            return ClosedError(f"the producer {self.name!r} is closed", hint="Open it again: topic.producer(name)")
+        return FencedError(
+            f"another producer was opened as {self.name!r} and goes on in place of this one",
+            operation="append",
+            hint="Give each producer that is in use at the same time a name of its own",
+        )
 
 
 def _span(log: Log, offsets: list[int]) -> tuple[int, int]:

@@ -59,42 +59,43 @@ class ProducerState:
 
     def __init__(self) -> None:
         self.epoch = 0
-        self.last: Stored | None = None
+        self.last_sequence: int | None = None
+        """None while nothing was stored."""
         self._before: Stored | None = None
         """The last one that is too old for the window."""
         self._window = _Window()
 
     @property
-    def last_sequence(self) -> int | None:
-        """None while nothing was stored."""
-        return None if self.last is None else self.last.sequence
-
-    @property
     def last_offset(self) -> int:
-        return NOT_KNOWN if self.last is None else self.last.offset
+        """Where the last one is; -1 while nothing was stored."""
+        last = self._window.at(-1) if len(self._window) else self._before
+        return NOT_KNOWN if last is None else last.offset
 
     def stored(self, first: int, count: int) -> list[int]:
         """Where those of `count` sequences from `first` on are that are duplicates: always the first ones."""
-        if self.last is None:
+        last = self.last_sequence
+        if last is None or first > last:
             return []
-        end = min(first + count, self.last.sequence + 1)
-        return [self._window.offset_of(sequence) for sequence in range(first, end)]
+        return [self._window.offset_of(sequence) for sequence in range(first, min(first + count, last + 1))]
 
     def record(self, epoch: int, sequence: int, offset: int) -> None:
         """A message is in the topic. What is known already changes nothing."""
-        self.epoch = max(self.epoch, epoch)
-        if self.last is not None and sequence <= self.last.sequence:
+        if epoch > self.epoch:
+            self.epoch = epoch
+        if self.last_sequence is not None and sequence <= self.last_sequence:
             return
-        self._window.add(sequence, offset)
-        self.last = Stored(sequence, offset)
-        if len(self._window) >= WINDOW + _SLACK:
-            self._before = self._window.at(_SLACK - 1)
-            self._window = self._window.part(_SLACK, len(self._window))
+        window = self._window
+        window.offsets.append(offset)
+        window.sequences.append(sequence)
+        self.last_sequence = sequence
+        if len(window.sequences) >= WINDOW + _SLACK:
+            self._before = window.at(_SLACK - 1)
+            self._window = window.part(_SLACK, len(window))
 
     def mend(self) -> None:
         """After something was interrupted in the middle of `record`: as if it had not begun."""
-        sequence = -1 if self.last is None else self.last.sequence
-        self._window = self._window.part(0, self._window.count_through(sequence))
+        known = -1 if self.last_sequence is None else self.last_sequence
+        self._window = self._window.part(0, self._window.count_through(known))
 
     def snapshot(self, name: str, below: int) -> ProducerSnapshot | None:
         """What follows from the messages below an offset; None when that is nothing. LookupError: too long ago."""
@@ -117,48 +118,45 @@ class ProducerState:
         last = Stored(snapshot.last_sequence, snapshot.last_offset)
         window = _Window()
         for sequence, offset in _parsed(snapshot.recent):
-            if len(window) and window.at(len(window) - 1).sequence >= sequence:
+            if len(window) and window.at(-1).sequence >= sequence:
                 raise ValueError(f"the sequences of {snapshot.name} do not grow")
-            window.add(sequence, offset)
-        self.epoch, self.last, self._window = snapshot.epoch, last, window
-        self._before = last if not len(window) else None
-        if len(window) and window.at(len(window) - 1) != last:
+            window.offsets.append(offset)
+            window.sequences.append(sequence)
+        if len(window) and window.at(-1) != last:
             raise ValueError(f"the newest sequence of {snapshot.name} is not its last")
+        self.epoch, self.last_sequence, self._window = snapshot.epoch, last.sequence, window
+        self._before = None if len(window) else last
 
 
 class _Window:
     """Sequences and their offsets, both growing."""
 
     def __init__(self, sequences: array[int] | None = None, offsets: array[int] | None = None) -> None:
-        self._sequences = array("Q") if sequences is None else sequences
-        self._offsets = array("Q") if offsets is None else offsets
+        self.sequences = array("Q") if sequences is None else sequences
+        self.offsets = array("Q") if offsets is None else offsets
 
     def __len__(self) -> int:
-        return len(self._sequences)
-
-    def add(self, sequence: int, offset: int) -> None:
-        self._offsets.append(offset)
-        self._sequences.append(sequence)
+        return len(self.sequences)
 
     def at(self, index: int) -> Stored:
-        return Stored(self._sequences[index], self._offsets[index])
+        return Stored(self.sequences[index], self.offsets[index])
 
     def offset_of(self, sequence: int) -> int:
-        index = bisect_left(self._sequences, sequence)
-        found = index < len(self._sequences) and self._sequences[index] == sequence
-        return self._offsets[index] if found else NOT_KNOWN
+        index = bisect_left(self.sequences, sequence)
+        found = index < len(self.sequences) and self.sequences[index] == sequence
+        return self.offsets[index] if found else NOT_KNOWN
 
     def count_below(self, offset: int) -> int:
-        return bisect_left(self._offsets, offset)
+        return bisect_left(self.offsets, offset)
 
     def count_through(self, sequence: int) -> int:
-        return bisect_right(self._sequences, sequence)
+        return bisect_right(self.sequences, sequence)
 
     def part(self, start: int, stop: int) -> _Window:
-        return _Window(self._sequences[start:stop], self._offsets[start:stop])
+        return _Window(self.sequences[start:stop], self.offsets[start:stop])
 
     def written(self) -> str:
-        return _written(zip(self._sequences, self._offsets, strict=True))
+        return _written(zip(self.sequences, self.offsets, strict=True))
 
 
 def _written(recent: Iterable[tuple[int, int]]) -> str:
