@@ -131,6 +131,8 @@ def test_what_is_synced_of_an_unfinished_batch_is_not_shipped() -> None:
         wal = topic._log
         assert [whole_groups(wal, stop, group_of) for stop in range(8)] == [0, 0, 2, 2, 2, 2, 2, 7]
         assert whole_groups(wal, 4, None) == 4
+        # What no first message confirms holds nothing up.
+        assert whole_groups(wal, 5, lambda _: (3, 9)) == 5
         for max_bytes, expected in ((1, [2, 7]), (300, [2, 7]), (10_000, [7])):
             ends, offset = [], 0
             while (shipment := plan_shipment(wal, offset, 7, max_bytes, None, group_of)) is not None:

@@ -100,13 +100,21 @@ def whole_groups(log: Log, stop_offset: int, group_of: GroupOf | None) -> int:
 
 
 def _group_at(log: Log, offset: int, group_of: GroupOf) -> tuple[int, int]:
-    """First and next offset of the group that a message belongs to; a damaged one is met again when it is sent."""
+    """First and next offset of the group that a message belongs to, if the first message of the group agrees."""
+    number, total = _member(log, offset, group_of)
+    first = offset - number
+    if number and _member(log, first, group_of) != (0, total):
+        return offset, offset + 1
+    return first, first + total
+
+
+def _member(log: Log, offset: int, group_of: GroupOf) -> tuple[int, int]:
+    """What a message says of its group. One that is damaged is on its own here, and is met again when it is sent."""
     try:
-        batch = log.read(offset, offset + 1).next_batch()
+        batch = log.read(max(offset, 0), offset + 1).next_batch()
     except (DataError, OffsetOutOfRangeError):
         batch = None
-    number, total = (0, 1) if batch is None else group_of(batch.payloads()[0])
-    return offset - number, offset - number + total
+    return (0, 1) if batch is None else group_of(batch.payloads()[0])
 
 
 def _plan(log: Log, offset: int, stop_offset: int, max_object_bytes: int, resume: Place | None) -> Shipment | None:
