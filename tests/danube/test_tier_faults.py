@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import threading
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -171,11 +172,12 @@ def test_7_an_old_owner_can_change_nothing(world: World) -> None:
     shipped(world, 3)
     with open_node(world, "a", PRUNING) as first, open_node(world, "b", SETTINGS) as second:
         old = first.topic(NAME)
+        append_late = partial(old.append, b"late")
         append(old, 3, 6)
         new = second.topic(NAME)
         append(new, 3, 5)
         entries, objects = world.metadata.contents(), world.store.contents()
-        for change in (old.ship, old.prune, old.seal, old.plan_sweep, lambda: old.append(b"late")):
+        for change in (old.ship, append_late, old.prune, old.seal, old.plan_sweep, append_late):
             with pytest.raises(FencedError):
                 change()
         with pytest.raises(FencedError):
