@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+import msgspec
+
 from tidelog.clock import Clock, SystemClock
 from tidelog.config import Settings, load_settings
 from tidelog.errors import ConfigError
@@ -71,7 +73,7 @@ def open_directory(
             runs_in_background=runs_in_background and not read_only,
         )
 
-    return LogDirectory(
+    log = LogDirectory(
         root,
         settings.log,
         files=files,
@@ -81,6 +83,21 @@ def open_directory(
         open_tier=open_tier,
         tier_settings=settings.tier,
     )
+    if log.info.store is None:
+        _refuse_what_needs_a_store(log, settings)
+    return log
+
+
+def _refuse_what_needs_a_store(log: LogDirectory, settings: Settings) -> None:
+    """No setting is accepted and then ignored."""
+    given = [name for name, value in msgspec.structs.asdict(settings.object_store).items() if value is not None]
+    if given:
+        log.close()
+        raise ConfigError(
+            f"{given[0]} says how a store is reached, and this directory has no store",
+            path=log.root,
+            hint='Name one, as in tidelog.open("./data", store="s3://bucket/prefix"), or leave it out',
+        )
 
 
 def _checked_path(path: str | os.PathLike[str]) -> str:

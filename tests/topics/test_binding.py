@@ -57,8 +57,7 @@ def test_a_store_that_is_not_mounted_is_not_taken_for_a_new_one(tmp_path: Path) 
 
 def test_what_is_on_the_disk_can_be_looked_at_without_the_store(tmp_path: Path) -> None:
     """A reader of the directory sees what is local while the metadata is out of reach."""
-    etcd = {"store": f"file://{tmp_path / 's'}", "metadata": "bucket"}
-    with tidelog.open(tmp_path / "data", **etcd) as log:
+    with tidelog.open(tmp_path / "data", store=f"file://{tmp_path / 's'}", metadata="bucket") as log:
         log.topic("a/b").append_many([b"one", b"two"], sync=True)
     info = tmp_path / "data" / "tidelog.json"
     changed = json.loads(info.read_bytes()) | {"metadata": "etcd://127.0.0.1:9"}
@@ -88,3 +87,26 @@ def test_settings_of_an_open_topic_can_be_changed(tmp_path: Path) -> None:
         assert tier is not None
         assert tier.shipper is not None
         assert tier.shipper.bytes_uploaded < tier.shipper.raw_bytes_uploaded
+
+
+def test_settings_of_a_store_without_a_store_are_refused(tmp_path: Path) -> None:
+    """Nobody believes that a key or a region is in use when it is not."""
+    with pytest.raises(tidelog.ConfigError, match="store_region"):
+        tidelog.open(tmp_path / "data", store_region="eu-west-1")
+    with tidelog.open(tmp_path / "data") as log:
+        log.topic("a/b").append(b"the directory was given back")
+
+
+def test_a_replaced_owner_with_nothing_to_ship_hears_of_it(tmp_path: Path) -> None:
+    """Shipping tells who owns the topic, also when everything was shipped already."""
+    url = f"file://{tmp_path / 's'}"
+    with (
+        tidelog.open(tmp_path / "old", store=url, metadata="bucket") as old,
+        tidelog.open(tmp_path / "new", store=url, metadata="bucket") as new,
+    ):
+        topic = old.topic("a/b")
+        topic.append(b"one")
+        assert topic.ship() == topic.ship() == 1
+        new.topic("a/b")
+        with pytest.raises(tidelog.FencedError):
+            topic.ship()

@@ -184,7 +184,11 @@ class TieredLog(JoinedLog):
         with self._noticing_fences():
             self._check_not_fenced()
             self.log.flush()
-            return self.shipper.ship()
+            before = self.shipped_offset
+            shipped = self.shipper.ship()
+            if shipped == before:
+                self.owned.ownership.verify()  # publishing would have noticed that somebody else owns the topic
+            return shipped
 
     def prune(self) -> None:
         """Deletes what is due by the retention settings now."""
