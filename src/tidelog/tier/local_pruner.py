@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 
 from tidelog.clock import Clock
 from tidelog.errors import TidelogError
@@ -22,6 +23,8 @@ class LocalPruner:
         self._settings = settings
         self._clock = clock
         self._task: Task | None = None
+        self.keep_from: Callable[[], int | None] = lambda: None
+        """The lowest offset that somebody still needs: nothing from there on is deleted. None: nobody needs any."""
 
     @property
     def has_work(self) -> bool:
@@ -36,7 +39,9 @@ class LocalPruner:
         """Deletes everything that is due now."""
         if self.has_work:
             limits = (self._settings.retention_seconds, self._settings.retention_bytes)
-            self._log.remove_below(plan_local(self._log.file_spans(), None, self._clock.now_us(), *limits))
+            due = plan_local(self._log.file_spans(), None, self._clock.now_us(), *limits)
+            needed = self.keep_from()
+            self._log.remove_below(due if needed is None else min(due, needed))
 
     def stop(self) -> None:
         if self._task is not None:

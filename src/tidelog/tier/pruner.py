@@ -38,6 +38,8 @@ class Pruner:
         self._settings = settings
         self._clock = clock
         self._shipped_offset = shipped_offset
+        self.keep_from: Callable[[], int | None] = lambda: None
+        """The lowest offset that somebody still needs: nothing from there on is deleted. None: nobody needs any."""
         self._pruning = Lock()
         self._must_finish = True
         self._local_bytes = 0
@@ -75,6 +77,7 @@ class Pruner:
             return
         now_us = self._clock.now_us()
         plan = plan_cold(self._owned.catalog, now_us, settings.retention_seconds, settings.retention_bytes)
+        plan = plan.below(self.keep_from())
         if plan.is_empty:
             return
         self._must_finish = True

@@ -48,6 +48,18 @@ class ColdPlan(msgspec.Struct, frozen=True, kw_only=True):
     def is_empty(self) -> bool:
         return not self.descriptors
 
+    def below(self, offset: int | None) -> ColdPlan:
+        """The part of it that deletes nothing at an offset or above it; None: all of it."""
+        kept = [one for one in self.descriptors if offset is None or one.next_offset <= offset]
+        if len(kept) == len(self.descriptors):
+            return self
+        return ColdPlan(
+            start_offset=kept[-1].next_offset if kept else self.descriptors[0].start_offset,
+            descriptors=tuple(kept),
+            reasons=self.reasons[: len(kept)],
+            bytes=sum(one.size for one in kept),
+        )
+
 
 class _Due(NamedTuple):
     descriptor: Descriptor

@@ -13,7 +13,7 @@ import logging
 from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
-from tidelog.errors import DataError, GapError, OffsetOutOfRangeError, offsets_text
+from tidelog.errors import DataError, GapError, OffsetOutOfRangeError, TidelogError, offsets_text
 from tidelog.log import Log
 from tidelog.log.cache import Batch
 from tidelog.log.readable import Position
@@ -26,6 +26,8 @@ from tidelog.topics.message import Message, decode_frames_as, decode_payloads_as
 from tidelog.topics.reading import OnGap
 
 _logger = logging.getLogger("tidelog.topics")
+_FEW = 100
+_MUCH_BYTES = 1 << 20
 Filter = Mapping[str, bytes] | Callable[[Message], bool]
 
 
@@ -69,7 +71,28 @@ class Feed:
         return offset >= log.start_offset and isinstance(log.locate(offset, offset + 1), Batch)
 
     def read(self, offset: int) -> Fed | None:
-        """Some messages from `offset` on; None when there are none yet."""
+        """Some messages from `offset` on; None when there are none yet.
+
+        Messages that were synced one by one are in batches of one: those at hand are put together.
+        """
+        fed = self._read_batch(offset)
+        while fed is not None and len(fed.messages) < _FEW and self._is_more_at_hand(fed):
+            try:
+                more = self._read_batch(fed.next_offset)
+            except TidelogError:
+                break  # whoever reads there next is told
+            if more is None:
+                break
+            fed = _joined(fed, more)
+        return fed
+
+    def _is_more_at_hand(self, fed: Fed) -> bool:
+        """Only what costs neither a disk nor a store nor an error, and no more than a batch of large messages."""
+        size_bytes = sum(len(message.value) for message in fed.messages)
+        has_more = size_bytes < _MUCH_BYTES and fed.next_offset < self._source.log.next_offset
+        return has_more and self._matches is None and self.is_in_memory(fed.next_offset)
+
+    def _read_batch(self, offset: int) -> Fed | None:
         try:
             self._source.check_owned()
             batch = self._batch_at(offset)
@@ -152,6 +175,16 @@ class Feed:
             return fed
         wanted = [message for message in fed.messages if self._matches(message)]
         return fed._replace(messages=wanted, filtered=len(fed.messages) - len(wanted))
+
+
+def _joined(first: Fed, second: Fed) -> Fed:
+    return Fed(
+        first.messages + second.messages,
+        second.next_offset,
+        first.filtered + second.filtered,
+        first.lost + second.lost,
+        first.expired + second.expired,
+    )
 
 
 def _matcher(matches: Filter | None) -> Callable[[Message], bool] | None:

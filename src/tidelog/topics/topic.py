@@ -245,6 +245,10 @@ class Topic:
             self._pruner.keep_from = self._subscriptions.lowest_held_offset
         if self._tiered is not None:
             self._tiered.pruner.keep_from = self._subscriptions.lowest_held_offset
+        if self._pruner is not None:
+            self._pruner.keep_from = self._subscriptions.lowest_held_offset
+        if self._tiered is not None:
+            self._tiered.pruner.keep_from = self._subscriptions.lowest_held_offset
 
     def _subscription_source(self, log: Log) -> Source:
         check_owned = (lambda: None) if self._tiered is None else self._tiered.check_not_fenced
