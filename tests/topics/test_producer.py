@@ -422,3 +422,69 @@ class TestBounds:
         small = producer_state.within(whole, 4000).producers
         assert 20 < len(small) < 40
         assert small[0].name == "p99"
+
+
+class TestFailures:
+    """What goes wrong around an append."""
+
+    def test_no_room_uses_no_sequence(self, tmp_path: Path) -> None:
+        """A full hand-over raises; the same sequence is stored when there is room, in tasks as well."""
+        with tidelog.open(tmp_path, handover_max_bytes=100) as log:
+            topic = log.topic(NAME)
+            producer = topic.producer("app-1")
+
+            async def play() -> None:
+                big = b"x" * 60
+                await asyncio.gather(*(producer.append_async(big, sequence=n, timeout=30) for n in range(50)))
+
+            for sequence in range(100, 120):
+                with contextlib.suppress(BackpressureError):
+                    producer.append(b"x" * 60, sequence=sequence, timeout=0)
+                producer.append(b"x" * 60, sequence=sequence)
+            assert topic.next_offset == 20
+            asyncio.run(play())
+            assert topic.next_offset == 20, "all of those came too late"
+
+    def test_tasks_wait_for_room_beside_each_other(self, tmp_path: Path) -> None:
+        """The event loop goes on while they wait, and each message is stored once."""
+        with tidelog.open(tmp_path, handover_max_bytes=200) as log:
+            topic = log.topic(NAME)
+            producers = [topic.producer(f"app-{number}") for number in range(5)]
+
+            async def play() -> None:
+                for _ in range(3):
+                    for sequence in range(20):
+                        await asyncio.gather(*(each.append_async(b"x" * 90, sequence=sequence) for each in producers))
+
+            asyncio.run(play())
+            assert topic.next_offset == 100
+
+    def test_a_catalog_that_fails_does_not_hold_up_shipping(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """The snapshot is written with the next object, and is not needed to know what is stored."""
+        world = World()
+        with contextlib.closing(open_node(world, "a", tier_settings())) as log:
+            topic = log.topic(NAME)
+            producer = topic.producer("app-1")
+            producer.append(b"x", sequence=1)
+            registry = topic._producers
+            assert registry is not None
+
+            def fails(_: object) -> None:
+                raise tidelog.StoreUnavailableError("not now")
+
+            monkeypatch.setattr(registry._snapshots, "write_shipped", fails)
+            assert topic.ship() == 1
+        with contextlib.closing(open_node(world, "b", tier_settings())) as log:
+            assert log.topic(NAME).producer("app-1").last_sequence == 1
+
+    @pytest.mark.parametrize("timeout", [-1, "1", True])
+    def test_a_timeout_is_a_number(self, topic: Topic, timeout: Any) -> None:
+        """As for the topic's own appends."""
+        producer = topic.producer("app-1")
+        with pytest.raises(InputError, match="timeout"):
+            producer.append(b"x", timeout=timeout)
+        with pytest.raises(InputError, match="timeout"):
+            producer.append_many([b"x", b"y"], timeout=timeout)
+        with pytest.raises(InputError, match="timeout"):
+            asyncio.run(producer.append_async(b"x", timeout=timeout))
+        assert topic.next_offset == 0

@@ -63,3 +63,11 @@ def _checked_time_us(time: object, what: str) -> int:
     if not isinstance(time, datetime):
         raise InputError(f"{what} must be a datetime, not {type(time).__name__}")
     return to_microseconds(time)
+
+
+def check_timeout(timeout: object) -> None:
+    """InputError when this is neither None nor a number of seconds to wait."""
+    if timeout is None:
+        return
+    if isinstance(timeout, bool) or not isinstance(timeout, (int, float)) or not timeout >= 0:
+        raise InputError(f"timeout must be a number of seconds, 0 or more, not {timeout!r}")

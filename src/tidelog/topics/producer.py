@@ -22,7 +22,7 @@ from tidelog.errors import BackpressureError, ClosedError, FencedError, InputErr
 from tidelog.log import Log
 from tidelog.topics.extension import batch_marks, producer_entry
 from tidelog.topics.message import Message
-from tidelog.topics.payloads import PayloadEncoder, several
+from tidelog.topics.payloads import PayloadEncoder, check_timeout, several
 from tidelog.topics.producer_registry import ProducerRegistry
 
 _MAX_SEQUENCE = (1 << 64) - 1
@@ -97,6 +97,8 @@ class Producer:
         of this name, the offset is -1; so it is for one that is below the last and was never stored: it comes too late.
         """
 
+        if timeout is not None:
+            check_timeout(timeout)
         log = self._appendable()
         with self._entry.lock:
             first, known = self._begin(sequence, 1)
@@ -175,6 +177,7 @@ class Producer:
     # One step: look, append, remember
 
     def _store(self, sequence: int | None, count: int, encode: _Encode, sync: bool, timeout: float | None) -> list[int]:
+        check_timeout(timeout)
         log = self._appendable()
         with self._entry.lock:
             offsets, fresh = self._accept(log, sequence, count, encode, timeout)
@@ -187,6 +190,7 @@ class Producer:
     async def _store_async(
         self, sequence: int | None, count: int, encode: _Encode, sync: bool, timeout: float | None
     ) -> list[int]:
+        check_timeout(timeout)
         log = self._appendable()
         accepted = self._accept_at_once(log, sequence, count, encode)
         if accepted is None:

@@ -31,7 +31,7 @@ from tidelog.topics.delivery_counters import SubscriptionStatistics
 from tidelog.topics.delivery_options import Kind
 from tidelog.topics.message import Message
 from tidelog.topics.names import TopicName
-from tidelog.topics.payloads import PayloadEncoder
+from tidelog.topics.payloads import PayloadEncoder, check_timeout
 from tidelog.topics.producer import Producer
 from tidelog.topics.producer_registry import ProducerRegistry
 from tidelog.topics.reading import OnGap, read_messages, read_messages_async
@@ -245,10 +245,6 @@ class Topic:
             self._pruner.keep_from = self._subscriptions.lowest_held_offset
         if self._tiered is not None:
             self._tiered.pruner.keep_from = self._subscriptions.lowest_held_offset
-        if self._pruner is not None:
-            self._pruner.keep_from = self._subscriptions.lowest_held_offset
-        if self._tiered is not None:
-            self._tiered.pruner.keep_from = self._subscriptions.lowest_held_offset
 
     def _subscription_source(self, log: Log) -> Source:
         check_owned = (lambda: None) if self._tiered is None else self._tiered.check_not_fenced
@@ -377,7 +373,7 @@ class Topic:
         if self._check_awake is not None:
             self._check_awake()
         if timeout is not None:
-            _check_timeout(timeout)
+            check_timeout(timeout)
         payload = self._payload(value, key, headers, timestamp, deliver_at)
         offset = log.try_append(payload)
         if offset is not None and not sync:
@@ -392,7 +388,7 @@ class Topic:
         They stay together: after a crash, a move or the loss of the disk all of them are there, or none. With `sync`
         it returns once all of them are on the disk.
         """
-        _check_timeout(timeout)
+        check_timeout(timeout)
         return list(self._appendable.append_many(self._encoder.many(messages), sync=sync, timeout_seconds=timeout))
 
     def append_async(
@@ -407,7 +403,7 @@ class Topic:
         timeout: float | None = None,
     ) -> Coroutine[Any, Any, int]:
         """As `append`, to be awaited: the task is suspended instead of blocking the thread."""
-        _check_timeout(timeout)
+        check_timeout(timeout)
         return self._appendable.append_async(
             self._payload(value, key, headers, timestamp, deliver_at), sync=sync, timeout_seconds=timeout
         )
@@ -416,7 +412,7 @@ class Topic:
         self, messages: Iterable[bytes | Message], *, sync: bool = False, timeout: float | None = None
     ) -> list[int]:
         """As `append_many`, suspending the task."""
-        _check_timeout(timeout)
+        check_timeout(timeout)
         return list(
             await self._appendable.append_many_async(self._encoder.many(messages), sync=sync, timeout_seconds=timeout)
         )
@@ -448,13 +444,6 @@ class Topic:
     async def flush_async(self) -> None:
         """As `flush`, suspending the task."""
         await self._log.flush_async()
-
-
-def _check_timeout(timeout: object) -> None:
-    if timeout is None:
-        return
-    if isinstance(timeout, bool) or not isinstance(timeout, (int, float)) or not timeout >= 0:
-        raise InputError(f"timeout must be a number of seconds, 0 or more, not {timeout!r}")
 
 
 def _check_on_gap(on_gap: object) -> None:
