@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import shutil
 import sqlite3
 import time
+from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from threading import Event
@@ -20,7 +22,10 @@ from tidelog.tier.directory_store import DirectoryStore
 from tidelog.tier.keys import TopicKeys
 from tidelog.tier.metadata.measured import MeasuredMetadata
 from tidelog.tier.object_store import ObjectWriter
+from tidelog.tier.ownership import Ownership
+from tidelog.tier.pulse import pulse
 from tidelog.tier.rebuild import rebuild_catalog
+from tidelog.tier.wakefulness import Wakefulness
 from tidelog.topics.message import TIMESTAMP_FIELD
 from tidelog.topics.storage import LogDirectory
 
@@ -281,3 +286,43 @@ def test_a_time_leads_to_nothing_that_retention_deleted(tmp_path: Path) -> None:
         topic.prune()
         assert topic.start_offset == 1
         assert [message.value for message in topic.read(now - timedelta(days=2))] == [b"new"]
+
+
+def test_no_thread_of_a_process_that_slept_goes_on_before_the_answer() -> None:
+    """Prevents: of the threads of a woken owner one asked who owns the topic, and the others appended meanwhile."""
+
+    def answers_late() -> None:
+        time.sleep(0.3)
+        raise FencedError("another node owns the topic")
+
+    wakefulness = Wakefulness(answers_late)
+    pulse.sleeps += 1
+    with ThreadPoolExecutor(8) as threads:
+        for check in [threads.submit(wakefulness.check) for _ in range(8)]:
+            with pytest.raises(FencedError):
+                check.result()
+
+
+def test_a_task_that_appends_after_a_sleep_does_not_stop_the_loop(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Prevents: while the store was slow to say who owns the topic, every task of the program stood still."""
+
+    def answers_late(owner: Ownership) -> None:
+        time.sleep(1.0)
+
+    async def append_and_tick(topic: tidelog.Topic) -> int:
+        ticks = 0
+        appending = asyncio.gather(topic.append_async(b"0"), topic.append_many_async([b"1", b"2"]))
+        while not appending.done():
+            await asyncio.sleep(0.01)
+            ticks += 1
+        await appending
+        return ticks
+
+    with tidelog.open(tmp_path / "data", store=f"file://{tmp_path}/bucket", ownership_check_seconds=3600) as log:
+        topic = log.topic(NAME)
+        monkeypatch.setattr(Ownership, "verify", answers_late)
+        pulse.sleeps += 1
+        assert asyncio.run(append_and_tick(topic)) > 10
+        assert topic.next_offset == 3

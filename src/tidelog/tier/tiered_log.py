@@ -69,6 +69,11 @@ class TieredLog(JoinedLog):
         self.check_awake = self._wakefulness.check
         """Called before an append: cheap, unless the process has been asleep."""
 
+    @property
+    def may_have_slept(self) -> bool:
+        """Whether `check_awake` may wait for the store."""
+        return self._wakefulness.is_in_doubt
+
     def start_tasks(self, background: Background, questions: Background) -> None:
         """Ships, prunes and asks for its ownership from now on, in the background.
 
