@@ -404,13 +404,7 @@ class Topic:
         timeout: float | None = None,
     ) -> Coroutine[Any, Any, int]:
         """As `append`, to be awaited: the task is suspended instead of blocking the thread."""
-<<<<<<< HEAD
         check_timeout(timeout)
-        return self._appendable.append_async(
-            self._payload(value, key, headers, timestamp, deliver_at), sync=sync, timeout_seconds=timeout
-        )
-=======
-        _check_timeout(timeout)
         payload = self._payload(value, key, headers, timestamp, deliver_at)
         if self._tiered is not None and self._tiered.may_have_slept:
             return self._append_after_sleep(payload, sync, timeout)
@@ -424,23 +418,15 @@ class Topic:
         """Who owns the topic is asked in a worker thread: the store may take its time, and the loop goes on."""
         if self._tiered is not None and self._tiered.may_have_slept:
             await asyncio.to_thread(self._tiered.check_awake)
->>>>>>> bd10b2a (wip3)
 
     async def append_many_async(
         self, messages: Iterable[bytes | Message], *, sync: bool = False, timeout: float | None = None
     ) -> list[int]:
         """As `append_many`, suspending the task."""
-<<<<<<< HEAD
         check_timeout(timeout)
-        return list(
-            await self._appendable.append_many_async(self._encoder.many(messages), sync=sync, timeout_seconds=timeout)
-        )
-=======
-        _check_timeout(timeout)
         payloads = self._encoder.many(messages)
         await self._check_awake_async()
         return list(await self._log.append_many_async(payloads, sync=sync, timeout_seconds=timeout))
->>>>>>> bd10b2a (wip3)
 
     def producer(self, name: str) -> Producer:
         """Appends that can be made again: a message of the same producer and sequence is stored once.
