@@ -9,11 +9,13 @@ import pytest
 from tests.crash.tier_promises import KEYS, NAME, open_node, tier_settings
 
 from tidelog.log import LogSettings
+from tidelog.log.names import wal_files
 from tidelog.testing import CrashPlan, FaultyFiles, History, World, crash_everywhere, cut_world_everywhere
 from tidelog.tier.catalog import Catalog
 from tidelog.tier.shipment import plan_shipment, whole_groups
 from tidelog.tier.tier_settings import TierSettings
 from tidelog.topics.extension import group_of
+from tidelog.topics.rescue import Rescue
 from tidelog.topics.storage import LogDirectory
 from tidelog.topics.topic import Topic
 
@@ -138,3 +140,23 @@ def test_what_is_synced_of_an_unfinished_batch_is_not_shipped() -> None:
             while (shipment := plan_shipment(wal, offset, 7, max_bytes, None, group_of)) is not None:
                 ends.append(offset := shipment.next_offset)
             assert ends == expected
+
+
+def test_a_rescue_returns_whole_batches() -> None:
+    """Of what a fenced owner left, a batch whose end never reached its disk is left out."""
+    world = World()
+    with closing(open_node(world, "a", tier_settings())) as log:
+        log.topic(NAME).append_many([b"whole"] * 2, sync=True)
+        log.topic(NAME).append_many([b"torn"] * 2, sync=True)
+    directory = ROOT / NAME
+    files = world.files("a")
+    last = files.open(directory / wal_files(files.list(directory))[-1][1], write=True)
+    last.truncate(last.size() - 1)
+    last.sync()
+    last.close()
+    with closing(open_node(world, "b", tier_settings())) as log:
+        log.topic(NAME).append(b"of b", sync=True)
+    with closing(open_node(world, "a", tier_settings())) as log:
+        rescue = Rescue(log, NAME, files=files, clock=world.clock)
+        (tail,) = rescue.set_aside()
+        assert [message.value for message in rescue.messages(tail)] == [b"whole"] * 2

@@ -12,7 +12,7 @@ Invariants
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from datetime import datetime
 from itertools import count as count_from
 from types import TracebackType
@@ -34,14 +34,21 @@ class Producer:
     """Made by `topic.producer(name)`. Threads and tasks may share it; use it as a context manager or close it."""
 
     def __init__(
-        self, registry: ProducerRegistry, name: str, encoder: PayloadEncoder, appendable: Callable[[], Log]
+        self,
+        registry: ProducerRegistry,
+        name: str,
+        encoder: PayloadEncoder,
+        appendable: Callable[[], Log],
+        check_awake_async: Callable[[], Awaitable[None]],
     ) -> None:
-        """`appendable` gives the log, or raises what an append would."""
+        """`appendable` gives the log, or raises what an append would; where it may take its time, a task waits before
+        with `check_awake_async`."""
         self._registry = registry
         self._entry, self._epoch = registry.open(name)
         self._name_bytes = name.encode("utf-8")
         self._encoder = encoder
         self._appendable = appendable
+        self._check_awake_async = check_awake_async
         self._is_closed = False
 
     @property
@@ -191,6 +198,7 @@ class Producer:
         self, sequence: int | None, count: int, encode: _Encode, sync: bool, timeout: float | None
     ) -> list[int]:
         check_timeout(timeout)
+        await self._check_awake_async()
         log = self._appendable()
         accepted = self._accept_at_once(log, sequence, count, encode)
         if accepted is None:

@@ -437,7 +437,7 @@ class Topic:
         """
         _ = self._log
         assert self._producers is not None
-        return Producer(self._producers, name, self._encoder, lambda: self._appendable)
+        return Producer(self._producers, name, self._encoder, lambda: self._appendable, self._check_awake_async)
 
     def append_lost(self, count: int) -> None:
         """Takes the next offsets for messages that are lost, as a repair does: for whoever copies a damaged log.
