@@ -39,9 +39,11 @@ from tidelog.errors import (
     TidelogError,
     TopicNameError,
 )
+from tidelog.topics.delivery_queue import Delivery
 from tidelog.topics.message import Message
 from tidelog.topics.producer import Producer
 from tidelog.topics.storage import LogDirectory
+from tidelog.topics.subscription_consumer import Consumer
 from tidelog.topics.topic import Topic
 from tidelog.wiring import open
 
@@ -53,8 +55,10 @@ __all__ = [
     "ClosedError",
     "ConfigError",
     "ConflictError",
+    "Consumer",
     "CorruptionError",
     "DataError",
+    "Delivery",
     "DiskFullError",
     "FencedError",
     "GapError",

@@ -1,7 +1,7 @@
 """A log directory: the topics in it, made, opened once each, listed and deleted.
 
     <root>/tidelog.json            what this directory is, remembered from its first opening
-    <root>/metadata.db             the catalog, where it is not kept elsewhere
+    <root>/metadata.db             the catalog, where it is not kept elsewhere; else positions of subscriptions alone
     <root>/.lock                   held by the owner
     <root>/<namespace>/<name>/     one topic: topic.json and the files of its log
     <root>/.deleted/               topics on their way out
