@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.log.workbench import DIRECTORY, contents, disk_with, files_of
 
+from tidelog.errors import LogFailedError
 from tidelog.log import Log, LogSettings
 from tidelog.log.checkpoint import describe_segments
 from tidelog.log.frame import encode_many
@@ -187,3 +188,19 @@ def test_cutting_can_itself_be_crashed(rotate_at: tuple[int, ...]) -> None:
 
     summary = crash_machine_everywhere(lambda call: torn.after_crash("keep", crash_at=call), recover, check)
     assert summary.cut_points > 3
+
+
+def test_closing_on_a_full_disk_names_all_of_a_group() -> None:
+    """Part of it is on the disk and does not count: whoever appends again what is named loses nothing."""
+    files = FaultyFiles()
+    log = opened(files)
+    log.append(member(0, 1, "a"), sync=True)
+    files.capacity_bytes = sum(len(content or b"") for content in files.tree().values()) + 36 * 3
+    log.append_many(group(9, "b"))
+    with pytest.raises(LogFailedError, match="offsets 1 to 9"):
+        log.close()
+    with closing(opened(files)) as log:
+        assert values(log) == group(1, "a"), "opening does not need room"
+    files.capacity_bytes = None
+    with closing(opened(files)) as log:
+        assert log.append(member(0, 1, "c"), sync=True) == 1

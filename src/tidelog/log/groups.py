@@ -6,13 +6,14 @@ message `number` (from 0 on) of `total` that were appended together. (0, 1) is a
 Invariants
 - A group is accepted in one step, so only its end can be missing, and only where the log ends: everything behind the
   first message of an unfinished group belongs to that group.
-- A cut is written down before it is made: the checkpoint vouches for what stays, before the first byte goes. Files go
-  newest first, so that a crash leaves a shorter unfinished group, and the next opening cuts again.
+- A cut is written down before it is made: the checkpoint vouches for what stays and for nothing else, before the first
+  byte goes. Files go newest first, so that a crash leaves a shorter unfinished group, and the next opening cuts again.
 - What is acknowledged as synced is never cut: a group counts as synced only when its last message is.
 """
 
 from __future__ import annotations
 
+import contextlib
 import logging
 from collections.abc import Callable
 from pathlib import Path
@@ -21,12 +22,13 @@ from typing import TypeVar
 import msgspec
 
 from tidelog.clock import Clock
-from tidelog.errors import CorruptionError, offsets_text
+from tidelog.errors import CorruptionError, TidelogError, offsets_text
 from tidelog.files import Files
 from tidelog.log.boundary import byte_of_offset
 from tidelog.log.checkpoint import describe_segments, write_checkpoint
 from tidelog.log.frame import Frames
-from tidelog.log.reader import FilePart
+from tidelog.log.names import CHECKPOINT
+from tidelog.log.reader import FilePart, Reader, Source
 from tidelog.log.recovery import REPAIR_HINT, Recovered
 from tidelog.log.scanner import FileScanner
 from tidelog.log.segment import Segment
@@ -66,6 +68,18 @@ def _unfinished_from(files: Files, recovered: Recovered, group_of: GroupOf) -> i
         _logger.warning("%s: what message %d says of its group is not true", holder.path, last)
         return None
     return first
+
+
+def whole_below(log: Source, offset: int, group_of: GroupOf | None) -> int:
+    """The same offset, or the first of the group that it lies inside of, as far as that can still be read."""
+    if group_of is None or not offset:
+        return offset
+    try:
+        batch = Reader(log, offset - 1, offset, follow=False).next_batch()
+    except (TidelogError, OSError):
+        return offset
+    number, total = (0, 1) if batch is None else group_of(batch.payloads()[0])
+    return offset if number + 1 >= total else offset - 1 - number
 
 
 def _payload(files: Files, segment: Segment, offset: int) -> bytes:
@@ -115,12 +129,24 @@ def _shortened(files: Files, segment: Segment, next_offset: int, time_field: int
     return shorter
 
 
+def _write_down(files: Files, clock: Clock, directory: Path, after: Recovered) -> None:
+    try:
+        write_checkpoint(files, directory, describe_segments(after.segments, after.start_offset, clock.now_us()))
+    except OSError:
+        if after.next_offset == after.start_offset:
+            raise  # nothing else would know where the log begins
+        # A full disk must not keep a log from being opened: without a checkpoint the files tell the same.
+        with contextlib.suppress(FileNotFoundError):
+            files.remove(directory / CHECKPOINT)
+        files.sync_directory(directory)
+
+
 def cut_unfinished(files: Files, clock: Clock, directory: Path, before: Recovered, after: Recovered) -> None:
     """Makes the files what `without_unfinished` says they are."""
     if after.report.unfinished is None:
         return
     _logger.warning("%s: cut %s of an unfinished batch", directory, offsets_text(*after.report.unfinished))
-    write_checkpoint(files, directory, describe_segments(after.segments, after.start_offset, clock.now_us()))
+    _write_down(files, clock, directory, after)
     for segment in reversed(before.segments[len(after.segments) :]):
         files.remove(segment.path)
         files.sync_directory(directory)

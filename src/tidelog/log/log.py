@@ -21,7 +21,7 @@ from tidelog.log import stopping
 from tidelog.log.active_file import ActiveFile
 from tidelog.log.cache import Batch
 from tidelog.log.checkpoint import describe_segments, write_checkpoint
-from tidelog.log.groups import GroupOf, cut_unfinished, without_unfinished
+from tidelog.log.groups import GroupOf, cut_unfinished, whole_below, without_unfinished
 from tidelog.log.handover import Handover
 from tidelog.log.names import LOCK
 from tidelog.log.readable import Position, ReadableLog
@@ -65,6 +65,7 @@ class Log(ReadableLog):
         self.try_append = self._handover.try_append
         """Accepts a payload if there is room at once: its offset, or None."""
         self._lock: FileLock | None = None
+        self._group_of: GroupOf | None = None
 
     @classmethod
     def open(
@@ -96,6 +97,7 @@ class Log(ReadableLog):
                 cut_unfinished(files, clock, directory, recovered, whole)
                 log = cls(directory, settings, files, clock, time_field, whole)
                 log._lock = lock
+                log._group_of = group_of
                 log._go_on_in_last_file()
                 log._writer.start()
             except BaseException:
@@ -357,7 +359,8 @@ class Log(ReadableLog):
         )
 
     def _unwritten_error(self, cause: TidelogError) -> LogFailedError:
-        lost = offsets_text(self._handover.durable_offset, self._handover.next_offset - 1)
+        first = whole_below(self, self._handover.durable_offset, self._group_of)
+        lost = offsets_text(first, self._handover.next_offset - 1)
         error = LogFailedError(
             f"closed, but {lost} accepted before could not be brought to the disk: {cause.message}",
             path=self.directory,
