@@ -24,6 +24,10 @@ _BLOCK_MESSAGES = 64
 _START_SECONDS = 20.0
 _ACKNOWLEDGED = b'"seq":'
 _REFUSED = b'"error"'
+CONSUMER = "puller"
+# A message comes as MSG <subject> <sid> <reply> <size>; the reply is where it is acknowledged.
+_DELIVERED = re.compile(rb"MSG \S+ \d+ (\$JS\.ACK\.\S+) \d+\r\n")
+_LONGEST_HEADER = 256
 
 
 class Server:
@@ -105,6 +109,36 @@ class Client:
                 answer += self._receive()
             times.append((time.perf_counter_ns() - begin) / 1000)
         return sorted(times)
+
+    def pull_all(self, count: int, batch: int) -> float:
+        """Pulls and acknowledges so many messages; seconds until the server says that none is unacknowledged."""
+        config = {"durable_name": CONSUMER, "ack_policy": "explicit", "max_ack_pending": 4 * batch}
+        self._request(f"$JS.API.CONSUMER.CREATE.{STREAM}.{CONSUMER}", {"stream_name": STREAM, "config": config})
+        pull = json.dumps({"batch": batch}).encode("ascii")
+        request = f"PUB $JS.API.CONSUMER.MSG.NEXT.{STREAM}.{CONSUMER} {INBOX} {len(pull)}\r\n".encode("ascii")
+        request += pull + b"\r\n"
+        begin = time.perf_counter()
+        self._socket.sendall(request * 2)
+        got = pulled_at = 0
+        tail = b""
+        while got < count:
+            data = tail + self._receive()
+            replies = _DELIVERED.findall(data)
+            tail = data[data.rfind(b"\r\n") + 2 :]
+            tail = tail if len(tail) < _LONGEST_HEADER else b""  # the beginning of a header, or of a body
+            self._socket.sendall(b"".join(b"PUB " + reply + b" 4\r\n+ACK\r\n" for reply in replies))
+            got += len(replies)
+            while got - pulled_at >= batch:
+                self._socket.sendall(request)
+                pulled_at += batch
+        while self._unacknowledged():
+            time.sleep(0.001)
+        return time.perf_counter() - begin
+
+    def _unacknowledged(self) -> int:
+        answer = self._request(f"$JS.API.CONSUMER.INFO.{STREAM}.{CONSUMER}", {})
+        found = re.search(rb'"num_ack_pending":\s*(\d+)', answer)
+        return 0 if found is None else int(found[1])
 
     def close(self) -> None:
         """Ends the connection."""
