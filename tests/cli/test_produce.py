@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import signal
 import time
+from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
@@ -179,3 +180,14 @@ def test_records_are_split_alike_however_they_arrive() -> None:
     for stream in (io.BytesIO(data), Slow(data)):
         records = [record for batch in split_records(stream, b"\n", 5000, lambda done: None) for record in batch]
         assert records == [b"a", b"", b"bc", b"d" * 3000, b"end"]
+
+
+def test_a_time_of_delivery_survives_json(cli: Cli) -> None:
+    """What `consume --json` shows is what `produce --from-json` stores."""
+    line = b'{"value": "later", "deliver_at": "2030-01-02T03:04:05.000006Z"}\n{"value": "now"}\n'
+    assert cli("produce", "a/b", "--from-json", stdin=line).code == 0
+    shown = cli("consume", "a/b", "--json").out
+    assert b'"deliver_at":"2030-01-02T03:04:05.000006Z"' in shown
+    assert cli("produce", "a/c", "--from-json", stdin=shown).code == 0
+    first, second = read_all("data", "a/c")
+    assert (first.deliver_at, second.deliver_at) == (datetime(2030, 1, 2, 3, 4, 5, 6, tzinfo=UTC), None)

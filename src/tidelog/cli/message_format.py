@@ -99,6 +99,8 @@ def describe_message(message: Message) -> dict[str, object]:
         "value": value,
         "headers": {},
     }
+    if message.deliver_at is not None:
+        described["deliver_at"] = iso_time(message.deliver_at)
     if key_encoding:
         described["key_encoding"] = key_encoding
     if value_encoding:
@@ -135,6 +137,7 @@ class _JsonMessage(msgspec.Struct):
     key: str | None = None
     headers: dict[str, str] = {}
     timestamp: datetime | None = None
+    deliver_at: datetime | None = None
     value_encoding: str | None = None
     key_encoding: str | None = None
     headers_encoding: dict[str, str] = {}
@@ -149,6 +152,7 @@ def from_json_line(line: bytes) -> Message:
             key=None if found.key is None else _bytes(found.key, found.key_encoding),
             headers={name: _bytes(text, found.headers_encoding.get(name)) for name, text in found.headers.items()},
             timestamp=found.timestamp,
+            deliver_at=found.deliver_at,
         )
     except (msgspec.MsgspecError, UnicodeDecodeError, ValueError) as error:
         raise InputError(
