@@ -50,5 +50,10 @@ class TierSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     retention_interval_seconds: Annotated[float, msgspec.Meta(gt=0)] = 60
     """How often it is looked for something to delete."""
 
+    compaction: Literal["none", "by_key"] = "none"
+    """`by_key` marks a topic of which only the newest message of every key matters. It deletes nothing by itself:
+    `topic.latest_by_key()` shows such a topic as a table, and the mark is for the pipeline, which makes old history
+    smaller in bulk."""
+
     ownership_check_seconds: Annotated[float, msgspec.Meta(gt=0)] = 5
     """How often an owner asks whether the topic was taken over. Shorter stops a replaced owner sooner."""

@@ -30,6 +30,7 @@ from tidelog.tier.tiered_log import TieredLog
 from tidelog.topics.cursor_store import CursorStore
 from tidelog.topics.delivery_counters import SubscriptionStatistics
 from tidelog.topics.delivery_options import Kind
+from tidelog.topics.latest_by_key import LatestByKey, ReadableTopic
 from tidelog.topics.message import Message
 from tidelog.topics.names import TopicName
 from tidelog.topics.payloads import PayloadEncoder, check_timeout
@@ -330,6 +331,28 @@ class Topic:
     ) -> AsyncIterator[Message]:
         """As `read`, for `async for`: waiting and reading files never block the event loop."""
         return read_messages_async(self._reader(start, stop, follow, on_gap), on_gap)
+
+    def latest_by_key(
+        self,
+        *,
+        prefix: bytes | None = None,
+        stop: Position | None = None,
+        values: bool = True,
+        on_gap: OnGap = "raise",
+    ) -> LatestByKey:
+        """The newest message of every key, as a mapping; `refresh()` takes in what was appended since.
+
+        A message with a key and an empty value is a tombstone: it takes the key out. Messages without a key are left
+        out. `prefix` narrows it to keys that begin so, `stop` to messages below an offset or a time. It is in memory:
+        `values=False` keeps keys and offsets only, and reads a message when it is asked for.
+        """
+        _check_on_gap(on_gap)
+        topic = ReadableTopic(
+            lambda start, end: self._reader(start, end, False, on_gap),
+            self._readable.resolve,
+            lambda: self.start_offset,
+        )
+        return LatestByKey(topic, prefix=prefix, stop=stop, values=values, on_gap=on_gap)
 
     def _reader(self, start: Position, stop: Position | None, follow: bool, on_gap: OnGap) -> Reader | JoinedReader:
         _check_on_gap(on_gap)

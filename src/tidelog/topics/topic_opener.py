@@ -34,7 +34,7 @@ from tidelog.topics.topic_info import is_topic_directory, read_topic_info, settl
 
 _logger = logging.getLogger("tidelog.topics")
 _NEEDS_STORE = ("local_retention_seconds", "local_retention_bytes")
-_WITHOUT_STORE = ("retention_seconds", "retention_bytes", "retention_interval_seconds")
+_WITHOUT_STORE = ("retention_seconds", "retention_bytes", "retention_interval_seconds", "compaction")
 _NO_SETTINGS: Mapping[str, object] = {}
 
 
