@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
@@ -596,3 +598,60 @@ def test_a_takeover_without_the_tail_skips_nothing(tmp_path: Path) -> None:
         fill(topic, 2, first=10)
         messages = topic.subscribe("billing").receive_many(5, timeout=0)
         assert [(message.offset, message.value) for message in messages] == [(2, b"10"), (3, b"11")]
+
+
+def test_a_stuck_consumer_holds_up_no_other_subscription(topic: Topic) -> None:
+    """One that takes a full window and never acknowledges costs the others nothing."""
+    fill(topic, 100)
+    stuck = topic.subscribe("stuck", max_unacked=10)
+    assert len(offsets(stuck)) == 10
+    assert offsets(stuck) == []
+    quick = topic.subscribe("quick")
+    assert offsets(quick) == list(range(100))
+
+
+def test_a_filter_that_matches_nothing_does_not_hold_a_caller_for_ever(tmp_path: Path) -> None:
+    """Who gave a time gets an answer soon after it, and goes on from there next time."""
+    with tidelog.open(tmp_path) as log:
+        topic = log.topic(NAME)
+        for _ in range(40):
+            topic.append_many([b"x"] * 1000)
+        topic.flush()
+
+        def slowly(message: tidelog.Message) -> bool:
+            time.sleep(0.00002)
+            return message.offset == 39_999
+
+        sub = topic.subscribe("billing", filter=slowly)
+        begin = time.monotonic()
+        assert sub.receive(timeout=0) is None
+        assert time.monotonic() - begin < 5
+        found = sub.receive(timeout=60)
+        assert found is not None
+        assert found.offset == 39_999
+
+
+def test_a_killed_process_loses_nothing_and_repeats_only_what_was_not_stored(tmp_path: Path) -> None:
+    """What it had stored does not come again; everything else does."""
+    with tidelog.open(tmp_path / "data") as log:
+        fill(log.topic(NAME), 1000)
+        log.topic(NAME).subscribe("billing").close()
+    program = (
+        "import sys, tidelog\n"
+        "sub = tidelog.open(sys.argv[1]).topic('shop/orders').subscribe('billing')\n"
+        "for message in sub:\n"
+        "    sub.ack(message)\n"
+        "    if message.offset % 50 == 49:\n"
+        "        sub.flush()\n"
+        "        print(message.offset, flush=True)\n"
+    )
+    command = [sys.executable, "-c", program, str(tmp_path / "data")]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as child:
+        assert child.stdout is not None
+        stored = [int(child.stdout.readline()) for _ in range(5)]
+        child.kill()
+        stored += [int(line) for line in child.stdout.read().split()]
+    with tidelog.open(tmp_path / "data") as log:
+        again = offsets(log.topic(NAME).subscribe("billing"), 10_000)
+        assert again == list(range(again[0], 1000)) if again else stored[-1] == 999
+        assert not again or again[0] > stored[-1]

@@ -34,6 +34,8 @@ _logger = logging.getLogger("tidelog.topics")
 # Acknowledgements come by the hundred thousand a second; a metadata store is asked this seldom all the same.
 _STORE_PAUSE_SECONDS = 0.25
 _RETRY_SECONDS = 0.5
+# Who does not want to wait still gets what is there, and that may take a few reads; a filter can take very many.
+_GRACE_SECONDS = 0.1
 _HOUR_SECONDS = 3600.0
 
 
@@ -127,9 +129,9 @@ class Subscription:
                     step.waiter.wait(_sooner(step.seconds, deadline))
                 finally:
                     self._waited(step.waiter)
-            is_over = deadline is not None and time.monotonic() >= deadline
-            step = self._step(holder, limit, None if is_over else ThreadWaiter)
-            if is_over and not step.must_read:
+            late_seconds = _late_seconds(deadline)
+            step = self._step(holder, limit, ThreadWaiter if late_seconds < 0 else None, late_seconds < _GRACE_SECONDS)
+            if late_seconds >= 0 and not step.must_read:
                 break
         return step.taken
 
@@ -145,13 +147,15 @@ class Subscription:
                     await asyncio.wait([step.waiter], timeout=_sooner(step.seconds, deadline))
                 finally:
                     self._waited(step.waiter)
-            is_over = deadline is not None and time.monotonic() >= deadline
-            step = self._step(holder, limit, None if is_over else task_waiter)
-            if is_over and not step.must_read:
+            late_seconds = _late_seconds(deadline)
+            step = self._step(holder, limit, task_waiter if late_seconds < 0 else None, late_seconds < _GRACE_SECONDS)
+            if late_seconds >= 0 and not step.must_read:
                 break
         return step.taken
 
-    def _step(self, holder: Holder, limit: int, make_waiter: Callable[[], Waiter] | None) -> _Step:
+    def _step(
+        self, holder: Holder, limit: int, make_waiter: Callable[[], Waiter] | None, may_read: bool = True
+    ) -> _Step:
         """What comes next for one who asks; without `make_waiter` it does not wait."""
         with self._lock:
             self._check_usable(holder)
@@ -164,7 +168,7 @@ class Subscription:
                     self._set_alarm(now_us)
                 return _Step(taken)
             wants_more = not self._is_reading and state.wants_more(holder)
-            if wants_more and self.source.log.next_offset > state.read_offset:
+            if wants_more and may_read and self.source.log.next_offset > state.read_offset:
                 self._is_reading = True
                 return _Step(must_read=True)
             if make_waiter is None:
@@ -409,6 +413,11 @@ class Subscription:
 
 def _closed_error(name: str) -> ClosedError:
     return ClosedError(f"the subscription {name} is closed", hint="Subscribe again")
+
+
+def _late_seconds(deadline: float | None) -> float:
+    """How far behind a deadline it is; negative before it, and without one."""
+    return -1.0 if deadline is None else time.monotonic() - deadline
 
 
 def _sooner(seconds: float | None, deadline: float | None) -> float | None:
