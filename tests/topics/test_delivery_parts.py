@@ -1,0 +1,114 @@
+"""The parts of delivery on their own: settled ranges, rings of consumers, rate limits, waiting rooms."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tidelog.topics.delivery_options import parse_options
+from tidelog.topics.delivery_progress import Progress
+from tidelog.topics.delivery_queue import Delivery, OpenQueue
+from tidelog.topics.delivery_rate import RateLimit
+from tidelog.topics.delivery_timers import WaitingRoom
+from tidelog.topics.key_sharing import HashRing, KeyQueues
+
+spans = st.lists(st.tuples(st.integers(0, 60), st.integers(0, 12)), max_size=20)
+
+
+def settled_offsets(progress: Progress) -> set[int]:
+    return {offset for offset in range(100) if progress.is_settled(offset)}
+
+
+@given(floor=st.integers(0, 10), spans=spans)
+def test_progress_is_a_set_of_offsets(floor: int, spans: list[tuple[int, int]]) -> None:
+    """Whatever is settled in whatever order, it remembers exactly that, in as few ranges as there are holes."""
+    progress, model = Progress(floor), set(range(floor))
+    for start, length in spans:
+        if length == 1:
+            assert progress.settle(start) == (start not in model)
+        else:
+            progress.settle_range(start, start + length)
+        model |= set(range(start, start + length))
+    assert settled_offsets(progress) == model
+    assert progress.floor not in model
+    assert set(range(progress.floor)) <= model
+    assert progress.settled_above == len([offset for offset in model if offset > progress.floor])
+    starts = [start for start, _ in progress.ranges]
+    assert starts == [offset for offset in sorted(model) if offset > progress.floor and offset - 1 not in model]
+
+
+@given(spans=spans, limit=st.integers(0, 80))
+def test_clipped_progress_forgets_what_is_above(spans: list[tuple[int, int]], limit: int) -> None:
+    """What is stored never says more than is durable."""
+    progress = Progress(0)
+    for start, length in spans:
+        progress.settle_range(start, start + length)
+    clipped = progress.clipped(limit)
+    assert settled_offsets(clipped) == {offset for offset in settled_offsets(progress) if offset < limit}
+
+
+def test_a_consumer_that_joins_or_leaves_moves_only_its_own_keys() -> None:
+    """Consistent hashing: the others keep what they have."""
+    keys = [b"key-%d" % number for number in range(2000)]
+    before, after = HashRing(["a", "b", "c"]), HashRing(["a", "b", "c", "d"])
+    moved = [key for key in keys if before.owner(key) != after.owner(key)]
+    assert {after.owner(key) for key in moved} == {"d"}
+    assert 200 < len(moved) < 900
+    shares = [sum(before.owner(key) == name for key in keys) for name in ("a", "b", "c")]
+    assert min(shares) > 300
+
+
+def test_a_key_stays_until_nothing_of_it_is_left_at_its_consumer() -> None:
+    """A consumer that joins gets a key only when the old one has settled all that it had of it."""
+    queues = KeyQueues()
+    queues.set_consumers(["a"])
+    keys = [b"key-%d" % number for number in range(50)]
+    ring = HashRing(["a", "b"])
+    moving = next(key for key in keys if ring.owner(key) == "b")
+    first, second = (Delivery(b"", key=moving, offset=offset) for offset in (0, 1))
+    queues.add([first, second])
+    assert queues.take("a", 1) == [first]
+    queues.set_consumers(["a", "b"])
+    assert queues.take("b", 5) == []
+    queues.released(first)
+    assert queues.take("a", 5) == []
+    assert queues.take("b", 5) == [second]
+
+
+def test_what_came_back_goes_first() -> None:
+    """In order of offsets, before what was never handed out."""
+    queue = OpenQueue()
+    messages = [Delivery(b"", offset=offset) for offset in range(6)]
+    queue.add(messages[4:])
+    for offset in (3, 1, 2):
+        queue.put_back(messages[offset])
+    queue.discard(2)
+    assert [message.offset for message in queue.take("a", 3)] == [1, 3, 4]
+
+
+def test_a_rate_limit_counts_over_time() -> None:
+    """So many a second, with a small burst, however often it is asked."""
+    rate, sent = RateLimit(50), 0
+    for step in range(1001):
+        count = rate.available(step * 10_000)
+        rate.spend(count)
+        sent += count
+    assert 500 <= sent <= 506
+
+
+def test_the_waiting_room_forgets_who_left_early() -> None:
+    """A message that was settled while it waited does not come."""
+    room = WaitingRoom()
+    for offset, due_us in ((0, 30), (1, 10), (2, 20)):
+        room.add(Delivery(b"", offset=offset), due_us, is_new=offset == 2)
+    assert room.new_count == 1
+    assert room.remove(1) is not None
+    assert [waiting.message.offset for waiting in room.take_due(25)] == [2]
+    assert (room.new_count, len(room), room.next_due_us) == (0, 1, 30)
+
+
+def test_options_have_the_documented_defaults() -> None:
+    """The guide and the design speak of these numbers."""
+    options = parse_options({})
+    assert (options.kind, options.max_unacked, options.ack_timeout_seconds) == ("exclusive", 1000, None)
+    assert (options.progress_flush_interval_seconds, options.progress_min_offset_delta) == (5, 1000)
