@@ -509,6 +509,48 @@ def test_async_iteration_gives_messages_as_they_come(tmp_path: Path) -> None:
         assert asyncio.run(main(log.topic(NAME))) == [0, 1, 2]
 
 
+def test_everything_has_a_twin_for_tasks(tmp_path: Path) -> None:
+    """Seeking, rejecting, acknowledging and closing never block the loop for a store."""
+
+    async def main(topic: Topic) -> None:
+        async with topic.subscribe("billing") as sub:
+            batch = await sub.receive_many_async(3, timeout=1)
+            await sub.ack_many_async(batch[:2])
+            await sub.nack_async(batch[2], delay=0)
+            again = await sub.receive_async(timeout=1)
+            assert again is not None
+            assert (again.offset, again.delivery_count) == (2, 2)
+            await sub.ack_cumulative_async(again)
+            await sub.flush_async()
+            assert topic.subscription_info("billing").offset == 3
+            await sub.seek_async(1)
+            assert [message.offset for message in await sub.receive_many_async(9, timeout=1)] == [1, 2]
+            assert await sub.receive_async(timeout=0.01) is None
+
+    with tidelog.open(tmp_path) as log:
+        fill(log.topic(NAME), 3)
+        asyncio.run(main(log.topic(NAME)))
+
+
+def test_a_cancelled_task_leaves_nothing_behind(tmp_path: Path) -> None:
+    """Another one that waits gets the next message."""
+
+    async def main(topic: Topic) -> None:
+        sub = topic.subscribe("billing")
+        first = asyncio.create_task(sub.receive_async())
+        second = asyncio.create_task(sub.receive_async(timeout=20))
+        await asyncio.sleep(0.05)
+        first.cancel()
+        await asyncio.sleep(0.05)
+        await topic.append_async(b"x")
+        message = await second
+        assert message is not None
+        sub.close()
+
+    with tidelog.open(tmp_path) as log:
+        asyncio.run(main(log.topic(NAME)))
+
+
 # Listing and deleting
 
 

@@ -10,6 +10,7 @@ For example:
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator
 from types import TracebackType
 from typing import NamedTuple, Self
@@ -131,6 +132,10 @@ class Consumer:
         """As `nack`."""
         self.nack(message, delay)
 
+    async def ack_cumulative_async(self, message: Message | int) -> None:
+        """As `ack_cumulative`."""
+        self.ack_cumulative(message)
+
     # Moving
 
     def seek(self, position: Position) -> None:
@@ -144,6 +149,14 @@ class Consumer:
         """Stores the position now: of what was acknowledged before, nothing comes again after a crash."""
         self._subscription.store(is_last=True)
 
+    async def seek_async(self, position: Position) -> None:
+        """As `seek`, in a worker thread."""
+        await asyncio.to_thread(self.seek, position)
+
+    async def flush_async(self) -> None:
+        """As `flush`, in a worker thread."""
+        await asyncio.to_thread(self.flush)
+
     # Ending
 
     def close(self) -> None:
@@ -155,6 +168,10 @@ class Consumer:
         """Leaves and deletes the subscription; ConflictError while it has other consumers."""
         self._on_delete(self._subscription)
 
+    async def close_async(self) -> None:
+        """As `close`, in a worker thread."""
+        await asyncio.to_thread(self.close)
+
     def __enter__(self) -> Self:
         return self
 
@@ -162,6 +179,14 @@ class Consumer:
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         self.close()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        await self.close_async()
 
 
 def _offset(message: Message | int) -> int:
