@@ -5,6 +5,10 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tidelog.clock import to_datetime
+from tidelog.tier.metadata.store import MAX_VALUE_BYTES
+from tidelog.tier.owner import Cursor, encode
+from tidelog.topics.delivery import MAX_HOLES, DeliveryState
 from tidelog.topics.delivery_options import parse_options
 from tidelog.topics.delivery_progress import Progress
 from tidelog.topics.delivery_queue import Delivery, OpenQueue
@@ -112,3 +116,29 @@ def test_options_have_the_documented_defaults() -> None:
     options = parse_options({})
     assert (options.kind, options.max_unacked, options.ack_timeout_seconds) == ("exclusive", 1000, None)
     assert (options.progress_flush_interval_seconds, options.progress_min_offset_delta) == (5, 1000)
+
+
+def test_reading_pauses_before_the_position_has_too_many_holes() -> None:
+    """What could not be stored is not handed out: no acknowledgement is ever forgotten."""
+    state = DeliveryState(parse_options({"kind": "shared", "max_unacked": 10_000}), Progress(0))
+    holder = state.join("a")
+    due = to_datetime(10_000_000)
+    while state.wants_more(holder):
+        first = state.read_offset
+        state.feed(
+            [
+                Delivery(b"", offset=offset, deliver_at=due if offset % 2 else None)
+                for offset in range(first, first + 1000)
+            ],
+            first + 1000,
+            now_us=0,
+        )
+        for message in state.take(holder, 1000, now_us=0):
+            state.ack(holder, message.offset)
+    assert state.progress.range_count <= MAX_HOLES
+    assert len(encode(Cursor(offset=0, epoch=1, moved_us=0, acked=tuple(state.progress.ranges)))) < MAX_VALUE_BYTES
+    late = state.take(holder, 10_000, now_us=20_000_000)
+    assert late
+    for message in late:
+        state.ack(holder, message.offset)
+    assert state.wants_more(holder)
