@@ -10,7 +10,21 @@ from typing import Annotated, Protocol, runtime_checkable
 
 import typer
 
-from tidelog.cli import bench, consume, demo, dev_s3, doctor, import_danube, inspect, produce, repair, topic, verify
+from tidelog.cli import (
+    bench,
+    consume,
+    demo,
+    dev_s3,
+    dlq,
+    doctor,
+    import_danube,
+    inspect,
+    produce,
+    repair,
+    sub,
+    topic,
+    verify,
+)
 from tidelog.cli.errors import ExitCode
 from tidelog.cli.session import (
     ConfigOption,
@@ -51,7 +65,8 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 
-for _module in (demo, produce, consume, topic, inspect, verify, repair, import_danube, doctor, bench, dev_s3):
+_MODULES = (demo, produce, consume, topic, sub, dlq, inspect, verify, repair, import_danube, doctor, bench, dev_s3)
+for _module in _MODULES:
     _module.add_to(app)
 
 

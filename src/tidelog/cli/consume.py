@@ -1,7 +1,8 @@
 """`tidelog consume`: messages of a topic on stdout.
 
 The topic is opened for reading only, so another process may own it. What is there already is written in large pieces;
-what comes while following is flushed message by message.
+what comes while following is flushed message by message. With a subscription it is another matter:
+`consume_subscription.py`.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ import sys
 from collections.abc import Callable
 from datetime import UTC, datetime
 from itertools import islice
-from typing import TYPE_CHECKING, Annotated, BinaryIO
+from typing import TYPE_CHECKING, Annotated, BinaryIO, NamedTuple
 
 import typer
 
@@ -34,13 +35,16 @@ def consume(
     session: Session,
     topic: Annotated[str, typer.Argument(metavar="TOPIC", help="namespace/name.")],
     start: Annotated[
-        str, typer.Option("--from", metavar="POSITION", help="earliest, latest, an offset, a time, or -N.")
-    ] = "earliest",
+        str | None,
+        typer.Option(
+            *("--from", "--start"), metavar="POSITION", help="earliest (default), latest, an offset, a time, or -N."
+        ),
+    ] = None,
     stop: Annotated[
         str | None, typer.Option("--to", metavar="POSITION", help="Where to end; that message is not shown any more.")
     ] = None,
     max_messages: Annotated[
-        int | None, typer.Option("--max-messages", "-n", metavar="N", min=0, help="End after so many.")
+        int | None, typer.Option("--max-messages", "--max", "-n", metavar="N", min=0, help="End after so many.")
     ] = None,
     follow: Annotated[bool, typer.Option("--follow", "-f", help="Wait for more at the end.")] = False,
     template: Annotated[
@@ -48,6 +52,18 @@ def consume(
     ] = None,
     null: Annotated[bool, typer.Option("--null", "-0", help="Values end with a NUL byte, not a line end.")] = False,
     skip_gaps: Annotated[bool, typer.Option("--skip-gaps", help="Leave out what a repair marked as lost.")] = False,
+    subscription: Annotated[
+        str | None, typer.Option("--subscription", "-s", metavar="NAME", help="Go on where it was left; made when new.")
+    ] = None,
+    kind: Annotated[
+        str | None, typer.Option("--kind", metavar="KIND", help="exclusive (default), failover, shared or key_shared.")
+    ] = None,
+    acknowledges: Annotated[
+        bool | None, typer.Option("--ack/--no-ack", help="Whether what was shown comes no more.", show_default=False)
+    ] = None,
+    take_over: Annotated[
+        bool, typer.Option("--take-over", help="With --subscription: also if another node owns the topic.")
+    ] = False,
 ) -> None:
     r"""Writes the messages of TOPIC to stdout, values only unless told otherwise.
 
@@ -57,20 +73,44 @@ def consume(
     In a TEMPLATE %o is the offset, %t the time, %T the time in Unix milliseconds, %k the key, %v the value, %h the
     headers, %s the size of the value, %% a percent sign; \n, \t, \r, \0 and \\ are escapes. With --json a line is an
     object; a key, value or header that is not UTF-8 is base64 there, marked by key_encoding and so on.
+
+    With --subscription it shows what that subscription has not acknowledged, and acknowledges it once it is written to
+    stdout: what was not written comes again. That needs the topic for itself. --from says where a new one begins.
     """
+    from tidelog.cli.consume_subscription import SubscriptionChoice, consume_subscription, refuse_without_name
+
+    to_bytes = _converter(session, topic, template, null)
+    if subscription is not None:
+        choice = SubscriptionChoice(subscription, kind, start, stop, max_messages, follow, acknowledges, skip_gaps)
+        consume_subscription(session, topic, choice, to_bytes, take_over)
+        return
+    refuse_without_name({"--kind": kind, "--ack or --no-ack": acknowledges, "--take-over": take_over or None})
+    first, last = parse_position("--from", start or "earliest"), None if stop is None else parse_position("--to", stop)
+    _check_order(start or "earliest", first, stop, last)
+    _consume(session, topic, first, last, _Choice(to_bytes, skip_gaps, max_messages, follow))
+
+
+class _Choice(NamedTuple):
+    """In which form, and how many."""
+
+    to_bytes: Callable[[Message], bytes]
+    skip_gaps: bool
+    max_messages: int | None
+    follow: bool
+
+
+def _consume(session: Session, topic: str, first: Position, last: Position | None, choice: _Choice) -> None:
     from tidelog.cli.topic_names import require_topic
 
-    first, last = parse_position("--from", start), None if stop is None else parse_position("--to", stop)
-    _check_order(start, first, stop, last)
-    to_bytes = _converter(session, topic, template, null)
     with session.look() as log:
         require_topic(log, topic)
         opened = log.topic(topic)
         _check_start(opened, first)
-        writer = _Writer(opened, to_bytes, "skip" if skip_gaps else "raise", max_messages)
+        on_gap: OnGap = "skip" if choice.skip_gaps else "raise"
+        writer = _Writer(opened, choice.to_bytes, on_gap, choice.max_messages)
         end = opened.next_offset
-        writer.write(_settled(opened, first), end if last is None else _settled(opened, last), follow=False)
-        if follow and (last is None or isinstance(last, int)):
+        writer.write(settled(opened, first), end if last is None else settled(opened, last), follow=False)
+        if choice.follow and (last is None or isinstance(last, int)):
             writer.write(end, last, follow=True)
 
 
@@ -183,7 +223,7 @@ def _check_start(topic: Topic, first: Position) -> None:
         raise OffsetOutOfRangeError(f"offset {first} is not in the topic {topic.name}, {holds}", hint=hint)
 
 
-def _settled(topic: Topic, position: Position) -> Position:
+def settled(topic: Topic, position: Position) -> Position:
     """With the last N messages counted back from where the topic ends now."""
     if isinstance(position, int) and position < 0:
         return max(topic.start_offset, topic.next_offset + position)

@@ -1,0 +1,156 @@
+"""`tidelog dlq`: dead letters are seen with where they came from, and go back once each."""
+
+from __future__ import annotations
+
+import signal
+import time
+from pathlib import Path
+
+import pytest
+from tests.cli.conftest import Cli, Spawn
+
+import tidelog
+from tidelog.topics.dead_letters import ORIGIN_TOPIC
+
+DEAD = "shop/orders.billing.dlq"
+LETTERS = 50_000
+
+
+def give_up(directory: Path, values: list[bytes]) -> None:
+    """Appends messages to shop/orders that its subscription billing gives up."""
+    with tidelog.open(directory) as log:
+        topic = log.topic("shop/orders")
+        topic.append_many([tidelog.Message(value, key=b"k", headers={"h": b"1"}) for value in values])
+        with topic.subscribe("billing", "shared", max_deliveries=1, redelivery_backoff_seconds=0) as sub:
+            for message in sub.receive_many(len(values), timeout=5):
+                sub.nack(message)
+
+
+@pytest.fixture
+def dead(tmp_path: Path) -> Path:
+    """A log directory with three dead letters of shop/orders."""
+    give_up(tmp_path / "data", [b"one", b"two", b"three"])
+    return tmp_path / "data"
+
+
+def size_of(directory: Path) -> int:
+    return sum(path.stat().st_size for path in directory.glob("wal.*.log"))
+
+
+def values_of(directory: Path, topic: str) -> list[bytes]:
+    with tidelog.open(directory, read_only=True) as log:
+        return [message.value for message in log.topic(topic).read()]
+
+
+@pytest.mark.usefixtures("dead")
+def test_list_shows_topics_and_letters(cli: Cli) -> None:
+    """Without a topic those that have dead letters; with one, each letter with its origin, whichever side is named."""
+    (row,) = cli("dlq", "list", "--json").json
+    assert (row["topic"], row["messages"], row["newest_origin"], row["newest_subscription"]) == (
+        *(DEAD, 3, "shop/orders"),
+        "billing",
+    )
+    for topic in (DEAD, "shop/orders"):
+        letters = cli("dlq", "list", topic, "--json").json
+        assert [letter["origin_offset"] for letter in letters] == [0, 1, 2]
+        assert {(one["origin_topic"], one["deliveries"], one["reason"]) for one in letters} == {
+            ("shop/orders", 1, "max_deliveries")
+        }
+    shortened = cli("dlq", "list", DEAD, "-n", "2")
+    assert (len(shortened.lines), "more than 2" in shortened.err) == (3, True)
+
+
+def test_letters_go_back_once(cli: Cli, dead: Path) -> None:
+    """However often it is run, each letter is appended once, as it was, with a header that tells where it was."""
+    (first,) = cli("dlq", "replay", DEAD, "--max", "1", "--json").json
+    assert (first["into"], first["messages"], first["skipped"], first["first_offset"]) == ("shop/orders", 1, 0, 3)
+    (rest,) = cli("dlq", "replay", DEAD, "--json").json
+    assert (rest["messages"], rest["skipped"], rest["first_offset"], rest["last_offset"]) == (2, 1, 4, 5)
+    (none,) = cli("dlq", "replay", DEAD, "--json").json
+    assert (none["messages"], none["skipped"]) == (0, 3)
+    assert values_of(dead, "shop/orders") == [b"one", b"two", b"three"] * 2
+    with tidelog.open(dead, read_only=True) as log:
+        (last,) = log.topic("shop/orders").read(5)
+    assert (last.key, last.headers) == (b"k", {"h": b"1", "tidelog-replayed-from": f"{DEAD}@2".encode()})
+
+
+def test_a_killed_replay_goes_on(cli: Cli, spawn: Spawn, tmp_path: Path) -> None:
+    """Killed at any moment and run again, it neither loses nor doubles a letter."""
+    with tidelog.open(tmp_path / "data") as log:
+        log.topic("a/b").append(b"before")
+        headers = {ORIGIN_TOPIC: b"a/b"}
+        letters = [tidelog.Message(b"%d" % number, headers=headers) for number in range(LETTERS)]
+        log.topic("a/b.s.dlq").append_many(letters)
+    expected = [b"before", *(b"%d" % number for number in range(LETTERS))]
+    for _ in range(2):
+        before = size_of(tmp_path / "data/a/b")
+        child = spawn("dlq", "replay", "a/b.s.dlq")
+        while size_of(tmp_path / "data/a/b") == before and child.poll() is None:
+            time.sleep(0.001)
+        child.kill()
+        assert child.wait() == -signal.SIGKILL
+        stored = values_of(tmp_path / "data", "a/b")
+        assert 1 < len(stored) < len(expected)
+        assert stored == expected[: len(stored)]
+    assert cli("dlq", "replay", "a/b.s.dlq").code == 0
+    assert values_of(tmp_path / "data", "a/b") == expected
+
+
+def test_into_another_topic(cli: Cli, dead: Path) -> None:
+    """Letters can be sent elsewhere; that counts on its own."""
+    cli("topic", "create", "shop/again")
+    assert cli("dlq", "replay", DEAD).code == 0
+    (row,) = cli("dlq", "replay", DEAD, "--into", "shop/again", "--json").json
+    assert (row["into"], row["messages"]) == ("shop/again", 3)
+    assert values_of(dead, "shop/again") == [b"one", b"two", b"three"]
+    assert cli("dlq", "replay", DEAD, "--into", "shop/agian").code == 3
+
+
+def test_letters_that_cannot_go_back_are_told(cli: Cli, dead: Path) -> None:
+    """One without an origin, or from a topic that is gone, stays; the others go, and the exit code says so."""
+    with tidelog.open(dead) as log:
+        log.topic(DEAD).append(b"by hand")
+        log.topic(DEAD).append(b"gone", headers={ORIGIN_TOPIC: b"shop/gone"})
+        log.topic(DEAD).append(b"hostile", headers={ORIGIN_TOPIC: b"../../etc"})
+    result = cli("dlq", "replay", DEAD, "--json")
+    told = {row["into"]: (row["messages"], row["skipped"], row["problem"] is None) for row in result.json}
+    assert told == {"shop/orders": (3, 0, True), None: (0, 2, False), "shop/gone": (0, 1, False)}
+    assert result.code == 1
+    assert "--into" in result.json[1]["problem"]
+    assert cli("topic", "list", "--json").json[0]["topic"] == "shop/orders"
+
+
+def test_dead_letters_made_anew_are_not_taken_for_the_old_ones(cli: Cli, dead: Path) -> None:
+    """Deleted and made again, the topic counts from 0 again, and its letters are sent all the same, once."""
+    cli("dlq", "replay", DEAD)
+    cli("topic", "delete", DEAD, "--yes")
+    cli("sub", "seek", "shop/orders", "billing", "latest")
+    give_up(dead, [b"four", b"five", b"six", b"seven"])
+    (row,) = cli("dlq", "replay", DEAD, "--json").json
+    assert (row["messages"], row["skipped"]) == (4, 0)
+    (row,) = cli("dlq", "replay", DEAD, "--json").json
+    assert (row["messages"], row["skipped"]) == (0, 4)
+    assert values_of(dead, "shop/orders")[-4:] == [b"four", b"five", b"six", b"seven"]
+
+
+def test_a_topic_of_another_node_is_refused(cli: Cli, tmp_path: Path) -> None:
+    """Replaying needs the owner of both topics, or the word to take them over."""
+    options = ["--store", f"file://{tmp_path}/store", "--metadata", "bucket"]
+    cli("topic", "create", "shop/orders", *options)
+    give_up(tmp_path / "data", [b"one"])
+    cli("topic", "ship", "--all")
+    cli("topic", "create", "x/y", "-d", "other", *options)
+    assert cli("dlq", "list", DEAD, "--json", "-d", "other").json[0]["origin_topic"] == "shop/orders"
+    refused = cli("dlq", "replay", DEAD, "-d", "other")
+    assert (refused.code, "--take-over" in refused.err) == (4, True)
+    assert cli("dlq", "replay", DEAD, "-d", "other", "--take-over").code == 0
+    assert values_of(tmp_path / "other", "shop/orders") == [b"one", b"one"]
+
+
+def test_missing_topics(cli: Cli, tmp_path: Path) -> None:
+    """A mistyped topic or directory is an error, and makes nothing."""
+    assert cli("dlq", "replay", "a/b.dlq", "-d", "nowhere").code == 3
+    assert not (tmp_path / "nowhere").exists()
+    cli("topic", "create", "a/b")
+    assert cli("dlq", "list", "--json").json == []
+    assert cli("dlq", "replay", "a/c").code == 3
