@@ -606,6 +606,20 @@ def test_a_subscription_moves_with_its_topic(tmp_path: Path) -> None:
         assert offsets(second.topic(NAME).subscribe("billing", "shared")) == [1, 4, 5]
 
 
+@pytest.mark.parametrize("metadata", ["sqlite", "bucket"])
+def test_positions_come_along_when_a_local_directory_is_given_a_store(tmp_path: Path, metadata: str) -> None:
+    """Wherever the catalog is from then on."""
+    with tidelog.open(tmp_path / "data") as log:
+        topic = log.topic(NAME)
+        fill(topic, 4)
+        with topic.subscribe("billing", "shared") as sub:
+            sub.ack(0)
+            sub.ack(2)
+    for _ in range(2):
+        with tidelog.open(tmp_path / "data", store=f"file://{tmp_path}/store", metadata=metadata) as log:
+            assert offsets(log.topic(NAME).subscribe("billing", "shared")) == [1, 3]
+
+
 def test_a_fenced_owner_hands_out_nothing_and_stores_nothing(tmp_path: Path) -> None:
     """Whoever took the topic over decides from then on."""
     store = f"file://{tmp_path}/store"

@@ -4,6 +4,7 @@ Invariants
 - A cursor that cannot be read is an error. "There is none" is said only by a store that has answered.
 - With a store a cursor is changed under the owner's epoch: who lost the topic gets FencedError and changes nothing.
 - Both use the same keys, so a local directory that is given a store and keeps its metadata keeps its subscriptions.
+  With other metadata they are brought there when the topic is opened.
 """
 
 from __future__ import annotations
@@ -87,6 +88,15 @@ class LocalCursors:
         metadata = self._existing()
         if metadata is not None:
             metadata.delete(self._keys.subscription(name))
+
+
+def bring_along(local: LocalCursors, catalog: CatalogCursors) -> None:
+    """The positions of a directory that was local, into the catalog that it was given. Can be interrupted anywhere."""
+    for name in local.names():
+        cursor = local.load(name)
+        if cursor is not None and catalog.load(name) is None:
+            catalog.store(name, cursor)
+        local.delete(name)
 
 
 def checked_cursor(name: str, cursor: Cursor) -> Cursor:

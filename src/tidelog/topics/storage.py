@@ -32,9 +32,10 @@ from tidelog.tier.metadata.sqlite import SqliteMetadataStore
 from tidelog.tier.metadata.store import MetadataStore
 from tidelog.tier.tier import Tier
 from tidelog.tier.tier_settings import TierSettings
-from tidelog.topics.cursor_store import CatalogCursors, CursorStore, LocalCursors
+from tidelog.topics.cursor_store import CatalogCursors, CursorStore, LocalCursors, bring_along
 from tidelog.topics.directory_info import (
     DIRECTORY_FILE,
+    INSIDE,
     LOCAL,
     METADATA_FILE,
     DirectoryInfo,
@@ -190,9 +191,13 @@ class LogDirectory:
 
     def _cursors(self, name: TopicName, topic: Topic) -> CursorStore:
         """Where the positions of a topic's subscriptions are."""
-        if self.tier is not None:
-            return CatalogCursors(self.tier.catalog(name.namespace, name.name), topic.tiered)
-        return LocalCursors(self._metadata, TopicKeys(name.namespace, name.name), self._clock)
+        local = LocalCursors(self._metadata, TopicKeys(name.namespace, name.name), self._clock)
+        if self.tier is None:
+            return local
+        cursors = CatalogCursors(self.tier.catalog(name.namespace, name.name), topic.tiered)
+        if topic.tiered is not None and self.info.metadata != INSIDE:
+            bring_along(local, cursors)
+        return cursors
 
     def _metadata(self, make: bool) -> MetadataStore | None:
         """The metadata file of a directory without a store: only subscriptions need it, the first one makes it."""
