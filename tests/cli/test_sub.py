@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+import time
 from pathlib import Path
 
 import pytest
@@ -218,6 +219,15 @@ def test_looking_without_acknowledging(cli: Cli) -> None:
         assert cli("consume", "a/b", "-s", "billing", "--no-ack", "-n", "2").out == shown(5, 7)
 
 
+@pytest.mark.parametrize("options", [(), ("--follow",), ("-n", "10030")])
+def test_looking_ends_where_nothing_more_is_handed_out(cli: Cli, tmp_path: Path, options: tuple[str, ...]) -> None:
+    """Without acknowledgements it shows the first ten thousand and says so, rather than waiting for ever."""
+    with tidelog.open(tmp_path / "data") as log:
+        log.topic("a/b").append_many([b"x"] * 10_050)
+    result = cli("consume", "a/b", "-s", "peek", "--no-ack", *options)
+    assert (result.code, len(result.lines), "only the first 10,000" in result.err) == (0, 10_000, True)
+
+
 @pytest.mark.usefixtures("billing")
 def test_a_broken_pipe_acknowledges_nothing_that_was_not_written(spawn: Spawn, cli: Cli) -> None:
     """When the reader is gone before anything could be written, everything comes again."""
@@ -235,6 +245,7 @@ def test_following_shows_at_once_and_ends_with_ctrl_c(spawn: Spawn, cli: Cli) ->
     assert child.stdout is not None
     assert child.stdout.read(len(shown(5, 7))) == shown(5, 7)
     assert child.stdout.read(len(shown(*range(8, COUNT)))) == shown(*range(8, COUNT))
+    time.sleep(0.5)  # interrupted between writing and acknowledging, they would come again
     child.send_signal(signal.SIGINT)
     assert child.wait(timeout=60) == 130
     assert cli("sub", "list", "--json").json[0]["lag_messages"] == 0

@@ -112,7 +112,7 @@ class _Shower:
     def __init__(self, consumer: Consumer, to_bytes: Callable[[Message], bytes], choice: SubscriptionChoice) -> None:
         self._consumer = consumer
         self._to_bytes = to_bytes
-        self._left = choice.max_messages
+        self._left = _limit(choice)
         self._acknowledges = choice.acknowledges is not False
         self._timeout = None if choice.follow else 0.0
 
@@ -130,7 +130,14 @@ class _Shower:
                 self._left -= len(messages)
 
 
+def _limit(choice: SubscriptionChoice) -> int | None:
+    """How many are shown; without acknowledgements no more than are handed out, rather than waiting for ever."""
+    if choice.acknowledges is not False:
+        return choice.max_messages
+    return _MAX_UNACKED if choice.max_messages is None else min(choice.max_messages, _MAX_UNACKED)
+
+
 def _tell_if_full(session: Session, consumer: Consumer, choice: SubscriptionChoice) -> None:
-    is_full = choice.acknowledges is False and choice.max_messages is None and consumer.lag.messages > _MAX_UNACKED
-    if is_full:
+    """Whoever asked for more than are handed out hears that there are more."""
+    if _limit(choice) != choice.max_messages and consumer.lag.messages > _MAX_UNACKED:
         session.output.note(f"only the first {_MAX_UNACKED:,} were shown: more are not handed out unacknowledged")

@@ -117,12 +117,14 @@ def _show(
 def _rows(log: LogDirectory, topic: str, name: str | None, describe_one: _Describe) -> list[Row]:
     """One topic; a name that was asked for has to be there, and what cannot be read does not hide the others."""
     from tidelog.cli.errors import text_of
-    from tidelog.errors import TidelogError
+    from tidelog.errors import NotSupportedError, TidelogError
 
     try:
         opened = log.topic(topic)
         names = opened.subscriptions()
     except TidelogError as error:
+        if name is None and isinstance(error, NotSupportedError):
+            return []  # a topic that keeps no positions has none to show
         if name is not None:
             raise
         return [{"topic": topic, "subscription": None, "problem": text_of(error)}]
