@@ -410,8 +410,9 @@ def test_local_retention_without_a_store_is_refused(tmp_path: Path, bucket: str,
     with open_log(tmp_path / "a", **{name: 60}) as log, pytest.raises(ConfigError, match=name):
         log.topic(NAME)
     with open_log(tmp_path / "a") as log:
+        own: dict[str, Any] = {name: 60}
         with pytest.raises(ConfigError, match=name):
-            log.topic(NAME, **{name: 60})
+            log.topic(NAME, **own)
         assert log.topics() == []
     with open_log(tmp_path / "b", store=bucket, **{name: 60}) as log:
         log.topic(NAME)

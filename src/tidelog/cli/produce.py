@@ -77,7 +77,7 @@ def produce(
     to_message = _json_reader(key_separator, header, null) if from_json else message_maker(key_separator, header or [])
     separator = b"\x00" if null else b"\n"
     with _source(session, file) as (stream, on_read), session.open() as log:
-        target = log.topic(topic)
+        target = log.topic(topic, reliable=True)  # nobody could read a live topic of this process
         count = _Count(target)
         try:
             for records in split_records(stream, separator, session.settings.log.max_message_bytes, on_read):

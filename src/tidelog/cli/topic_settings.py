@@ -17,7 +17,7 @@ from tidelog.config import Settings
 from tidelog.config.settings import settings_of
 from tidelog.config.sources import Given
 from tidelog.config.values import convert
-from tidelog.errors import InputError
+from tidelog.errors import ConfigError, InputError
 from tidelog.files import LocalFiles
 from tidelog.tier import owner as documents
 from tidelog.tier.metadata.store import Check, Put
@@ -60,6 +60,9 @@ def own_settings(catalog: Catalog | None, directory: Path) -> dict[str, object]:
 
 def change_in_catalog(catalog: Catalog, directory: Path, changes: Mapping[str, object]) -> dict[str, object]:
     """Keeps the changed settings where the next owner looks; ConflictError if somebody else does so just now."""
+    info = read_topic_info(LocalFiles(), directory) if directory.is_dir() else None
+    if info is not None and not info.reliable:
+        raise ConfigError(f"{info.name} has reliable=False and keeps no messages: there is nothing to set")
     entry = catalog.metadata.get(catalog.keys.settings)
     own = {**own_settings(catalog, directory), **changes}
     own = {name: value for name, value in own.items() if value is not None}

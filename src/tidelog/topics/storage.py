@@ -150,26 +150,36 @@ class LogDirectory:
 
     # Topics
 
-    def topic(self, name: str, *, first_offset: int = 0, **settings: object) -> Topic:
+    def topic(self, name: str, *, first_offset: int = 0, reliable: bool | None = None, **settings: object) -> Topic:
         """The topic of this name, always the same object while the directory is open.
 
         It is made when absent, and begins at `first_offset` then; a directory that is open for reading only raises
         NotFoundError instead. `settings` are the topic's own, such as `retention_seconds=86400`: they are remembered,
-        and None takes one back. They count from the next opening on where the topic is open already.
+        and None takes one back. They count from the next opening on where the topic is open already. A new topic with
+        `reliable=False` keeps nothing: its messages go to whoever reads or subscribes at that moment, in this process.
+        That is remembered too, and cannot be changed.
         """
         parsed = parse_topic_name(name)
         known = self._topics.get(parsed)
-        if known is not None and not settings and not self._closed:
+        is_known = known is not None and reliable in (None, known.is_reliable)
+        if known is not None and is_known and not settings and not self._closed:
             return known  # without the guard, which somebody may hold who opens another topic in a store that is slow
         with self._guard, explained(f"topic {name}", self.root):
             self._check_open()
             if parsed in self._topics and settings:
                 raise InputError(f"the topic {name} is open already", hint="Change its settings with `configure_topic`")
             if parsed not in self._topics:
-                topic = self._open_topic(parsed, first_offset, settings)
-                topic.use_subscriptions(self._cursors(parsed, topic), self._background, self.topic)
+                topic = self._open_topic(parsed, first_offset, settings, reliable)
+                topic.use_subscriptions(self._cursors(parsed, topic), self._background, self._dead_letter_topic)
                 self._topics[parsed] = topic
-            return self._topics[parsed]
+            opened = self._topics[parsed]
+            if reliable not in (None, opened.is_reliable):
+                raise InputError(f"the topic {name} is open with reliable={opened.is_reliable}")
+            return opened
+
+    def _dead_letter_topic(self, name: str) -> Topic:
+        """One that keeps them."""
+        return self.topic(name, reliable=True)
 
     def configure_topic(self, name: str, **settings: object) -> dict[str, object]:
         """Changes the settings that a topic has for itself, and returns all of them; None takes one back.
@@ -182,12 +192,14 @@ class LogDirectory:
             self._require(parsed)
             return self._opener.configure(parsed, settings)
 
-    def _open_topic(self, name: TopicName, first_offset: int, settings: dict[str, object]) -> Topic:
+    def _open_topic(
+        self, name: TopicName, first_offset: int, settings: dict[str, object], reliable: bool | None
+    ) -> Topic:
         if self.read_only:
             if settings or first_offset:
                 self._check_writable()
             return self._opener.look(name)
-        return self._opener.open(name, self._seal, settings, first_offset)
+        return self._opener.open(name, self._seal, settings, first_offset, reliable)
 
     def _cursors(self, name: TopicName, topic: Topic) -> CursorStore:
         """Where the positions of a topic's subscriptions are."""

@@ -22,6 +22,7 @@ from tidelog.log.repair import is_lost
 from tidelog.tier.joined import JoinedReader
 from tidelog.topics.delivery import READ_AHEAD
 from tidelog.topics.delivery_queue import Delivery
+from tidelog.topics.live_log import LiveLog
 from tidelog.topics.message import Message, decode_frames_as, decode_payloads_as
 from tidelog.topics.reading import OnGap
 
@@ -35,7 +36,7 @@ class Source(NamedTuple):
     """The topic as a subscription sees it. `check_owned` raises FencedError when another node has the topic."""
 
     topic: str
-    log: Log
+    log: Log | LiveLog
     open_reader: Callable[[int, OnGap], Reader | JoinedReader]
     resolve: Callable[[Position], int]
     start_offset: Callable[[], int]

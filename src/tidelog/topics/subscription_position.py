@@ -16,6 +16,7 @@ from tidelog.log import Log
 from tidelog.tier.owner import Cursor
 from tidelog.topics.cursor_store import CursorStore
 from tidelog.topics.delivery import DeliveryState
+from tidelog.topics.live_log import LiveLog
 
 _NEVER = 1 << 64
 
@@ -23,7 +24,7 @@ _NEVER = 1 << 64
 class StoredPosition:
     """The cursor of one subscription, as it is stored."""
 
-    def __init__(self, name: str, cursor: Cursor, cursors: CursorStore, log: Log, min_delta: int) -> None:
+    def __init__(self, name: str, cursor: Cursor, cursors: CursorStore, log: Log | LiveLog, min_delta: int) -> None:
         self._name = name
         self._cursors = cursors
         self._log = log
@@ -71,7 +72,7 @@ class StoredPosition:
             self._cursors.delete(self._name)
 
 
-def _flush(log: Log) -> None:
+def _flush(log: Log | LiveLog) -> None:
     """What cannot be made durable is not stored as acknowledged either; closing the log says why."""
     try:
         log.flush()

@@ -9,12 +9,13 @@ from __future__ import annotations
 
 from tidelog.log import Log
 from tidelog.log.waiting import Waiter, finish_all
+from tidelog.topics.live_log import LiveLog
 
 
 class Waiters:
     """Those who wait, in order of arrival."""
 
-    def __init__(self, log: Log) -> None:
+    def __init__(self, log: Log | LiveLog) -> None:
         self._log = log
         self._waiting: list[Waiter] = []
         self.is_empty = True

@@ -31,6 +31,7 @@ from tidelog.topics.cursor_store import CursorStore
 from tidelog.topics.delivery_counters import SubscriptionStatistics
 from tidelog.topics.delivery_options import Kind
 from tidelog.topics.latest_by_key import LatestByKey, ReadableTopic
+from tidelog.topics.live_log import LiveLog, LiveStatistics
 from tidelog.topics.message import Message
 from tidelog.topics.names import TopicName
 from tidelog.topics.payloads import PayloadEncoder, check_timeout
@@ -53,15 +54,20 @@ class TopicStatistics(msgspec.Struct, frozen=True, kw_only=True):
     log: LogStatistics | None
     tier: TierStatistics | None
     subscriptions: tuple[SubscriptionStatistics, ...] = ()
+    live: LiveStatistics | None = None
+    """Of a topic with `reliable=False`, which has no `log`."""
 
 
 class Topic:
     """A topic. Any number of threads and tasks may use it at once."""
 
+    is_reliable = True
+    """Whether its messages are kept; those of a `LiveTopic` go to whoever reads at that moment."""
+
     def __init__(
         self,
         name: TopicName,
-        log: Log | LogView | None,
+        log: Log | LogView | LiveLog | None,
         clock: Clock,
         tier: JoinedLog | None = None,
         seal: Callable[[Topic], None] | None = None,
@@ -125,7 +131,7 @@ class Topic:
         return 0 if self._joined is None else self._joined.history.catalog.next_offset()
 
     @property
-    def _readable(self) -> JoinedLog | Log | LogView:
+    def _readable(self) -> JoinedLog | Log | LogView | LiveLog:
         readable = self._joined or self._hot
         assert readable is not None, "a topic is on this disk, in a store, or both"
         return readable
@@ -239,7 +245,8 @@ class Topic:
         self, cursors: CursorStore, background: Background, open_topic: Callable[[str], Topic]
     ) -> None:
         """Says where the positions of subscriptions are kept, and how the topics for dead letters are opened."""
-        source = None if self._owned is None else self._subscription_source(self._owned)
+        log = self._subscribable
+        source = None if log is None else self._subscription_source(log)
         self._subscriptions = SubscriptionRegistry(
             *(self.name, source, lambda: self.next_offset, cursors, self._clock, background, open_topic)
         )
@@ -248,7 +255,12 @@ class Topic:
         if self._tiered is not None:
             self._tiered.pruner.keep_from = self._subscriptions.lowest_held_offset
 
-    def _subscription_source(self, log: Log) -> Source:
+    @property
+    def _subscribable(self) -> Log | LiveLog | None:
+        """What subscriptions read from; None when it was opened for reading only."""
+        return self._owned
+
+    def _subscription_source(self, log: Log | LiveLog) -> Source:
         check_owned = (lambda: None) if self._tiered is None else self._tiered.check_not_fenced
         return Source(
             self.name,

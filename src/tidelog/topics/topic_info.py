@@ -24,12 +24,16 @@ _FORMAT = 1
 
 
 class TopicInfo(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """The content of `topic.json`. `settings` are those that differ from the directory's."""
+    """The content of `topic.json`. `settings` are those that differ from the directory's.
+
+    What is not `reliable` has its messages in memory only.
+    """
 
     format: int
     name: str
     created_us: int
     settings: dict[str, object] = {}
+    reliable: bool = True
 
 
 def read_topic_info(files: Files, directory: Path) -> TopicInfo | None:
@@ -56,7 +60,13 @@ def write_topic_info(files: Files, directory: Path, info: TopicInfo) -> None:
 
 
 def settle_topic_info(
-    files: Files, directory: Path, name: TopicName, clock: Clock, settings: Mapping[str, object]
+    files: Files,
+    directory: Path,
+    name: TopicName,
+    clock: Clock,
+    settings: Mapping[str, object],
+    *,
+    reliable: bool = True,
 ) -> TopicInfo:
     """What the topic says about itself, written down when it is new or was changed."""
     known = read_topic_info(files, directory)
@@ -65,6 +75,7 @@ def settle_topic_info(
         name=str(name),
         created_us=clock.now_us() if known is None else known.created_us,
         settings=dict(settings),
+        reliable=reliable,
     )
     if known is None or known.settings != info.settings:
         write_topic_info(files, directory, info)

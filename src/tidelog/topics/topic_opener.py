@@ -14,7 +14,7 @@ from pathlib import Path
 import msgspec
 
 from tidelog.clock import Clock
-from tidelog.errors import ConfigError, NotFoundError, RetryError
+from tidelog.errors import ConfigError, InputError, NotFoundError, NotSupportedError, RetryError
 from tidelog.files import Files
 from tidelog.log import Log, LogSettings
 from tidelog.log.view import LogView
@@ -27,6 +27,8 @@ from tidelog.tier.metadata.store import Check, Put
 from tidelog.tier.tier import Tier
 from tidelog.tier.tier_settings import TierSettings
 from tidelog.topics.extension import group_of
+from tidelog.topics.live_log import LiveLog
+from tidelog.topics.live_topic import LiveTopic
 from tidelog.topics.message import TIMESTAMP_FIELD
 from tidelog.topics.names import TopicName
 from tidelog.topics.topic import Topic
@@ -71,9 +73,12 @@ class TopicOpener:
         seal: Callable[[Topic], None],
         settings: Mapping[str, object] = _NO_SETTINGS,
         first_offset: int = 0,
+        reliable: bool | None = None,
     ) -> Topic:
-        """For writing; made when absent."""
+        """For writing; made when absent, `reliable` unless told otherwise."""
         directory = name.directory(self._root)
+        if not self._is_reliable(name, reliable):
+            return self._open_live(name, settings, first_offset)
         own = {**self._own_settings(name), **settings}
         own = {key: value for key, value in own.items() if value is not None}
         effective = with_own(self._tier_settings, own)
@@ -112,9 +117,38 @@ class TopicOpener:
             pruner.start(self._background)
         return Topic(name, log, self._clock, None, seal, pruner)
 
+    def _is_reliable(self, name: TopicName, wanted: bool | None) -> bool:
+        """What the topic is, else what is wanted of a new one; InputError when these differ."""
+        info = read_topic_info(self._files, name.directory(self._root))
+        if info is None and (wanted is not False or not self.exists(name)):
+            return wanted is not False
+        is_reliable = info is None or info.reliable
+        if wanted is not None and wanted != is_reliable:
+            raise InputError(
+                f"the topic {name} has reliable={is_reliable}, and that cannot be changed",
+                hint="Take another name, or delete it first",
+            )
+        return is_reliable
+
+    def _open_live(self, name: TopicName, settings: Mapping[str, object], first_offset: int) -> Topic:
+        _refuse_live_settings(name, settings)
+        if first_offset:
+            raise NotSupportedError(f"the offsets of {name} begin at 0: it has reliable=False")
+        directory = name.directory(self._root)
+        settle_topic_info(self._files, directory, name, self._clock, {}, reliable=False)
+        return LiveTopic(name, LiveLog(directory, self._log_settings, self._files, TIMESTAMP_FIELD), self._clock)
+
+    def _look_at_live(self, name: TopicName) -> Topic:
+        log = LiveLog(name.directory(self._root), self._log_settings, self._files, TIMESTAMP_FIELD)
+        log.refuse(lambda: _elsewhere_error(name))
+        return LiveTopic(name, log, self._clock)
+
     def look(self, name: TopicName) -> Topic:
         """For reading only."""
         directory = name.directory(self._root)
+        info = read_topic_info(self._files, directory)
+        if info is not None and not info.reliable:
+            return self._look_at_live(name)
         has_files = is_topic_directory(self._files, directory)
         if not has_files and (self.tier is None or not self.exists(name)):
             raise NotFoundError(f"there is no topic {name}", path=self._root, hint="`tidelog topic list` shows them")
@@ -153,6 +187,9 @@ class TopicOpener:
 
     def configure(self, name: TopicName, settings: Mapping[str, object]) -> dict[str, object]:
         """Adds to a topic's own settings, or takes some back; returns those that it has then."""
+        if not self._is_reliable(name, None):
+            _refuse_live_settings(name, settings)
+            return {}
         merged = {**self._own_settings(name), **settings}
         own = {key: value for key, value in merged.items() if value is not None}
         effective = with_own(self._tier_settings, own)
@@ -194,3 +231,15 @@ class TopicOpener:
                 f"{field} is about what a store has a copy of, and this directory has no store",
                 hint='Name one, as in tidelog.open("./data", store="s3://bucket/prefix"), or use retention_seconds',
             )
+
+
+def _refuse_live_settings(name: TopicName, settings: Mapping[str, object]) -> None:
+    for field in settings:
+        raise ConfigError(f"{field} is about messages that are kept, and {name} has reliable=False")
+
+
+def _elsewhere_error(name: TopicName) -> NotSupportedError:
+    return NotSupportedError(
+        f"the messages of {name} are only in the memory of the process that has it open: it has reliable=False",
+        hint="Read it there, or use a reliable topic",
+    )
