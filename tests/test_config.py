@@ -21,7 +21,7 @@ from tidelog.tier.tier_settings import TierSettings
 PASSWORD = "correct horse battery staple"
 
 
-class StoreSettings(msgspec.Struct, frozen=True, kw_only=True):
+class VaultSettings(msgspec.Struct, frozen=True, kw_only=True):
     """A table with every kind of setting, one of them a secret."""
 
     secret_key: Secret | None = None
@@ -31,10 +31,10 @@ class StoreSettings(msgspec.Struct, frozen=True, kw_only=True):
     attempts: Annotated[int, msgspec.Meta(ge=1)] | None = None
 
 
-class StoreAndLog(Settings, frozen=True, kw_only=True):
+class VaultAndLog(Settings, frozen=True, kw_only=True):
     """What `Settings` looks like with one table more."""
 
-    store: StoreSettings = msgspec.field(default_factory=StoreSettings)
+    vault: VaultSettings = msgspec.field(default_factory=VaultSettings)
 
 
 @pytest.fixture
@@ -48,13 +48,13 @@ def load_error(
 ) -> ConfigError:
     """The error that these settings end in."""
     with pytest.raises(ConfigError) as caught:
-        load_as(StoreAndLog, config, environment or {}, overrides)
+        load_as(VaultAndLog, config, environment or {}, overrides)
     return caught.value
 
 
-def load(config: Path | None = None, environment: dict[str, str] | None = None, **overrides: object) -> StoreAndLog:
-    """The settings, with the table `store` as well."""
-    return load_as(StoreAndLog, config, environment or {}, overrides)
+def load(config: Path | None = None, environment: dict[str, str] | None = None, **overrides: object) -> VaultAndLog:
+    """The settings, with the table `vault` as well."""
+    return load_as(VaultAndLog, config, environment or {}, overrides)
 
 
 def test_everything_has_a_default() -> None:
@@ -209,12 +209,12 @@ def test_unknown_variables_suggest_the_nearest() -> None:
         ("[log]\nrotate_bytes = 5", "[log] rotate_bytes is not a setting", "Did you mean rotate_max_bytes?"),
         ("[logs]\nrotate_max_bytes = 5", "[logs] is not a table", "Did you mean log?"),
         ("[log]\ndir = 'x'", "[log] dir is in the wrong table", "Put dir at the top of the file"),
-        ("[log]\nverify = true", "[log] verify is in the wrong table", "Put verify below [store]"),
+        ("[log]\nverify = true", "[log] verify is in the wrong table", "Put verify below [vault]"),
         ("log = 5", "log must be a table", "Write [log]"),
         ("[log.log]\nx = 1", "[log] log is not a setting", ""),
         ("hidden_names = ['x']", "hidden_names is not a setting", ""),
         ("zzzzzzzzz = 5", "zzzzzzzzz is not a setting", ""),
-        ("attempts = 2\n[store]\nattempts = 3", "attempts is given twice", ""),
+        ("attempts = 2\n[vault]\nattempts = 3", "attempts is given twice", ""),
     ],
 )
 def test_what_the_file_must_not_say(config: Path, text: str, problem: str, suggestion: str) -> None:
@@ -265,7 +265,7 @@ def test_references_are_replaced_from_the_environment(config: Path) -> None:
     config.write_text('dir = "/data/${TEAM}/${NODE}"\ncache_max_messages = "${CACHE}"\nverify = "${VERIFY}"\n')
     settings = load(config, {"TEAM": "blue", "NODE": "7", "CACHE": "99", "VERIFY": "no"})
     assert (settings.dir, settings.log.cache_max_messages) == ("/data/blue/7", 99)
-    assert settings.store.verify is False
+    assert settings.vault.verify is False
 
 
 def test_a_doubled_dollar_is_meant(config: Path) -> None:
@@ -282,14 +282,14 @@ def test_references_are_for_files_only() -> None:
 
 def test_an_unset_reference_is_named(config: Path) -> None:
     """A reference to a variable that is not set is an error that names both, and not an empty text."""
-    config.write_text('[store]\nsecret_key = "${NOT_THERE}"\n')
+    config.write_text('[vault]\nsecret_key = "${NOT_THERE}"\n')
     message = str(load_error(config))
-    assert "[store] secret_key needs the environment variable NOT_THERE, which is not set" in message
+    assert "[vault] secret_key needs the environment variable NOT_THERE, which is not set" in message
 
 
 def test_a_reference_without_a_name(config: Path) -> None:
     """A `${...}` that names no variable is an error and does not repeat what is in it."""
-    config.write_text(f'[store]\nsecret_key = "${{{PASSWORD}}}"\n')
+    config.write_text(f'[vault]\nsecret_key = "${{{PASSWORD}}}"\n')
     message = str(load_error(config))
     assert "secret_key has a ${...}" in message
     assert PASSWORD not in message
@@ -297,16 +297,16 @@ def test_a_reference_without_a_name(config: Path) -> None:
 
 def test_secrets_are_not_shown(config: Path) -> None:
     """A secret is there for whoever asks for it and in no printed form of the settings."""
-    config.write_text('[store]\nsecret_key = "${KEY}"\n')
+    config.write_text('[vault]\nsecret_key = "${KEY}"\n')
     for settings in (
         load(config, {"KEY": PASSWORD}),
         load(environment={"TIDELOG_SECRET_KEY": PASSWORD}),
         load(secret_key=PASSWORD),
         load(secret_key=Secret(PASSWORD)),
     ):
-        assert settings.store.secret_key == Secret(PASSWORD)
-        assert settings.store.secret_key.reveal() == PASSWORD
-        printed = f"{settings!r} {settings} {settings.store} {describe(settings)} {settings.__rich_repr__()}"
+        assert settings.vault.secret_key == Secret(PASSWORD)
+        assert settings.vault.secret_key.reveal() == PASSWORD
+        printed = f"{settings!r} {settings} {settings.vault} {describe(settings)} {settings.__rich_repr__()}"
         assert PASSWORD not in printed
         assert describe(settings)["secret_key"] == "***"
 
