@@ -40,6 +40,8 @@ from tidelog.errors import (
     TopicNameError,
 )
 from tidelog.topics.delivery_queue import Delivery
+from tidelog.topics.latest_by_key import LatestByKey
+from tidelog.topics.live_topic import LiveTopic
 from tidelog.topics.message import Message
 from tidelog.topics.producer import Producer
 from tidelog.topics.storage import LogDirectory
@@ -64,6 +66,8 @@ __all__ = [
     "GapError",
     "InputError",
     "InternalError",
+    "LatestByKey",
+    "LiveTopic",
     "LockedError",
     "LogDirectory",
     "LogFailedError",
