@@ -93,7 +93,7 @@ def _newest(topic: Topic) -> Letter | None:
     newest = topic.next_offset - 1
     if newest < topic.start_offset:
         return None
-    return next((Letter(topic.name, message) for message in topic.read(newest, on_gap="skip")), None)
+    return next((Letter(topic.name, message) for message in topic.read(newest, follow=False, on_gap="skip")), None)
 
 
 def _topic_row(topic: Topic) -> Row:
@@ -117,7 +117,7 @@ def _letters(log: LogDirectory, name: str) -> Iterator[Letter]:
     is_theirs = _has_letters(log, name)
     sources = [name] if is_theirs else [one for one in topic_names(log) if _has_letters(log, one)]
     for source in sources:
-        for message in log.topic(source).read(on_gap="skip"):
+        for message in log.topic(source).read("earliest", follow=False, on_gap="skip"):
             letter = Letter(source, message)
             if is_theirs or letter.origin_topic == name:
                 yield letter

@@ -44,7 +44,7 @@ class Replay:
     def run(self, max_messages: int | None) -> list[Row]:
         """Sends up to so many letters; returns a row for each topic that they belong to."""
         sent = 0
-        for message in self._letters.read(on_gap="skip"):
+        for message in self._letters.read("earliest", follow=False, on_gap="skip"):
             if sent == max_messages:
                 break
             letter = Letter(self._letters.name, message)
@@ -158,4 +158,4 @@ def _content(message: Message) -> tuple[bytes, bytes | None, dict[str, bytes]]:
 def _at(topic: Topic, offset: int) -> Message | None:
     if not topic.start_offset <= offset < topic.next_offset:
         return None
-    return next(iter(topic.read(offset, offset + 1, on_gap="skip")), None)
+    return next(iter(topic.read(offset, offset + 1, follow=False, on_gap="skip")), None)

@@ -166,7 +166,7 @@ def _oldest_open(topic: Topic, info: SubscriptionInfo) -> datetime | None:
     start = max(info.offset, topic.start_offset)
     if not info.lag_messages or start >= topic.next_offset:
         return None
-    return next((message.timestamp for message in topic.read(start, on_gap="skip")), None)
+    return next((message.timestamp for message in topic.read(start, follow=False, on_gap="skip")), None)
 
 
 def describe(session: Session, topic: TopicArgument, name: NameArgument) -> None:
