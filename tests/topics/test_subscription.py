@@ -135,6 +135,25 @@ def test_a_cursor_that_cannot_be_read_is_an_error(tmp_path: Path) -> None:
             log.topic(NAME).subscribe("billing")
 
 
+@pytest.mark.parametrize("store", [None, "sqlite", "bucket"])
+def test_a_cursor_that_cannot_be_read_can_be_deleted(tmp_path: Path, store: str | None) -> None:
+    """The remedy that the error names works, and the subscription can be made anew."""
+    url = None if store is None else f"file://{tmp_path / 'store'}"
+    with tidelog.open(tmp_path / "data", store=url, metadata=store) as log:
+        topic = log.topic(NAME)
+        topic.append(b"one")
+        topic.subscribe("billing").close()
+        metadata = log._metadata(False) if log.tier is None else log.tier.metadata
+        assert metadata is not None
+        metadata.put("tidelog/storage/topics/shop/orders/subscriptions/billing", b"{}")
+        topic.delete_subscription("billing")
+        assert topic.subscriptions() == []
+        with topic.subscribe("billing") as again:
+            assert offsets(again) == [0]
+        with pytest.raises(NotFoundError):
+            topic.delete_subscription("never-made")
+
+
 # Kinds
 
 

@@ -228,9 +228,9 @@ class OwnedCatalog:
 
     def delete_cursor(self, name: str) -> None:
         """Forgets a subscription. That there is none is fine."""
-        found = self.catalog.cursor(name)
+        found = self.catalog.metadata.get(self._keys.subscription(name))
         if found is not None:
-            self._delete(self._keys.subscription(name), found[1])
+            self._delete(found.key, found.version)
 
     # Deleting the topic
 

@@ -184,7 +184,7 @@ class SubscriptionRegistry:
                     raise ConflictError(f"the subscription {name} has consumers", hint="Close them first")
                 del self._open[name], self._filters[name]
                 subscription.close()
-            elif self._cursors.load(check_part(name)) is None:
+            elif check_part(name) not in self._cursors.names():  # not loaded: one that is damaged can be deleted too
                 raise _not_found(name, self._topic)
             self._cursors.delete(name)
 
