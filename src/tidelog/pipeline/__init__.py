@@ -1,0 +1,28 @@
+"""Spark reads and writes topics, and runs the jobs on them.
+
+Importing this package imports neither Spark nor Arrow: the code that runs on executors lies in it too, and a command
+line that only asks for help passes through it. What it offers is loaded when it is first asked for.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from tidelog.pipeline.session import register, spark_session
+
+__all__ = ["register", "spark_session"]
+
+_HOMES = {
+    "register": "tidelog.pipeline.session",
+    "spark_session": "tidelog.pipeline.session",
+}
+
+
+def __getattr__(name: str) -> object:
+    """A public name, from the module that has it."""
+    from importlib import import_module
+
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(_HOMES[name]), name)
