@@ -19,6 +19,7 @@ from tidelog.cli import (
     doctor,
     import_danube,
     inspect,
+    pipeline,
     produce,
     repair,
     sub,
@@ -65,7 +66,10 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 
-_MODULES = (demo, produce, consume, topic, sub, dlq, inspect, verify, repair, import_danube, doctor, bench, dev_s3)
+_MODULES = (
+    *(demo, produce, consume, topic, sub, dlq, inspect, verify, repair),
+    *(pipeline, import_danube, doctor, bench, dev_s3),
+)
 for _module in _MODULES:
     _module.add_to(app)
 

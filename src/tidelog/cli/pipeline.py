@@ -1,0 +1,20 @@
+"""`tidelog pipeline`: the group of the jobs that Spark runs over topics; each of them has a module of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import typer
+
+from tidelog.cli.session import command, command_group
+
+# By the name of the job; what they have in common is in `pipeline_job.py`.
+_JOBS: dict[str, Callable[..., None]] = {}
+
+
+def add_to(app: typer.Typer) -> None:
+    """Registers the group with its jobs."""
+    group = command_group("Jobs that Spark runs over topics, on this machine or on a cluster.")
+    for name, work in _JOBS.items():
+        command(group, name)(work)
+    app.add_typer(group, name="pipeline")

@@ -1,0 +1,164 @@
+"""Work spread over Spark's workers: one function, many items, a result for each as soon as it is known.
+
+    results = run_on_workers(spark, check_object, [ObjectWork(...), ObjectWork(...)])
+
+Invariants
+- It works in classic sessions and over Spark Connect alike: nothing but a range and a plain UDF is asked of Spark.
+- The function is found by its name, in a module that the workers can import. Items travel as pickles, which Spark does
+  with all that goes to a worker; results come back as msgpack of the type that the function promises.
+- An error of ours that a worker meets is raised here as the same error. Any other is a failed task, which Spark tries
+  again as its settings say, so the function must do no harm when it runs twice for an item.
+- Results come in any order. Whoever stops taking them ends the work that has not begun.
+"""
+
+from __future__ import annotations
+
+import importlib
+import pickle
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from typing import TYPE_CHECKING, Any, TypeVar, get_type_hints
+
+import msgspec
+
+from tidelog import errors
+from tidelog.errors import InputError, InternalError, TidelogError
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+Item = TypeVar("Item")
+Result = TypeVar("Result")
+
+# A wave is one query: enough of them to see progress, not so many that starting them is the work.
+_WAVES = 20
+_MAX_WAVE_ITEMS = 256
+# While one wave runs out of tasks the next one fills the workers that have become free.
+_WAVES_AT_ONCE = 2
+# Where the session does not say how many tasks run at once, as over Spark Connect.
+_ASSUMED_SLOTS = 8
+
+
+class _Answer(msgspec.Struct, frozen=True):
+    """What a worker hands back for an item: its result, or an error of ours and what that carries."""
+
+    number: int
+    result: bytes | None = None
+    error: str | None = None
+    details: dict[str, str | int | None] = {}
+
+
+def run_on_workers(
+    spark: SparkSession, function: Callable[[Item], Result], items: Sequence[Item], *, items_per_task: int = 1
+) -> Iterator[Result]:
+    """The results of a module-level function for all items, as they become known.
+
+    A task takes `items_per_task` of them: more than one where an item is less work than the start of a task, which is
+    some tens of milliseconds.
+    """
+    path = _path_of(function)
+    result_type = get_type_hints(function)["return"]
+    waves = _waves(items, items_per_task, _slots(spark))
+    pool = ThreadPoolExecutor(_WAVES_AT_ONCE, thread_name_prefix="tidelog-work")
+    try:
+        running = {pool.submit(_run_wave, spark, path, wave, items_per_task) for wave in waves}
+        while running:
+            done, running = wait(running, return_when=FIRST_COMPLETED)
+            yield from _results(done, result_type)
+    finally:
+        pool.shutdown(wait=True, cancel_futures=True)
+
+
+def _results(done: set[Future[list[bytes]]], result_type: Any) -> Iterator[Any]:
+    for future in done:
+        for data in future.result():
+            answer = msgspec.msgpack.decode(data, type=_Answer)
+            if answer.error is not None:
+                raise _error_of(answer)
+            yield msgspec.msgpack.decode(answer.result or b"", type=result_type)
+
+
+def _path_of(function: Callable[..., object]) -> str:
+    module, name = function.__module__, function.__qualname__
+    if module == "__main__" or "<" in name:
+        raise InputError(
+            f"workers cannot find the function {name} of {module}", hint="Put it at the top of a module that they have"
+        )
+    return f"{module}:{name}"
+
+
+def _slots(spark: SparkSession) -> int:
+    """How many tasks run at once, as far as the session says so."""
+    from pyspark.errors import PySparkException
+
+    try:
+        return int(spark.sparkContext.defaultParallelism)
+    except (AttributeError, PySparkException):
+        return _ASSUMED_SLOTS
+
+
+def _waves(items: Sequence[Item], items_per_task: int, slots: int) -> list[Sequence[Item]]:
+    size = max(-(-len(items) // _WAVES), slots * items_per_task)
+    size = min(size, _MAX_WAVE_ITEMS * items_per_task)
+    return [items[start : start + size] for start in range(0, len(items), size)]
+
+
+def _run_wave(spark: SparkSession, path: str, items: Sequence[object], items_per_task: int) -> list[bytes]:
+    from pyspark.sql import functions as sql
+    from pyspark.sql.types import BinaryType
+
+    tasks = -(-len(items) // items_per_task)
+    work = sql.udf(_Work(path, items), BinaryType(), useArrow=False).asNondeterministic()
+    rows = spark.range(0, len(items), 1, tasks).select(work("id").alias("answer")).collect()
+    return [bytes(row.answer) for row in rows]
+
+
+class _Work:
+    """What a task does with the number of an item. Each item is pickled by itself, so that only its task unpacks it."""
+
+    def __init__(self, path: str, items: Sequence[object]) -> None:
+        self._path = path
+        self._items = [pickle.dumps(item) for item in items]
+
+    def __call__(self, number: int) -> bytes:
+        return msgspec.msgpack.encode(self._answer(number))
+
+    def _answer(self, number: int) -> _Answer:
+        function = _function_at(self._path)
+        try:
+            result = function(pickle.loads(self._items[number]))
+        except TidelogError as error:
+            return _Answer(number, error=type(error).__name__, details=_details_of(error))
+        return _Answer(number, msgspec.msgpack.encode(result))
+
+
+def _function_at(path: str) -> Callable[[Any], Any]:
+    module, _, name = path.partition(":")
+    found: Callable[[Any], Any] = getattr(importlib.import_module(module), name)
+    return found
+
+
+# Errors over the wire
+
+_DETAILS = ("message", "operation", "hint", "path", "byte", "first", "last", "offset")
+
+
+def _details_of(error: TidelogError) -> dict[str, str | int | None]:
+    found = {name: getattr(error, name, None) for name in _DETAILS}
+    return {name: value if isinstance(value, int) else str(value) for name, value in found.items() if value is not None}
+
+
+def _error_of(answer: _Answer) -> TidelogError:
+    """The error that the worker met; what an error of another version carries is left out rather than guessed."""
+    kind = getattr(errors, answer.error or "", InternalError)
+    if not (isinstance(kind, type) and issubclass(kind, TidelogError)):
+        kind = InternalError
+    error = kind.__new__(kind)
+    details = dict(answer.details)
+    path = details.pop("path", None)
+    TidelogError.__init__(
+        error, str(details.pop("message", "")), path=None if path is None else str(path)
+    )  # its own constructor would build the message once more
+    for name, value in details.items():
+        setattr(error, name, value)
+    return error

@@ -1,0 +1,54 @@
+"""Work that is spread over Spark's workers."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import pytest
+from pyspark.errors import PySparkException
+from pyspark.sql import SparkSession
+from tests.pipeline.work_items import Number, Square, broken, damaged, square
+
+from tidelog.errors import CorruptionError, InputError
+from tidelog.pipeline.work import run_on_workers
+
+
+def test_every_item_is_worked_on_once_and_elsewhere(spark: SparkSession) -> None:
+    """There is one result an item, and none of them was made in the driver."""
+    items = [Number(value) for value in range(50)]
+    results = list(run_on_workers(spark, square, items, items_per_task=5))
+    assert sorted(result.value for result in results) == list(range(50))
+    assert all(isinstance(result, Square) and result.square == result.value**2 for result in results)
+    assert os.getpid() not in {result.process for result in results}
+
+
+def test_no_items_are_no_work(spark: SparkSession) -> None:
+    """Nothing in, nothing out."""
+    assert list(run_on_workers(spark, square, [])) == []
+
+
+def test_an_error_of_ours_comes_back_as_itself(spark: SparkSession) -> None:
+    """The driver gets the class of the error, its text, and what it carries."""
+    with pytest.raises(CorruptionError) as caught:
+        list(run_on_workers(spark, damaged, [Number(7)]))
+    error = caught.value
+    assert (error.byte, str(error.path), error.hint) == (7, "object-7", "Mend it")
+    assert str(error) == "a bad frame at byte 7 of object-7. Mend it"
+
+
+def test_any_other_error_fails_the_task(spark: SparkSession) -> None:
+    """A bug is not dressed up: Spark shows the traceback of the worker."""
+    with pytest.raises(PySparkException, match="ZeroDivisionError: a bug at 1"):
+        list(run_on_workers(spark, broken, [Number(1)]))
+
+
+def test_a_function_that_workers_cannot_find_is_refused() -> None:
+    """A function inside another one is named as the mistake, before anything is sent."""
+
+    def local(item: Number) -> Square:
+        return square(item)
+
+    nobody: Any = None
+    with pytest.raises(InputError, match="workers cannot find the function"):
+        next(run_on_workers(nobody, local, [Number(1)]))
