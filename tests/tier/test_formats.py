@@ -35,9 +35,14 @@ def test_the_keys_are_those_of_the_formats_page() -> None:
         topic.settings,
         topic.producers,
         topic.subscription("billing"),
+        topic.replacement_state,
+        topic.replacement(3, 42),
         topic.epoch_floor,
     ]
-    assert first_words(block("text objects")) == [topic.object(ObjectId(42, 99, 7))]
+    assert first_words(block("text objects")) == [
+        topic.object(ObjectId(42, 99, 7)),
+        topic.object(ObjectId(42, 99, 7, 3)),
+    ]
 
 
 def test_a_descriptor_is_that_of_the_formats_page() -> None:

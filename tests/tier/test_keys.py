@@ -27,6 +27,9 @@ def test_the_keys_of_a_topic() -> None:
     assert TOPIC.owner == "tidelog/storage/topics/shop/orders/owner"
     assert TOPIC.subscription("billing") == "tidelog/storage/topics/shop/orders/subscriptions/billing"
     assert TOPIC.object(ObjectId(42, 99, 7)) == "storage/topics/shop/orders/objects/data-42-99-e7.tlog"
+    assert TOPIC.object(ObjectId(42, 99, 7, 3)) == "storage/topics/shop/orders/objects/data-42-99-e7-c3.tlog"
+    assert TOPIC.replacement_state == "tidelog/storage/topics/shop/orders/replacements/state"
+    assert TOPIC.replacement(3, 42).endswith("/replacements/00000000000000000003/00000000000000000042")
     assert TopicKeys("shop", "orders", root="other").state == "other/storage/topics/shop/orders/state"
 
 
@@ -45,10 +48,10 @@ def test_keys_sort_as_offsets_do(one: int, other: int) -> None:
     assert TOPIC.descriptor(one) < TOPIC.current
 
 
-@given(OFFSETS, OFFSETS, OFFSETS)
-def test_object_names_round_trip(one: int, other: int, epoch: int) -> None:
+@given(OFFSETS, OFFSETS, OFFSETS, OFFSETS)
+def test_object_names_round_trip(one: int, other: int, epoch: int, generation: int) -> None:
     """The numbers in a name are the numbers that it was built from."""
-    name = ObjectId(min(one, other), max(one, other), epoch)
+    name = ObjectId(min(one, other), max(one, other), epoch, generation)
     key = TOPIC.object(name)
     assert TOPIC.parse_object(key) == name == parse_object_id(str(name))
     assert keys.check_key(key) == key
@@ -65,7 +68,7 @@ def test_topics_and_subscriptions_round_trip(root: str, namespace: str, topic: s
     assert key.startswith(keys.topics_prefix(root))
 
 
-@given(st.text(max_size=60) | st.from_regex(r"data-[0-9]{1,22}-[0-9]{1,22}-e[0-9]{1,22}\.tlog", fullmatch=True))
+@given(st.text(max_size=60) | st.from_regex(r"data-[0-9]{1,22}-[0-9]{1,22}-e[0-9]{1,22}(-c[0-9]{1,22})?\.tlog", fullmatch=True))
 def test_names_that_were_not_built_here_are_not_ours(name: str) -> None:
     """What parses is exactly what building would give."""
     found = parse_object_id(name)
@@ -79,6 +82,9 @@ def test_names_that_were_not_built_here_are_not_ours(name: str) -> None:
         "data-1-0-e1.tlog",
         "data-01-2-e1.tlog",
         "data-1-2-e01.tlog",
+        "data-1-2-e1-c0.tlog",
+        "data-1-2-e1-c01.tlog",
+        "data-1-2-c1.tlog",
         "data-1-2-e1.tlog\n",
         "data--1-2-e1.tlog",
         "data-1-2.tlog",

@@ -60,7 +60,9 @@ class Descriptor(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def name(self) -> ObjectId:
         """Its object's name, taken apart."""
-        return ObjectId(self.start_offset, self.end_offset, self.epoch)
+        name = parse_object_id(self.object_id)
+        assert name is not None, "it was checked when it was read"
+        return name
 
     def position_of(self, offset: int) -> tuple[int, int]:
         """Where to begin reading for an offset: the last entry of the index that is not behind it."""
@@ -122,7 +124,8 @@ def _require(holds: bool, otherwise: str) -> None:
 def _check(descriptor: Descriptor, start_offset: int) -> None:
     _require(descriptor.start_offset == start_offset, "its offset is not that of its key")
     _require(start_offset <= descriptor.end_offset <= MAX_OFFSET, "it ends before it begins")
-    _require(parse_object_id(descriptor.object_id) == descriptor.name, "the name of its object says something else")
+    name, numbers = parse_object_id(descriptor.object_id), (start_offset, descriptor.end_offset, descriptor.epoch)
+    _require(name is not None and name[:3] == numbers, "the name of its object says something else")
     _require(descriptor.size > 0 and descriptor.raw_size > 0, "it has no bytes")
     _require(_times_agree(descriptor), "its times contradict each other")
     index = descriptor.offset_index

@@ -10,11 +10,14 @@ Metadata, below a root that keeps several installations in one store apart:
     {root}/storage/topics/{namespace}/{topic}/settings                 the topic's own settings
     {root}/storage/topics/{namespace}/{topic}/producers                what its producers have stored, a hint
     {root}/storage/topics/{namespace}/{topic}/subscriptions/{name}     a subscription's cursor
+    {root}/storage/topics/{namespace}/{topic}/replacements/state       how far a compaction is
+    {root}/storage/topics/{namespace}/{topic}/replacements/{generation:020}/{start:020}   what it replaces there
     {root}/storage/epoch-floor                                         the highest epoch of a deleted topic
 
 Objects, below the URL of the store:
 
     storage/topics/{namespace}/{topic}/objects/data-{start}-{end}-e{epoch}.tlog     offsets start to end, both inclusive
+    storage/topics/{namespace}/{topic}/objects/data-{start}-{end}-e{epoch}-c{generation}.tlog     the same, compacted
 
 Invariants
 - Twenty digits hold every 64-bit offset, so descriptor keys are in the order of offsets; `cur` sorts behind them.
@@ -41,7 +44,7 @@ _TOPICS = "storage/topics"
 _PART = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]*", re.ASCII)
 _DESCRIPTOR = re.compile(r"[0-9]{20}", re.ASCII)
 _NUMBER = r"(0|[1-9][0-9]{0,19})"
-_OBJECT = re.compile(rf"data-{_NUMBER}-{_NUMBER}-e{_NUMBER}\.tlog", re.ASCII)
+_OBJECT = re.compile(rf"data-{_NUMBER}-{_NUMBER}-e{_NUMBER}(?:-c([1-9][0-9]{{0,19}}))?\.tlog", re.ASCII)
 _TOPIC_KEY = re.compile(rf"{_TOPICS}/([^/]+)/([^/]+)/(.+)", re.ASCII)
 
 
@@ -54,14 +57,19 @@ class TopicKey(NamedTuple):
 
 
 class ObjectId(NamedTuple):
-    """The name of a data object. It says what is inside, so that a catalog can be made anew from the objects alone."""
+    """The name of a data object. It says what is inside, so that a catalog can be made anew from the objects alone.
+
+    `generation` is 0 for what an owner shipped. A compaction makes objects of a higher one, which no other has used.
+    """
 
     start: int
     end: int
     epoch: int
+    generation: int = 0
 
     def __str__(self) -> str:
-        return f"data-{self.start}-{self.end}-e{self.epoch}.tlog"
+        compacted = f"-c{self.generation}" if self.generation else ""
+        return f"data-{self.start}-{self.end}-e{self.epoch}{compacted}.tlog"
 
 
 class TopicKeys:
@@ -116,6 +124,19 @@ class TopicKeys:
     @property
     def producers(self) -> str:
         return self._metadata + "producers"
+
+    @property
+    def replacements_prefix(self) -> str:
+        """What compactions write down."""
+        return self._metadata + "replacements/"
+
+    @property
+    def replacement_state(self) -> str:
+        return self.replacements_prefix + "state"
+
+    def replacement(self, generation: int, start: int) -> str:
+        """What a compaction replaces from an offset on."""
+        return f"{self.replacements_prefix}{padded(generation)}/{padded(start)}"
 
     @property
     def epoch_floor(self) -> str:
@@ -175,7 +196,7 @@ def parse_object_id(name: str) -> ObjectId | None:
     match = _OBJECT.fullmatch(name)
     if match is None:
         return None
-    found = ObjectId(*(int(number) for number in match.groups()))
+    found = ObjectId(*(int(number or 0) for number in match.groups()))
     return found if found.start <= found.end and max(found) <= MAX_OFFSET else None
 
 

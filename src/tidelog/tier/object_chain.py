@@ -4,7 +4,8 @@ Invariants
 - The chain has no overlap: each object begins where the one before ends, or behind a hole.
 - Of all chains it is one that misses the fewest offsets between its beginning and the last object that begins anywhere.
 - Where several do, at each offset the highest epoch wins (its owner could know the others and did not go on behind
-  them), then the one that leads furthest, then the longest.
+  them), then the highest generation (a compaction made it from the others), then the one that leads furthest, then the
+  longest. A compacted object has the highest epoch of those that it was made from, and all their messages that count.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ class _Way(NamedTuple):
 
     missing: int
     lower_epoch: int
+    lower_generation: int
     nearer_end: int
     shorter: int
     begin: ObjectId
@@ -69,10 +71,10 @@ def _way(name: ObjectId, starts: list[int], ways: dict[int, _Way]) -> _Way:
     next_offset = name.end + 1
     index = bisect_left(starts, next_offset)
     if index == len(starts):
-        return _Way(0, -name.epoch, -next_offset, -name.end, name, None)
+        return _Way(0, -name.epoch, -name.generation, -next_offset, -name.end, name, None)
     on = ways[starts[index]]
     missing = starts[index] - next_offset + on.missing
-    return _Way(missing, -name.epoch, on.nearer_end, -name.end, name, starts[index])
+    return _Way(missing, -name.epoch, -name.generation, on.nearer_end, -name.end, name, starts[index])
 
 
 def _holes(chain: Iterable[ObjectId], expected: int) -> Iterator[tuple[int, int]]:
