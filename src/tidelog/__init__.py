@@ -47,7 +47,7 @@ from tidelog.topics.producer import Producer
 from tidelog.topics.storage import LogDirectory
 from tidelog.topics.subscription_consumer import Consumer
 from tidelog.topics.topic import Topic
-from tidelog.wiring import open
+from tidelog.wiring import open, open_async
 
 __version__ = "0.1.0"
 
@@ -85,4 +85,5 @@ __all__ = [
     "TopicNameError",
     "__version__",
     "open",
+    "open_async",
 ]

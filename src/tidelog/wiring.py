@@ -11,11 +11,13 @@ from tidelog.clock import Clock, SystemClock
 from tidelog.config import Settings, load_settings
 from tidelog.errors import ConfigError
 from tidelog.files import Files, LocalFiles
+from tidelog.log import stopping
 from tidelog.tier.metadata.open import open_metadata_store
 from tidelog.tier.stores import open_store
 from tidelog.tier.tier import Tier
 from tidelog.topics.directory_info import DirectoryInfo, Place, metadata_url
 from tidelog.topics.storage import LogDirectory
+from tidelog.topics.worker_thread import made_in_worker_thread
 
 
 def open(
@@ -44,6 +46,23 @@ def open(
             "no directory was named", hint='Give it: tidelog.open("./data"), `dir` in the config, or TIDELOG_DIR'
         )
     return open_directory(Path(loaded.dir), loaded, read_only=read_only)
+
+
+async def open_async(
+    dir: str | os.PathLike[str] | None = None,
+    *,
+    store: str | None = None,
+    metadata: str | None = None,
+    config: str | os.PathLike[str] | None = None,
+    read_only: bool = False,
+    **settings: object,
+) -> LogDirectory:
+    """As `open`, in a worker thread; for `async with await tidelog.open_async(...)`, or to be closed."""
+    stopping.prepare()
+    return await made_in_worker_thread(
+        lambda: open(dir, store=store, metadata=metadata, config=config, read_only=read_only, **settings),
+        LogDirectory.close,
+    )
 
 
 def open_directory(

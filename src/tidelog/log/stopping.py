@@ -43,6 +43,11 @@ def closes_at_exit(log: Stoppable) -> None:
     _open_logs.add(log)
 
 
+def prepare() -> None:
+    """Before a log is opened in a worker thread: Python installs handlers of signals in the main thread only."""
+    _install()
+
+
 def no_longer_open(log: Stoppable) -> None:
     """Forgets a log that was closed."""
     _open_logs.discard(log)

@@ -6,13 +6,14 @@ whether an append came through (the process died, the topic moved, an answer was
 Invariants
 - A message is appended if and only if its sequence is above the last one of the producer's name; gaps are fine.
 - Of several messages at once those that are new are stored together or not at all.
+- Appends of tasks are made in the order in which the tasks came to them: none overtakes one that waits for room.
 - After another producer of the same name was opened, this one appends nothing any more.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import datetime
 from itertools import count as count_from
 from types import TracebackType
@@ -20,6 +21,7 @@ from typing import Self
 
 from tidelog.errors import BackpressureError, ClosedError, FencedError, InputError, TidelogError
 from tidelog.log import Log
+from tidelog.topics.append_line import AppendLine
 from tidelog.topics.extension import batch_marks, producer_entry
 from tidelog.topics.message import Message
 from tidelog.topics.payloads import PayloadEncoder, check_timeout, several
@@ -39,16 +41,17 @@ class Producer:
         name: str,
         encoder: PayloadEncoder,
         appendable: Callable[[], Log],
-        check_awake_async: Callable[[], Awaitable[None]],
+        appendable_at_once: Callable[[], Log | None],
     ) -> None:
-        """`appendable` gives the log, or raises what an append would; where it may take its time, a task waits before
-        with `check_awake_async`."""
+        """`appendable` gives the log, or raises what an append would. It may ask a store, which takes its time;
+        `appendable_at_once` gives None then."""
         self._registry = registry
         self._entry, self._epoch = registry.open(name)
         self._name_bytes = name.encode("utf-8")
         self._encoder = encoder
         self._appendable = appendable
-        self._check_awake_async = check_awake_async
+        self._appendable_at_once = appendable_at_once
+        self._line = AppendLine()
         self._is_closed = False
 
     @property
@@ -67,6 +70,10 @@ class Producer:
             self._registry.settle(self._entry)
             return self._entry.state.last_sequence
 
+    async def last_sequence_async(self) -> int | None:
+        """As `last_sequence`, which may wait for an append of another thread, or read the topic."""
+        return await asyncio.to_thread(lambda: self.last_sequence)
+
     def __repr__(self) -> str:
         return f"<Producer {self.name}>"
 
@@ -83,6 +90,18 @@ class Producer:
         if not self._is_closed:
             self._is_closed = True
             self._registry.closed(self._entry, self._epoch)
+
+    async def close_async(self) -> None:
+        """As `close`, in a worker thread: it may write down what was stored."""
+        await asyncio.to_thread(self.close)
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        await self.close_async()
 
     # Appending
 
@@ -198,34 +217,36 @@ class Producer:
         self, sequence: int | None, count: int, encode: _Encode, sync: bool, timeout: float | None
     ) -> list[int]:
         check_timeout(timeout)
-        await self._check_awake_async()
-        log = self._appendable()
-        accepted = self._accept_at_once(log, sequence, count, encode)
+        accepted = self._accept_at_once(sequence, count, encode) if self._line.is_empty else None
         if accepted is None:
-            # Somebody has to wait for room: not in the thread of the event loop.
-            accepted = await asyncio.to_thread(self._accept_locked, log, sequence, count, encode, timeout)
+            # It has to wait, for room or for another append: in line, and not in the thread of the event loop.
+            accepted = await self._line.join(lambda: self._accept_in_turn(sequence, count, encode, timeout))
         offsets, fresh = accepted
-        self._registry.stored(fresh)
+        if self._registry.count_stored(fresh):
+            await asyncio.to_thread(self._registry.keep)
         if sync and count:
+            log = self._registry.log
             await log.wait_durable_async(*_span(log, offsets))
         return offsets
 
-    def _accept_at_once(
-        self, log: Log, sequence: int | None, count: int, encode: _Encode
-    ) -> tuple[list[int], int] | None:
+    def _accept_at_once(self, sequence: int | None, count: int, encode: _Encode) -> tuple[list[int], int] | None:
         """None when that is not possible without waiting."""
-        if not self._entry.lock.acquire(blocking=False):
+        log = self._appendable_at_once()
+        if log is None or not self._entry.lock.acquire(blocking=False):
             return None
         try:
+            if self._entry.unsure_from is not None:
+                return None  # what is stored has to be read first
             return self._accept(log, sequence, count, encode, 0)
         except BackpressureError:
             return None
         finally:
             self._entry.lock.release()
 
-    def _accept_locked(
-        self, log: Log, sequence: int | None, count: int, encode: _Encode, timeout: float | None
+    def _accept_in_turn(
+        self, sequence: int | None, count: int, encode: _Encode, timeout: float | None
     ) -> tuple[list[int], int]:
+        log = self._appendable()
         with self._entry.lock:
             return self._accept(log, sequence, count, encode, timeout)
 

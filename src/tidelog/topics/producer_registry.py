@@ -62,6 +62,11 @@ class ProducerRegistry:
         self._unshipped: ProducersSnapshot | None = None
         self._unwritten = 0
 
+    @property
+    def log(self) -> Log:
+        """What the producers append to."""
+        return self._log
+
     # Opening
 
     def open(self, name: str) -> tuple[ProducerName, int]:
@@ -158,8 +163,17 @@ class ProducerRegistry:
 
     def stored(self, count: int) -> None:
         """So many messages were appended; now and then the file is written anew. Called without a name's lock."""
+        if self.count_stored(count):
+            self.keep()
+
+    def count_stored(self, count: int) -> bool:
+        """So many messages were appended. Whether it is time for `keep`, which a task leaves to a worker thread."""
         self._unwritten += count
-        if self._unwritten >= _WRITE_EVERY_MESSAGES and self._guard.acquire(blocking=False):
+        return self._unwritten >= _WRITE_EVERY_MESSAGES
+
+    def keep(self) -> None:
+        """Writes the file anew, unless somebody else does just now."""
+        if self._guard.acquire(blocking=False):
             try:
                 self._keep()
             finally:

@@ -50,6 +50,7 @@ from tidelog.topics.names import TopicName, is_name_part, parse_topic_name
 from tidelog.topics.topic import Topic
 from tidelog.topics.topic_info import is_topic_directory
 from tidelog.topics.topic_opener import TopicOpener
+from tidelog.topics.topic_tasks import DirectoryTasks
 
 _logger = logging.getLogger("tidelog.topics")
 _LOCK_FILE = ".lock"
@@ -58,7 +59,7 @@ _DELETED = ".deleted"
 OpenTier = Callable[[DirectoryInfo], Tier]
 
 
-class LogDirectory:
+class LogDirectory(DirectoryTasks):
     """An open log directory; `tidelog.open` makes one. Use it as a context manager or close it."""
 
     def __init__(

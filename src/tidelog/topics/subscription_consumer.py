@@ -62,6 +62,10 @@ class Consumer:
         """How far the subscription is behind."""
         return self._lag(self._subscription)
 
+    async def lag_async(self) -> Lag:
+        """As `lag`, in a worker thread: the oldest message may have to be read from a disk or a store."""
+        return await asyncio.to_thread(lambda: self.lag)
+
     def __repr__(self) -> str:
         return f"<Consumer {self.consumer} of {self.name}>"
 
@@ -171,6 +175,10 @@ class Consumer:
     async def close_async(self) -> None:
         """As `close`, in a worker thread."""
         await asyncio.to_thread(self.close)
+
+    async def unsubscribe_async(self) -> None:
+        """As `unsubscribe`, in a worker thread."""
+        await asyncio.to_thread(self.unsubscribe)
 
     def __enter__(self) -> Self:
         return self

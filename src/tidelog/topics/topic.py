@@ -41,6 +41,8 @@ from tidelog.topics.reading import OnGap, read_messages, read_messages_async
 from tidelog.topics.subscription_consumer import Consumer
 from tidelog.topics.subscription_feed import Filter, Source
 from tidelog.topics.subscription_registry import SubscriptionInfo, SubscriptionRegistry
+from tidelog.topics.topic_tasks import TopicTasks
+from tidelog.topics.worker_thread import made_in_worker_thread
 
 
 class TopicStatistics(msgspec.Struct, frozen=True, kw_only=True):
@@ -58,7 +60,7 @@ class TopicStatistics(msgspec.Struct, frozen=True, kw_only=True):
     """Of a topic with `reliable=False`, which has no `log`."""
 
 
-class Topic:
+class Topic(TopicTasks):
     """A topic. Any number of threads and tasks may use it at once."""
 
     is_reliable = True
@@ -341,8 +343,29 @@ class Topic:
         follow: bool = False,
         on_gap: OnGap = "raise",
     ) -> AsyncIterator[Message]:
-        """As `read`, for `async for`: waiting and reading files never block the event loop."""
-        return read_messages_async(self._reader(start, stop, follow, on_gap), on_gap)
+        """As `read`, for `async for`: waiting and reading files never block the event loop.
+
+        A time is looked up when the iteration begins, not by this call; so is every position in a topic that another
+        process owns.
+        """
+        _check_on_gap(on_gap)
+        if self._is_owner and not isinstance(start, datetime) and not isinstance(stop, datetime):
+            return read_messages_async(self._reader(start, stop, follow, on_gap), on_gap)
+        return self._look_up_and_read(start, stop, follow, on_gap)
+
+    async def _look_up_and_read(
+        self, start: Position, stop: Position | None, follow: bool, on_gap: OnGap
+    ) -> AsyncIterator[Message]:
+        reader = await made_in_worker_thread(
+            lambda: self._reader(start, stop, follow, on_gap), lambda reader: reader.close()
+        )
+        async for message in read_messages_async(reader, on_gap):
+            yield message
+
+    @property
+    def _is_owner(self) -> bool:
+        """Whether this process knows by itself where the topic begins and ends."""
+        return self._owned is not None or isinstance(self._hot, LiveLog)
 
     def latest_by_key(
         self,
@@ -454,6 +477,10 @@ class Topic:
         if self._tiered is not None and self._tiered.may_have_slept:
             await asyncio.to_thread(self._tiered.check_awake)
 
+    def _appendable_at_once(self) -> Log | None:
+        """None where the store has to be asked first who owns the topic."""
+        return None if self._tiered is not None and self._tiered.may_have_slept else self._log
+
     async def append_many_async(
         self, messages: Iterable[bytes | Message], *, sync: bool = False, timeout: float | None = None
     ) -> list[int]:
@@ -472,7 +499,7 @@ class Topic:
         """
         _ = self._log
         assert self._producers is not None
-        return Producer(self._producers, name, self._encoder, lambda: self._appendable, self._check_awake_async)
+        return Producer(self._producers, name, self._encoder, lambda: self._appendable, self._appendable_at_once)
 
     def append_lost(self, count: int) -> None:
         """Takes the next offsets for messages that are lost, as a repair does: for whoever copies a damaged log.
