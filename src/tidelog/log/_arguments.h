@@ -66,17 +66,29 @@ static inline int places_take(Places *places, PyObject *const *arguments) {
     return 0;
 }
 
-/* The payload's bytes; -1 with ValueError when they are not inside the buffer. */
-static inline int place_of(const Places *places, size_t index, Slice *payload) {
+/* Whether the payload lies inside the buffer, and then its bytes. Needs no GIL. */
+static inline int place_is_inside(const Places *places, size_t index, Slice *payload) {
     uint64_t position = native_u64(places->positions.buf, index);
     uint32_t length = native_u32(places->lengths.buf, index);
     uint64_t size = (uint64_t)places->buffer.len;
     if (position > size || length > size - position) {
-        PyErr_Format(PyExc_ValueError, "payload %zu is outside the buffer of %zd bytes", index, places->buffer.len);
-        return -1;
+        return 0;
     }
     *payload = (Slice){(const uint8_t *)places->buffer.buf + position, length};
-    return 0;
+    return 1;
+}
+
+static inline void complain_of_place(const Places *places, size_t index) {
+    PyErr_Format(PyExc_ValueError, "payload %zu is outside the buffer of %zd bytes", index, places->buffer.len);
+}
+
+/* The payload's bytes; -1 with ValueError when they are not inside the buffer. */
+static inline int place_of(const Places *places, size_t index, Slice *payload) {
+    if (place_is_inside(places, index, payload)) {
+        return 0;
+    }
+    complain_of_place(places, index);
+    return -1;
 }
 
 #endif

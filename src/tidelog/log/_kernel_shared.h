@@ -1,28 +1,17 @@
-/* What the parts of the kernel share: the state of the module, the GIL, and ints of any size. */
+/* What the parts of the kernel share: the state of the module, and ints of any size. */
 
 #ifndef TIDELOG_KERNEL_SHARED_H
 #define TIDELOG_KERNEL_SHARED_H
 
 #include "_arguments.h"
 #include "_crc32.h"
+#include "_gil.h"
 
 #define HEADER_BYTES 16
-/* Below this much work, giving the GIL away and taking it back costs more than it gives to others. */
-#define LONG_WORK_BYTES (16 * 1024)
 
 typedef struct {
     PyObject *input_error;
 } KernelState;
-
-static inline PyThreadState *release_gil_for(uint64_t work_bytes) {
-    return work_bytes > LONG_WORK_BYTES ? PyEval_SaveThread() : NULL;
-}
-
-static inline void take_gil_back(PyThreadState *saved) {
-    if (saved != NULL) {
-        PyEval_RestoreThread(saved);
-    }
-}
 
 /* A Python int that is compared with u64 numbers; `outside` is -1 when it is below all of them, 1 when above. */
 typedef struct {

@@ -4,8 +4,11 @@
    - A stored payload is hostile: every length is checked against what is left, in 64 bits, before anything is read.
    - Encoding takes its sizes first and copies second. No Python code runs in between (only bytes, bytearray, memoryview
      and str are looked into, with the GIL held), so the sizes still hold when the bytes are copied.
-   - Decoding calls `message_type`, which may be anybody's code: buffers and items are held until it has returned. */
+   - Decoding calls `message_type`, which may be anybody's code: buffers and items are held until it has returned.
+   - Columns are gathered without the GIL. Sizes and places are taken once and kept aside, so that a buffer which
+     somebody changes meanwhile gives other content, never a read or a write outside of what was checked. */
 
+#include "_envelope_columns.h"
 #include "_envelope_decode.h"
 #include "_envelope_encode.h"
 #include "_envelope_extension.h"
@@ -20,6 +23,9 @@ static PyMethodDef envelope_methods[] = {
            "decode_payloads(message_type, first_offset, payloads): messages of payloads that are not framed yet."),
     METHOD("extensions", envelope_extensions,
            "extensions(buffer, positions, lengths, start, stop): those of frames, or None when no message has one."),
+    METHOD("gather_columns", envelope_gather_columns,
+           "gather_columns(first_offset, buffer, positions, lengths, start, stop, wanted, max_rows, max_bytes): "
+           "messages of frames as the buffers of Arrow columns."),
     {NULL, NULL, 0, NULL},
 };
 

@@ -3,7 +3,7 @@
 #ifndef TIDELOG_ENVELOPE_DECODE_H
 #define TIDELOG_ENVELOPE_DECODE_H
 
-#include "_envelope_shared.h"
+#include "_envelope_parse.h"
 #include "_envelope_time.h"
 
 typedef struct {
@@ -39,20 +39,32 @@ static PyObject *decoder_offset(const Decoder *decoder, size_t index) {
     return offset;
 }
 
-static PyObject *complain(const Decoder *decoder, PyObject *offset, const char *fault) {
-    return PyErr_Format(decoder->data_error, "message %S %s", offset, fault);
+/* Raises what is wrong with a payload, and returns -1. */
+static int complain(PyObject *data_error, PyObject *offset, Slice payload, Fault fault) {
+    if (fault == TOO_SHORT) {
+        PyErr_Format(data_error, "message %S is too short for an envelope (%zu bytes)", offset, payload.size);
+    } else if (fault == OTHER_VERSION) {
+        PyErr_Format(data_error, "message %S has envelope version %d, this tidelog reads version %d", offset,
+                     (int)payload.data[0], VERSION);
+    } else if (fault == UNKNOWN_FLAGS) {
+        PyErr_Format(data_error, "message %S has unknown envelope flags 0x%02x", offset, (int)payload.data[1]);
+    } else {
+        PyErr_Format(data_error, "message %S %s", offset, fault_text(fault));
+    }
+    return -1;
 }
 
 static PyObject *bytes_of(const uint8_t *data, uint64_t size) {
     return PyBytes_FromStringAndSize((const char *)data, (Py_ssize_t)size);
 }
 
-static int add_header(PyObject *headers, const Decoder *decoder, PyObject *offset, Slice name, Slice value) {
+/* 0, a fault, or -1 when Python raised something. */
+static int add_header(PyObject *headers, Slice name, Slice value) {
     PyObject *key = PyUnicode_DecodeUTF8((const char *)name.data, (Py_ssize_t)name.size, NULL);
     if (key == NULL) {
         if (PyErr_ExceptionMatches(PyExc_UnicodeDecodeError)) {
             PyErr_Clear();
-            complain(decoder, offset, "has a header name that is not UTF-8");
+            return BAD_NAME;
         }
         return -1;
     }
@@ -63,104 +75,19 @@ static int add_header(PyObject *headers, const Decoder *decoder, PyObject *offse
     return result;
 }
 
-/* Fills `headers` from the block, which must hold `count` of them and nothing else. */
-static int parse_headers(PyObject *headers, const Decoder *decoder, PyObject *offset, Slice block, uint16_t count) {
+/* Fills `headers` from the block, which must hold `count` of them and nothing else: 0, a fault, or -1. */
+static int parse_headers(PyObject *headers, Slice block, uint16_t count) {
     for (; count > 0; count--) {
-        if (block.size < HEADER_BYTES) {
-            complain(decoder, offset, "has headers that do not fit");
-            return -1;
+        Slice name, value;
+        if (next_header(&block, &name, &value) != SOUND) {
+            return BAD_HEADERS;
         }
-        Slice name = {block.data + HEADER_BYTES, load_u16(block.data)};
-        uint64_t value_bytes = load_u32(block.data + 2);
-        if (name.size + value_bytes > block.size - HEADER_BYTES) {
-            complain(decoder, offset, "has headers that do not fit");
-            return -1;
+        int result = add_header(headers, name, value);
+        if (result != 0) {
+            return result;
         }
-        Slice value = {name.data + name.size, (size_t)value_bytes};
-        if (add_header(headers, decoder, offset, name, value) < 0) {
-            return -1;
-        }
-        block.size -= HEADER_BYTES + name.size + value.size;
-        block.data = value.data + value.size;
     }
-    if (block.size != 0) {
-        complain(decoder, offset, "has headers that do not fit");
-        return -1;
-    }
-    return 0;
-}
-
-/* What the fixed part says, once it has been checked against the payload. */
-typedef struct {
-    int has_key;
-    uint16_t header_count;
-    int64_t timestamp_us;
-    int has_delivery;
-    int64_t deliver_at_us;
-    Slice key, block, value;
-} Parts;
-
-/* Goes through the extension for the time of delivery; kinds that mean nothing here are stepped over. */
-static int parse_extension(const Decoder *decoder, PyObject *offset, Slice rest, Parts *parts) {
-    while (rest.size > 0) {
-        if (rest.size < 2 || rest.size - 2 < rest.data[1]) {
-            complain(decoder, offset, "has an extension that does not fit");
-            return -1;
-        }
-        if (rest.data[0] == DELIVER_AT) {
-            if (rest.data[1] != 8 || parts->has_delivery) {
-                complain(decoder, offset, "has an extension that does not fit");
-                return -1;
-            }
-            parts->has_delivery = 1;
-            parts->deliver_at_us = (int64_t)load_u64(rest.data + 2);
-        }
-        rest.size -= 2 + (size_t)rest.data[1];
-        rest.data += 2 + (size_t)rest.data[1];
-    }
-    if (parts->has_delivery &&
-        (parts->deliver_at_us < LEAST_MICROSECONDS || parts->deliver_at_us > MOST_MICROSECONDS)) {
-        complain(decoder, offset, "has an impossible time of delivery");
-        return -1;
-    }
-    return 0;
-}
-
-static int parse_fixed(const Decoder *decoder, PyObject *offset, Slice payload, Parts *parts) {
-    const uint8_t *fixed = payload.data;
-    if (payload.size < FIXED_BYTES) {
-        PyErr_Format(decoder->data_error, "message %S is too short for an envelope (%zu bytes)", offset, payload.size);
-        return -1;
-    }
-    if (fixed[0] != VERSION) {
-        PyErr_Format(decoder->data_error, "message %S has envelope version %d, this tidelog reads version %d", offset,
-                     (int)fixed[0], VERSION);
-        return -1;
-    }
-    if (fixed[1] & ~HAS_KEY) {
-        PyErr_Format(decoder->data_error, "message %S has unknown envelope flags 0x%02x", offset, (int)fixed[1]);
-        return -1;
-    }
-    parts->has_key = fixed[1] & HAS_KEY;
-    parts->header_count = load_u16(fixed + 2);
-    parts->timestamp_us = (int64_t)load_u64(fixed + 8);
-    uint64_t key_bytes = load_u32(fixed + 4), block_bytes = load_u32(fixed + 16);
-    uint64_t extension_bytes = load_u32(fixed + 20);
-    uint64_t value_start = FIXED_BYTES + key_bytes + block_bytes + extension_bytes;
-    if (value_start > payload.size || (key_bytes != 0 && !parts->has_key)) {
-        complain(decoder, offset, "has an envelope whose lengths do not fit");
-        return -1;
-    }
-    if (parts->timestamp_us < LEAST_MICROSECONDS || parts->timestamp_us > MOST_MICROSECONDS) {
-        complain(decoder, offset, "has an impossible timestamp");
-        return -1;
-    }
-    parts->key = (Slice){fixed + FIXED_BYTES, (size_t)key_bytes};
-    parts->block = (Slice){parts->key.data + key_bytes, (size_t)block_bytes};
-    parts->value = (Slice){fixed + value_start, payload.size - (size_t)value_start};
-    parts->has_delivery = 0;
-    Slice extension = {parts->block.data + block_bytes, (size_t)extension_bytes};
-    return extension_bytes == 0 ? 0 : parse_extension(decoder, offset, extension, parts);
+    return block.size == 0 ? SOUND : BAD_HEADERS;
 }
 
 static PyObject *new_message(Decoder *decoder, const Parts *parts, PyObject **fields) {
@@ -177,13 +104,8 @@ static PyObject *new_message(Decoder *decoder, const Parts *parts, PyObject **fi
     return message;
 }
 
-static PyObject *build_message(Decoder *decoder, PyObject *offset, const Parts *parts) {
+static PyObject *build_message(Decoder *decoder, PyObject *offset, const Parts *parts, PyObject *headers) {
     PyObject *message = NULL;
-    PyObject *headers = PyDict_New();
-    if (headers == NULL || parse_headers(headers, decoder, offset, parts->block, parts->header_count) < 0) {
-        Py_XDECREF(headers);
-        return NULL;
-    }
     PyObject *value = bytes_of(parts->value.data, parts->value.size);
     PyObject *key = parts->has_key ? bytes_of(parts->key.data, parts->key.size) : Py_NewRef(Py_None);
     PyObject *timestamp = moment_get(&decoder->moment, parts->timestamp_us);
@@ -195,7 +117,23 @@ static PyObject *build_message(Decoder *decoder, PyObject *offset, const Parts *
     Py_XDECREF(value);
     Py_XDECREF(key);
     Py_XDECREF(timestamp);
-    Py_DECREF(headers);
+    return message;
+}
+
+static PyObject *decode_payload(Decoder *decoder, PyObject *offset, Slice payload) {
+    Parts parts;
+    PyObject *headers = NULL, *message = NULL;
+    int fault = parse_envelope(payload, &parts);
+    if (fault == SOUND) {
+        headers = PyDict_New();
+        fault = headers == NULL ? -1 : parse_headers(headers, parts.block, parts.header_count);
+    }
+    if (fault == SOUND) {
+        message = build_message(decoder, offset, &parts, headers);
+    } else if (fault > 0) {
+        complain(decoder->data_error, offset, payload, fault);
+    }
+    Py_XDECREF(headers);
     return message;
 }
 
@@ -204,11 +142,7 @@ static PyObject *decode_one(Decoder *decoder, size_t index, Slice payload) {
     if (offset == NULL) {
         return NULL;
     }
-    Parts parts;
-    PyObject *message = NULL;
-    if (parse_fixed(decoder, offset, payload, &parts) == 0) {
-        message = build_message(decoder, offset, &parts);
-    }
+    PyObject *message = decode_payload(decoder, offset, payload);
     Py_DECREF(offset);
     return message;
 }

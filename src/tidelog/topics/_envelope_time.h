@@ -8,10 +8,9 @@
 #include <datetime.h>
 #include <stdint.h>
 
+#include "_envelope_parse.h"
+
 #define MICROSECONDS_A_DAY INT64_C(86400000000)
-/* 0001-01-01T00:00:00 and 9999-12-31T23:59:59.999999: what a datetime can hold. */
-#define LEAST_MICROSECONDS INT64_C(-62135596800000000)
-#define MOST_MICROSECONDS INT64_C(253402300799999999)
 
 /* The last timestamp that was built: neighbours in a log often carry the same one, and nearly always the same day. */
 typedef struct {

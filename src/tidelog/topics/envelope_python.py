@@ -10,7 +10,7 @@ import operator
 import struct
 from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime, timedelta
-from typing import Any
+from typing import Any, NamedTuple
 
 from tidelog.errors import DataError, InputError
 from tidelog.log.frame_python import Buffer, byte_view, places
@@ -134,7 +134,23 @@ def _extension(payload: bytes) -> bytes | None:
     return payload[begin : begin + size] if size and begin + size <= len(payload) else None
 
 
+class Parts(NamedTuple):
+    """What an envelope says. `delivery` is empty, or the one time of delivery."""
+
+    value: bytes
+    key: bytes | None
+    headers: list[tuple[str, bytes]]
+    timestamp: datetime
+    delivery: tuple[datetime, ...]
+
+
 def _decode(message_type: Any, offset: int, payload: bytes) -> Any:
+    parts = parse_envelope(offset, payload)
+    return message_type(parts.value, parts.key, dict(parts.headers), parts.timestamp, offset, *parts.delivery)
+
+
+def parse_envelope(offset: int, payload: bytes) -> Parts:
+    """The parts of a payload, everything checked; DataError names the offset."""
     size = len(payload)
     if size < _FIXED.size:
         raise DataError(f"message {offset} is too short for an envelope ({size} bytes)")
@@ -152,7 +168,7 @@ def _decode(message_type: Any, offset: int, payload: bytes) -> Any:
     delivery = _decode_delivery(offset, payload[headers_end:value_start]) if extension_size else ()
     key = payload[_FIXED.size : key_end] if flags & _HAS_KEY else None
     headers = _decode_headers(offset, payload[key_end:headers_end], count)
-    return message_type(payload[value_start:], key, headers, timestamp, offset, *delivery)
+    return Parts(payload[value_start:], key, headers, timestamp, delivery)
 
 
 def _decode_time(offset: int, time_us: int, what: str) -> datetime:
@@ -178,8 +194,8 @@ def _decode_delivery(offset: int, extension: bytes) -> tuple[datetime, ...]:
     return tuple(_decode_time(offset, time_us, "time of delivery") for time_us in found)
 
 
-def _decode_headers(offset: int, block: bytes, count: int) -> dict[str, bytes]:
-    headers: dict[str, bytes] = {}
+def _decode_headers(offset: int, block: bytes, count: int) -> list[tuple[str, bytes]]:
+    headers: list[tuple[str, bytes]] = []
     position = 0
     for _ in range(count):
         if position + _HEADER.size > len(block):
@@ -194,7 +210,7 @@ def _decode_headers(offset: int, block: bytes, count: int) -> dict[str, bytes]:
             name = block[name_start:value_start].decode("utf-8")
         except UnicodeDecodeError:
             raise DataError(f"message {offset} has a header name that is not UTF-8") from None
-        headers[name] = block[value_start:position]
+        headers.append((name, block[value_start:position]))
     if position != len(block):
         raise DataError(f"message {offset} has headers that do not fit")
     return headers

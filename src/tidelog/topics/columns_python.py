@@ -1,0 +1,128 @@
+"""The pure-Python twin of the C kernel for columns: the same buffers, the same answers, slower.
+
+Signatures are those of `_envelope_columns.h`; `columns.py` says what each buffer is. Arrays travel as bytes.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+
+from tidelog.errors import InputError
+from tidelog.log.frame_python import Buffer, byte_view, places
+from tidelog.log.repair import is_lost
+from tidelog.topics.envelope_python import Parts, parse_envelope
+
+WANT_OFFSETS, WANT_TIMESTAMPS, WANT_KEYS, WANT_VALUES, WANT_HEADERS = 1, 2, 4, 8, 16
+TOOK_ALL, REACHED_LIMIT, MET_LOST = range(3)
+MAX_COLUMN_BYTES = (1 << 31) - 1
+
+_REMOVED_PAYLOAD = b"\x01"
+_HEADER_BYTES = 6
+_TIMESTAMP_BYTES = slice(8, 16)
+_MAX_OFFSET = (1 << 63) - 1
+
+Gathered = tuple[int, int, int, tuple[bytes | None, ...]]
+
+
+class _Row(NamedTuple):
+    offset: int
+    timestamp: bytes
+    parts: Parts
+
+
+def gather_columns(
+    first_offset: int,
+    buffer: Buffer,
+    positions: Buffer,
+    lengths: Buffer,
+    start: int,
+    stop: int,
+    wanted: int,
+    max_rows: int,
+    max_bytes: int,
+    /,
+) -> Gathered:
+    """Messages of frames as buffers: (rows, index of the first frame not taken, why it ended, buffers)."""
+    count = len(byte_view(lengths)) // 4
+    if not 0 <= first_offset <= _MAX_OFFSET - count:
+        raise InputError("offsets in a column must be in the range 0 to 2**63 - 1")
+    rows: list[_Row] = []
+    room = min(max_bytes, MAX_COLUMN_BYTES)
+    view = byte_view(buffer)
+    for index, position, length in places(view, positions, lengths, start, stop):
+        if len(rows) == max_rows:
+            return len(rows), index, REACHED_LIMIT, _buffers(rows, wanted)
+        payload = bytes(view[position : position + length])
+        if payload == _REMOVED_PAYLOAD:
+            continue
+        if is_lost(payload):
+            return len(rows), index, MET_LOST, _buffers(rows, wanted)
+        parts = parse_envelope(first_offset + index, payload)
+        size = _row_bytes(parts, wanted)
+        if not rows and size > MAX_COLUMN_BYTES:
+            fault = f"is too large for a column, which holds at most {MAX_COLUMN_BYTES} bytes"
+            raise InputError(f"message {first_offset + index} {fault}")
+        if rows and size > room:
+            return len(rows), index, REACHED_LIMIT, _buffers(rows, wanted)
+        room -= size
+        rows.append(_Row(first_offset + index, payload[_TIMESTAMP_BYTES], parts))
+    end = min(stop, count)
+    return len(rows), end, TOOK_ALL, _buffers(rows, wanted)
+
+
+def _row_bytes(parts: Parts, wanted: int) -> int:
+    """What a row adds to the columns with data. With that bounded, no single column can outgrow its 32-bit offsets."""
+    key_bytes = len(parts.key or b"") if wanted & WANT_KEYS else 0
+    value_bytes = len(parts.value) if wanted & WANT_VALUES else 0
+    block = (_HEADER_BYTES + len(name.encode()) + len(content) for name, content in parts.headers)
+    return key_bytes + value_bytes + (sum(block) if wanted & WANT_HEADERS else 0)
+
+
+def _buffers(rows: Sequence[_Row], wanted: int) -> tuple[bytes | None, ...]:
+    return (
+        _numbers(row.offset for row in rows) if wanted & WANT_OFFSETS else None,
+        b"".join(row.timestamp for row in rows) if wanted & WANT_TIMESTAMPS else None,
+        *(_key_buffers([row.parts.key for row in rows]) if wanted & WANT_KEYS else (None,) * 3),
+        *(_variable([row.parts.value for row in rows]) if wanted & WANT_VALUES else (None,) * 2),
+        *(_header_buffers([row.parts.headers for row in rows]) if wanted & WANT_HEADERS else (None,) * 6),
+    )
+
+
+def _key_buffers(keys: list[bytes | None]) -> tuple[bytes | None, ...]:
+    validity = None if None not in keys else _bitmap([key is not None for key in keys])
+    return validity, *_variable([key or b"" for key in keys])
+
+
+def _header_buffers(lists: list[list[tuple[str, bytes]]]) -> tuple[bytes | None, ...]:
+    headers = [header for each in lists for header in each]
+    return (
+        _bitmap([bool(each) for each in lists]),
+        _ends(len(each) for each in lists),
+        *_variable([name.encode() for name, _ in headers]),
+        *_variable([content for _, content in headers]),
+    )
+
+
+def _variable(items: list[bytes]) -> tuple[bytes, bytes]:
+    """Offsets and data of a column of bytes."""
+    return _ends(map(len, items)), b"".join(items)
+
+
+def _ends(sizes: Iterable[int]) -> bytes:
+    """0, and the sum of the sizes up to each of them: i32."""
+    ends = [0]
+    for size in sizes:
+        ends.append(ends[-1] + size)
+    return struct.pack(f"<{len(ends)}i", *ends)
+
+
+def _numbers(numbers: Iterable[int]) -> bytes:
+    return b"".join(struct.pack("<q", number) for number in numbers)
+
+
+def _bitmap(bits: list[bool]) -> bytes:
+    """One bit a row, the lowest of a byte first."""
+    number = sum(1 << index for index, bit in enumerate(bits) if bit)
+    return number.to_bytes((len(bits) + 7) // 8, "little")

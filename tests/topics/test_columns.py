@@ -1,0 +1,287 @@
+"""Columns from frames: what is in them, where they end, what is refused, and that C and its twin always agree."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import struct
+import sysconfig
+import threading
+from collections.abc import Callable, Iterator
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tidelog.errors import DataError, InputError
+from tidelog.log import frame
+from tidelog.log.frame import Frames, encode_many
+from tidelog.topics import columns, columns_python
+from tidelog.topics.columns import Columns, Ended, HeadersColumn, VarColumn, gather_columns, lost_until
+from tidelog.topics.message import Message, decode_frames, encode_message
+
+kernel: Any = columns._kernel
+twin: Any = columns_python
+EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+LOST, REMOVED = b"\x00", b"\x01"
+EVERYTHING = 31
+NO_LIMIT = 1 << 40
+
+HEADERS = st.dictionaries(st.text(max_size=8), st.binary(max_size=12), max_size=4)
+KEYS = st.none() | st.binary(max_size=12)
+TIMES = st.integers(-62_135_596_800_000_000, 253_402_300_799_999_999)
+EXTENSIONS = st.sampled_from([b"", b"\x03\x08" + bytes(8), b"\x09\x02ab"])
+PAYLOADS = st.builds(encode_message, st.binary(max_size=40), KEYS, HEADERS, TIMES, EXTENSIONS)
+SPECIAL = st.sampled_from([REMOVED, REMOVED, LOST])
+
+
+def outcome(function: Callable[..., Any], *arguments: Any) -> tuple[Any, ...]:
+    """What a call gave, in a form that two implementations can be compared by."""
+    try:
+        return "returned", function(*arguments)
+    except Exception as error:  # noqa: BLE001 - whatever it is, the twin must raise the same
+        return "raised", type(error), str(error)
+
+
+def assert_twins_agree(name: str, *arguments: Any) -> tuple[Any, ...]:
+    """Both implementations gave this one outcome."""
+    native = outcome(getattr(kernel, name), *arguments)
+    assert native == outcome(getattr(twin, name), *arguments)
+    return native
+
+
+def places(frames: Frames) -> tuple[bytes, bytes, bytes]:
+    """What a kernel is given of a batch of frames."""
+    return frames.buffer, frames.positions, frames.lengths
+
+
+def items(column: VarColumn) -> list[bytes | None]:
+    """The rows of a column of bytes."""
+    data, ends = bytes(column.data), memoryview(bytes(column.ends)).cast("i")
+    bits = None if column.validity is None else int.from_bytes(bytes(column.validity), "little")
+    return [
+        data[ends[row] : ends[row + 1]] if bits is None or bits >> row & 1 else None
+        for row in range(column.first, len(ends) - 1)
+    ]
+
+
+def lists(column: HeadersColumn) -> list[dict[str, bytes]]:
+    """The headers of every row."""
+    ends = memoryview(bytes(column.ends)).cast("i")
+    pairs = list(zip(items(column.names), items(column.contents), strict=True))
+    return [
+        {(name or b"").decode(): content or b"" for name, content in pairs[ends[row] : ends[row + 1]]}
+        for row in range(len(ends) - 1)
+    ]
+
+
+def numbers(column: bytes | None) -> list[int]:
+    """The rows of a column of 64-bit numbers."""
+    assert column is not None
+    return [number for (number,) in struct.iter_unpack("<q", column)]
+
+
+def messages_of(found: Columns) -> list[Message]:
+    """Columns as the messages that they were."""
+    assert found.keys is not None
+    assert found.values is not None
+    assert found.headers is not None
+    times = [EPOCH + timedelta(microseconds=time_us) for time_us in numbers(found.timestamps)]
+    rows = zip(items(found.values), items(found.keys), lists(found.headers), times, numbers(found.offsets), strict=True)
+    return [Message(value or b"", key, headers, time, offset) for value, key, headers, time, offset in rows]
+
+
+def without_delivery(messages: list[Message]) -> list[Message]:
+    """Messages without what has no column."""
+    return [Message(each.value, each.key, each.headers, each.timestamp, each.offset) for each in messages]
+
+
+def test_the_native_kernel_is_in_use() -> None:
+    """Where there is a compiler the C kernel must have been built: a silent fallback would be a slow product."""
+    compiler = (sysconfig.get_config_var("CC") or "cc").split()[0]
+    expected = shutil.which(compiler) is not None and not os.environ.get("TIDELOG_PURE_PYTHON")
+    assert columns.KERNEL_IS_NATIVE or not expected
+
+
+# ---- gathering ----
+
+
+@settings(max_examples=200)
+@given(st.lists(PAYLOADS, max_size=20), st.integers(0, 1 << 62), st.integers(0, 21), st.integers(0, 21))
+def test_columns_hold_what_the_messages_hold(payloads: list[bytes], first: int, start: int, stop: int) -> None:
+    """Row by row, columns say the same as decoded messages."""
+    frames = encode_many(first, payloads)
+    found = gather_columns(frames, start, stop, headers=True)
+    assert messages_of(found) == without_delivery(decode_frames(frames, start, stop))
+    assert found.ended is Ended.ALL
+
+
+@settings(max_examples=200)
+@given(
+    st.lists(PAYLOADS | SPECIAL, max_size=12),
+    st.integers(0, 13),
+    st.integers(0, 13),
+    st.integers(0, EVERYTHING),
+    st.integers(0, 14),
+    st.integers(0, 200) | st.just(NO_LIMIT),
+)
+def test_the_twins_gather_the_same(
+    payloads: list[bytes], start: int, stop: int, wanted: int, max_rows: int, max_bytes: int
+) -> None:
+    """Any range, any choice of columns and any limits give the same buffers in C and in Python."""
+    frames = encode_many(7, payloads)
+    assert_twins_agree("gather_columns", 7, *places(frames), start, stop, wanted, max_rows, max_bytes)
+
+
+def test_only_the_columns_asked_for_are_made() -> None:
+    """A column that nobody wants costs nothing."""
+    frames = encode_many(0, [encode_message(b"v", b"k", {"h": b"1"}, 5)])
+    found = gather_columns(frames, 0, 1, keys=False, values=False, offsets=False, timestamps=False)
+    assert found == Columns(
+        count=1,
+        stopped_at=1,
+        ended=Ended.ALL,
+        offsets=None,
+        timestamps=None,
+        keys=None,
+        values=None,
+        headers=None,
+    )
+
+
+def test_keys_have_a_validity_only_where_one_is_missing() -> None:
+    """An empty key is a key, no key is a null, and without nulls there is no bitmap."""
+    keyed, empty, bare = (encode_message(b"", key, None, 0) for key in (b"k", b"", None))
+    complete = gather_columns(encode_many(0, [keyed, empty]), 0, 2).keys
+    partial = gather_columns(encode_many(0, [keyed, empty, bare]), 0, 3).keys
+    assert complete is not None
+    assert partial is not None
+    assert complete.validity is None
+    assert partial.validity == b"\x03"
+    assert items(partial) == [b"k", b"", None]
+
+
+def test_what_compaction_removed_gives_no_row() -> None:
+    """Emptied frames are stepped over; the offsets of the others stay what they were."""
+    message = encode_message(b"v", None, None, 0)
+    frames = encode_many(10, [REMOVED, message, REMOVED, REMOVED, message, REMOVED])
+    found = gather_columns(frames, 0, 6)
+    assert (found.count, found.stopped_at, numbers(found.offsets)) == (2, 6, [11, 14])
+
+
+def test_columns_end_before_what_was_lost() -> None:
+    """Everything before a lost offset is handed out; gathering goes on behind the gap."""
+    message = encode_message(b"v", None, None, 0)
+    frames = encode_many(10, [message, LOST, LOST, message])
+    found = gather_columns(frames, 0, 4)
+    assert (found.count, found.stopped_at, found.ended) == (1, 1, Ended.LOST)
+    assert lost_until(frames, 1, 4) == 3
+    assert lost_until(frames, 1, 2) == 2
+    rest = gather_columns(frames, 3, 4)
+    assert (numbers(rest.offsets), rest.ended) == ([13], Ended.ALL)
+
+
+def test_limits_leave_the_rest_for_the_next_call() -> None:
+    """A batch ends at the limit of rows or bytes, but never takes nothing."""
+    frames = encode_many(0, [encode_message(b"1234", b"56", None, 0)] * 5)
+    by_rows = gather_columns(frames, 0, 5, max_rows=2)
+    by_bytes = gather_columns(frames, 2, 5, max_bytes=12)
+    small = gather_columns(frames, 4, 5, max_bytes=1)
+    assert [(each.count, each.stopped_at) for each in (by_rows, by_bytes, small)] == [(2, 2), (2, 4), (1, 5)]
+    assert [each.ended for each in (by_rows, by_bytes, small)] == [Ended.LIMIT, Ended.LIMIT, Ended.ALL]
+    with pytest.raises(InputError, match="1 or more"):
+        gather_columns(frames, 0, 5, max_rows=0)
+
+
+def test_a_large_batch_lets_other_threads_run() -> None:
+    """Gathering in two threads at once, with the GIL given away, gives what one alone gives."""
+    frames = encode_many(0, [encode_message(b"x" * 900, b"k", {"h": b"c"}, 9)] * 3000)
+    alone = gather_columns(frames, 0, 3000, headers=True)
+    found: list[Columns] = []
+    threads = [
+        threading.Thread(target=lambda: found.append(gather_columns(frames, 0, 3000, headers=True))) for _ in range(2)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert found == [alone, alone]
+
+
+# ---- hostile bytes ----
+
+
+@settings(max_examples=300)
+@given(st.data())
+def test_a_damaged_envelope_is_refused_as_a_message_is(data: st.DataObject) -> None:
+    """After any change to any byte, columns either say what the message says or raise the same error."""
+    payload = bytearray(data.draw(PAYLOADS))
+    for _ in range(data.draw(st.integers(1, 3))):
+        position = data.draw(st.integers(0, min(len(payload) - 1, 60)))
+        payload[position] = data.draw(st.integers(0, 255))
+    frames = encode_many(41, [bytes(payload)[: data.draw(st.integers(2, len(payload)))]])
+    decoded = outcome(decode_frames, frames, 0, 1)
+    gathered = outcome(gather_columns, frames, 0, 1)
+    if decoded[0] == "raised":
+        assert gathered == decoded
+    else:
+        assert messages_of(gather_columns(frames, 0, 1, headers=True)) == without_delivery(decoded[1])
+    for wanted in (0, EVERYTHING):
+        assert_twins_agree("gather_columns", 41, *places(frames), 0, 1, wanted, 9, NO_LIMIT)
+
+
+def encoded_characters() -> Iterator[bytes]:
+    """Every shape of a character at the edges of UTF-8, right and wrong."""
+    for code in (0x7F, 0x80, 0x7FF, 0x800, 0xD7FF, 0xD800, 0xDFFF, 0xE000, 0xFFFF, 0x10000, 0x10FFFF):
+        yield chr(code).encode("utf-8", "surrogatepass")
+    yield from (
+        b"\xc0\x80",
+        b"\xc1\xbf",
+        b"\xe0\x9f\xbf",
+        b"\xf0\x8f\xbf\xbf",
+        b"\xf4\x90\x80\x80",
+        b"\xf5\x80\x80\x80",
+    )
+    yield from (b"\x80", b"\xff", b"\xc3", b"\xe2\x82", b"\xf0\x9f\x98", b"\xe2\x28\xa1", b"\xf0\x9f\x28\x80", b"\xc3(")
+
+
+@pytest.mark.parametrize("character", list(encoded_characters()))
+def test_header_names_are_utf8(character: bytes) -> None:
+    """The rules of UTF-8 are Python's own, at every edge and at every place of a name."""
+    for name in (character, b"twelve bytes" + character, character + b"twelve bytes"):
+        block = struct.pack("<HI", len(name), 1) + name + b"c"
+        payload = struct.pack("<BBHIqII", 1, 0, 1, 0, 0, len(block), 0) + block
+        frames = encode_many(3, [payload])
+        assert outcome(decode_frames, frames, 0, 1)[0] == outcome(gather_columns, frames, 0, 1)[0]
+        assert_twins_agree("gather_columns", 3, *places(frames), 0, 1, EVERYTHING, 9, NO_LIMIT)
+
+
+@given(st.binary(max_size=6))
+def test_any_bytes_as_a_name_are_judged_as_python_does(name: bytes) -> None:
+    """Short names of any bytes are taken or refused alike."""
+    block = struct.pack("<HI", len(name), 0) + name
+    payload = struct.pack("<BBHIqII", 1, 0, 1, 0, 0, len(block), 0) + block
+    assert_twins_agree("gather_columns", 3, *places(encode_many(3, [payload])), 0, 1, EVERYTHING, 9, NO_LIMIT)
+
+
+def test_claims_about_places_are_checked() -> None:
+    """Places outside the buffer, arrays that do not match and offsets that no column holds are refused alike."""
+    buffer = encode_many(0, [encode_message(b"v", None, None, 0)]).buffer
+    outside = struct.pack("=Q", 1 << 63), struct.pack("=I", 4)
+    assert assert_twins_agree("gather_columns", 0, buffer, *outside, 0, 1, 31, 9, 99)[1] is ValueError
+    assert assert_twins_agree("gather_columns", 0, buffer, b"", b"1234", 0, 1, 31, 9, 99)[1] is ValueError
+    fine = struct.pack("=Q", 16), struct.pack("=I", 25)
+    for first in (-1, (1 << 63) - 1, 1 << 64):
+        assert assert_twins_agree("gather_columns", first, buffer, *fine, 0, 1, 31, 9, 99)[1] is InputError
+    for start, stop in ((-1, 1), (0, -1)):
+        assert assert_twins_agree("gather_columns", 0, buffer, *fine, start, stop, 31, 9, 99)[1] is ValueError
+
+
+def test_damage_names_its_offset() -> None:
+    """The error tells which message of a large batch it is."""
+    payloads = [encode_message(b"v" * 100, None, None, 0)] * 1000
+    payloads[700] = b"\x02" + payloads[700][1:]
+    with pytest.raises(DataError, match="message 1700 has envelope version 2"):
+        gather_columns(frame.encode_many(1000, payloads), 0, 1000)
