@@ -10,6 +10,7 @@ Metadata, below a root that keeps several installations in one store apart:
     {root}/storage/topics/{namespace}/{topic}/settings                 the topic's own settings
     {root}/storage/topics/{namespace}/{topic}/producers                what its producers have stored, a hint
     {root}/storage/topics/{namespace}/{topic}/subscriptions/{name}     a subscription's cursor
+    {root}/storage/topics/{namespace}/{topic}/intake                   what was handed over and is to be taken in
     {root}/storage/topics/{namespace}/{topic}/replacements/state       how far a compaction is
     {root}/storage/topics/{namespace}/{topic}/replacements/{generation:020}/{start:020}   what it replaces there
     {root}/storage/epoch-floor                                         the highest epoch of a deleted topic
@@ -17,6 +18,8 @@ Metadata, below a root that keeps several installations in one store apart:
 Objects, below the URL of the store:
 
     storage/topics/{namespace}/{topic}/objects/data-{start}-{end}-e{epoch}.tlog     offsets start to end, both inclusive
+    storage/topics/{namespace}/{topic}/intake/{consignment}/{partition:05}-{attempt}.tlog     staged rows
+    storage/topics/{namespace}/{topic}/intake/{consignment}/manifest-{token}.json             which of them count
     storage/topics/{namespace}/{topic}/objects/data-{start}-{end}-e{epoch}-c{generation}.tlog     the same, compacted
 
 Invariants
@@ -28,6 +31,7 @@ Invariants
 
 from __future__ import annotations
 
+import hashlib
 import re
 from typing import NamedTuple
 
@@ -44,6 +48,7 @@ _TOPICS = "storage/topics"
 _PART = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]*", re.ASCII)
 _DESCRIPTOR = re.compile(r"[0-9]{20}", re.ASCII)
 _NUMBER = r"(0|[1-9][0-9]{0,19})"
+_INTAKE = re.compile(r"([0-9a-f]{32}-(?:0|[1-9][0-9]{0,19}))/[^/]+", re.ASCII)
 _OBJECT = re.compile(rf"data-{_NUMBER}-{_NUMBER}-e{_NUMBER}(?:-c([1-9][0-9]{{0,19}}))?\.tlog", re.ASCII)
 _TOPIC_KEY = re.compile(rf"{_TOPICS}/([^/]+)/([^/]+)/(.+)", re.ASCII)
 
@@ -80,6 +85,7 @@ class TopicKeys:
             check_part(part)
         self._root = root
         self._objects = f"{_TOPICS}/{namespace}/{topic}/objects/"
+        self._intake = f"{_TOPICS}/{namespace}/{topic}/intake/"
         self._metadata = f"{root}/{_TOPICS}/{namespace}/{topic}/"
 
     @property
@@ -139,6 +145,36 @@ class TopicKeys:
         return f"{self.replacements_prefix}{padded(generation)}/{padded(start)}"
 
     @property
+    def intake(self) -> str:
+        """What was handed over to the topic, as one document."""
+        return self._metadata + "intake"
+
+    @property
+    def intake_prefix(self) -> str:
+        """Where what is handed over waits, in the object store."""
+        return self._intake
+
+    def consignment_prefix(self, consignment: str) -> str:
+        """All objects of one consignment."""
+        return f"{self._intake}{check_part(consignment)}/"
+
+    def staged_part(self, consignment: str, partition: int, attempt: str) -> str:
+        """Rows of one task; `attempt` is different whenever a task is tried again."""
+        name = f"{_checked_number(partition, 'a partition'):05d}-{attempt}.tlog"
+        return self.consignment_prefix(consignment) + check_part(name)
+
+    def manifest(self, consignment: str, token: str) -> str:
+        """The list of the parts that count."""
+        return self.consignment_prefix(consignment) + check_part(f"manifest-{token}.json")
+
+    def parse_staged(self, key: str) -> str | None:
+        """The consignment that an object belongs to; None for any other key."""
+        if not key.startswith(self._intake):
+            return None
+        match = _INTAKE.fullmatch(key.removeprefix(self._intake))
+        return None if match is None else match[1]
+
+    @property
     def epoch_floor(self) -> str:
         """One for all topics of an installation."""
         return f"{self._root}/storage/epoch-floor"
@@ -176,6 +212,12 @@ class TopicKeys:
         if not key.startswith(self._objects):
             return None
         return parse_object_id(key.removeprefix(self._objects))
+
+
+def consignment_name(app: str, version: int) -> str:
+    """How the rows of one version of an application are called: the same from wherever they are written."""
+    digest = hashlib.sha256(app.encode()).hexdigest()[:32]
+    return f"{digest}-{_checked_number(version, 'a version')}"
 
 
 def padded(offset: int) -> str:
