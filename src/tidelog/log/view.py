@@ -24,6 +24,7 @@ from tidelog.log.names import wal_files
 from tidelog.log.readable import ReadableLog
 from tidelog.log.reader import FilePart
 from tidelog.log.recovery import Recovered, Recovery, recover
+from tidelog.log.segment import Segment
 from tidelog.log.segments import Segments
 from tidelog.log.settings import LogSettings
 from tidelog.log.statistics import RecoveryReport
@@ -71,6 +72,11 @@ class LogView(ReadableLog):
         """What the owner has written by now; it looks again."""
         self._look()
         return self._next_offset
+
+    def segments(self) -> tuple[Segment, ...]:
+        """The files as they were when it last looked; they only grow, or go."""
+        with self._looking:
+            return tuple(self._segments)
 
     @property
     def is_gone(self) -> bool:

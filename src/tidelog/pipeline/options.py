@@ -168,7 +168,7 @@ class _Options:
         if text is None:
             return None
         number = parse(text.strip())
-        if number is None or number < 1:
+        if not isinstance(number, int) or number < 1:
             raise InputError(f"the option {name} is {what}, not {text!r}")
         return number
 

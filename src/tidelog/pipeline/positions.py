@@ -13,7 +13,7 @@ Invariants
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Literal, Protocol
 
 import msgspec
@@ -147,9 +147,9 @@ def to_checkpoint(offsets: Mapping[str, int]) -> dict[str, dict[str, int]]:
 
 def from_checkpoint(found: Mapping[str, object]) -> dict[str, int]:
     """What Spark kept, back again; InputError when somebody else wrote it."""
-    read: Callable[[object], dict[str, dict[str, int]]] = lambda data: msgspec.convert(data, dict[str, dict[str, int]])
     try:
-        return {topic: partitions[PARTITION] for topic, partitions in read(dict(found)).items()}
+        topics = msgspec.convert(dict(found), dict[str, dict[str, int]])
+        return {topic: partitions[PARTITION] for topic, partitions in topics.items()}
     except (msgspec.ValidationError, KeyError) as error:
         raise InputError(
             f"the checkpoint of this query has offsets that are not tidelog's: {found}",
