@@ -23,6 +23,7 @@ from tidelog.topics.delivery import DeliveryState, Holder
 from tidelog.topics.delivery_options import parse_options
 from tidelog.topics.delivery_progress import Progress
 from tidelog.topics.delivery_queue import Delivery
+from tidelog.topics.delivery_timers import Now
 
 KEYS = [None, b"a", b"b", b"c"]
 DAY_US = 86_400_000_000
@@ -67,6 +68,11 @@ class DeliveryMachine(RuleBasedStateMachine):
             due = to_datetime(self.now_us + delay * 1_000_000) if delay else None
             self.log.append(Delivery(b"", key=key, offset=len(self.log), deliver_at=due))
 
+    @property
+    def now(self) -> Now:
+        """The steady clock began some other time."""
+        return Now(self.now_us, self.now_us - DAY_US + 7)
+
     @precondition(lambda self: len(self.consumers) < 4)
     @rule()
     def join(self) -> None:
@@ -110,11 +116,11 @@ class DeliveryMachine(RuleBasedStateMachine):
     def take(self, holder: Holder, limit: int) -> list[Delivery]:
         self.time_passed()
         plain = self.state.take_plain(holder) if limit == 1 else None
-        taken = [plain] if plain is not None else self.state.take(holder, limit, self.now_us)
+        taken = [plain] if plain is not None else self.state.take(holder, limit, self.now)
         if not taken and self.state.wants_more(holder) and self.state.read_offset < len(self.log):
             stop = min(len(self.log), self.state.read_offset + 4)
-            self.state.feed(self.log[self.state.read_offset : stop], stop, self.now_us)
-            taken = self.state.take(holder, limit, self.now_us)
+            self.state.feed(self.log[self.state.read_offset : stop], stop, self.now)
+            taken = self.state.take(holder, limit, self.now)
         assert len(taken) <= limit
         for message in taken:
             self.check(holder, message)
@@ -138,7 +144,7 @@ class DeliveryMachine(RuleBasedStateMachine):
 
     def time_passed(self) -> None:
         """What timed out is no longer with its consumer; the state says so when it is asked."""
-        self.state.tick(self.now_us)
+        self.state.tick(self.now)
         self.look()
 
     def look(self) -> None:
@@ -156,19 +162,23 @@ class DeliveryMachine(RuleBasedStateMachine):
     def ack_late(self, random: Random) -> None:
         """An acknowledgement counts wherever the message is by now."""
         offset = random.choice(sorted(self.counts))
-        self.state.ack(self.consumers[-1], offset)
-        self.held.pop(offset, None)
-        self.settled.add(offset)
+        consumer = self.consumers[-1]
+        is_stale = offset in consumer.stale and offset not in consumer.unacked
+        self.state.ack(consumer, offset)
+        if not is_stale:
+            self.held.pop(offset, None)
+            self.settled.add(offset)
 
     def ack_cumulative(self, random: Random) -> None:
         offset = random.choice(sorted(self.held))
-        self.state.ack_below(offset + 1)
-        self.settled |= set(range(offset + 1))
+        self.state.ack_below(self.held[offset], offset + 1)
+        unseen = {one.offset for one in self.log if one.deliver_at is not None and one.offset not in self.counts}
+        self.settled |= set(range(offset + 1)) - unseen
         self.held = {one: holder for one, holder in self.held.items() if one > offset}
 
     def nack(self, random: Random) -> None:
         offset = random.choice(sorted(self.held))
-        assert self.state.nack(self.held.pop(offset), offset, random.choice([0.0, 0.0, 1.0, None]), self.now_us)
+        assert self.state.nack(self.held.pop(offset), offset, random.choice([0.0, 0.0, 1.0, None]), self.now)
         self.look()
 
     @rule(seconds=st.sampled_from([0.5, 1.5, 6.0]))

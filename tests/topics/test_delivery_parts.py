@@ -13,7 +13,7 @@ from tidelog.topics.delivery_options import parse_options
 from tidelog.topics.delivery_progress import Progress
 from tidelog.topics.delivery_queue import Delivery, OpenQueue
 from tidelog.topics.delivery_rate import RateLimit
-from tidelog.topics.delivery_timers import WaitingRoom
+from tidelog.topics.delivery_timers import Now, WaitingRoom
 from tidelog.topics.key_sharing import HashRing, KeyQueues
 
 spans = st.lists(st.tuples(st.integers(0, 60), st.integers(0, 12)), max_size=20)
@@ -104,11 +104,10 @@ def test_the_waiting_room_forgets_who_left_early() -> None:
     """A message that was settled while it waited does not come."""
     room = WaitingRoom()
     for offset, due_us in ((0, 30), (1, 10), (2, 20)):
-        room.add(Delivery(b"", offset=offset), due_us, is_new=offset == 2)
-    assert room.new_count == 1
+        room.add(Delivery(b"", offset=offset), due_us)
     assert room.remove(1) is not None
     assert [waiting.message.offset for waiting in room.take_due(25)] == [2]
-    assert (room.new_count, len(room), room.next_due_us) == (0, 1, 30)
+    assert (len(room), room.next_due_us) == (1, 30)
 
 
 def test_options_have_the_documented_defaults() -> None:
@@ -131,13 +130,13 @@ def test_reading_pauses_before_the_position_has_too_many_holes() -> None:
                 for offset in range(first, first + 1000)
             ],
             first + 1000,
-            now_us=0,
+            Now(0, 0),
         )
-        for message in state.take(holder, 1000, now_us=0):
+        for message in state.take(holder, 1000, Now(0, 0)):
             state.ack(holder, message.offset)
     assert state.progress.range_count <= MAX_HOLES
     assert len(encode(Cursor(offset=0, epoch=1, moved_us=0, acked=tuple(state.progress.ranges)))) < MAX_VALUE_BYTES
-    late = state.take(holder, 10_000, now_us=20_000_000)
+    late = state.take(holder, 10_000, Now(20_000_000, 0))
     assert late
     for message in late:
         state.ack(holder, message.offset)

@@ -56,7 +56,8 @@ class Cursor(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """How far a subscription is: everything below `offset` is done with, and so are the ranges of `acked`.
 
     `acked` are (start, stop), stop exclusive, in order and above `offset`. `failures` are (offset, deliveries) of open
-    messages that were rejected. With `hold_retention` nothing that is open is deleted.
+    messages that were rejected. With `hold_retention` nothing that is open is deleted. Dead letters of this
+    subscription below `dead_letter_offset` of their topic are done with here.
     """
 
     offset: int
@@ -67,6 +68,7 @@ class Cursor(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     acked: tuple[tuple[int, int], ...] = ()
     failures: tuple[tuple[int, int], ...] = ()
     hold_retention: bool = False
+    dead_letter_offset: int = 0
 
     def clipped(self, limit: int) -> Cursor:
         """The same cursor, as if nothing at or above `limit` were done with."""

@@ -2,13 +2,14 @@
 
 Invariants
 - A message is durable among the dead letters before it counts as acknowledged: a crash in between loses nothing.
-- What was written before such a crash is found there by its origin, and not written again.
+- What was written before such a crash is found there by its origin, and not written again. The position of the
+  subscription says from where on to look: of letters before that it has the acknowledgements.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from typing import Protocol
+from collections.abc import Callable, Iterable, Sequence
+from typing import NamedTuple, Protocol
 
 from tidelog.errors import InputError
 from tidelog.topics.delivery_queue import Delivery
@@ -25,37 +26,92 @@ _REASON = "max_deliveries"
 class DeadLetterTopic(Protocol):
     """What is asked of the topic that takes them."""
 
+    @property
+    def durable_offset(self) -> int: ...
+    @property
+    def start_offset(self) -> int: ...
+    @property
+    def next_offset(self) -> int: ...
     def append_many(self, messages: Iterable[bytes | Message], *, sync: bool = False) -> list[int]: ...
-    def read(self) -> Iterable[Message]: ...
+    def read(self, start: int) -> Iterable[Message]: ...
+
+
+class Written(NamedTuple):
+    """The messages that are durable among the dead letters; `refused` says what could not be written."""
+
+    offsets: list[int]
+    refused: InputError | None
 
 
 class DeadLetters:
-    """Where one subscription puts the messages that it gives up."""
+    """Where one subscription puts the messages that it gives up. One thread at a time."""
 
-    def __init__(self, target: DeadLetterTopic, topic: str, subscription: str) -> None:
-        self._target = target
+    def __init__(self, open_target: Callable[[], DeadLetterTopic], topic: str, subscription: str) -> None:
+        """`open_target` is asked each time: the topic may have been deleted, or handed over, since."""
+        self._open_target = open_target
         self._topic = topic
         self._subscription = subscription
-        self._written: set[int] | None = None
+        # Where the letters are of messages that may come again; None: not looked for yet.
+        self._written: dict[int, int] | None = None
+        self._end_offset = 0
 
-    def write(self, messages: Sequence[Delivery], floor: int) -> list[int]:
-        """Makes them durable there; returns their offsets. None below `floor` can come again."""
+    def end_offset(self) -> int:
+        """Everything that was written there is below."""
+        return self._open_target().durable_offset
+
+    def forget(self) -> None:
+        """What is there already is of another time: the same messages may be given up anew."""
+        self._written = {}
+
+    def write(self, messages: Sequence[Delivery], settled_offset: int) -> Written:
+        """Makes them durable there. An earlier process may have done so, in letters from `settled_offset` on."""
+        target = self._open_target()
         if self._written is None:
-            self._written = {offset for offset in self._origins() if offset >= floor}
-        new = [self._letter(message) for message in messages if message.offset not in self._written]
-        if new:
-            self._target.append_many(new, sync=True)
-        offsets = [message.offset for message in messages]
-        self._written = {offset for offset in self._written if offset >= floor} | set(offsets)
-        return offsets
+            self._written = dict(self._origins(target, settled_offset))
+        new = [message for message in messages if message.offset not in self._written]
+        refused: InputError | None = None
+        try:
+            self._append(target, new)
+        except InputError:
+            refused = self._append_each(target, new)
+        offsets = [message.offset for message in messages if message.offset in self._written]
+        self._end_offset = target.durable_offset
+        return Written(offsets, refused)
 
-    def _origins(self) -> Iterable[int]:
-        """The offsets that this subscription has put there before: an earlier process may not have got further."""
-        for message in self._target.read():
+    def settled_offset(self, is_settled: Callable[[int], bool]) -> int:
+        """All letters below this offset of their topic are of messages that are settled. Called after `write`."""
+        assert self._written is not None
+        self._written = {origin: offset for origin, offset in self._written.items() if not is_settled(origin)}
+        return min(self._written.values(), default=self._end_offset)
+
+    def _append(self, target: DeadLetterTopic, messages: Sequence[Delivery]) -> None:
+        assert self._written is not None
+        if messages:
+            letters = target.append_many([self._letter(message) for message in messages], sync=True)
+            self._written.update((message.offset, at) for message, at in zip(messages, letters, strict=True))
+
+    def _append_each(self, target: DeadLetterTopic, messages: Sequence[Delivery]) -> InputError | None:
+        """With its origin a letter is a little larger than the message: one that is too large holds up no other."""
+        refused = None
+        for message in messages:
+            try:
+                self._append(target, [message])
+            except InputError as error:
+                refused = InputError(
+                    f"message {message.offset} does not fit into a dead letter: {error.message}",
+                    operation=f"subscription {self._subscription}",
+                    hint="Allow larger messages with max_message_bytes, or acknowledge this one",
+                )
+        return refused
+
+    def _origins(self, target: DeadLetterTopic, first: int) -> Iterable[tuple[int, int]]:
+        """What this subscription has put there, but did not live to acknowledge."""
+        is_same_topic = first <= target.next_offset
+        for message in target.read(max(first if is_same_topic else 0, target.start_offset)):
             origin = message.headers.get(ORIGIN_TOPIC), message.headers.get(ORIGIN_SUBSCRIPTION)
             offset = message.headers.get(ORIGIN_OFFSET, b"")
             if origin == (self._topic.encode(), self._subscription.encode()) and offset.isdigit():
-                yield int(offset)
+                yield int(offset), message.offset
 
     def _letter(self, message: Delivery) -> Message:
         headers = {
@@ -73,4 +129,4 @@ def dead_letter_name(topic: str, subscription: str, chosen: str | None) -> str:
     """The topic for the dead letters of a subscription."""
     if chosen == topic:
         raise InputError("dead letters cannot go to the topic that they come from", hint="Name another topic")
-    return chosen or f"{topic}.{subscription}.dlq"
+    return f"{topic}.{subscription}.dlq" if chosen is None else chosen

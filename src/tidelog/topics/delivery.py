@@ -1,5 +1,7 @@
 """Who has which message: the state of a subscription. Pure: no threads, no files, and time is told from outside.
 
+Pauses are measured by a clock that never jumps; the wall clock decides only about the times that messages carry.
+
     not read yet -> ready -> with a consumer -> settled
                       ^            |
                       '-- waiting <'  rejected (for a pause), timed out or left behind (at once)
@@ -27,7 +29,7 @@ from tidelog.topics.delivery_options import DeliveryOptions
 from tidelog.topics.delivery_progress import Progress
 from tidelog.topics.delivery_queue import NO_LIMIT, Delivery, OpenQueue
 from tidelog.topics.delivery_rate import RateLimit
-from tidelog.topics.delivery_timers import WaitingRoom
+from tidelog.topics.delivery_timers import Now, WaitingRoom
 from tidelog.topics.key_sharing import KeyQueues
 
 # The position is stored as one value of a metadata store; so many ranges fit it with any offsets.
@@ -36,6 +38,8 @@ READ_AHEAD = 1000
 # One stuck consumer holds the messages of its keys; the others are read past them so far.
 READ_AHEAD_KEYS = 10_000
 _MAX_STORED_FAILURES = 1000
+# Somebody may set the wall clock: what waits for it is looked at so often.
+_WALL_CLOCK_LOOK_US = 1_000_000
 
 
 class ReadyQueue(Protocol):
@@ -45,7 +49,9 @@ class ReadyQueue(Protocol):
     def add(self, messages: Iterable[Delivery]) -> None: ...
     def put_back(self, message: Delivery) -> None: ...
     def discard(self, offset: int) -> None: ...
-    def discard_below(self, offset: int) -> None: ...
+    @property
+    def unseen_from(self) -> int: ...
+    def discard_below(self, offset: int) -> list[int]: ...
     def take(self, consumer: str, limit: int, below: int = NO_LIMIT) -> list[Delivery]: ...
     def take_fresh(self) -> Delivery | None: ...
     def set_consumers(self, consumers: Sequence[str]) -> None: ...
@@ -57,7 +63,7 @@ class ReadyQueue(Protocol):
 class Holder:
     """A consumer, with the messages that it has not acknowledged."""
 
-    __slots__ = ("due_us", "has_left", "name", "unacked")
+    __slots__ = ("due_us", "has_left", "name", "stale", "unacked")
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -65,6 +71,8 @@ class Holder:
         self.unacked: dict[int, Delivery] = {}
         # When each of them times out, oldest first; empty without a time-out.
         self.due_us: dict[int, int] = {}
+        # What it had when the subscription was moved: an acknowledgement of that is not one of the message to come.
+        self.stale: set[int] = set()
 
 
 class DeliveryState:
@@ -81,9 +89,12 @@ class DeliveryState:
         self.failures = dict(failures or {})
         self.blocked: dict[int, Delivery] = {}
         self.dead: dict[int, Delivery] = {}
+        self.dead_letter_offset = 0
+        """Dead letters of this subscription below this offset of their topic are settled."""
         self._keyed = options.kind == "key_shared"
         self._queue: ReadyQueue = KeyQueues() if self._keyed else OpenQueue()
         self._waiting = WaitingRoom()
+        self._delayed = WaitingRoom()
         self._rate = None if options.max_rate_per_second is None else RateLimit(options.max_rate_per_second)
         self._timeout_us = _microseconds(options.ack_timeout_seconds)
         self._check_timeouts_us: int | None = None
@@ -92,14 +103,18 @@ class DeliveryState:
         self._is_plain = options.kind in ("exclusive", "shared") and limits == (None, None, None)
 
     def move_to(self, offset: int) -> None:
-        """Begins anew at an offset: nothing at or above it is settled, and nobody has anything."""
+        """Begins anew at an offset: nothing at or above it is settled, and nobody has anything.
+
+        What consumers acknowledge of before does not count: who goes back wants all of it again.
+        """
         self.progress = Progress(offset)
         self.read_offset = offset
         self._queue = KeyQueues() if self._keyed else OpenQueue()
-        self._waiting = WaitingRoom()
+        self._waiting, self._delayed = WaitingRoom(), WaitingRoom()
         for place in (self.blocked, self.dead, self.failures):
             place.clear()
         for holder in self.holders.values():
+            holder.stale = set(holder.unacked)
             holder.unacked.clear()
             holder.due_us.clear()
         self.unacked_count = 0
@@ -139,11 +154,15 @@ class DeliveryState:
         """Whether reading on could bring something for this consumer, which found nothing ready."""
         if self._room <= 0 or not self.is_active(holder) or self._ends_below != NO_LIMIT:
             return False
-        if self.progress.range_count + self._waiting.new_count >= MAX_HOLES:
+        if self._has_many_holes:
             return False
         return len(self._queue) < (READ_AHEAD_KEYS if self._keyed else 1)
 
-    def feed(self, messages: Sequence[Delivery], next_offset: int, now_us: int) -> None:
+    @property
+    def _has_many_holes(self) -> bool:
+        return self.progress.range_count + len(self._delayed) >= MAX_HOLES
+
+    def feed(self, messages: Sequence[Delivery], next_offset: int, now: Now) -> None:
         """What was read from `read_offset` up to `next_offset`; offsets that are not among it are passed over."""
         first, self.read_offset = self.read_offset, next_offset
         if len(messages) < next_offset - first:
@@ -152,7 +171,7 @@ class DeliveryState:
             messages = [message for message in messages if not self.progress.is_settled(message.offset)]
         if self.failures:
             messages = [self._with_count(message) for message in messages]
-        self._queue.add(self._not_delayed(messages, now_us))
+        self._queue.add(self._not_delayed(messages, now.wall_us))
 
     def _pass_over(self, first: int, messages: Sequence[Delivery], next_offset: int) -> None:
         reached = first
@@ -160,17 +179,19 @@ class DeliveryState:
             self.progress.settle_range(reached, message.offset)
             reached = message.offset + 1
         self.progress.settle_range(reached, next_offset)
+        for offset in [one for one in self.failures if self.progress.is_settled(one)]:
+            del self.failures[offset]
 
     def _with_count(self, message: Delivery) -> Delivery:
         count = self.failures.get(message.offset)
         return message if count is None else msgspec.structs.replace(message, delivery_count=count + 1)
 
-    def _not_delayed(self, messages: Sequence[Delivery], now_us: int) -> Sequence[Delivery]:
-        delayed = [(message, due_us) for message in messages if (due_us := _deliver_at_us(message)) > now_us]
+    def _not_delayed(self, messages: Sequence[Delivery], wall_us: int) -> Sequence[Delivery]:
+        delayed = [(message, due_us) for message in messages if (due_us := _deliver_at_us(message)) > wall_us]
         if not delayed:
             return messages
         for message, due_us in delayed:
-            self._waiting.add(message, due_us, is_new=True)
+            self._delayed.add(message, due_us)
         late = {message.offset for message, _ in delayed}
         return [message for message in messages if message.offset not in late]
 
@@ -179,34 +200,34 @@ class DeliveryState:
     @property
     def _room(self) -> int:
         """How many more may be out."""
-        coming_back = len(self._waiting) - self._waiting.new_count
-        return self.options.max_unacked - self.unacked_count - coming_back - len(self.blocked) - len(self.dead)
+        out = self.unacked_count + len(self._waiting) + len(self.blocked) + len(self.dead)
+        return self.options.max_unacked - out
 
     @property
     def is_held_up(self) -> bool:
         """Whether an acknowledgement may let others go on although nothing is ready now."""
-        return self._room <= 0 or bool(self.blocked) or self.progress.range_count >= MAX_HOLES
+        return self._room <= 0 or bool(self.blocked) or self._has_many_holes
 
     @property
     def _ends_below(self) -> int:
         """A blocked message stops what must come after it."""
         return min(self.blocked) if self.blocked and self.options.is_ordered else NO_LIMIT
 
-    def take(self, holder: Holder, limit: int, now_us: int) -> list[Delivery]:
+    def take(self, holder: Holder, limit: int, now: Now) -> list[Delivery]:
         """Up to so many messages for a consumer; they are its own until they are settled or come back."""
-        self.tick(now_us)
+        self.tick(now)
         limit = min(limit, self._room)
         if self._rate is not None:
-            limit = min(limit, self._rate.available(now_us))
+            limit = min(limit, self._rate.available(now.steady_us))
         if limit <= 0 or not len(self._queue) or not self.is_active(holder):
             return []
-        taken = self._take_alive(holder, limit, now_us)
-        self._hand_out(holder, taken, now_us)
+        taken = self._take_alive(holder, limit, now.wall_us)
+        self._hand_out(holder, taken, now.steady_us)
         return taken
 
     def take_plain(self, holder: Holder) -> Delivery | None:
         """The next message on the short way, where only the order matters; None: `take` has to look closer."""
-        if not self._is_plain or self._waiting or self.blocked or self.dead or self.failures:
+        if not self._is_plain or self._waiting or self._delayed or self.blocked or self.dead or self.failures:
             return None
         if self.unacked_count >= self.options.max_unacked:
             return None
@@ -217,14 +238,14 @@ class DeliveryState:
             self.counters.delivered += 1
         return message
 
-    def _take_alive(self, holder: Holder, limit: int, now_us: int) -> list[Delivery]:
+    def _take_alive(self, holder: Holder, limit: int, wall_us: int) -> list[Delivery]:
         while taken := self._queue.take(holder.name, limit, self._ends_below):
-            alive = taken if self._live_us is None else self._alive(taken, now_us - self._live_us)
+            alive = taken if self._live_us is None else self._alive(taken, wall_us - self._live_us)
             if alive:
                 return alive
         return []
 
-    def _hand_out(self, holder: Holder, taken: list[Delivery], now_us: int) -> None:
+    def _hand_out(self, holder: Holder, taken: list[Delivery], steady_us: int) -> None:
         for message in taken:
             holder.unacked[message.offset] = message
             self.counters.redelivered += message.delivery_count > 1
@@ -233,14 +254,14 @@ class DeliveryState:
         if self._rate is not None:
             self._rate.spend(len(taken))
         if self._timeout_us is not None and taken:
-            due_us = now_us + self._timeout_us
+            due_us = steady_us + self._timeout_us
             holder.due_us.update((message.offset, due_us) for message in taken)
             self._check_timeouts_us = self._check_timeouts_us or due_us
 
     def _alive(self, taken: list[Delivery], oldest_us: int) -> list[Delivery]:
         alive = []
         for message in taken:
-            if message.timestamp is None or to_microseconds(message.timestamp) >= oldest_us:
+            if message.timestamp is None or _born_us(message) >= oldest_us:
                 alive.append(message)
             else:
                 self._queue.released(message)
@@ -254,7 +275,7 @@ class DeliveryState:
         """Settles a message, wherever it is by now; False when it was settled before."""
         message = holder.unacked.pop(offset, None)
         if message is None:
-            return self._ack_late(offset)
+            return self._ack_late(holder, offset)
         self.unacked_count -= 1
         if self._timeout_us is not None:
             holder.due_us.pop(offset, None)
@@ -265,28 +286,39 @@ class DeliveryState:
         self.counters.acked += 1
         return self.progress.settle(offset)
 
-    def _ack_late(self, offset: int) -> bool:
-        if self.progress.is_settled(offset):
+    def _ack_late(self, holder: Holder, offset: int) -> bool:
+        if self.progress.is_settled(offset) or _is_stale(holder, offset):
             return False
         self._withdraw(offset)
         self._settle(offset)
         self.counters.acked += 1
         return True
 
-    def ack_below(self, offset: int) -> None:
-        """Settles everything below an offset. Only where one consumer gets everything in order."""
+    @property
+    def unseen_from(self) -> int:
+        """Nothing from this offset on was handed out. Only where one consumer gets everything in order."""
+        return min(self.read_offset, self._queue.unseen_from)
+
+    def ack_below(self, holder: Holder, offset: int) -> None:
+        """Settles everything below an offset that was handed out. Only where one consumer gets everything in order.
+
+        What is delayed stays: whoever acknowledges does not know of it yet.
+        """
         assert not self._keyed
+        if offset - 1 not in holder.unacked and _is_stale(holder, offset - 1):
+            return
         before = self.progress.floor + self.progress.settled_above
-        for holder in self.holders.values():
-            for unacked in [one for one in holder.unacked if one < offset]:
-                self._release(holder, unacked)
+        for one_holder in self.holders.values():
+            for unacked in [one for one in one_holder.unacked if one < offset]:
+                self._release(one_holder, unacked)
         for waiting in self._waiting.offsets_below(offset):
             self._waiting.remove(waiting)
         for place in (self.blocked, self.dead, self.failures):
             for found in [one for one in place if one < offset]:
                 place.pop(found, None)
-        self._queue.discard_below(offset)
-        self.progress.settle_below(offset)
+        unseen = sorted([*self._queue.discard_below(offset), *self._delayed.offsets_below(offset)])
+        for start, stop in zip([self.progress.floor, *(one + 1 for one in unseen)], [*unseen, offset], strict=True):
+            self.progress.settle_range(start, stop)
         self.counters.acked += self.progress.floor + self.progress.settled_above - before
 
     def _settle(self, offset: int) -> None:
@@ -299,7 +331,7 @@ class DeliveryState:
             if offset in holder.unacked:
                 self._release(holder, offset)
                 return
-        waiting = self._waiting.remove(offset)
+        waiting = self._waiting.remove(offset) or self._delayed.remove(offset)
         blocked = self.blocked.pop(offset, None)
         kept = blocked if waiting is None else waiting.message
         if kept is not None:
@@ -316,14 +348,14 @@ class DeliveryState:
 
     # Coming back
 
-    def nack(self, holder: Holder, offset: int, delay_seconds: float | None, now_us: int) -> bool:
+    def nack(self, holder: Holder, offset: int, delay_seconds: float | None, now: Now) -> bool:
         """It comes again after a pause; False when this consumer does not have it any more."""
         if offset not in holder.unacked:
             return False
         message = self._release(holder, offset)
         self.counters.nacked += 1
         pause_seconds = self._backoff_seconds(message.delivery_count) if delay_seconds is None else delay_seconds
-        self._failed(message, now_us, int(pause_seconds * 1_000_000))
+        self._failed(message, now.steady_us, int(pause_seconds * 1_000_000))
         return True
 
     def _backoff_seconds(self, delivery_count: int) -> float:
@@ -332,14 +364,14 @@ class DeliveryState:
         doubled = options.redelivery_backoff_seconds * (1 << min(delivery_count - 1, 40))
         return min(doubled, max(options.redelivery_backoff_max_seconds, options.redelivery_backoff_seconds))
 
-    def _failed(self, message: Delivery, now_us: int, pause_us: int) -> None:
+    def _failed(self, message: Delivery, steady_us: int, pause_us: int) -> None:
         self.failures[message.offset] = message.delivery_count
         limit = self.options.max_deliveries
         if limit is not None and message.delivery_count >= limit:
             self._exhausted(message)
         elif pause_us > 0:
             self._queue.hold(message)
-            self._waiting.add(_next_delivery(message), now_us + pause_us)
+            self._waiting.add(_next_delivery(message), steady_us + pause_us)
         else:
             self._queue.put_back(_next_delivery(message))
 
@@ -361,32 +393,37 @@ class DeliveryState:
 
     # Time
 
-    def tick(self, now_us: int) -> None:
+    def tick(self, now: Now) -> None:
         """What is due by now becomes ready."""
-        next_us = self._waiting.next_due_us
-        if next_us is not None and next_us <= now_us:
-            for waiting in self._waiting.take_due(now_us):
+        if self._waiting:
+            for waiting in self._waiting.take_due(now.steady_us):
                 self._queue.unhold(waiting.message)
                 self._queue.put_back(waiting.message)
-        if self._check_timeouts_us is not None and self._check_timeouts_us <= now_us:
-            self._time_out(now_us)
+        if self._delayed:
+            for delayed in self._delayed.take_due(now.wall_us):
+                self._queue.put_back(delayed.message)
+        if self._check_timeouts_us is not None and self._check_timeouts_us <= now.steady_us:
+            self._time_out(now.steady_us)
 
-    def _time_out(self, now_us: int) -> None:
+    def _time_out(self, steady_us: int) -> None:
         next_us = None
         for holder in self.holders.values():
             for offset, due_us in list(holder.due_us.items()):
-                if due_us > now_us:
+                if due_us > steady_us:
                     next_us = due_us if next_us is None else min(next_us, due_us)
                     break
                 self.counters.timed_out += 1
-                self._failed(self._release(holder, offset), now_us, 0)
+                self._failed(self._release(holder, offset), steady_us, 0)
         self._check_timeouts_us = next_us
 
-    def next_due_us(self, now_us: int) -> int | None:
-        """When it is worth to look again although nobody did anything; None: never."""
+    def next_due_us(self, now: Now) -> int | None:
+        """When, by the steady clock, it is worth to look again although nobody did anything; None: never."""
         due = [self._waiting.next_due_us, self._check_timeouts_us]
-        if self._rate is not None and len(self._queue) and self._rate.available(now_us) < 1:
-            due.append(self._rate.next_us(now_us))
+        delayed_us = self._delayed.next_due_us
+        if delayed_us is not None:
+            due.append(now.steady_us + min(max(0, delayed_us - now.wall_us), _WALL_CLOCK_LOOK_US))
+        if self._rate is not None and len(self._queue) and self._rate.available(now.steady_us) < 1:
+            due.append(self._rate.next_us(now.steady_us))
         return min((one for one in due if one is not None), default=None)
 
     # How it stands
@@ -397,7 +434,7 @@ class DeliveryState:
 
     @property
     def waiting_count(self) -> int:
-        return len(self._waiting)
+        return len(self._waiting) + len(self._delayed)
 
     def stored_failures(self) -> dict[int, int]:
         """The delivery counts worth keeping: those of the oldest messages that were rejected."""
@@ -411,6 +448,20 @@ def _next_delivery(message: Delivery) -> Delivery:
 def _deliver_at_us(message: Delivery) -> int:
     """0 when it may go at once."""
     return 0 if message.deliver_at is None else to_microseconds(message.deliver_at)
+
+
+def _born_us(message: Delivery) -> int:
+    """From when on its time to live counts: it could not be had before its time."""
+    appended_us = 0 if message.timestamp is None else to_microseconds(message.timestamp)
+    return max(appended_us, _deliver_at_us(message))
+
+
+def _is_stale(holder: Holder, offset: int) -> bool:
+    """Whether it had this before the subscription was moved; that is asked once."""
+    if offset not in holder.stale:
+        return False
+    holder.stale.discard(offset)
+    return True
 
 
 def _microseconds(seconds: float | None) -> int | None:

@@ -11,7 +11,10 @@ from tidelog.errors import InputError
 
 Kind = Literal["exclusive", "failover", "shared", "key_shared"]
 Exhausted = Literal["block", "drop", "dead_letter"]
-_Seconds = Annotated[float, msgspec.Meta(gt=0)]
+# A hundred years: longer is a mistake, and infinite does not fit the microseconds that times are counted in.
+MAX_SECONDS = 3_155_760_000
+_Seconds = Annotated[float, msgspec.Meta(ge=0.001, le=MAX_SECONDS)]
+_Pause = Annotated[float, msgspec.Meta(ge=0, le=MAX_SECONDS)]
 _Count = Annotated[int, msgspec.Meta(ge=1)]
 
 
@@ -40,17 +43,18 @@ class DeliveryOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     dead_letter_topic: str | None = None
     """Default: `<namespace>/<topic>.<subscription>.dlq`."""
 
-    redelivery_backoff_seconds: Annotated[float, msgspec.Meta(ge=0)] = 1.0
+    redelivery_backoff_seconds: _Pause = 1.0
     """Pause before a rejected message comes again, doubled with each time. The time-out needs none."""
 
-    redelivery_backoff_max_seconds: Annotated[float, msgspec.Meta(ge=0)] = 60.0
+    redelivery_backoff_max_seconds: _Pause = 60.0
     """The longest such pause."""
 
-    max_rate_per_second: _Seconds | None = None
+    max_rate_per_second: Annotated[float, msgspec.Meta(ge=0.000_001, le=1e9)] | None = None
     """Messages handed out in a second, over all consumers; the others wait."""
 
     time_to_live_seconds: _Seconds | None = None
-    """Messages that are older when their turn comes are passed over, and counted."""
+    """Messages that are older when their turn comes are passed over, and counted. The age of one with `deliver_at`
+    counts from then."""
 
     on_gap: Literal["raise", "skip"] = "raise"
     """Offsets that a repair marked as lost: an error at that place, or passed over and counted."""

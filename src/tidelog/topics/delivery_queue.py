@@ -51,9 +51,23 @@ class OpenQueue:
         """It was settled while it was in here."""
         self._gone.add(offset)
 
-    def discard_below(self, offset: int) -> None:
+    @property
+    def unseen_from(self) -> int:
+        """Nothing of what was read from this offset on was handed out; NO_LIMIT when all was."""
+        return self._fresh[0].offset if self._fresh else NO_LIMIT
+
+    def discard_below(self, offset: int) -> list[int]:
+        """Those below were settled, except the ones that nobody has seen yet: these stay, and are returned."""
+        unseen: list[Delivery] = []
         while self.head_offset < offset:
-            self._gone.discard(self._pop().offset)
+            message = self._pop()
+            if message.offset in self._gone:
+                self._gone.discard(message.offset)
+            elif message.delivery_count == 1:
+                unseen.append(message)
+        for message in unseen:
+            self.put_back(message)
+        return [message.offset for message in unseen]
 
     def take(self, consumer: str, limit: int, below: int = NO_LIMIT) -> list[Delivery]:
         """Up to so many messages with offsets below a mark."""

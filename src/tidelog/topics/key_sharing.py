@@ -124,7 +124,11 @@ class KeyQueues:
         """It was settled while it was in here."""
         self._gone.add(offset)
 
-    def discard_below(self, offset: int) -> None:
+    @property
+    def unseen_from(self) -> int:
+        raise AssertionError("messages of keys are acknowledged one by one")
+
+    def discard_below(self, offset: int) -> list[int]:
         raise AssertionError("messages of keys are acknowledged one by one")
 
     # Going out

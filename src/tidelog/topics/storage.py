@@ -87,6 +87,7 @@ class LogDirectory(DirectoryTasks):
         self._background = Background(1, "tidelog-local")
         self._metadata_guard = Lock()
         self._local_metadata: MetadataStore | None = None
+        self._inherited_metadata: MetadataStore | None = None
         self.tier: Tier | None = None
         try:
             self.tier = None if self.info.store is None else _opened(open_tier, self.info)
@@ -339,6 +340,9 @@ class LogDirectory(DirectoryTasks):
         with self._guard:
             if self._closed:
                 return
+            # All of them before any topic ends: one may have something to give up, and its letters go to another topic.
+            for topic in self._topics.values():
+                topic.close_subscriptions()
             errors = [error for topic in self._topics.values() if (error := _close_quietly(topic)) is not None]
             self._background.close()
             if self._local_metadata is not None:
@@ -353,8 +357,11 @@ class LogDirectory(DirectoryTasks):
 
     def abandon(self) -> None:
         """In a forked child: the parent goes on, this copy lets go of the lock it inherited."""
-        self._guard = RLock()  # another thread of the parent may have held it
+        # Other threads of the parent may have held them.
+        self._guard, self._metadata_guard = RLock(), Lock()
         self._closed = True
+        # SQLite must not be used, nor closed, in a child: the parent's positions are not this copy's to move.
+        self._inherited_metadata, self._local_metadata = self._local_metadata, None
         if self._lock is not None:
             self._lock.abandon()
 

@@ -22,9 +22,10 @@ from tidelog.errors import ClosedError, FencedError, InputError, RetryError, Tid
 from tidelog.log.waiting import ThreadWaiter, Waiter, task_waiter
 from tidelog.tier.background import Background, Task
 from tidelog.topics.dead_letters import DeadLetters
-from tidelog.topics.delivery import DeliveryState, Holder
+from tidelog.topics.delivery import MAX_HOLES, DeliveryState, Holder
 from tidelog.topics.delivery_counters import SubscriptionStatistics
 from tidelog.topics.delivery_queue import Delivery
+from tidelog.topics.delivery_timers import Now
 from tidelog.topics.message import Message
 from tidelog.topics.subscription_feed import Fed, Feed, Source
 from tidelog.topics.subscription_position import StoredPosition
@@ -58,7 +59,7 @@ class Subscription:
         source: Source,
         feed: Feed,
         position: StoredPosition,
-        now_us: Callable[[], int],
+        now: Callable[[], Now],
         background: Background,
         dead_letters: DeadLetters | None,
     ) -> None:
@@ -66,11 +67,12 @@ class Subscription:
         self.state = state
         self.source = source
         self.position = position
-        self._now_us = now_us
+        self._now = now
         self._feed = feed
         self._dead_letters = dead_letters
         self._lock = Lock()
         self._burying = Lock()
+        self._bury_again_at = 0.0
         self._waiters = Waiters(source.log)
         self._is_reading = False
         self._moves = 0
@@ -159,13 +161,13 @@ class Subscription:
         """What comes next for one who asks; without `make_waiter` it does not wait."""
         with self._lock:
             self._check_usable(holder)
-            state, now_us = self.state, self._now_us()
-            taken = state.take(holder, limit, now_us)
+            state, now = self.state, self._now()
+            taken = state.take(holder, limit, now)
             if state.dead:
-                self._upkeep_soon(0.0)
+                self._bury_soon()
             if taken:
                 if not self._waiters.is_empty:
-                    self._set_alarm(now_us)
+                    self._set_alarm(now)
                 return _Step(taken)
             wants_more = not self._is_reading and state.wants_more(holder)
             if wants_more and may_read and self.source.log.next_offset > state.read_offset:
@@ -174,17 +176,17 @@ class Subscription:
             if make_waiter is None:
                 self._waiters.wake(1)  # somebody else has to look out now
                 return _Step()
-            return self._wait(make_waiter(), wants_more, now_us)
+            return self._wait(make_waiter(), wants_more, now)
 
-    def _wait(self, waiter: Waiter, wants_more: bool, now_us: int) -> _Step:
-        due_us = self.state.next_due_us(now_us)
+    def _wait(self, waiter: Waiter, wants_more: bool, now: Now) -> _Step:
+        due_us = self.state.next_due_us(now)
         self._waiters.add(waiter, due_us)
         has_to_look_out = wants_more and not self._waiters.has_lookout
         if has_to_look_out and not self._waiters.look_out(waiter, self.state.read_offset):
             if self.source.log.over:
                 raise _closed_error(self.name)
             return _Step()
-        return _Step(waiter=waiter, seconds=None if due_us is None else max(0.0, (due_us - now_us) / 1e6))
+        return _Step(waiter=waiter, seconds=None if due_us is None else max(0.0, (due_us - now.steady_us) / 1e6))
 
     def _waited(self, waiter: Waiter) -> None:
         with self._lock:
@@ -192,9 +194,9 @@ class Subscription:
             if not self._waiters.is_empty and not self._waiters.has_lookout:
                 self._waiters.wake(1)
 
-    def _set_alarm(self, now_us: int) -> None:
+    def _set_alarm(self, now: Now) -> None:
         """What was handed out just now may time out before anybody who waits would look."""
-        due_us = self.state.next_due_us(now_us)
+        due_us = self.state.next_due_us(now)
         if due_us is not None and (self._waiters.alarm_us is None or due_us < self._waiters.alarm_us):
             self._waiters.wake(1)
 
@@ -202,10 +204,10 @@ class Subscription:
 
     def _read(self, deadline: float | None) -> float:
         """Reads on for all; returns the seconds to pause before the next attempt, 0 when it went well."""
-        with self._lock:
-            offset, moves = self.state.read_offset, self._moves
-        fed = None
+        fed, offset, moves = None, self.state.read_offset, self._moves
         try:
+            with self._lock:
+                offset, moves = self.state.read_offset, self._moves
             fed = self._feed.read(offset)
         except RetryError as error:
             if deadline is not None and time.monotonic() + _RETRY_SECONDS >= deadline:
@@ -219,13 +221,23 @@ class Subscription:
     async def _read_async(self, deadline: float | None) -> float:
         if self._feed.is_in_memory(self.state.read_offset):
             return self._read(deadline)
-        return await asyncio.to_thread(self._read, deadline)
+        turn = Lock()
+
+        def read() -> float:
+            return self._read(deadline) if turn.acquire(blocking=False) else 0.0
+
+        try:
+            return await asyncio.to_thread(read)
+        finally:
+            # Cancelled, or refused by a loop that ends, before a thread was free for it: nobody reads, others may.
+            if turn.acquire(blocking=False):
+                self._did_read(None, self._moves)
 
     def _did_read(self, fed: Fed | None, moves: int) -> None:
         with self._lock:
             self._is_reading = False
             if fed is not None and moves == self._moves:
-                self.state.feed(fed.messages, fed.next_offset, self._now_us())
+                self.state.feed(fed.messages, fed.next_offset, self._now())
                 counters = self.state.counters
                 counters.filtered += fed.filtered
                 counters.lost += fed.lost
@@ -263,15 +275,28 @@ class Subscription:
         """Others may get on when the window was full, a message blocked them, or a key is free now."""
         state = self.state
         held_up = state.is_held_up
-        for offset in offsets:
-            self._ack_one(holder, offset)
-        if held_up or state.ready_count:
-            self._waiters.wake()
+        try:
+            for offset in offsets:
+                self._ack_one(holder, offset)
+        finally:
+            if held_up or state.ready_count:
+                self._waiters.wake()
 
     def _ack_one(self, holder: Holder, offset: int) -> None:
-        if offset not in holder.unacked and offset >= self.source.log.next_offset:
-            raise InputError(f"there is no message {offset} to acknowledge", operation=f"subscription {self.name}")
+        if offset not in holder.unacked and offset >= self.state.read_offset:
+            self._check_can_be_acked(offset)
         self.state.ack(holder, offset)
+
+    def _check_can_be_acked(self, offset: int) -> None:
+        """One that was not read yet: it may have been handed out before the subscription was opened here."""
+        if offset >= self.source.log.next_offset:
+            raise InputError(f"there is no message {offset} to acknowledge", operation=f"subscription {self.name}")
+        if self.state.progress.range_count >= MAX_HOLES:
+            raise InputError(
+                f"message {offset} was not handed out yet, and too many others are acknowledged out of order",
+                operation=f"subscription {self.name}",
+                hint="Receive messages before they are acknowledged",
+            )
 
     def ack_cumulative(self, holder: Holder, offset: int) -> None:
         """This message and all before it are done with."""
@@ -280,9 +305,9 @@ class Subscription:
             raise InputError(f"cumulative acknowledgement needs an order, which {options.kind} does not have")
         with self._lock:
             self._check_usable(holder)
-            if offset >= self.state.read_offset:
+            if offset >= self.state.unseen_from:
                 raise InputError(f"message {offset} was not handed out yet", operation=f"subscription {self.name}")
-            self.state.ack_below(offset + 1)
+            self.state.ack_below(holder, offset + 1)
             self._waiters.wake()
             self._store_if_far()
 
@@ -290,19 +315,32 @@ class Subscription:
         """One message is to come again."""
         with self._lock:
             self._check_usable(holder)
-            self.state.nack(holder, offset, delay, self._now_us())
+            self.state.nack(holder, offset, delay, self._now())
             if self.state.dead:
-                self._upkeep_soon(0.0)
+                self._bury_soon()
             self._waiters.wake()
 
     def seek(self, offset: int) -> None:
         """Goes on at an offset, for all consumers. It is stored when this returns."""
-        with self._lock:
-            self._check_usable()
-            self._moves += 1
-            self.state.move_to(offset)
-            self._waiters.wake()
+        if offset > self.source.log.durable_offset:
+            self.source.log.flush()  # a position beyond what is durable would be stored only up to there
+        with self._burying:
+            letters_end = self._forget_dead_letters()
+            with self._lock:
+                self._check_usable()
+                self._moves += 1
+                self.state.move_to(offset)
+                self.state.dead_letter_offset = letters_end
+                self._waiters.wake()
         self.store()
+
+    def _forget_dead_letters(self) -> int:
+        """What fails again is given up again, in letters behind the end that is returned."""
+        if self._dead_letters is None:
+            return self.state.dead_letter_offset
+        end_offset = self._dead_letters.end_offset()
+        self._dead_letters.forget()
+        return end_offset
 
     # How it stands
 
@@ -350,24 +388,41 @@ class Subscription:
     def _upkeep_soon(self, delay_seconds: float) -> None:
         self._background.schedule(self._upkeep_task, delay_seconds)
 
+    def _bury_soon(self) -> None:
+        """Not each time that somebody asks, while the dead letters cannot be written."""
+        if time.monotonic() >= self._bury_again_at:
+            self._upkeep_soon(0.0)
+
     def _upkeep(self) -> float:
+        """Dead letters that cannot be written do not keep the position from being stored, nor the other way round."""
         if self._failure is not None:
             return _HOUR_SECONDS
-        options = self.state.options
+        interval_seconds = self.state.options.progress_flush_interval_seconds
+        if not self._succeeds("moving its dead letters", self.bury):
+            self._bury_again_at = time.monotonic() + interval_seconds
+        is_stored = self._succeeds("storing its position", self._store_as_owner)
+        return interval_seconds if is_stored else min(_RETRY_SECONDS, interval_seconds)
+
+    def _succeeds(self, what: str, work: Callable[[], None]) -> bool:
         try:
-            self.bury()
-            self.store()
-        except FencedError:
-            return _HOUR_SECONDS
+            work()
         except TidelogError as error:
-            _logger.warning("subscription %s: storing its position failed and is tried again: %s", self.name, error)
-            return min(_RETRY_SECONDS, options.progress_flush_interval_seconds)
-        return options.progress_flush_interval_seconds
+            _logger.warning("subscription %s: %s failed and is tried again: %s", self.name, what, error)
+            return False
+        return True
+
+    def _store_as_owner(self) -> None:
+        """Who waits for messages of a topic that went elsewhere is told, also when there is nothing to store."""
+        self._as_owner(self.source.check_owned)
+        self.store()
 
     def store(self, *, is_last: bool = False) -> None:
         """Stores the position now. FencedError, and from then on always, when the topic has another owner."""
+        self._as_owner(lambda: self.position.store(self.state, self._lock, is_last=is_last))
+
+    def _as_owner(self, work: Callable[[], None]) -> None:
         try:
-            self.position.store(self.state, self._lock, is_last=is_last)
+            work()
         except FencedError as error:
             message, hint = error.message, error.hint
             self.stop(lambda: FencedError(message, hint=hint))
@@ -379,12 +434,17 @@ class Subscription:
             return
         with self._burying:
             with self._lock:
-                dead = list(self.state.dead.values())
-            buried = self._dead_letters.write(dead, self.position.offset) if dead else []
+                dead, settled_offset = list(self.state.dead.values()), self.state.dead_letter_offset
+            if not dead:
+                return
+            written = self._dead_letters.write(dead, settled_offset)
             with self._lock:
-                for offset in buried:
+                for offset in written.offsets:
                     self.state.bury(offset)
+                self.state.dead_letter_offset = self._dead_letters.settled_offset(self.state.progress.is_settled)
                 self._waiters.wake()
+        if written.refused is not None:
+            raise written.refused
 
     # Ending
 

@@ -18,6 +18,7 @@ from typing import NamedTuple, Self
 from tidelog.errors import ClosedError, InputError
 from tidelog.log.readable import Position
 from tidelog.topics.delivery import Holder
+from tidelog.topics.delivery_options import MAX_SECONDS
 from tidelog.topics.delivery_queue import Delivery
 from tidelog.topics.message import Message
 from tidelog.topics.subscription import Subscription
@@ -122,7 +123,7 @@ class Consumer:
 
     def nack(self, message: Message | int, delay: float | None = None) -> None:
         """The message is to come again, after `delay` seconds or the pause that the options say."""
-        self._subscription.nack(self._holder, _offset(message), _checked_timeout(delay))
+        self._subscription.nack(self._holder, _offset(message), _checked_delay(delay))
 
     async def ack_async(self, message: Message | int) -> None:
         """As `ack`, which waits for nothing."""
@@ -210,7 +211,15 @@ def _checked_timeout(timeout: object) -> float | None:
         return None
     if isinstance(timeout, bool) or not isinstance(timeout, (int, float)) or not timeout >= 0:
         raise InputError(f"a number of seconds, 0 or more, is expected, not {timeout!r}")
-    return timeout
+    return float(min(timeout, MAX_SECONDS))
+
+
+def _checked_delay(delay: object) -> float | None:
+    """A message cannot wait for ever: who never wants it again acknowledges it."""
+    checked = _checked_timeout(delay)
+    if checked is not None and checked >= MAX_SECONDS:
+        raise InputError(f"a pause of {delay!r} seconds is too long", hint="Acknowledge what is not to come again")
+    return checked
 
 
 def _checked_count(count: object) -> int:

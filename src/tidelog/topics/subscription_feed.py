@@ -13,7 +13,7 @@ import logging
 from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
-from tidelog.errors import DataError, GapError, OffsetOutOfRangeError, TidelogError, offsets_text
+from tidelog.errors import DataError, GapError, InputError, OffsetOutOfRangeError, TidelogError, offsets_text
 from tidelog.log import Log
 from tidelog.log.cache import Batch
 from tidelog.log.readable import Position
@@ -189,8 +189,16 @@ def _joined(first: Fed, second: Fed) -> Fed:
 
 
 def _matcher(matches: Filter | None) -> Callable[[Message], bool] | None:
-    if matches is None or not isinstance(matches, Mapping):
+    if matches is None:
+        return None
+    if not isinstance(matches, Mapping):
+        if not callable(matches):
+            raise InputError(f"a filter is a mapping of headers to values or a function, not {matches!r}")
         return matches
+    given: dict[object, object] = {**matches}
+    for header, value in given.items():
+        if not isinstance(header, str) or not isinstance(value, bytes):
+            raise InputError(f"a filter has the text of a header and its bytes, not {header!r}: {value!r}")
     wanted = dict(matches).items()
     return lambda message: wanted <= message.headers.items()
 

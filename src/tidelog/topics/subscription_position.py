@@ -61,6 +61,7 @@ class StoredPosition:
             offset=progress.floor,
             acked=tuple(progress.ranges),
             failures=tuple(state.stored_failures().items()),
+            dead_letter_offset=state.dead_letter_offset,
             kind=state.options.kind,
             hold_retention=state.options.hold_retention,
         )

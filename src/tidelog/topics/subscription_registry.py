@@ -14,6 +14,7 @@ import itertools
 import logging
 from collections.abc import Callable, Iterator
 from datetime import datetime
+from functools import partial
 from threading import RLock
 from typing import Any
 
@@ -31,6 +32,7 @@ from tidelog.topics.delivery import DeliveryState
 from tidelog.topics.delivery_counters import SubscriptionStatistics
 from tidelog.topics.delivery_options import DeliveryOptions, parse_options
 from tidelog.topics.delivery_progress import Progress
+from tidelog.topics.delivery_timers import Now
 from tidelog.topics.subscription import Subscription
 from tidelog.topics.subscription_consumer import Consumer, Lag
 from tidelog.topics.subscription_feed import Feed, Filter, Source
@@ -108,19 +110,24 @@ class SubscriptionRegistry:
         dead_letters: DeadLetters | None,
     ) -> Subscription:
         source = self._required_source()
+        feed = Feed(source, matches, on_gap=options.on_gap)
         cursor = self._cursors.load(name)
         if cursor is None:
-            cursor = self._create(name, source.resolve(start), options)
+            letters_end = 0 if dead_letters is None else dead_letters.end_offset()
+            cursor = self._create(name, source.resolve(start), options, letters_end)
         cursor = cursor.clipped(source.log.next_offset)
         state = DeliveryState(options, Progress(cursor.offset, cursor.acked), dict(cursor.failures))
+        state.dead_letter_offset = cursor.dead_letter_offset
         return Subscription(
-            *(name, state, source),
-            Feed(source, matches, on_gap=options.on_gap),
+            *(name, state, source, feed),
             StoredPosition(name, cursor, self._cursors, source.log, options.progress_min_offset_delta),
-            *(self._clock.now_us, self._background, dead_letters),
+            *(self._now, self._background, dead_letters),
         )
 
-    def _create(self, name: str, offset: int, options: DeliveryOptions) -> Cursor:
+    def _now(self) -> Now:
+        return Now(self._clock.now_us(), int(self._clock.monotonic() * 1_000_000))
+
+    def _create(self, name: str, offset: int, options: DeliveryOptions, letters_end: int) -> Cursor:
         now_us = self._clock.now_us()
         cursor = Cursor(
             offset=offset,
@@ -129,6 +136,7 @@ class SubscriptionRegistry:
             kind=options.kind,
             created_us=now_us,
             hold_retention=options.hold_retention,
+            dead_letter_offset=letters_end,
         )
         if offset > self._required_source().log.durable_offset:
             self._required_source().log.flush()
@@ -138,8 +146,9 @@ class SubscriptionRegistry:
     def _dead_letters(self, name: str, options: DeliveryOptions) -> DeadLetters | None:
         if options.max_deliveries is None or options.on_exhausted != "dead_letter":
             return None
-        target = self._open_topic(dead_letter_name(self._topic, name, options.dead_letter_topic))
-        return DeadLetters(target, self._topic, name)
+        open_target = partial(self._open_topic, dead_letter_name(self._topic, name, options.dead_letter_topic))
+        open_target()  # whoever subscribes is told when it cannot be had
+        return DeadLetters(open_target, self._topic, name)
 
     def _check_same(self, subscription: Subscription, matches: Filter | None, options: DeliveryOptions) -> None:
         for field in DeliveryOptions.__struct_fields__:

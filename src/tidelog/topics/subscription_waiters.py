@@ -7,6 +7,8 @@ Invariants
 
 from __future__ import annotations
 
+import asyncio
+
 from tidelog.log import Log
 from tidelog.log.waiting import Waiter, finish_all
 from tidelog.topics.live_log import LiveLog
@@ -25,6 +27,9 @@ class Waiters:
 
     @property
     def has_lookout(self) -> bool:
+        """One whose loop was closed in the middle of its waiting hears nothing any more: it makes room for another."""
+        if self._lookout is not None and _is_lost(self._lookout):
+            self.remove(self._lookout)
         return self._lookout is not None
 
     def add(self, waiter: Waiter, due_us: int | None) -> None:
@@ -54,6 +59,8 @@ class Waiters:
 
     def wake(self, count: int | None = None) -> None:
         """So many of them look again, or all."""
+        if count is not None:
+            self._waiting = [waiter for waiter in self._waiting if not _is_lost(waiter)]
         woken = self._waiting[:count]
         del self._waiting[: len(woken)]
         self.is_empty = not self._waiting
@@ -63,3 +70,7 @@ class Waiters:
             if not self._log.stop_listening(lookout):
                 woken.remove(lookout)  # the log has woken it
         finish_all(woken)
+
+
+def _is_lost(waiter: Waiter) -> bool:
+    return isinstance(waiter, asyncio.Future) and waiter.get_loop().is_closed()

@@ -204,7 +204,7 @@ class Topic(TopicTasks):
 
     def seal_storage(self) -> None:
         """Seals and closes what is below the topic."""
-        self._close_subscriptions()
+        self.close_subscriptions()
         if self._tiered is not None:
             if self._producers is not None:
                 self._producers.before_seal()
@@ -214,7 +214,7 @@ class Topic(TopicTasks):
 
     def close_storage(self) -> None:
         """Flushes and closes what is below the topic."""
-        self._close_subscriptions()
+        self.close_subscriptions()
         if self._pruner is not None:
             self._pruner.stop()
         try:
@@ -273,7 +273,8 @@ class Topic(TopicTasks):
             check_owned,
         )
 
-    def _close_subscriptions(self) -> None:
+    def close_subscriptions(self) -> None:
+        """Stores how far they are and ends them; consumers are told."""
         if self._subscriptions is not None:
             self._subscriptions.close()
 

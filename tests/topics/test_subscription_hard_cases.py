@@ -1,0 +1,274 @@
+"""Subscriptions when things go wrong around them: seeks, forks, dead loops, wrong arguments, owners that changed."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from datetime import timedelta
+from pathlib import Path
+from threading import Event, Thread, Timer
+from typing import Any
+
+import pytest
+
+import tidelog
+from tidelog.clock import ManualClock, to_datetime
+from tidelog.errors import ClosedError, FencedError, InputError
+from tidelog.topics.delivery import MAX_HOLES
+from tidelog.topics.storage import LogDirectory
+from tidelog.topics.subscription_consumer import Consumer
+from tidelog.topics.topic import Topic
+
+NAME = "shop/orders"
+
+
+@pytest.fixture
+def clock() -> ManualClock:
+    return ManualClock()
+
+
+@pytest.fixture
+def log(tmp_path: Path, clock: ManualClock) -> Iterator[LogDirectory]:
+    with LogDirectory(tmp_path / "data", clock=clock) as opened:
+        yield opened
+
+
+@pytest.fixture
+def topic(log: LogDirectory) -> Topic:
+    topic = log.topic(NAME)
+    topic.append_many([b"%d" % number for number in range(10)])
+    return topic
+
+
+def offsets(sub: Consumer, count: int = 100) -> list[int]:
+    """What it gets now."""
+    return [message.offset for message in sub.receive_many(count, timeout=0)]
+
+
+def stored_offset(topic: Topic) -> int:
+    cursor = topic._registry._cursors.load("work")
+    assert cursor is not None
+    return cursor.offset
+
+
+# Seeking
+
+
+def test_who_goes_back_gets_everything_again(topic: Topic) -> None:
+    """Acknowledgements of what was handed out before the seek do not make holes in what is asked for again."""
+    worker, operator = topic.subscribe("work", "shared"), topic.subscribe("work", "shared")
+    before = worker.receive_many(5, timeout=0)
+    operator.seek(0)
+    worker.ack_many(before)
+    assert offsets(operator) == list(range(10))
+
+
+def test_an_acknowledgement_after_a_seek_counts_for_what_came_since(topic: Topic) -> None:
+    """The same consumer that had a message before gets it again, and settles it."""
+    sub = topic.subscribe("work", "shared")
+    before = sub.receive_many(3, timeout=0)
+    sub.seek(0)
+    assert offsets(sub) == list(range(10))
+    sub.ack_many(before)
+    sub.close()
+    assert offsets(topic.subscribe("work", "shared")) == list(range(3, 10))
+
+
+def test_a_cumulative_acknowledgement_from_before_a_seek_settles_nothing(topic: Topic) -> None:
+    """It speaks of messages that are to come again."""
+    sub = topic.subscribe("work")
+    last = sub.receive_many(5, timeout=0)[-1]
+    sub.seek(0)
+    assert offsets(sub, 2) == [0, 1]
+    with pytest.raises(InputError):
+        sub.ack_cumulative(last)
+    assert offsets(sub) == list(range(2, 10))
+
+
+def test_a_seek_over_messages_that_are_not_on_the_disk_is_stored_all_the_same(tmp_path: Path) -> None:
+    """They are brought there first: what was passed over on purpose does not come after a crash."""
+    with tidelog.open(tmp_path, fsync_interval_ms=3_600_000) as log:
+        topic = log.topic(NAME)
+        sub = topic.subscribe("work")
+        topic.append_many([b"x"] * 10)
+        sub.seek("latest")
+        assert sub._subscription.position.offset == 10
+
+
+# Acknowledging
+
+
+def test_a_cumulative_acknowledgement_leaves_what_is_delayed(topic: Topic, clock: ManualClock) -> None:
+    """Nobody has seen it yet: it comes when it is due, also when that is so by the time of the acknowledgement."""
+    due = to_datetime(clock.now_us()) + timedelta(hours=1)
+    sub = topic.subscribe("work", start="latest")
+    for _ in range(2):
+        topic.append(b"later", deliver_at=due)
+        topic.append(b"now")
+    first = sub.receive(0)
+    assert first is not None
+    sub.ack_cumulative(first)
+    second = sub.receive(0)
+    clock.advance(3601)
+    assert sub._subscription.state.waiting_count == 2
+    sub._subscription.state.tick(sub._subscription._now())
+    sub.ack_cumulative(second or 0)
+    assert offsets(sub) == [10, 12]
+
+
+def test_what_was_read_ahead_cannot_be_acknowledged_with_those_before(topic: Topic) -> None:
+    """Only what was handed out can be: the others would be lost."""
+    sub = topic.subscribe("work")
+    assert sub.receive(0) is not None
+    with pytest.raises(InputError, match="not handed out"):
+        sub.ack_cumulative(7)
+    assert offsets(sub) == list(range(1, 10))
+
+
+def test_one_wrong_acknowledgement_among_many_leaves_nobody_waiting(topic: Topic) -> None:
+    """Those before it count, and whoever waited for room goes on."""
+    first, second = (topic.subscribe("work", "shared", max_unacked=5) for _ in range(2))
+    taken = first.receive_many(5, timeout=0)
+    found: list[Any] = []
+    thread = Thread(target=lambda: found.append(second.receive(10)))
+    thread.start()
+    time.sleep(0.1)
+    begin = time.monotonic()
+    with pytest.raises(InputError):
+        first.ack_many([*taken, 10**9])
+    thread.join(10)
+    assert time.monotonic() - begin < 5
+    assert found[0].offset == 5
+
+
+def test_a_position_cannot_be_made_too_large_to_be_stored(tmp_path: Path) -> None:
+    """Acknowledging every second message that was never received ends in an error, not in a position that is stuck."""
+    with tidelog.open(tmp_path) as log:
+        topic = log.topic(NAME)
+        topic.append_many([b"x"] * (2 * MAX_HOLES + 100))
+        sub = topic.subscribe("work", "shared")
+        with pytest.raises(InputError, match="too many"):
+            sub.ack_many(range(1, topic.next_offset, 2))
+        sub.flush()
+        assert sub._subscription.position.cursor.acked
+
+
+def test_failures_of_messages_that_are_passed_over_are_forgotten(topic: Topic) -> None:
+    """A subscription that is opened again with a filter does not count for ever what the filter leaves out."""
+    sub = topic.subscribe("work", redelivery_backoff_seconds=0)
+    for message in sub.receive_many(10, timeout=0):
+        sub.nack(message)
+    sub.close()
+    sub = topic.subscribe("work", filter=lambda message: message.offset == 9)
+    assert offsets(sub) == [9]
+    assert list(sub._subscription.state.failures) == [9]
+
+
+@pytest.mark.parametrize("matches", [5, "kind", [("kind", b"x")], {"kind": "text"}, {5: b"x"}, {"kind": None}])
+def test_a_filter_that_cannot_match_is_refused(topic: Topic, matches: Any) -> None:
+    """A header is text and its value bytes; anything else would silently pass over the whole topic."""
+    with pytest.raises(InputError, match="filter"):
+        topic.subscribe("work", filter=matches)
+    assert topic.subscriptions() == []
+
+
+# Tasks, loops, processes
+
+
+def test_a_task_that_is_cancelled_before_a_thread_is_free_holds_nobody_up(tmp_path: Path) -> None:
+    """It was its turn to read the disk, and all worker threads were busy: others read then."""
+    with tidelog.open(tmp_path, cache_max_messages=4) as log:
+        topic = log.topic(NAME)
+        for number in range(50):
+            topic.append(b"%d" % number)
+        topic.flush()
+        sub = topic.subscribe("work", "shared")
+
+        async def main() -> None:
+            loop, is_free = asyncio.get_running_loop(), Event()
+            loop.set_default_executor(ThreadPoolExecutor(1))
+            busy = loop.run_in_executor(None, is_free.wait, 30)
+            task = asyncio.create_task(sub.receive_async())
+            await asyncio.sleep(0.05)
+            assert sub._subscription._is_reading
+            task.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await task
+            is_free.set()
+            await busy
+
+        asyncio.run(main())
+        assert sub.receive(5) is not None
+
+
+def test_a_loop_that_was_closed_in_the_middle_holds_nobody_up(tmp_path: Path) -> None:
+    """Its task was the one that listened to the log, and will never run again: somebody else listens."""
+    with tidelog.open(tmp_path) as log:
+        topic = log.topic(NAME)
+        first, second = topic.subscribe("work", "shared"), topic.subscribe("work", "shared")
+        loop = asyncio.new_event_loop()
+        task = loop.create_task(first.receive_async())
+        loop.run_until_complete(asyncio.sleep(0.05))
+        loop.close()
+        Timer(0.2, lambda: topic.append(b"x")).start()
+        begin = time.monotonic()
+        assert second.receive(10) is not None
+        assert time.monotonic() - begin < 5
+        assert not task.done()
+
+
+def test_a_forked_child_moves_no_position(tmp_path: Path) -> None:
+    """It has a copy of everything, and what it acknowledges in there is not the parent's."""
+    with tidelog.open(tmp_path) as log:
+        topic = log.topic(NAME)
+        topic.append_many([b"x"] * 10, sync=True)
+        sub = topic.subscribe("work")
+        taken = sub.receive_many(10, timeout=0)
+        sub.ack_many(taken[:2])
+        sub.flush()
+        child = os.fork()
+        if not child:
+            status = 1
+            try:
+                sub.ack_many(taken)
+                sub.flush()
+            except ClosedError:
+                status = 0
+            finally:
+                os._exit(status)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+        assert stored_offset(topic) == 2
+        sub.ack_many(taken[2:4])
+        sub.flush()
+        assert stored_offset(topic) == 4
+
+
+# Owners
+
+
+def test_who_waits_for_a_topic_that_went_elsewhere_is_told(tmp_path: Path) -> None:
+    """Nothing will ever be appended here again, and nothing has to be stored: it would wait for ever."""
+    nodes = [tidelog.open(tmp_path / node, store=f"file://{tmp_path}/store", metadata="bucket") for node in "ab"]
+    topic = nodes[0].topic(NAME)
+    sub = topic.subscribe("work", progress_flush_interval_seconds=0.1)
+    raised: list[BaseException] = []
+
+    def wait() -> None:
+        try:
+            sub.receive(20)
+        except FencedError as error:
+            raised.append(error)
+
+    thread = Thread(target=wait)
+    thread.start()
+    nodes[1].topic(NAME)
+    assert topic.tiered is not None
+    with pytest.raises(FencedError):
+        topic.tiered.verify()  # as it does by itself every few seconds
+    thread.join(10)
+    assert raised
+    for node in nodes:
+        node.close()
