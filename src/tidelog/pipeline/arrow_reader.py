@@ -18,7 +18,7 @@ from tidelog.log.cache import Batch
 from tidelog.pipeline.arrow_columns import arrow_schema, record_batch
 from tidelog.pipeline.part import ColdPlace, ReadPart
 from tidelog.pipeline.partition_reader import read_batches
-from tidelog.topics.columns import Columns, Ended, gather_columns
+from tidelog.topics.columns import Columns, Ended, gather_columns, lost_until
 
 _MAX_BATCH_BYTES = 8 << 20
 
@@ -54,14 +54,16 @@ def _gathered(batch: Batch, names: list[str], max_rows: int, *, skips_gaps: bool
         index = columns.stopped_at
         if columns.ended is Ended.LOST:
             if not skips_gaps:
-                raise _lost(frames.first_offset + index)
-            index += 1
+                raise _lost(
+                    frames.first_offset + index, frames.first_offset + lost_until(frames, index, batch.stop) - 1
+                )
+            index = lost_until(frames, index, batch.stop)
 
 
-def _lost(offset: int) -> GapError:
+def _lost(first: int, last: int) -> GapError:
     return GapError(
-        f"{offsets_text(offset, offset)} lost to damage, and marked so by a repair",
-        first=offset,
-        last=offset,
+        f"{offsets_text(first, last)} lost to damage, and marked so by a repair",
+        first=first,
+        last=last,
         hint="failOnDataLoss=false reads on behind it",
     )
