@@ -10,7 +10,7 @@ Invariants
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import NamedTuple
 
 from tidelog.errors import DataError, GapError, InputError, OffsetOutOfRangeError, TidelogError, offsets_text
@@ -195,8 +195,8 @@ def _matcher(matches: Filter | None) -> Callable[[Message], bool] | None:
         if not callable(matches):
             raise InputError(f"a filter is a mapping of headers to values or a function, not {matches!r}")
         return matches
-    given: dict[object, object] = {**matches}
-    for header, value in given.items():
+    given: Iterable[tuple[object, object]] = matches.items()
+    for header, value in given:
         if not isinstance(header, str) or not isinstance(value, bytes):
             raise InputError(f"a filter has the text of a header and its bytes, not {header!r}: {value!r}")
     wanted = dict(matches).items()
