@@ -65,7 +65,7 @@ def run_job(
 ) -> None:
     """Runs a job in a session of its own and tells its report; `show` draws what only this job has."""
     place = job_root(session, root)
-    with _spark(job, master) as spark, _bars(session.output) as on_progress:
+    with _spark(job, master) as spark, progress_bars(session.output) as on_progress:
         report = work(spark, place, on_progress)
     tell(session, report, show)
 
@@ -109,7 +109,7 @@ def tell(session: Session, report: Report, show: Callable[[Output, Report], None
 
 
 @contextmanager
-def _bars(output: Output) -> Iterator[OnProgress]:
+def progress_bars(output: Output) -> Iterator[OnProgress]:
     """A bar for each step of a job, one after the other."""
     with _Bars(output) as bars:
         yield bars.show
