@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 from pathlib import Path
 
 import pytest
+from tests.crash.tier_promises import NAME, open_node, tier_settings
 
 import tidelog
+from tidelog.clock import ManualClock
 from tidelog.errors import FencedError
+from tidelog.testing import World
+from tidelog.testing.faults import Call
 from tidelog.tier.owner import Cursor
 from tidelog.topics.storage import LogDirectory
 from tidelog.topics.topic import Topic
@@ -83,3 +88,44 @@ def test_a_replaced_owner_cannot_move_a_cursor(tmp_path: Path, metadata: str) ->
     assert cursor_of(new) == before
     first.close()
     second.close()
+
+
+@pytest.mark.parametrize("multi_key", [True, False])
+def test_a_replaced_owner_that_wakes_up_deletes_no_cursor(multi_key: bool) -> None:
+    """It had asked whether the topic is its own before it fell asleep; the subscription is the new owner's by then."""
+    world = World(multi_key=multi_key, clock=ManualClock())
+    first = open_node(world, "a", tier_settings())
+    old = first.topic(NAME)
+    old.append_many([b"x"] * 20)
+    old.ship()
+    old.subscribe("billing").close()
+    others: list[LogDirectory] = []
+
+    def take_over(call: Call) -> None:
+        if not others and "subscriptions/billing" in str(call):
+            others.append(open_node(world, "b", tier_settings()))
+            others[0].topic(NAME)
+
+    world.faults.on_call = take_over
+    with pytest.raises(FencedError):
+        old.delete_subscription("billing")
+    new = others[0].topic(NAME)
+    assert new.subscriptions() == ["billing"]
+    others[0].close()
+    with contextlib.suppress(FencedError):
+        first.close()
+
+
+@pytest.mark.parametrize("metadata", METADATA)
+def test_a_deleted_subscription_can_be_made_again(tmp_path: Path, metadata: str) -> None:
+    """What the deletion leaves in a bucket is not taken for a subscription."""
+    log, topic = opened(tmp_path, "a", metadata)
+    topic.append_many([b"x"] * 3, sync=True)
+    for _ in range(2):
+        with topic.subscribe("billing") as sub:
+            assert len(sub.receive_many(5, timeout=1)) == 3
+        topic.delete_subscription("billing")
+        assert topic.subscriptions() == []
+    log.delete_topic("shop/orders")
+    assert log.topics() == []
+    log.close()

@@ -227,10 +227,16 @@ class OwnedCatalog:
         self.ownership.change([Step(Put(self._keys.subscription(name), documents.encode(own)), version)])
 
     def delete_cursor(self, name: str) -> None:
-        """Forgets a subscription. That there is none is fine."""
+        """Forgets a subscription. That there is none is fine.
+
+        On its version, whatever that leaves in the store: a new owner goes on with the one that it has rewritten.
+        """
+        self._retried(partial(self._delete_cursor, name))
+
+    def _delete_cursor(self, name: str) -> None:
         found = self.catalog.metadata.get(self._keys.subscription(name))
         if found is not None:
-            self._delete(found.key, found.version)
+            self.ownership.change([Step(Delete(found.key), found.version)])
 
     # Deleting the topic
 
