@@ -34,6 +34,7 @@ _ACTIONS = {
     "left_over": "remove",
     "orphans": "remove",
     "unfinished": "remove",
+    "staged": "remove",
     "uncovered": "keep",
     "lost": "LOST",
     "damaged": "DAMAGED",
@@ -184,7 +185,7 @@ def _tell_report(session: Session, name: str, report: object) -> None:
     from tidelog.tier.sweep import SweepReport
 
     assert isinstance(report, SweepReport)
-    objects = len(report.objects) + len(report.unfinished)
+    objects = len(report.objects) + len(report.unfinished) + len(report.staged)
     text = f"{name}: removed {counted(objects, 'object')}, {human_bytes(report.bytes)}"
     if report.dropped_lost:
         text += f", and {counted(len(report.dropped_lost), 'descriptor')} of lost ones"

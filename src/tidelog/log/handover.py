@@ -7,6 +7,8 @@ Invariants
 - `durable_offset <= written_offset <= next_offset`, and none of them ever goes back. Each is exclusive: everything
   below it is synced, is in a file, has been accepted.
 - Who waits for room is served in order of arrival, so a large message is not starved by small ones.
+- While appends are held back, only the holder's are accepted: what it appends has consecutive offsets. All others wait
+  in the same order of arrival, within their timeout.
 """
 
 from __future__ import annotations
@@ -22,6 +24,8 @@ from tidelog.log.room import RoomQueue, RoomRequest
 from tidelog.log.settings import LogSettings
 from tidelog.log.waiting import Doorbell, TaskWaiter, ThreadWaiter, Waiter, finish_all, task_waiter
 
+# A holder has always more to append: it fills no more than this of the hand-over, so that its memory is bounded.
+_MAX_HELD_BYTES = 16 << 20
 # The writer needs the interpreter's lock a few times a chunk, and may wait 5 ms for it each time beside a thread that
 # appends without pause: chunks this large let it keep up all the same.
 _MAX_CHUNK_BYTES = 8 << 20
@@ -47,7 +51,9 @@ class Handover:
         self._max_messages = settings.handover_max_messages
         self._max_message_bytes = settings.max_message_bytes
         self._append_timeout_seconds = settings.append_timeout_ms / 1000
+        self._is_held = False
         self._room_queue = RoomQueue(self._fits, self._accept)
+        self._holders_queue = RoomQueue(self._has_room_for_holder, self._accept)
         self._sync_waiters: list[tuple[int, Waiter]] = []
         self._listeners: list[Waiter] = []
         self._bell = Doorbell(self.mutex)
@@ -141,9 +147,17 @@ class Handover:
         return not self._room_queue and self._fits(count, size)
 
     def _fits(self, count: int, size: int) -> bool:
+        return not self._is_held and self._has_room(count, size)
+
+    def _has_room(self, count: int, size: int) -> bool:
         """What is larger than the whole hand-over gets in alone, when it is empty."""
         waiting = self.next_offset - self.written_offset
         return waiting == 0 or (size <= self._room_bytes and waiting + count <= self._max_messages)
+
+    def _has_room_for_holder(self, count: int, size: int) -> bool:
+        if self.next_offset > self.written_offset and self.held_bytes + size > _MAX_HELD_BYTES:
+            return False
+        return self._has_room(count, size)
 
     def _accept(self, payloads: Sequence[bytes], size: int) -> int:
         offset = self.next_offset
@@ -180,6 +194,12 @@ class Handover:
             return request.offset
         if self.refusal is not None:
             raise self.refusal()
+        if self._is_held:
+            raise BackpressureError(
+                f"appends were held back for {limit_seconds:g} s, while rows that were handed over are taken in",
+                operation="append",
+                hint="No offset was used; append again later, or wait longer",
+            )
         raise BackpressureError(
             f"the hand-over to the writer stayed full for {limit_seconds:g} s: the disk does not keep up",
             operation="append",
@@ -188,17 +208,52 @@ class Handover:
 
     def _withdraw(self, request: RoomRequest) -> bool:
         with self.mutex:
-            withdrawn = self._room_queue.withdraw(request)
+            withdrawn = self._room_queue.withdraw(request) or self._holders_queue.withdraw(request)
             self._grant_room()
             return withdrawn
 
     def _grant_room(self) -> None:
+        self._holders_queue.grant()
         self._room_queue.grant()
         self._set_offset_limit()
 
     def _set_offset_limit(self) -> None:
-        may_append = self.refusal is None and not self._room_queue
+        may_append = self.refusal is None and not self._room_queue and not self._is_held
         self._offset_limit = self.written_offset + self._max_messages if may_append else 0
+
+    # For one who appends much that must stay together
+
+    def hold(self) -> None:
+        """From here on only `append_held` appends, until `release`. One holder at a time."""
+        with self.mutex:
+            assert not self._is_held, "somebody holds the appends back already"
+            self._is_held = True
+            self._set_offset_limit()
+
+    def release(self) -> None:
+        """Those who waited are served, in order of arrival."""
+        with self.mutex:
+            self._is_held = False
+            self._grant_room()
+
+    def append_held(self, payloads: Sequence[bytes]) -> int:
+        """As `append_many`, by the holder: waits for room as long as it takes, and raises what ends the log."""
+        size = sum(map(len, payloads))
+        with self.mutex:
+            assert self._is_held, "the appends of others are not held back"
+            if self.refusal is not None:
+                raise self.refusal()
+            if self._has_room_for_holder(len(payloads), size):
+                return self._accept(payloads, size)
+            waiter = ThreadWaiter()
+            request = self._holders_queue.ask(payloads, size, waiter)
+        try:
+            waiter.wait()
+        except BaseException:
+            self._withdraw(request)
+            raise
+        assert request.offset is not None
+        return request.offset
 
     # For those who wait
 
@@ -375,4 +430,5 @@ class Handover:
     def _refuse(self, make_error: Callable[[], TidelogError]) -> None:
         self.refusal = make_error
         self._set_offset_limit()
+        self._holders_queue.refuse_all(make_error)
         self._room_queue.refuse_all(make_error)

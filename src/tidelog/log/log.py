@@ -171,6 +171,20 @@ class Log(ReadableLog):
             await self.wait_durable_async(first, len(payloads))
         return range(first, first + len(payloads))
 
+    def hold_appends(self) -> int:
+        """From here on only `append_held` appends, and others wait, until `release_appends`; the next offset."""
+        self._handover.hold()
+        return self._handover.next_offset
+
+    def release_appends(self) -> None:
+        """Ends that: those who waited are served in order of arrival."""
+        self._handover.release()
+
+    def append_held(self, payloads: Sequence[bytes]) -> range:
+        """Accepts payloads of whoever holds the appends of others back."""
+        first = self._handover.append_held(payloads)
+        return range(first, first + len(payloads))
+
     def wait_durable(self, first: int, count: int) -> None:
         """Returns once these messages, which were accepted, are on the disk.
 

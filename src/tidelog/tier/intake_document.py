@@ -63,6 +63,10 @@ class Consignment(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
         assert self.first_offset is not None
         return self.first_offset + self.rows
 
+    def is_within(self, offset: int) -> bool:
+        """Whether all of its rows are below an offset."""
+        return self.first_offset is not None and (not self.rows or self.next_offset <= offset)
+
 
 class Applied(msgspec.Struct, frozen=True, array_like=True):
     """The newest version of an application that was taken in."""
@@ -112,6 +116,11 @@ class IntakeDocument(msgspec.Struct, frozen=True, kw_only=True):
         """Those that are not taken in yet, in order."""
         return tuple(one for one in self.pending if not one.is_taken)
 
+    @property
+    def consignments(self) -> set[str]:
+        """The names of all whose objects are still needed, or may be looked at."""
+        return {one.id for one in self.pending} | {one.id for one in self.refused}
+
     def status(self, app: str, version: int) -> IntakeStatus:
         """How far this version of an application is."""
         for one in self.pending:
@@ -159,7 +168,8 @@ class IntakeDocument(msgspec.Struct, frozen=True, kw_only=True):
     def taken(self, id: str, now_us: int) -> IntakeDocument:
         """All of its rows are on the disk."""
         one = self.find(id)
-        assert one is not None and one.first_offset is not None
+        if one is None or one.first_offset is None:
+            return self
         applied = dict(self.applied)
         if one.version >= self._applied_version(one.app):
             applied[one.app] = Applied(one.version, one.first_offset, one.next_offset, now_us, one.is_once)
@@ -168,7 +178,8 @@ class IntakeDocument(msgspec.Struct, frozen=True, kw_only=True):
     def refuse(self, id: str, error: str, now_us: int) -> IntakeDocument:
         """Set aside: nothing of it is in the log."""
         one = self.find(id)
-        assert one is not None
+        if one is None:
+            return self
         entry = Refused(id=id, app=one.app, version=one.version, rows=one.rows, error=error[:500], refused_us=now_us)
         kept = self.without([id])
         return msgspec.structs.replace(kept, refused=(*self.refused, entry)[-MAX_REFUSED:])
@@ -232,7 +243,7 @@ def _settled(one: Consignment, next_offset: int) -> Consignment:
         return one
     if one.first_offset >= next_offset and one.rows:
         return msgspec.structs.replace(one, first_offset=None, epoch=0, is_taken=False)
-    return msgspec.structs.replace(one, is_taken=one.is_taken and one.next_offset <= next_offset)
+    return msgspec.structs.replace(one, is_taken=one.is_taken and one.is_within(next_offset))
 
 
 def _too_much(count: int) -> BackpressureError:

@@ -20,6 +20,7 @@ from tidelog.errors import ConflictError, DataError, InputError, offsets_text
 from tidelog.tier import owner as documents
 from tidelog.tier.catalog import Catalog, Found
 from tidelog.tier.descriptor import Descriptor, Reservation, encode_descriptor
+from tidelog.tier.intake_document import decode_intake, encode_intake
 from tidelog.tier.metadata.store import Check, Delete, Put
 from tidelog.tier.owner import Cursor, EpochFloor, SealedMarker, StartMark
 from tidelog.tier.ownership import Ownership, Step
@@ -58,8 +59,15 @@ class OwnedCatalog:
 
     def _rewrite_what_others_may_change(self) -> None:
         self._retried(self._rewrite_start)
+        self._retried(self._rewrite_intake)
         for name in self.catalog.subscriptions():
             self._retried(partial(self._rewrite_cursor, name))
+
+    def _rewrite_intake(self) -> None:
+        entry = self.catalog.metadata.get(self._keys.intake)
+        if entry is not None:
+            document = decode_intake(entry.value, entry.key).owned_by(self.epoch)
+            self.ownership.change([Step(Put(entry.key, encode_intake(document)), entry.version)])
 
     def _rewrite_start(self) -> None:
         mark = self.catalog.start_mark()

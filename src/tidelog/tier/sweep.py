@@ -15,6 +15,9 @@ above the start) are in published objects that are there. Names are never used a
   last whether everything is still there that it was about to publish.
 - Objects below the start are read by nobody, and nothing is ever published there.
 
+Staged rows that nobody committed within a day are deleted, if the intake document does not name their consignment. A
+writer that commits them later all the same finds them missing when they are taken in: they are refused, with an error.
+
 What is the only copy of something stays: an object that was uploaded and never published, with offsets that are in no
 other one. If the catalog is an old copy of itself, or lost descriptors, this is the data that `rebuild` needs. Only an
 owner can drop it, and only what is of an earlier epoch: those cannot publish once it has settled in.
@@ -35,6 +38,7 @@ from typing import NamedTuple
 from tidelog.errors import InputError, NotFoundError
 from tidelog.tier.catalog import Catalog
 from tidelog.tier.descriptor import Descriptor
+from tidelog.tier.intake_document import decode_intake
 from tidelog.tier.keys import ObjectId, TopicKeys
 from tidelog.tier.object_store import ObjectInfo, ObjectStore
 from tidelog.tier.owned_catalog import OwnedCatalog
@@ -45,6 +49,7 @@ from tidelog.tier.sweep_plan import SweepPlan, SweepReport, SweptObject
 __all__ = ["SweepPlan", "SweepReport", "SweptObject", "apply_sweep", "finish_deletion", "plan_sweep"]
 
 UNFINISHED_AGE_US = 24 * 3600 * 1_000_000
+STAGED_AGE_US = UNFINISHED_AGE_US
 _DELETED_AT_ONCE = 200
 
 
@@ -79,6 +84,7 @@ def plan_sweep(
         next_offset=max([start_offset, *(one.next_offset for one in published[-1:])]),
         is_deleted=mark is not None and mark[0].deleted,
         unfinished=tuple(_unfinished(catalog, objects, now_us)),
+        staged=tuple(_staged(catalog, objects, now_us)),
         foreign=tuple(listed.foreign),
         **sorting.of_descriptors(),
         **sorting.of_objects(own),
@@ -105,7 +111,26 @@ def _list(keys: TopicKeys, objects: ObjectStore) -> _Listed:
 
 def _unfinished(catalog: Catalog, objects: ObjectStore, now_us: int) -> Iterable[ObjectInfo]:
     before_us = now_us - UNFINISHED_AGE_US
-    return objects.unfinished_uploads(catalog.keys.objects_prefix, modified_before_us=before_us)
+    for prefix in (catalog.keys.objects_prefix, catalog.keys.intake_prefix):
+        yield from objects.unfinished_uploads(prefix, modified_before_us=before_us)
+
+
+def _staged(catalog: Catalog, objects: ObjectStore, now_us: int) -> Iterable[ObjectInfo]:
+    """Rows that were staged long ago for a consignment that the intake document does not name.
+
+    They are listed before the document is read: what was committed meanwhile is named in it.
+    """
+    listed = [info for info in objects.list(catalog.keys.intake_prefix) if info.modified_us < now_us - STAGED_AGE_US]
+    named = _consignments(catalog) if listed else set()
+    for info in listed:
+        consignment = catalog.keys.parse_staged(info.key)
+        if consignment is not None and consignment not in named:
+            yield info
+
+
+def _consignments(catalog: Catalog) -> set[str]:
+    entry = catalog.metadata.get(catalog.keys.intake)
+    return set() if entry is None else decode_intake(entry.value, entry.key).consignments
 
 
 class _Sorting:
@@ -226,6 +251,7 @@ def apply_sweep(
     if drop_lost:
         applying.drop_lost()
     applying.delete_unfinished()
+    applying.delete_staged()
     return applying.report()
 
 
@@ -248,6 +274,7 @@ class _Applying:
         self._dropped: list[int] = []
         self._skipped: list[tuple[str, str]] = []
         self._is_unfinished_done = False
+        self._staged: list[ObjectInfo] = []
 
     def report(self) -> SweepReport:
         unfinished = self._plan.unfinished if self._is_unfinished_done else ()
@@ -256,8 +283,9 @@ class _Applying:
             descriptors=tuple(self._descriptors),
             unfinished=tuple(one.key for one in unfinished),
             dropped_lost=tuple(self._dropped),
+            staged=tuple(one.key for one in self._staged),
             skipped=tuple(self._skipped),
-            bytes=sum(one.size for one in self._deleted) + sum(one.size for one in unfinished),
+            bytes=sum(one.size for one in self._deleted) + sum(one.size for one in (*unfinished, *self._staged)),
         )
 
     # What is below the start
@@ -335,6 +363,17 @@ class _Applying:
         self._objects.delete_unfinished(self._plan.unfinished)
         self._is_unfinished_done = True
 
+    def delete_staged(self) -> None:
+        """What was committed since, by a writer that took its time, stays."""
+        named = _consignments(self._catalog) if self._plan.staged else set()
+        for one in self._plan.staged:
+            if self._catalog.keys.parse_staged(one.key) in named:
+                self._skipped.append((one.key, "its consignment was committed since"))
+            else:
+                self._staged.append(one)
+        for start in range(0, len(self._staged), _DELETED_AT_ONCE):
+            self._objects.delete([one.key for one in self._staged[start : start + _DELETED_AT_ONCE]])
+
     def _skip(self, one: SweptObject, why: str) -> None:
         self._skipped.append((one.key, why))
 
@@ -350,13 +389,13 @@ def finish_deletion(owned: OwnedCatalog, objects: ObjectStore) -> None:
     mark = owned.catalog.start_mark()
     if mark is None or not mark[0].deleted:
         raise InputError("the topic is not marked as deleted", operation="delete")
-    prefix = owned.catalog.keys.objects_prefix
-    owned.ownership.verify()
-    objects.delete_unfinished(list(objects.unfinished_uploads(prefix)))
-    names = (info.key for info in objects.list(prefix))
-    while some := list(islice(names, _DELETED_AT_ONCE)):
+    for prefix in (owned.catalog.keys.objects_prefix, owned.catalog.keys.intake_prefix):
         owned.ownership.verify()
-        objects.delete(some)
+        objects.delete_unfinished(list(objects.unfinished_uploads(prefix)))
+        names = (info.key for info in objects.list(prefix))
+        while some := list(islice(names, _DELETED_AT_ONCE)):
+            owned.ownership.verify()
+            objects.delete(some)
     owned.remove_everything()
 
 

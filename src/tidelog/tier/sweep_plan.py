@@ -39,6 +39,7 @@ class SweepPlan(msgspec.Struct, frozen=True, kw_only=True):
     left_over     objects wholly below the start that no descriptor names: deleted
     orphans       objects that no descriptor names, whose offsets are published in others: deleted
     unfinished    uploads that nobody has touched for a day: deleted
+    staged        rows that were staged a day ago and never handed over: deleted
     uncovered     objects of earlier owners that no descriptor names, the only ones with some offset: kept, unless told
     lost          descriptors whose object is gone: kept, unless told
     damaged       descriptors whose object has another size: kept
@@ -56,6 +57,7 @@ class SweepPlan(msgspec.Struct, frozen=True, kw_only=True):
     left_over: tuple[SweptObject, ...] = ()
     orphans: tuple[SweptObject, ...] = ()
     unfinished: tuple[ObjectInfo, ...] = ()
+    staged: tuple[ObjectInfo, ...] = ()
     uncovered: tuple[SweptObject, ...] = ()
     lost: tuple[SweptObject, ...] = ()
     damaged: tuple[SweptObject, ...] = ()
@@ -66,13 +68,14 @@ class SweepPlan(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def is_empty(self) -> bool:
         """Whether there is nothing that is removed without being asked for."""
-        return not (self.below_start or self.left_over or self.orphans or self.unfinished)
+        return not (self.below_start or self.left_over or self.orphans or self.unfinished or self.staged)
 
     @property
     def bytes(self) -> int:
         """What is freed."""
         removed = (*self.below_start, *self.left_over, *self.orphans)
-        return sum(one.size for one in removed) + sum(one.size for one in self.unfinished)
+        uncommitted = (*self.unfinished, *self.staged)
+        return sum(one.size for one in removed) + sum(one.size for one in uncommitted)
 
     def lines(self) -> Iterator[str]:
         """For people: a line for each thing, what is removed first."""
@@ -89,6 +92,7 @@ class SweepPlan(msgspec.Struct, frozen=True, kw_only=True):
         ):
             yield from (f"{title}: {one}" for one in found)
         yield from (f"remove, unfinished upload: {one.key} ({one.size} bytes)" for one in self.unfinished)
+        yield from (f"remove, staged and never handed over: {one.key} ({one.size} bytes)" for one in self.staged)
 
 
 class SweepReport(msgspec.Struct, frozen=True, kw_only=True):
@@ -97,6 +101,7 @@ class SweepReport(msgspec.Struct, frozen=True, kw_only=True):
     objects: tuple[str, ...] = ()
     descriptors: tuple[int, ...] = ()
     unfinished: tuple[str, ...] = ()
+    staged: tuple[str, ...] = ()
     dropped_lost: tuple[int, ...] = ()
     skipped: tuple[tuple[str, str], ...] = ()
     bytes: int = 0

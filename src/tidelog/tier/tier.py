@@ -15,6 +15,9 @@ from tidelog.tier.catalog import Catalog
 from tidelog.tier.daemon_pool import DaemonPool
 from tidelog.tier.history import History
 from tidelog.tier.history_counters import HistoryCounters
+from tidelog.tier.intake_ledger import OwnedLedger
+from tidelog.tier.intake_rows import Staging
+from tidelog.tier.intake_taker import IntakeTaker
 from tidelog.tier.joined import JoinedLog
 from tidelog.tier.keys import DEFAULT_ROOT, TopicKeys, parse_topic_key, topics_prefix
 from tidelog.tier.metadata.measured import MeasuredMetadata
@@ -106,7 +109,7 @@ class Tier:
         )
         try:
             taken.catalog.clip_cursors(log.next_offset)
-            return self._assemble(log, taken.catalog, taken.next_offset, settings, time_field, group_of)
+            return self._assemble(log, taken.catalog, taken.next_offset, log_settings, settings, time_field, group_of)
         except BaseException:
             log.close()
             raise
@@ -116,6 +119,7 @@ class Tier:
         log: Log,
         owned: OwnedCatalog,
         next_offset: int,
+        log_settings: LogSettings,
         settings: TierSettings,
         time_field: int | None,
         group_of: GroupOf | None,
@@ -125,7 +129,14 @@ class Tier:
         )
         pruner = Pruner(log, owned, self.objects, settings, self._clock, lambda: shipper.shipped_offset)
         history = self._history(owned.catalog)
-        tiered = TieredLog(log, owned, self.objects, history, shipper, pruner, settings, time_field)
+        intake = IntakeTaker(
+            *(log, OwnedLedger(owned), owned.catalog.keys),
+            *(lambda: Staging(self.objects, history.fetcher), lambda: shipper.shipped_offset, self._clock),
+            max_message_bytes=log_settings.max_message_bytes,
+            check_seconds=settings.intake_check_seconds,
+        )
+        tiered = TieredLog(log, owned, self.objects, history, shipper, pruner, intake, settings, time_field)
+        intake.settle()
         if self._runs_in_background:
             tiered.start_tasks(self._background, self._questions)
         return tiered

@@ -55,5 +55,9 @@ class TierSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     `topic.latest_by_key()` shows such a topic as a table, and the mark is for the pipeline, which makes old history
     smaller in bulk."""
 
+    intake_check_seconds: Annotated[float, msgspec.Meta(gt=0)] = 2
+    """How often it is looked whether rows were handed over to the topic, by Spark as a rule; once nothing came for a
+    minute, a fifth as often. Each look is one small request to the metadata store."""
+
     ownership_check_seconds: Annotated[float, msgspec.Meta(gt=0)] = 5
     """How often an owner asks whether the topic was taken over. Shorter stops a replaced owner sooner."""

@@ -1,7 +1,7 @@
 """A log with a history: its head on this disk, the rest in the object store, one owner at a time.
 
 This file only puts the parts together: `takeover` has found out where to go on, `shipper` ships, `joined` reads,
-`pruner` deletes, and tasks in the background keep all of that going.
+`pruner` deletes, `intake` takes in what others hand over, and tasks in the background keep all of that going.
 
 Invariants
 - The log takes appends only while the claim is not known to be lost. Once it is, everything that changes anything
@@ -24,6 +24,7 @@ from tidelog.log import Log
 from tidelog.tier.background import Background, Task
 from tidelog.tier.fenced_tail import remove_files
 from tidelog.tier.history import History
+from tidelog.tier.intake_taker import IntakeTaker
 from tidelog.tier.joined import JoinedLog
 from tidelog.tier.metadata.measured import MeasuredMetadata
 from tidelog.tier.object_store import ObjectStore
@@ -50,6 +51,7 @@ class TieredLog(JoinedLog):
         history: History,
         shipper: Shipper,
         pruner: Pruner,
+        intake: IntakeTaker,
         settings: TierSettings,
         time_field: int | None,
     ) -> None:
@@ -58,6 +60,7 @@ class TieredLog(JoinedLog):
         self.owned = owned
         self.shipper = shipper
         self.pruner = pruner
+        self.intake = intake
         self.settings = settings
         self._objects = objects
         self._first_own_offset = log.next_offset
@@ -84,6 +87,7 @@ class TieredLog(JoinedLog):
         self._tasks = [
             background.add(self._guarded(self.shipper.ship_if_due), min(1.0, interval)),
             background.add(self._guarded(self.pruner.prune_if_due), self.settings.retention_interval_seconds),
+            background.add(self._guarded(self.intake.look), self.settings.intake_check_seconds),
         ]
         self._question = questions.add(self._guarded(self._verify_now_and_then), self.settings.ownership_check_seconds)
 
@@ -195,6 +199,12 @@ class TieredLog(JoinedLog):
                 self.owned.ownership.verify()  # publishing would have noticed that somebody else owns the topic
             return shipped
 
+    def take_in(self) -> int:
+        """Takes in what was handed over to the topic; returns how many consignments."""
+        with self._noticing_fences():
+            self._check_not_fenced()
+            return self.intake.take_in()
+
     def prune(self) -> None:
         """Deletes what is due by the retention settings now."""
         with self._noticing_fences():
@@ -221,6 +231,13 @@ class TieredLog(JoinedLog):
 
     def seal(self) -> None:
         """Ships everything, writes down where the next owner goes on, and closes. A failure leaves it open."""
+        with self.intake.paused():
+            self._ship_and_mark()
+        self._stop()
+        self.log.close()
+        self._clear_disk("seal")
+
+    def _ship_and_mark(self) -> None:
         self.log.refuse_appends(self._sealed_error)
         try:
             shipped = self.ship()
@@ -231,9 +248,6 @@ class TieredLog(JoinedLog):
         except BaseException:
             self.log.refuse_appends(None if self._fenced is None else self._fenced_again)
             raise
-        self._stop()
-        self.log.close()
-        self._clear_disk("seal")
 
     def _sealed_error(self) -> ClosedError:
         return ClosedError("the topic is sealed", path=self.log.directory, hint="Open it again to own it again")
@@ -266,6 +280,7 @@ class TieredLog(JoinedLog):
 
     def _stop(self) -> None:
         self.shipper.close()
+        self.intake.stop()
         if self._question is not None:
             self._question.is_cancelled = True  # not waited for: it changes nothing
         tasks, self._tasks = self._tasks, []
