@@ -7,7 +7,7 @@ the nearest name: one that is misspelt must not be ignored. Settings of `tidelog
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from difflib import get_close_matches
 from typing import Literal, TypeVar
 
@@ -60,7 +60,7 @@ class SourceOptions(msgspec.Struct, frozen=True, kw_only=True):
 
 def parse_source_options(given: Mapping[str, str]) -> SourceOptions:
     """The options of a read; InputError names the one that is wrong and what would be right."""
-    options = _Options(given)
+    options = _SourceReader(given, _NAMES)
     topics, pattern = options.subscription()
     return SourceOptions(
         root=options.root(),
@@ -83,11 +83,13 @@ def parse_source_options(given: Mapping[str, str]) -> SourceOptions:
     )
 
 
-class _Options:
-    def __init__(self, given: Mapping[str, str]) -> None:
+class OptionReader:
+    """Options by name, whatever their case; one that is neither among `names` nor a setting is refused."""
+
+    def __init__(self, given: Mapping[str, str], names: Sequence[str]) -> None:
         settings = settings_of(Settings)
         self._given = {name.lower(): str(value) for name, value in given.items()}
-        known = {name.lower(): name for name in (*_NAMES, *settings)}
+        known = {name.lower(): name for name in (*names, *settings)}
         for name in given:
             if name.lower() not in known:
                 raise _unknown(name, list(known.values()))
@@ -107,6 +109,55 @@ class _Options:
         more = {} if config is None else {"config": config}
         return find_root(location, self.text("metadata"), **self._settings, **more)
 
+    def parsed(self, name: str, parse: Callable[[str], Parsed]) -> Parsed | None:
+        text = self.text(name)
+        if text is None:
+            return None
+        try:
+            return parse(text)
+        except InputError as error:
+            raise InputError(f"the option {name}: {error.message}", hint=error.hint) from error
+
+    def truth(self, name: str, default: bool) -> bool:
+        text = self.text(name)
+        if text is None:
+            return default
+        if text.strip().lower() not in _TRUTH_VALUES:
+            raise InputError(f"the option {name} is true or false, not {text!r}")
+        return _TRUTH_VALUES[text.strip().lower()]
+
+    def number(self, name: str) -> int | None:
+        return self._positive(name, _whole_number, "a number of 1 or more")
+
+    def count(self, name: str) -> int | None:
+        """As `number`, from 0 on."""
+        text = self.text(name)
+        number = None if text is None else _whole_number(text.strip())
+        if text is not None and number is None:
+            raise InputError(f"the option {name} is a number of 0 or more, not {text!r}")
+        return number
+
+    def size(self, name: str) -> int | None:
+        return self._positive(name, parse_bytes, "a number of bytes, such as 64MiB")
+
+    def seconds(self, name: str, default: float) -> float:
+        text = self.text(name)
+        seconds = default if text is None else parse_seconds(_spark_duration(text))
+        if seconds is None or seconds < 0:
+            raise InputError(f"the option {name} is a time such as 30s or 15m, not {text!r}")
+        return float(seconds)
+
+    def _positive(self, name: str, parse: Callable[[str], float | None], what: str) -> int | None:
+        text = self.text(name)
+        if text is None:
+            return None
+        number = parse(text.strip())
+        if not isinstance(number, int) or number < 1:
+            raise InputError(f"the option {name} is {what}, not {text!r}")
+        return number
+
+
+class _SourceReader(OptionReader):
     def subscription(self) -> tuple[tuple[str, ...] | None, str | None]:
         """The topics, or the pattern of their names."""
         named = [name for name in _SUBSCRIPTIONS if self.text(name) is not None]
@@ -132,45 +183,6 @@ class _Options:
         if text == "latest":
             return "latest"
         raise InputError(f"startingOffsetsByTimestampStrategy is error or latest, not {text}")
-
-    def parsed(self, name: str, parse: Callable[[str], Parsed]) -> Parsed | None:
-        text = self.text(name)
-        if text is None:
-            return None
-        try:
-            return parse(text)
-        except InputError as error:
-            raise InputError(f"the option {name}: {error.message}", hint=error.hint) from error
-
-    def truth(self, name: str, default: bool) -> bool:
-        text = self.text(name)
-        if text is None:
-            return default
-        if text.strip().lower() not in _TRUTH_VALUES:
-            raise InputError(f"the option {name} is true or false, not {text!r}")
-        return _TRUTH_VALUES[text.strip().lower()]
-
-    def number(self, name: str) -> int | None:
-        return self._positive(name, _whole_number, "a number of 1 or more")
-
-    def size(self, name: str) -> int | None:
-        return self._positive(name, parse_bytes, "a number of bytes, such as 64MiB")
-
-    def seconds(self, name: str, default: float) -> float:
-        text = self.text(name)
-        seconds = default if text is None else parse_seconds(_spark_duration(text))
-        if seconds is None or seconds < 0:
-            raise InputError(f"the option {name} is a time such as 30s or 15m, not {text!r}")
-        return float(seconds)
-
-    def _positive(self, name: str, parse: Callable[[str], float | None], what: str) -> int | None:
-        text = self.text(name)
-        if text is None:
-            return None
-        number = parse(text.strip())
-        if not isinstance(number, int) or number < 1:
-            raise InputError(f"the option {name} is {what}, not {text!r}")
-        return number
 
 
 def _whole_number(text: str) -> int | None:

@@ -91,6 +91,11 @@ def _from_objects(
         raise OffsetOutOfRangeError(f"{part.topic}: offset {reader.offset} is not in the store any more")
 
 
+def open_objects(place: ColdPlace) -> ObjectStore:
+    """The store of a place, as this process has it open."""
+    return _opened(place).objects
+
+
 class _Opened(NamedTuple):
     """A store that this process has open."""
 

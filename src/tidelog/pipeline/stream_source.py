@@ -100,8 +100,7 @@ class TopicStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         for topic, offset in begun.items():
             reached = ends.get(topic)
             if reached is None or reached < offset:
-                if self._target is None:
-                    self._topics.lost(_loss(topic, offset, reached))
+                self._topics.lost(_loss(topic, offset, reached))
                 ends[topic] = offset
         return ends
 
