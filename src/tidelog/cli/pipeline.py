@@ -6,10 +6,15 @@ from collections.abc import Callable
 
 import typer
 
+from tidelog.cli.pipeline_report import report
+from tidelog.cli.pipeline_verify import verify
 from tidelog.cli.session import command, command_group
 
 # By the name of the job; what they have in common is in `pipeline_job.py`.
-_JOBS: dict[str, Callable[..., None]] = {}
+_JOBS: dict[str, Callable[..., None]] = {
+    "verify": verify,
+    "report": report,
+}
 
 
 def add_to(app: typer.Typer) -> None:

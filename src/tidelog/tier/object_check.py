@@ -21,6 +21,8 @@ from tidelog.tier.offset_index import OffsetIndexBuilder
 from tidelog.tier.upload import checksum_text
 
 RANGE_BYTES = 4 << 20
+# Is told each piece of frames that was found to be good, and at which byte of the object the piece begins.
+OnFrames = Callable[[Frames, int], None]
 _Result = TypeVar("_Result")
 
 
@@ -41,12 +43,14 @@ class ObjectCheck:
         name: ObjectId,
         time_field: int | None,
         on_bytes: Callable[[int], None] | None = None,
+        on_frames: OnFrames | None = None,
     ) -> None:
         self._objects = objects
         self._info = info
         self._name = name
         self._time_field = time_field
         self._on_bytes = on_bytes
+        self._on_frames = on_frames
         self._codec: Codec = "none"
         self._offset = name.start
         self._position = 0
@@ -92,6 +96,8 @@ class ObjectCheck:
         self._crc = crc32(stored, self._crc)
         self._raw_size += frames.end - frames.start_of(0)
         self._learn_times(frames)
+        if self._on_frames is not None:
+            self._on_frames(frames, self._position)
         self._offset = frames.next_offset
         self._at += piece.size
         self._position += piece.size
