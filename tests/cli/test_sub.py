@@ -129,8 +129,16 @@ def test_a_missing_subscription_suggests_the_nearest(cli: Cli, command: tuple[st
 
 
 @pytest.mark.usefixtures("billing")
+def test_an_option_that_seek_does_not_know_is_refused(cli: Cli) -> None:
+    """Though -4 is a position."""
+    assert cli("sub", "seek", "a/b", "billing", "0", "--jsno").code == 2
+    assert "--jsno" in cli("sub", "seek", "a/b", "billing", "--jsno").err
+
+
+@pytest.mark.usefixtures("billing")
 @pytest.mark.parametrize(
-    ("position", "offset"), [(("3",), 3), (("earliest",), 0), (("latest",), 20), (("--", "-4"), 16)]
+    ("position", "offset"),
+    [(("3",), 3), (("earliest",), 0), (("latest",), 20), (("--", "-4"), 16), (("-4",), 16)],
 )
 def test_seek(cli: Cli, position: tuple[str, ...], offset: int) -> None:
     """A subscription is moved by offset, by name or from the end, and stays what it was otherwise."""
@@ -198,6 +206,7 @@ def test_consuming_goes_on_where_it_was_left(cli: Cli) -> None:
     assert cli("consume", "a/b", "-s", "billing").out == shown(*range(9, COUNT))
     assert cli("consume", "a/b", "-s", "billing").out == b""
     cli("produce", "a/b", stdin=b"new\n")
+    assert cli("consume", "a/b", "-s", "billing", "--json", "--no-ack").json["delivery_count"] == 1
     assert cli("consume", "a/b", "-s", "billing", "--json").json["value"] == "new"
 
 
@@ -210,6 +219,7 @@ def test_a_new_subscription_begins_where_it_is_told(cli: Cli) -> None:
     assert cli("consume", "a/b", "-s", "all").out == shown(*range(COUNT))
     kinds = {row["subscription"]: row["kind"] for row in cli("sub", "list", "--json").json}
     assert kinds == {"all": "exclusive", "tail": "shared"}
+    assert "was shared, and is failover from now on" in cli("consume", "a/b", "-s", "tail", "--kind", "failover").err
 
 
 @pytest.mark.usefixtures("billing")

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from tidelog.topics.message import Message
     from tidelog.topics.storage import LogDirectory
     from tidelog.topics.subscription_consumer import Consumer
-    from tidelog.topics.topic import Topic
+    from tidelog.topics.subscription_registry import SubscriptionInfo
 
 _PIECE_MESSAGES = 500
 # What a subscription hands out at most without an acknowledgement.
@@ -51,7 +51,7 @@ def consume_subscription(
     session: Session, topic: str, choice: SubscriptionChoice, to_bytes: Callable[[Message], bytes], take_over: bool
 ) -> None:
     """Shows what the subscription has not acknowledged, and acknowledges it unless told otherwise."""
-    from tidelog.cli.topic_choice import require_ours
+    from tidelog.cli.topic_choice import require_kept, require_ours
     from tidelog.cli.topic_names import require_topic
     from tidelog.errors import InputError
 
@@ -60,6 +60,7 @@ def consume_subscription(
     session.look().close()  # a directory that is not there is not made by somebody who only wants to see
     with session.open() as log:
         require_topic(log, topic)
+        require_kept(log, topic)
         require_ours(log, topic, take_over)
         with _consumer(session, log, topic, choice) as consumer:
             _Shower(consumer, to_bytes, choice).show()
@@ -71,39 +72,39 @@ def _consumer(session: Session, log: LogDirectory, name: str, choice: Subscripti
 
     topic = log.topic(name)
     start = parse_position("--from", choice.start or "earliest")
-    if choice.name in topic.subscriptions() and choice.start is not None:
-        offset = topic.subscription_info(choice.name).offset
-        session.output.note(f"{choice.name} is not new: it goes on at offset {offset}, whatever --from says")
+    _check_kind(choice.kind)
+    known = topic.subscription_info(choice.name) if choice.name in topic.subscriptions() else None
+    if known is not None:
         start = "earliest"
+        _tell_what_stays(session, known, choice)
     return topic.subscribe(
         choice.name,
-        _kind(topic, choice),  # type: ignore[arg-type]
+        choice.kind or ("exclusive" if known is None else known.kind),  # type: ignore[arg-type]
         start=settled(topic, start),
         consumer="tidelog-consume",
         max_unacked=_MAX_UNACKED,
         on_gap="skip" if choice.skip_gaps else "raise",
-        hold_retention=_holds_retention(topic, choice.name),
+        hold_retention=known is not None and known.hold_retention,  # as a program has said before
     )
 
 
-def _kind(topic: Topic, choice: SubscriptionChoice) -> str:
-    """The one that was named, else the one that the subscription has."""
+def _check_kind(kind: str | None) -> None:
     from typing import get_args
 
     from tidelog.errors import InputError
     from tidelog.topics.delivery_options import Kind
 
     kinds = get_args(Kind)
-    if choice.kind is not None and choice.kind not in kinds:
-        raise InputError(f"--kind {choice.kind!r} is not a kind of subscription", hint=f"Give {', '.join(kinds)}")
-    if choice.kind is None and choice.name in topic.subscriptions():
-        return topic.subscription_info(choice.name).kind
-    return choice.kind or "exclusive"
+    if kind is not None and kind not in kinds:
+        raise InputError(f"--kind {kind!r} is not a kind of subscription", hint=f"Give {', '.join(kinds)}")
 
 
-def _holds_retention(topic: Topic, name: str) -> bool:
-    """As a program has said before: looking must not change it."""
-    return name in topic.subscriptions() and topic.subscription_info(name).hold_retention
+def _tell_what_stays(session: Session, known: SubscriptionInfo, choice: SubscriptionChoice) -> None:
+    """What was said about a new one, of one that is not: its position stays, its kind changes."""
+    if choice.start is not None:
+        session.output.note(f"{known.name} is not new: it goes on at offset {known.offset}, whatever --from says")
+    if choice.kind not in (None, known.kind):
+        session.output.note(f"{known.name} was {known.kind}, and is {choice.kind} from now on")
 
 
 class _Shower:

@@ -70,7 +70,11 @@ _CODES: tuple[tuple[type[BaseException], ExitCode], ...] = (
 
 # What the command line says in the place of the error's own hint.
 _HINTS: tuple[tuple[type[BaseException], str], ...] = (
-    (LockedError, "Stop that process or wait for it; consume, topic list, inspect and verify work meanwhile"),
+    (
+        LockedError,
+        "Stop that process or wait for it; consume without --subscription, topic list, sub list, inspect and verify "
+        "work meanwhile",
+    ),
     (DiskFullError, "Free some space, then go on with what is not on the disk yet"),
     (
         FencedError,

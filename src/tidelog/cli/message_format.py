@@ -15,6 +15,7 @@ import msgspec
 from tidelog.cli.output import iso_time
 from tidelog.clock import to_microseconds
 from tidelog.errors import InputError
+from tidelog.topics.delivery_queue import Delivery
 from tidelog.topics.message import Message
 
 ToBytes = Callable[[Message], bytes]
@@ -101,6 +102,8 @@ def describe_message(message: Message) -> dict[str, object]:
     }
     if message.deliver_at is not None:
         described["deliver_at"] = iso_time(message.deliver_at)
+    if isinstance(message, Delivery):
+        described["delivery_count"] = message.delivery_count
     if key_encoding:
         described["key_encoding"] = key_encoding
     if value_encoding:

@@ -71,13 +71,15 @@ def produce(
     echo 'c7:two apples' | tidelog produce shop/orders --key-separator : -H source=till
     find . -print0 | tidelog produce files/names --null
     """
+    from tidelog.cli.topic_choice import require_kept
     from tidelog.topics.names import parse_topic_name
 
     parse_topic_name(topic)  # before anything is made for it
     to_message = _json_reader(key_separator, header, null) if from_json else message_maker(key_separator, header or [])
     separator = b"\x00" if null else b"\n"
     with _source(session, file) as (stream, on_read), session.open() as log:
-        target = log.topic(topic, reliable=True)  # nobody could read a live topic of this process
+        require_kept(log, topic)  # nobody could read a live topic of this process
+        target = log.topic(topic, reliable=True)
         count = _Count(target)
         try:
             for records in split_records(stream, separator, session.settings.log.max_message_bytes, on_read):

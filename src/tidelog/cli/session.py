@@ -194,8 +194,13 @@ def command_group(help_text: str) -> typer.Typer:
     return group
 
 
-def command(group: typer.Typer, name: str, directory_option: object = DirectoryOption) -> Callable[[Command], Command]:
-    """Registers a function whose first parameter is the session and whose others are its own options."""
+def command(
+    group: typer.Typer, name: str, directory_option: object = DirectoryOption, *, takes_negative_numbers: bool = False
+) -> Callable[[Command], Command]:
+    """Registers a function whose first parameter is the session and whose others are its own options.
+
+    With `takes_negative_numbers` an argument may be -3; what looks like an option and is none is an argument then.
+    """
 
     def register(work: Command) -> Command:
         def run(
@@ -217,7 +222,8 @@ def command(group: typer.Typer, name: str, directory_option: object = DirectoryO
 
         run.__doc__ = inspect.getdoc(work)
         _take_signature(run, work, directory_option)
-        group.command(name, cls=_PlainUsage)(run)
+        settings = {"ignore_unknown_options": True} if takes_negative_numbers else None
+        group.command(name, cls=_PlainUsage, context_settings=settings)(run)
         return work
 
     return register

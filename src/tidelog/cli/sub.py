@@ -50,11 +50,11 @@ def add_to(app: typer.Typer) -> None:
         "list": list_subscriptions,
         "describe": describe,
         "lag": lag,
-        "seek": seek,
         "delete": delete,
     }
     for name, work in commands.items():
         command(group, name)(work)
+    command(group, "seek", takes_negative_numbers=True)(seek)
     app.add_typer(group, name="sub")
 
 
@@ -95,12 +95,13 @@ def _show(
     narrower: tuple[tuple[str, ...], ...],
     describe_one: _Describe,
 ) -> None:
-    from tidelog.cli.topic_choice import exit_if_any_failed
+    from tidelog.cli.topic_choice import exit_if_any_failed, require_kept
     from tidelog.cli.topic_names import require_topic, topic_names
 
     with session.look() as log:
         if topic is not None:
             require_topic(log, topic)
+            require_kept(log, topic)
         topics = topic_names(log) if topic is None else [topic]
         rows = [row for one in topics for row in _rows(log, one, name, describe_one)]
     has_problems = any(row.get("problem") is not None for row in rows)
@@ -171,11 +172,13 @@ def _oldest_open(topic: Topic, info: SubscriptionInfo) -> datetime | None:
 
 def describe(session: Session, topic: TopicArgument, name: NameArgument) -> None:
     """Shows one subscription: its kind, how far it is, how far behind, and where its dead letters are."""
+    from tidelog.cli.topic_choice import require_kept
     from tidelog.cli.topic_names import require_topic
     from tidelog.topics.dead_letters import dead_letter_name
 
     with session.look() as log:
         require_topic(log, topic)
+        require_kept(log, topic)
         opened = log.topic(topic)
         require_subscription(opened, name)
         info = opened.subscription_info(name)
@@ -212,13 +215,13 @@ def seek(
     session: Session,
     topic: TopicArgument,
     name: NameArgument,
-    position: Annotated[str, typer.Argument(metavar="POSITION", help="earliest, latest, an offset or a time.")],
+    position: Annotated[str, typer.Argument(metavar="POSITION", help="earliest, latest, an offset, a time, or -N.")],
     take_over: TakeOverOption = False,
 ) -> None:
     """Moves a subscription: what is at POSITION and behind it comes (again), what is before it does not.
 
-    A time is ISO 8601, UTC unless it says otherwise. The last N messages are -N, written behind a --. The subscription
-    must not have consumers: its owner moves it with `seek` in the program.
+    A time is ISO 8601, UTC unless it says otherwise. -N is for the last N messages. The subscription must not have
+    consumers: its owner moves it with `seek` in the program.
     """
     parsed = parse_position("POSITION", position)
     with session.open(runs_in_background=False) as log:
@@ -265,10 +268,11 @@ def delete(
 
 def _owned(log: LogDirectory, topic: str, name: str, take_over: bool) -> Topic:
     """The topic, opened for writing once it is sure that nobody else is concerned."""
-    from tidelog.cli.topic_choice import require_ours
+    from tidelog.cli.topic_choice import require_kept, require_ours
     from tidelog.cli.topic_names import require_topic
 
     require_topic(log, topic)
+    require_kept(log, topic)
     require_ours(log, topic, take_over)
     opened = log.topic(topic)
     require_subscription(opened, name)

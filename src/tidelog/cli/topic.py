@@ -48,33 +48,46 @@ def create(
     own: Annotated[
         list[str] | None, typer.Option("--set", metavar="NAME=VALUE", help="A setting of its own: retention_seconds=7d")
     ] = None,
+    live: Annotated[bool, typer.Option("--live", help="It keeps nothing: messages are for who reads now.")] = False,
 ) -> None:
     """Makes an empty topic, and the log directory where there is none.
 
     `tidelog produce` makes topics by itself; this is for those who want them to exist before, or with settings of
-    their own.
+    their own. With --live, the program that opens this directory hands its messages to whoever reads them there at that
+    moment (`reliable=False`). That is remembered in this directory, and cannot be changed.
     """
+    from tidelog.cli.topic_choice import is_live
     from tidelog.cli.topic_settings import parse_own_settings
-    from tidelog.errors import InputError
     from tidelog.topics.names import parse_topic_name
 
     parse_topic_name(topic)  # before a directory is made for it
     settings = parse_own_settings(own or [])
     with session.open() as log:
         exists = log.has_topic(topic)
-        if exists and not if_missing:
-            raise InputError(f"the topic {topic} exists already", hint="Allow that with --if-missing")
-        if exists and settings:
-            raise InputError(
-                f"the topic {topic} exists already", hint="Change its settings with `tidelog topic set` instead"
-            )
-        if not exists:
-            log.topic(topic, **settings)
-        made = {"topic": topic, "directory": str(log.topic_directory(topic)), "created": not exists}
+        if exists:
+            _check_existing(topic, is_live(log, topic), live, if_missing, bool(settings))
+        else:
+            log.topic(topic, reliable=not live, **settings)
+        directory = log.topic_directory(topic)
+    made = {"topic": topic, "directory": str(directory), "created": not exists, "reliable": not live}
     if session.as_json:
         session.output.document(made)
     else:
         session.output.note(f"{'kept' if exists else 'created'} {topic} in {made['directory']}")
+
+
+def _check_existing(topic: str, is_live: bool, wants_live: bool, if_missing: bool, has_settings: bool) -> None:
+    """What is there has to be what was asked for."""
+    from tidelog.errors import InputError
+
+    hint = None if if_missing else "Allow that with --if-missing"
+    if is_live != wants_live:
+        hint = "Take another name, or delete it first"
+        raise InputError(f"the topic {topic} exists already, and is {'' if is_live else 'not '}live", hint=hint)
+    if has_settings:
+        hint = "Change its settings with `tidelog topic set` instead"
+    if hint is not None:
+        raise InputError(f"the topic {topic} exists already", hint=hint)
 
 
 def set_settings(

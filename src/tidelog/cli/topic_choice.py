@@ -14,7 +14,9 @@ import typer
 from tidelog.cli.errors import ExitCode, hint_of, text_of
 from tidelog.cli.topic_names import require_topic, topic_names
 from tidelog.errors import ConflictError, InputError, NotSupportedError, TidelogError
+from tidelog.files import LocalFiles
 from tidelog.topics.names import parse_topic_name
+from tidelog.topics.topic_info import read_topic_info
 
 if TYPE_CHECKING:
     from tidelog.cli.output import Row
@@ -44,6 +46,23 @@ def catalog_of(log: LogDirectory, name: str) -> Catalog | None:
     """What a topic's catalog says; None without a store."""
     parsed = parse_topic_name(name)
     return None if log.tier is None else log.tier.catalog(parsed.namespace, parsed.name)
+
+
+def is_live(log: LogDirectory, name: str) -> bool:
+    """Whether a topic has its messages in the memory of its process alone (`reliable=False`). Claims nothing."""
+    directory = parse_topic_name(name).directory(log.root)
+    info = read_topic_info(LocalFiles(), directory) if directory.is_dir() else None
+    return info is not None and not info.reliable
+
+
+def require_kept(log: LogDirectory, name: str) -> None:
+    """NotSupportedError for a live topic: there is nothing of it that another process could work on."""
+    if is_live(log, name):
+        raise NotSupportedError(
+            f"{name} is a live topic (reliable=False): its messages and subscriptions are only in the memory of the "
+            "process that has it open",
+            hint="Do it in that program, or use a topic that is reliable",
+        )
 
 
 def sealed_marker(catalog: Catalog, owner: Owner | None) -> SealedMarker | None:
@@ -82,15 +101,20 @@ def require_ours(log: LogDirectory, name: str, take_over: bool) -> None:
 def chosen_topics(
     session: Session, log: LogDirectory, names: Sequence[str] | None, every: bool, take_over: bool
 ) -> list[str]:
-    """Those that were named, all of which exist; or all that are this directory's, and the others are told."""
+    """Those that were named, all of which exist; or all that are this directory's, and those of others are told.
+
+    Of a live topic there is nothing to work on.
+    """
     if bool(names) == every:
         raise InputError("name the topics, or give --all", hint="All topics: `tidelog topic list`")
     for name in names or []:
         require_topic(log, name)
+        require_kept(log, name)
         require_ours(log, name, take_over)
     if names:
         return list(dict.fromkeys(names))
-    return [name for name in topic_names(log) if take_over or _is_ours(session, log, name)]
+    kept = [name for name in topic_names(log) if not is_live(log, name)]
+    return [name for name in kept if take_over or _is_ours(session, log, name)]
 
 
 def _is_ours(session: Session, log: LogDirectory, name: str) -> bool:

@@ -26,6 +26,8 @@ _COLUMNS = (
     "state",
 )
 
+_OFFSETS = ("start_offset", "hot_start_offset", "shipped_offset", "next_offset", "messages")
+
 _NARROWER = (
     ("topic", "start_offset", "shipped_offset", "next_offset", "messages", "bytes", "state"),
     ("topic", "next_offset", "messages", "bytes", "state"),
@@ -39,7 +41,8 @@ def list_topics(session: Session) -> None:
     """Lists the topics with their offsets and sizes: those on this disk and those in the catalog.
 
     Messages from start_offset on can be read; those from hot_start_offset on are on this disk, those below
-    shipped_offset are in the store. Files and bytes are those on this disk.
+    shipped_offset are in the store. Files and bytes are those on this disk. A topic whose state is live keeps nothing
+    (reliable=False): what it has is known only in the process that has it open.
 
     A topic that cannot be opened is listed as well: its state is damaged or unreadable, and stderr (the field problem
     with --json) says why. The exit code stays 0.
@@ -76,10 +79,11 @@ def _row(log: LogDirectory, name: str, problems: dict[str, Exception]) -> dict[s
     from tidelog.cli.targets import check_topic_file
     from tidelog.errors import DataError, TidelogError
 
-    row: dict[str, object] = dict.fromkeys(_COLUMNS) | {"topic": name, "state": "ok", "problem": None}
+    row: dict[str, object] = dict.fromkeys(_COLUMNS) | {"topic": name, "reliable": None, "problem": None}
     try:
         row["files"], row["bytes"] = usage(log.root / name)
         row |= _offsets(log, log.topic(name))
+        row["state"] = "ok" if row["reliable"] else "live"
         check_topic_file(log.root / name)
     except (TidelogError, OSError) as error:
         problems[name] = error
@@ -89,6 +93,8 @@ def _row(log: LogDirectory, name: str, problems: dict[str, Exception]) -> dict[s
 
 
 def _offsets(log: LogDirectory, topic: Topic) -> dict[str, object]:
+    if not topic.is_reliable:
+        return {**dict.fromkeys(_OFFSETS), "reliable": False}
     start, end = topic.start_offset, topic.next_offset
     return {
         "start_offset": start,
@@ -96,6 +102,7 @@ def _offsets(log: LogDirectory, topic: Topic) -> dict[str, object]:
         "shipped_offset": None if log.tier is None else topic.shipped_offset,
         "next_offset": end,
         "messages": max(0, end - start),
+        "reliable": True,
     }
 
 
@@ -116,7 +123,8 @@ def describe(session: Session, topic: TopicArgument) -> None:
 
     With a store also: who owns it and under which epoch, whether it is sealed, what the store has of it, and how much
     is not there yet (lag), which is what the loss of this disk would cost. What `tidelog topic rescue` would return is
-    counted as to_rescue.
+    counted as to_rescue. A topic that is not reliable is a live one: it keeps nothing, and what it has is known only in
+    the process that has it open.
     """
     from tidelog.cli.topic_choice import catalog_of
     from tidelog.cli.topic_names import require_topic
@@ -139,7 +147,7 @@ def describe(session: Session, topic: TopicArgument) -> None:
             "settings": own_settings(catalog, directory),
             "to_rescue": _to_rescue(directory),
         }
-        if catalog is not None:
+        if catalog is not None and opened.is_reliable:
             described |= _in_store(log, opened, catalog)
     session.output.record(described)
 

@@ -23,6 +23,7 @@ from tidelog.cli.topic_choice import (
     chosen_topics,
     exit_if_any_failed,
     is_sealed,
+    require_kept,
     require_ours,
     require_store,
     rows_of_each,
@@ -119,6 +120,7 @@ def seal(session: Session, topic: TopicArgument, take_over: TakeOverOption = Fal
     with session.open(runs_in_background=False) as log:
         store = require_store(log).objects.url
         require_topic(log, topic)
+        require_kept(log, topic)
         was_sealed = is_sealed(log, topic)
         if not was_sealed:
             require_ours(log, topic, take_over)
