@@ -1,4 +1,4 @@
-"""Arrow batches of topics: the columns that Spark's Kafka source has, with its types."""
+"""Arrow batches of topics, with the columns of Spark's Kafka source, and frames of their rows."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ import pyarrow as pa
 import pytest
 
 from tidelog.errors import InputError, InternalError
-from tidelog.log.frame import encode_many
-from tidelog.pipeline.arrow_columns import arrow_schema, record_batch
+from tidelog.log.frame import Frames, encode_many
+from tidelog.pipeline.arrow_columns import arrow_schema, frames_of, record_batch
 from tidelog.topics.columns import gather_columns
-from tidelog.topics.message import encode_message
+from tidelog.topics.message import decode_frames, encode_message
 
 EVERY_COLUMN = ("key", "value", "topic", "partition", "offset", "timestamp", "timestampType", "headers")
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
@@ -86,3 +86,84 @@ def test_what_cannot_be_is_named() -> None:
         arrow_schema(["key", "colour"])
     with pytest.raises(InternalError, match="headers was not gathered"):
         record_batch(gather_columns(FRAMES, 0, 3), arrow_schema(["headers"]), "shop/orders")
+
+
+# ---- rows to frames ----
+
+HEADERS = pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))
+
+
+def seen(frames: Frames) -> list[tuple[Any, ...]]:
+    """What a reader sees of frames."""
+    return [(each.value, each.key, each.headers) for each in decode_frames(frames, 0, frames.count)]
+
+
+def test_a_batch_that_was_read_goes_back_as_it_was() -> None:
+    """From frames to Arrow to frames nothing changes, also for a part of a batch."""
+    batch = record_batch(gather_columns(FRAMES, 0, 3, headers=True), arrow_schema(EVERY_COLUMN), "shop/orders")
+    assert frames_of(batch, 40, 0, keeps_timestamps=True) == FRAMES
+    part = frames_of(batch.slice(1, 2), 41, 0, keeps_timestamps=True)
+    assert part == encode_many(41, [encode_message(*row) for row in ROWS[1:]])
+
+
+def test_rows_get_the_time_of_the_write() -> None:
+    """A column of times is kept only if that is asked for, and where it is null the time of the write counts."""
+    column = pa.array([5, None], pa.timestamp("us", tz="Europe/Madrid"))
+    batch = pa.record_batch({"value": pa.array([b"a", b"b"]), "timestamp": column})
+    times = [message.timestamp for message in decode_frames(frames_of(batch, 0, 9), 0, 2)]
+    kept = [message.timestamp for message in decode_frames(frames_of(batch, 0, 9, keeps_timestamps=True), 0, 2)]
+    assert times == [EPOCH + timedelta(microseconds=9)] * 2
+    assert kept == [EPOCH + timedelta(microseconds=time_us) for time_us in (5, 9)]
+
+
+@pytest.mark.parametrize("kind", [pa.binary(), pa.string(), pa.large_binary(), pa.large_string()])
+def test_text_and_bytes_are_values_and_keys(kind: pa.DataType) -> None:
+    """Of 32 or 64 bits, and from the middle of an array."""
+    column = pa.array([None, "x", "née", None, ""], kind)
+    batch = pa.record_batch({"key": column.slice(1), "value": pa.array(["1", "2", "3", "4"], kind)})
+    keys = [b"x", "née".encode(), None, b""]
+    assert seen(frames_of(batch, 0, 0)) == [(b"%d" % row, key, {}) for row, key in enumerate(keys, 1)]
+
+
+@pytest.mark.parametrize("is_large", [False, True])
+def test_headers_are_lists_of_structs(is_large: bool) -> None:
+    """Null lists and empty ones are no headers; slices of lists and of what is in them are read right."""
+    kind = pa.large_list(HEADERS.value_type) if is_large else HEADERS
+    lists = [[{"key": "skipped", "value": b""}], [{"key": "a", "value": b"1"}, {"key": "b", "value": b""}], None, []]
+    column = pa.array(lists, kind).slice(1)
+    batch = pa.record_batch({"headers": column, "value": pa.array([b""] * 3)})
+    assert [headers for _, _, headers in seen(frames_of(batch, 0, 0))] == [{"a": b"1", "b": b""}, {}, {}]
+
+
+def test_a_column_of_nulls_is_no_column() -> None:
+    """Spark gives the type null to a key that is always null."""
+    batch = pa.record_batch({"key": pa.nulls(1), "headers": pa.nulls(1), "value": pa.array([b"v"])})
+    assert seen(frames_of(batch, 0, 0)) == [(b"v", None, {})]
+
+
+def test_no_rows_make_no_frames() -> None:
+    """Arrays without rows may have no buffers at all."""
+    schema = pa.schema({"key": pa.binary(), "value": pa.string(), "headers": HEADERS})
+    batch = pa.RecordBatch.from_arrays([pa.array([], kind) for kind in schema.types], schema=schema)
+    assert frames_of(batch, 4, 0).count == 0
+
+
+@pytest.mark.parametrize(
+    ("columns", "message"),
+    [
+        ({"key": [b"k"]}, "there is no column value"),
+        ({"value": [1]}, "the column value is of the type int64"),
+        ({"value": pa.nulls(1)}, "the column value is of the type null"),
+        ({"value": pa.array([None], pa.binary())}, "row 0 has no value"),
+        ({"value": [b""], "headers": [["a"]]}, "the column headers is of the type list"),
+        ({"value": [b""], "headers": [[{"key": 1, "value": b""}]]}, "the column headers.key is of the type int64"),
+        ({"value": [b""], "headers": pa.array([[None]], HEADERS)}, "row 0 has a header without a name"),
+        ({"value": [b""], "timestamp": [datetime(2026, 1, 1)]}, "the column timestamp is of the type"),  # noqa: DTZ001
+        ({"value": [b"1234567"]}, "row 0 makes a message of 31 bytes"),
+    ],
+)
+def test_what_cannot_be_written_is_named(columns: dict[str, Any], message: str) -> None:
+    """The error says which column or row it is."""
+    batch = pa.record_batch(columns)
+    with pytest.raises(InputError, match=message):
+        frames_of(batch, 0, 0, keeps_timestamps=True, max_message_bytes=30)

@@ -1,4 +1,4 @@
-"""Columns from frames: what is in them, where they end, what is refused, and that C and its twin always agree."""
+"""Columns from frames and back: what is in them, what is refused, and that C and its twin always agree."""
 
 from __future__ import annotations
 
@@ -9,17 +9,28 @@ import sysconfig
 import threading
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tidelog.errors import DataError, InputError
+from tidelog.errors import DataError, InputError, MessageTooLargeError
 from tidelog.log import frame
 from tidelog.log.frame import Frames, encode_many
 from tidelog.topics import columns, columns_python
-from tidelog.topics.columns import Columns, Ended, HeadersColumn, VarColumn, gather_columns, lost_until
+from tidelog.topics.columns import (
+    Columns,
+    Ended,
+    HeadersColumn,
+    TimesColumn,
+    VarColumn,
+    encode_columns,
+    frames_digest,
+    gather_columns,
+    lost_until,
+)
 from tidelog.topics.message import Message, decode_frames, encode_message
 
 kernel: Any = columns._kernel
@@ -285,3 +296,228 @@ def test_damage_names_its_offset() -> None:
     payloads[700] = b"\x02" + payloads[700][1:]
     with pytest.raises(DataError, match="message 1700 has envelope version 2"):
         gather_columns(frame.encode_many(1000, payloads), 0, 1000)
+
+
+# ---- the way back ----
+
+
+def bitmap(bits: list[bool], first: int) -> bytes:
+    """Bits behind `first` others, the lowest of a byte first."""
+    number = sum(1 << index for index, bit in enumerate(bits, first) if bit)
+    return number.to_bytes((first + len(bits) + 7) // 8, "little")
+
+
+def column_of(rows: list[bytes | None], first: int = 0, end_bytes: int = 4) -> VarColumn:
+    """Arrow's layout of some rows, behind `first` others; data of rows before them is there too."""
+    ends, data = [2 * index for index in range(first)], b"--" * first
+    ends.append(len(data))
+    for row in rows:
+        data += b"gone" if row is None else row  # what is null may have bytes all the same
+        ends.append(len(data))
+    packed = struct.pack(f"<{len(ends)}{'i' if end_bytes == 4 else 'q'}", *ends)
+    validity = bitmap([row is not None for row in rows], first) if None in rows else None
+    return VarColumn(validity, packed, data + b"--", first, end_bytes)
+
+
+def headers_of(rows: list[dict[str, bytes] | None], first: int = 0, end_bytes: int = 4) -> HeadersColumn:
+    """Arrow's layout of some lists of headers, behind `first` empty ones."""
+    pairs = [pair for row in rows for pair in (row or {}).items()]
+    ends = [0] * (first + 1)
+    for row in rows:
+        ends.append(ends[-1] + len(row or {}))
+    packed = struct.pack(f"<{len(ends)}{'i' if end_bytes == 4 else 'q'}", *ends)
+    validity = bitmap([row is not None for row in rows], first) if None in rows else None
+    names, contents = (
+        column_of([name.encode() for name, _ in pairs]),
+        column_of([content for _, content in pairs], 3, 8),
+    )
+    return HeadersColumn(validity, packed, names, contents, first, end_bytes)
+
+
+def times_of(rows: list[int | None], first: int = 0) -> TimesColumn:
+    """Arrow's layout of some times, behind `first` others."""
+    packed = struct.pack(f"<{first + len(rows)}q", *[1 << 62] * first, *(row or 0 for row in rows))
+    return TimesColumn(bitmap([row is not None for row in rows], first), packed, first)
+
+
+ROWS = st.tuples(st.binary(max_size=20), KEYS, st.none() | HEADERS, st.none() | TIMES)
+
+
+@settings(max_examples=200)
+@given(st.lists(ROWS, max_size=9), st.integers(0, 9), st.sampled_from([4, 8]), st.integers(0, 1 << 63))
+def test_rows_become_the_frames_that_their_messages_would(
+    rows: list[tuple[bytes, bytes | None, dict[str, bytes] | None, int | None]],
+    skipped: int,
+    end_bytes: int,
+    first_offset: int,
+) -> None:
+    """Byte for byte: wherever the arrays begin, with ends of 32 or 64 bits, with nulls and without."""
+    values, keys, headers, times = ([row[part] for row in rows] for part in range(4))
+    given_columns: tuple[Any, ...] = (
+        column_of(values, skipped, end_bytes),  # type: ignore[arg-type]
+        column_of(keys, skipped, end_bytes),  # type: ignore[arg-type]
+        headers_of(headers, skipped, end_bytes),  # type: ignore[arg-type]
+        times_of(times, skipped),  # type: ignore[arg-type]
+    )
+    payloads = [encode_message(row[0], row[1], row[2], 77 if row[3] is None else row[3]) for row in rows]
+    expected = encode_many(first_offset, payloads)
+    got = assert_twins_agree("encode_columns", first_offset, len(rows), 77, 1 << 30, *given_columns)[1]
+    assert got == (0, *places(expected))
+
+
+def test_a_value_is_all_that_a_row_needs() -> None:
+    """Without keys, headers and times the messages have none, and the one time."""
+    frames = encode_columns(5, 2, column_of([b"a", b"b"]), timestamp_us=9)
+    assert frames == encode_many(5, [encode_message(value, None, None, 9) for value in (b"a", b"b")])
+    assert encode_columns(5, 0, VarColumn(None, b"", b""), timestamp_us=9).count == 0
+
+
+def test_what_was_gathered_goes_back_as_it_is() -> None:
+    """Columns that came out of frames make the same frames again."""
+    payloads = [
+        encode_message(b"v" * size, b"k" if size % 2 else None, {"a": b"1", "b": b""}, size) for size in range(40)
+    ]
+    frames = encode_many(3, payloads)
+    found = gather_columns(frames, 0, 40, headers=True)
+    assert found.values is not None
+    assert found.timestamps is not None
+    times = TimesColumn(None, found.timestamps)
+    again = encode_columns(
+        3, 40, found.values, keys=found.keys, headers=found.headers, timestamps=times, timestamp_us=0
+    )
+    assert again == frames
+
+
+def one_header(name: bytes | None, content: bytes | None, *more: bytes) -> HeadersColumn:
+    """A row with a header, and more of them with nothing in them."""
+    names = column_of([name, *more])
+    ends = struct.pack("<2i", 0, 1 + len(more))
+    return HeadersColumn(None, ends, names, column_of([content, *(b"" for _ in more)]))
+
+
+@pytest.mark.parametrize(
+    ("given_columns", "message"),
+    [
+        ({"values": column_of([None])}, "row 0 has no value"),
+        ({"values": column_of([])}, "fewer rows than were announced"),
+        ({"keys": column_of([b"k"], 1)._replace(first=2)}, "fewer rows than were announced"),
+        ({"keys": VarColumn(None, struct.pack("<2i", 3, 2), b"1234")}, "row 0 lies outside the data"),
+        ({"keys": VarColumn(None, struct.pack("<2i", -1, 2), b"1234")}, "row 0 lies outside the data"),
+        ({"values": VarColumn(None, struct.pack("<2q", 0, 1 << 62), b"1234", 0, 8)}, "row 0 lies outside the data"),
+        ({"headers": one_header(None, b"c")}, "row 0 has a header without a name"),
+        ({"headers": one_header(b"n", None)}, "row 0 has a header without a value"),
+        ({"headers": one_header(b"\xff", b"c")}, "row 0 has a header name that is not UTF-8"),
+        ({"headers": one_header(b"n" * 65_536, b"c")}, "row 0 has a header name of more than 65535 bytes"),
+        ({"headers": one_header(b"n", b"c", b"m", b"n")}, "row 0 has two headers of the same name"),
+        ({"headers": one_header(b"5", b"c", *(b"%d" % each for each in range(50)))}, "row 0 has two headers"),
+        ({"headers": one_header(b"n", b"c", *[b""] * 65_535)}, "row 0 has 65536 headers"),
+        ({"headers": one_header(b"n", b"c")._replace(ends=struct.pack("<2i", 0, 2))}, "row 0 lies outside the data"),
+        ({"timestamps": times_of([1 << 62])}, "row 0 has a time outside of the years 1 to 9999"),
+        ({"timestamps": TimesColumn(b"", b"")}, "fewer rows than were announced"),
+    ],
+)
+def test_a_row_that_cannot_be_a_message_is_named(given_columns: dict[str, Any], message: str) -> None:
+    """Before anything is written, in both kernels alike."""
+    whole: dict[str, Any] = {"values": column_of([b"v"]), "keys": None, "headers": None, "timestamps": None}
+    whole |= given_columns
+    with pytest.raises(InputError, match=message):
+        encode_columns(0, 1, whole.pop("values"), **whole, timestamp_us=0)
+    whole = {"values": column_of([b"v"]), "keys": None, "headers": None, "timestamps": None} | given_columns
+    assert_twins_agree("encode_columns", 0, 1, 0, 1 << 30, *whole.values())
+
+
+def test_a_message_that_is_too_large_is_named() -> None:
+    """The bound is that of the whole payload, and the row is the one that breaks it."""
+    values = column_of([b"", b"1234567"])
+    assert encode_columns(0, 2, values, timestamp_us=0, max_message_bytes=31).count == 2
+    with pytest.raises(MessageTooLargeError, match=r"row 1 makes a message of 31 bytes.*\(30\)"):
+        encode_columns(0, 2, values, timestamp_us=0, max_message_bytes=30)
+
+
+@settings(max_examples=300)
+@given(st.data())
+def test_any_buffers_are_judged_alike(data: st.DataObject) -> None:
+    """Buffers of any content and any size: both kernels give the same frames or find the same fault."""
+
+    def some_ends() -> bytes:
+        numbers = data.draw(
+            st.lists(st.integers(0, 6), max_size=5).map(sorted) | st.lists(st.integers(-3, 12), max_size=5)
+        )
+        return struct.pack(f"<{len(numbers)}i", *numbers) + data.draw(st.binary(max_size=3))
+
+    def some_column() -> VarColumn:
+        validity = data.draw(st.none() | st.binary(max_size=2))
+        return VarColumn(validity, some_ends(), data.draw(st.binary(max_size=12)), data.draw(st.integers(0, 2)))
+
+    headers = HeadersColumn(None, some_ends(), some_column(), some_column(), data.draw(st.integers(0, 1)))
+    times = TimesColumn(data.draw(st.none() | st.binary(max_size=1)), data.draw(st.binary(max_size=40)))
+    given_columns = (
+        some_column(),
+        *(data.draw(st.sampled_from([None, each])) for each in (some_column(), headers, times)),
+    )
+    most = data.draw(st.integers(20, 60))
+    assert_twins_agree("encode_columns", 0, data.draw(st.integers(0, 4)), 0, most, *given_columns)
+
+
+def test_wrong_calls_are_refused_alike() -> None:
+    """Numbers out of range and things that are no columns raise the same in both kernels."""
+    fine = column_of([b"v"])
+    for arguments in [
+        (-1, 1, 0, 99, fine, None, None, None),
+        (1 << 64, 1, 0, 99, fine, None, None, None),
+        ((1 << 64) - 1, 2, 0, 99, column_of([b"v", b"w"]), None, None, None),
+        (0, -1, 0, 99, fine, None, None, None),
+        (0, 1, 1 << 63, 99, fine, None, None, None),
+        (0, 1, 0, -1, fine, None, None, None),
+        (0, 1, 0, 99, fine._replace(first=-1), None, None, None),
+        (0, 1, 0, 99, fine._replace(end_bytes=2), None, None, None),
+    ]:
+        assert assert_twins_agree("encode_columns", *arguments)[0] == "raised"
+    for wrong in ((), (None, b"", b"", 0), [None, b"", b"", 0, 4], 5):
+        with pytest.raises(TypeError):
+            kernel.encode_columns(0, 1, 0, 99, wrong, None, None, None)
+
+
+# ---- digests ----
+
+
+@given(st.lists(st.binary(min_size=1, max_size=30), max_size=9), st.integers(0, 1 << 64), st.integers(0, 9))
+def test_digests_of_parts_add_up(payloads: list[bytes], first: int, middle: int) -> None:
+    """However frames are split, the sum is that of the whole, in both kernels."""
+    frames = encode_many(min(first, (1 << 64) - 10), payloads)
+    whole = frames_digest(frames)
+    parts = frames_digest(frames, 0, middle) + frames_digest(frames, middle)
+    assert parts % (1 << 64) == whole
+    assert_twins_agree("frames_digest", frames.first_offset, *places(frames), 0, middle)
+
+
+def test_a_digest_sees_every_change() -> None:
+    """Another byte, another length, another offset, and two messages that changed places."""
+    frames = encode_many(7, [b"one", b"two"])
+    others = [
+        (7, [b"onf", b"two"]),
+        (7, [b"one", b"two\0"]),
+        (8, [b"one", b"two"]),
+        (7, [b"two", b"one"]),
+        (7, [b"one"]),
+    ]
+    digests = {frames_digest(encode_many(first, payloads)) for first, payloads in others}
+    assert len(digests) == len(others)
+    assert frames_digest(frames) not in digests
+    assert frames_digest(frames, 0, 0) == 0
+
+
+def test_the_digests_of_the_formats_page_are_right() -> None:
+    """A proof can be worked out again from the page alone."""
+    page = (Path(__file__).resolve().parents[2] / "docs" / "formats.md").read_text("utf-8")
+    for first, payloads in ((7, [b"one"]), (8, [b"two"]), (7, [b"one", b"two"])):
+        assert f"`{frames_digest(encode_many(first, payloads)):016x}`" in page
+
+
+def test_a_digest_speaks_of_the_bytes_that_are_there() -> None:
+    """A payload that no longer fits the checksum in its header has another digest."""
+    frames = encode_many(7, [b"payload"])
+    damaged = Frames(7, frames.buffer[:-1] + b"!", frames.positions, frames.lengths)
+    assert frames_digest(damaged) != frames_digest(frames)
+    outside = struct.pack("=Q", 1 << 63), struct.pack("=I", 4)
+    assert assert_twins_agree("frames_digest", 0, b"1234", *outside, 0, 1)[1] is ValueError

@@ -10,8 +10,10 @@
 
 #include "_envelope_columns.h"
 #include "_envelope_decode.h"
+#include "_envelope_digest.h"
 #include "_envelope_encode.h"
 #include "_envelope_extension.h"
+#include "_envelope_rows.h"
 
 #define METHOD(name, function, text) {name, (PyCFunction)(void (*)(void))(function), METH_FASTCALL, PyDoc_STR(text)}
 
@@ -26,11 +28,17 @@ static PyMethodDef envelope_methods[] = {
     METHOD("gather_columns", envelope_gather_columns,
            "gather_columns(first_offset, buffer, positions, lengths, start, stop, wanted, max_rows, max_bytes): "
            "messages of frames as the buffers of Arrow columns."),
+    METHOD("encode_columns", envelope_encode_columns,
+           "encode_columns(first_offset, count, timestamp_us, max_message_bytes, values, keys, headers, timestamps): "
+           "frames of the rows of Arrow columns, or what is wrong with a row."),
+    METHOD("frames_digest", envelope_frames_digest,
+           "frames_digest(first_offset, buffer, positions, lengths, start, stop): a sum over frames, in any order."),
     {NULL, NULL, 0, NULL},
 };
 
 static int envelope_execute(PyObject *module) {
     EnvelopeState *state = PyModule_GetState(module);
+    crc_prepare();
     PyDateTime_IMPORT;
     if (PyDateTimeAPI == NULL) {
         return -1;

@@ -8,6 +8,7 @@
 
 #include "../log/_gil.h"
 #include "_envelope_decode.h"
+#include "_envelope_encode.h"
 #include "_envelope_utf8.h"
 
 #define LOST_BYTE 0
@@ -192,19 +193,12 @@ static End take_rows(Gather *gather) {
 
 /* ---- the second pass ---- */
 
-static inline uint8_t *copy_part(uint8_t *to, const uint8_t *from, size_t size) {
-    if (size > 0) { /* a part of no bytes may lie anywhere */
-        memcpy(to, from, size);
-    }
-    return to + size;
-}
-
 static void copy_keys(Gather *gather) {
     const uint8_t *offsets = gather->at[KEY_OFFSETS];
     uint8_t *to = gather->at[KEY_DATA];
     for (size_t row = 0; row < gather->row_count; row++) {
         size_t size = load_u32(offsets + 4 * row + 4) - load_u32(offsets + 4 * row);
-        to = copy_part(to, gather->rows[row].key, size);
+        to = copy_slice(to, (Slice){gather->rows[row].key, size});
     }
 }
 
@@ -213,7 +207,7 @@ static void copy_values(Gather *gather) {
     uint8_t *to = gather->at[VALUE_DATA];
     for (size_t row = 0; row < gather->row_count; row++) {
         size_t size = load_u32(offsets + 4 * row + 4) - load_u32(offsets + 4 * row);
-        to = copy_part(to, gather->rows[row].value, size);
+        to = copy_slice(to, (Slice){gather->rows[row].value, size});
     }
 }
 
@@ -224,8 +218,8 @@ static void copy_headers(Gather *gather) {
     store_u32(gather->at[CONTENT_OFFSETS], 0);
     for (size_t index = 0; index < gather->header_count; index++) {
         HeaderPlace header = gather->headers[index];
-        name_to = copy_part(name_to, header.at, header.name_bytes);
-        content_to = copy_part(content_to, header.at + header.name_bytes, header.content_bytes);
+        name_to = copy_slice(name_to, (Slice){header.at, header.name_bytes});
+        content_to = copy_slice(content_to, (Slice){header.at + header.name_bytes, header.content_bytes});
         store_u32(gather->at[NAME_OFFSETS] + 4 * index + 4, name_end += header.name_bytes);
         store_u32(gather->at[CONTENT_OFFSETS] + 4 * index + 4, content_end += header.content_bytes);
     }

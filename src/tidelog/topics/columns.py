@@ -1,4 +1,4 @@
-"""Messages as columns: the buffers that Arrow arrays are made of, straight from frames, no object a message.
+"""Messages as columns: the buffers that Arrow arrays are made of, from frames and to frames, no object a message.
 
     column      buffers (all little-endian)
     offsets     i64 a row
@@ -16,9 +16,11 @@ Invariants
   to decide.
 - All data of one call is at most 2**31 - 1 bytes, so that 32-bit ends are always enough; what is over is left for the
   next call, which begins at `stopped_at`.
+- Rows become frames only if all of them can: each is checked before the first is written, and what was taken can be
+  read back.
 
-This module knows nothing of Arrow itself. The loops are in C (`_envelope_columns.h`); `columns_python` gives the same
-answers where the extension could not be built.
+This module knows nothing of Arrow itself. The loops are in C (`_envelope_columns.h`, `_envelope_rows.h`);
+`columns_python` gives the same answers where the extension could not be built.
 """
 
 from __future__ import annotations
@@ -29,11 +31,11 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
 
-from tidelog.errors import InputError
-from tidelog.log.frame import Frames
+from tidelog.errors import InputError, MessageTooLargeError
+from tidelog.log.frame import MAX_PAYLOAD_BYTES, Frames
 from tidelog.log.frame_python import Buffer
 from tidelog.log.repair import is_lost
-from tidelog.topics import columns_python
+from tidelog.topics import columns_python, rows_python
 
 if TYPE_CHECKING:
     _kernel = columns_python
@@ -58,12 +60,17 @@ class Ended(enum.IntEnum):
 
 
 class VarColumn(NamedTuple):
-    """A column of bytes. `first`: which row of the buffers counts as row 0 (what Arrow calls an array's offset)."""
+    """A column of bytes.
+
+    `first`: which row of the buffers counts as row 0 (what Arrow calls an array's offset). `end_bytes`: 4, or 8 for
+    what Arrow calls large.
+    """
 
     validity: Buffer | None
     ends: Buffer
     data: Buffer
     first: int = 0
+    end_bytes: int = 4
 
 
 class HeadersColumn(NamedTuple):
@@ -73,6 +80,15 @@ class HeadersColumn(NamedTuple):
     ends: Buffer
     names: VarColumn
     contents: VarColumn
+    first: int = 0
+    end_bytes: int = 4
+
+
+class TimesColumn(NamedTuple):
+    """A column of times: i64, microseconds since 1970 UTC."""
+
+    validity: Buffer | None
+    times_us: Buffer
     first: int = 0
 
 
@@ -153,3 +169,66 @@ def lost_until(frames: Frames, index: int, stop: int) -> int:
         if not is_lost(frames.payloads(each, each + 1)[0]):
             return each
     return min(stop, frames.count)
+
+
+def encode_columns(
+    first_offset: int,
+    count: int,
+    values: VarColumn,
+    *,
+    keys: VarColumn | None = None,
+    headers: HeadersColumn | None = None,
+    timestamps: TimesColumn | None = None,
+    timestamp_us: int,
+    max_message_bytes: int = MAX_PAYLOAD_BYTES,
+) -> Frames:
+    """Rows 0 to `count` (exclusive) of the columns as frames, numbered from `first_offset`.
+
+    A null key is no key, null headers are none, a null time is `timestamp_us`, as are all where there are no times. A
+    null value, or anything that could not be read back, is an InputError that names the row.
+    """
+    most = min(max_message_bytes, MAX_PAYLOAD_BYTES)
+    result = _kernel.encode_columns(first_offset, count, timestamp_us, most, values, keys, headers, timestamps)
+    if len(result) == 3:
+        raise _row_error(*result, most)
+    return Frames(first_offset, *result[1:])
+
+
+_ROW_FAULTS = {
+    rows_python.BAD_ENDS: "lies outside the data of its column",
+    rows_python.NULL_VALUE: "has no value",
+    rows_python.NULL_NAME: "has a header without a name",
+    rows_python.LONG_NAME: f"has a header name of more than {rows_python.MAX_NAME_BYTES} bytes",
+    rows_python.NULL_CONTENT: "has a header without a value",
+    rows_python.NAME_NOT_UTF8: "has a header name that is not UTF-8",
+    rows_python.NAME_TWICE: "has two headers of the same name",
+    rows_python.CHANGED: "was changed by somebody while it was read",
+}
+_ROW_HINTS = {
+    rows_python.NULL_VALUE: "Leave the row out, or give it an empty value",
+    rows_python.NULL_CONTENT: "Give it an empty value",
+    rows_python.NAME_TWICE: "Header names are unique within a message: keep one of them, or name them apart",
+}
+
+
+def _row_error(fault: int, row: int, detail: int, most: int) -> InputError:
+    if fault == rows_python.TOO_LARGE:
+        text = f"row {row} makes a message of {detail} bytes, which is over max_message_bytes ({most})"
+        return MessageTooLargeError(text, hint="Split it, or raise max_message_bytes")
+    if fault == rows_python.SHORT_COLUMN:
+        return InputError("a column has fewer rows than were announced")
+    if fault == rows_python.BAD_TIME:
+        return InputError(f"row {row} has a time outside of the years 1 to 9999 ({detail} us since 1970)")
+    if fault == rows_python.TOO_MANY_HEADERS:
+        return InputError(f"row {row} has {detail} headers, a message has at most {rows_python.MAX_HEADERS}")
+    return InputError(f"row {row} {_ROW_FAULTS[fault]}", hint=_ROW_HINTS.get(fault))
+
+
+def frames_digest(frames: Frames, start: int = 0, stop: int | None = None) -> int:
+    """One number for frames `start` to `stop` (exclusive), in 64 bits; docs/formats.md draws it.
+
+    It is a sum modulo 2**64, so the digests of parts add up to that of the whole, however it was split and in whatever
+    order. It speaks of offsets and of the bytes that are there, not of the checksums in the frames' headers.
+    """
+    last = frames.count if stop is None else stop
+    return _kernel.frames_digest(frames.first_offset, frames.buffer, frames.positions, frames.lengths, start, last)

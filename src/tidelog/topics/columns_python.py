@@ -1,11 +1,13 @@
 """The pure-Python twin of the C kernel for columns: the same buffers, the same answers, slower.
 
-Signatures are those of `_envelope_columns.h`; `columns.py` says what each buffer is. Arrays travel as bytes.
+Signatures are those of `_envelope_columns.h` and `_envelope_digest.h`; `columns.py` says what each buffer is. Arrays
+travel as bytes. The way back, `encode_columns`, is in `rows_python`.
 """
 
 from __future__ import annotations
 
 import struct
+import zlib
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
@@ -13,6 +15,7 @@ from tidelog.errors import InputError
 from tidelog.log.frame_python import Buffer, byte_view, places
 from tidelog.log.repair import is_lost
 from tidelog.topics.envelope_python import Parts, parse_envelope
+from tidelog.topics.rows_python import encode_columns as _encode_columns
 
 WANT_OFFSETS, WANT_TIMESTAMPS, WANT_KEYS, WANT_VALUES, WANT_HEADERS = 1, 2, 4, 8, 16
 TOOK_ALL, REACHED_LIMIT, MET_LOST = range(3)
@@ -23,7 +26,11 @@ _HEADER_BYTES = 6
 _TIMESTAMP_BYTES = slice(8, 16)
 _MAX_OFFSET = (1 << 63) - 1
 
+_ALL_BITS = (1 << 64) - 1
+
 Gathered = tuple[int, int, int, tuple[bytes | None, ...]]
+
+encode_columns = _encode_columns
 
 
 class _Row(NamedTuple):
@@ -126,3 +133,28 @@ def _bitmap(bits: list[bool]) -> bytes:
     """One bit a row, the lowest of a byte first."""
     number = sum(1 << index for index, bit in enumerate(bits) if bit)
     return number.to_bytes((len(bits) + 7) // 8, "little")
+
+
+def frames_digest(
+    first_offset: int, buffer: Buffer, positions: Buffer, lengths: Buffer, start: int, stop: int, /
+) -> int:
+    """The sum, modulo 2**64, of a mix of each frame's offset, length and checksum."""
+    view = byte_view(buffer)
+    return (
+        sum(
+            _digest(first_offset + index, length, zlib.crc32(view[position : position + length]))
+            for index, position, length in places(view, positions, lengths, start, stop)
+        )
+        & _ALL_BITS
+    )
+
+
+def _digest(offset: int, length: int, crc32: int) -> int:
+    return _mix(_mix(offset + 0x9E3779B97F4A7C15 & _ALL_BITS) + (length << 32 | crc32) & _ALL_BITS)
+
+
+def _mix(word: int) -> int:
+    """A bijection of 64 bits in which every bit depends on all: the last step of the generator SplitMix64."""
+    word = (word ^ word >> 30) * 0xBF58476D1CE4E5B9 & _ALL_BITS
+    word = (word ^ word >> 27) * 0x94D049BB133111EB & _ALL_BITS
+    return word ^ word >> 31
