@@ -104,6 +104,11 @@ class DirectoryStore(ObstoreStore):
             with self._on_disk("delete", parent.name):
                 self._files.sync_directory(parent)
 
+    def remove_folder(self, prefix: str) -> None:
+        path = self._directory / check_prefix(prefix)
+        with contextlib.suppress(OSError):  # it is not empty, or gone already, and both are fine
+            path.rmdir()
+
     # What dead writers left
 
     def unfinished_uploads(self, prefix: str = "", *, modified_before_us: int | None = None) -> Iterator[ObjectInfo]:

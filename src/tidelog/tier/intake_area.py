@@ -123,6 +123,7 @@ class IntakeArea:
         while some := [key for key in islice(names, _DELETED_AT_ONCE) if key.startswith(prefix)]:
             self._objects.delete(some)
             removed += len(some)
+        self._objects.remove_folder(prefix)
         return removed
 
     def give_up(self, app: str, version: int) -> bool:

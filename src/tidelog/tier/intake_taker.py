@@ -299,6 +299,7 @@ class IntakeTaker:
             names = (info.key for info in objects.list(self._keys.consignment_prefix(id)))
             while some := list(islice(names, _DELETED_AT_ONCE)):
                 objects.delete(some)
+            objects.remove_folder(self._keys.consignment_prefix(id))
         self._ledger.change(lambda known: known.without(done))
 
     # Telling

@@ -134,6 +134,10 @@ class ObjectStore(ABC):
     def delete(self, keys: str | Iterable[str]) -> None:
         """Removes one object, or many at once."""
 
+    def remove_folder(self, prefix: str) -> None:
+        """Where a prefix is a folder it goes, if it is empty. Only for one that nobody writes to any more."""
+        return
+
     def unfinished_uploads(self, prefix: str = "", *, modified_before_us: int | None = None) -> Iterator[ObjectInfo]:
         """What writers that died were writing, below a prefix, in no order. Their keys are good for nothing else.
 

@@ -46,6 +46,7 @@ from tidelog.topics.directory_info import (
     remember,
     settle_place,
 )
+from tidelog.topics.local_intake import LocalIntakes
 from tidelog.topics.names import TopicName, is_name_part, parse_topic_name
 from tidelog.topics.topic import Topic
 from tidelog.topics.topic_info import is_topic_directory
@@ -98,9 +99,12 @@ class LogDirectory(DirectoryTasks):
                 self.tier.close()
             self._release_lock()
             raise
+        self._intakes = LocalIntakes(
+            *(root, self._metadata, self._clock), runs_in_background=isinstance(self._files, LocalFiles)
+        )
         self._opener = TopicOpener(
             *(root, self._files, self._clock, settings or LogSettings()),
-            *(tier_settings or TierSettings(), self.tier, self._background),
+            *(tier_settings or TierSettings(), self.tier, self._background, self._intakes),
         )
         if not read_only:
             stopping.closes_at_exit(self)
@@ -214,7 +218,8 @@ class LogDirectory(DirectoryTasks):
         return cursors
 
     def _metadata(self, make: bool) -> MetadataStore | None:
-        """The metadata file of a directory without a store: only subscriptions need it, the first one makes it."""
+        """The metadata file of a directory without a store: subscriptions need it, the first one makes it, and what
+        other processes hand over."""
         with self._metadata_guard:
             path = self.root / METADATA_FILE
             if self._local_metadata is None and (make or path.exists()):
@@ -260,7 +265,7 @@ class LogDirectory(DirectoryTasks):
             if self.tier is not None:
                 self.topic(name)  # what is in the store is only its owner's to delete
             self._delete_storage(parsed)
-            self._delete_local_cursors(parsed)
+            self._delete_local_metadata(parsed)
             self._delete_directory(parsed)
 
     def _delete_storage(self, name: TopicName) -> None:
@@ -275,9 +280,10 @@ class LogDirectory(DirectoryTasks):
                 self._topics[name] = topic
             raise
 
-    def _delete_local_cursors(self, name: TopicName) -> None:
-        """A topic that is made again under this name has no subscriptions."""
+    def _delete_local_metadata(self, name: TopicName) -> None:
+        """A topic that is made again under this name has no subscriptions, and nothing to take in."""
         if self.tier is None:
+            self._intakes.delete(name)
             cursors = LocalCursors(self._metadata, TopicKeys(name.namespace, name.name), self._clock)
             for subscription in cursors.names():
                 cursors.delete(subscription)
@@ -345,6 +351,7 @@ class LogDirectory(DirectoryTasks):
                 topic.close_subscriptions()
             errors = [error for topic in self._topics.values() if (error := _close_quietly(topic)) is not None]
             self._background.close()
+            self._intakes.close()
             if self._local_metadata is not None:
                 self._local_metadata.close()
             if self.tier is not None:

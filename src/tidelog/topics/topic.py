@@ -22,6 +22,7 @@ from tidelog.log.repair import LOST_PAYLOAD
 from tidelog.log.statistics import LogStatistics
 from tidelog.log.view import LogView
 from tidelog.tier.background import Background
+from tidelog.tier.intake_taker import IntakeStatistics, IntakeTaker
 from tidelog.tier.joined import JoinedLog, JoinedReader
 from tidelog.tier.local_pruner import LocalPruner
 from tidelog.tier.sweep_plan import SweepPlan, SweepReport
@@ -32,6 +33,7 @@ from tidelog.topics.delivery_counters import SubscriptionStatistics
 from tidelog.topics.delivery_options import Kind
 from tidelog.topics.latest_by_key import LatestByKey, ReadableTopic
 from tidelog.topics.live_log import LiveLog, LiveStatistics
+from tidelog.topics.local_intake import LocalIntake
 from tidelog.topics.message import Message
 from tidelog.topics.names import TopicName
 from tidelog.topics.payloads import PayloadEncoder, check_timeout
@@ -56,6 +58,8 @@ class TopicStatistics(msgspec.Struct, frozen=True, kw_only=True):
     log: LogStatistics | None
     tier: TierStatistics | None
     subscriptions: tuple[SubscriptionStatistics, ...] = ()
+    intake: IntakeStatistics | None = None
+    """What was handed over by others and taken in; None when it was opened for reading only."""
     live: LiveStatistics | None = None
     """Of a topic with `reliable=False`, which has no `log`."""
 
@@ -74,6 +78,7 @@ class Topic(TopicTasks):
         tier: JoinedLog | None = None,
         seal: Callable[[Topic], None] | None = None,
         pruner: LocalPruner | None = None,
+        intake: LocalIntake | None = None,
     ) -> None:
         """`log` is what this disk has, `tier` joins it to the store; `seal` has the directory let go of the topic."""
         self._name = name
@@ -84,6 +89,7 @@ class Topic(TopicTasks):
         self._check_awake = None if self._tiered is None else self._tiered.check_awake
         self._seal = seal
         self._pruner = pruner
+        self._intake = intake
         self._clock = clock
         self._subscriptions: SubscriptionRegistry | None = None
         self._encoder = PayloadEncoder(clock.now_us)
@@ -149,6 +155,7 @@ class Topic(TopicTasks):
             log=None if self._owned is None else self._owned.statistics(),
             tier=None if self._tiered is None else self._tiered.statistics(),
             subscriptions=() if self._subscriptions is None else self._subscriptions.statistics(),
+            intake=None if self._taker is None else self._taker.statistics(),
         )
 
     # The store
@@ -164,6 +171,22 @@ class Topic(TopicTasks):
             self._tiered.prune()
         elif self._pruner is not None:
             self._pruner.prune()
+
+    def take_in(self) -> int:
+        """Appends now what others have handed over to the topic, Spark as a rule; returns how many consignments.
+
+        It happens by itself when the topic is opened, and every `intake_check_seconds`.
+        """
+        _ = self._log
+        if self._tiered is not None:
+            return self._tiered.take_in()
+        return 0 if self._taker is None else self._taker.take_in()
+
+    @property
+    def _taker(self) -> IntakeTaker | None:
+        if self._tiered is not None:
+            return self._tiered.intake
+        return None if self._intake is None else self._intake.taker
 
     def seal(self) -> None:
         """Hands the topic over: everything is shipped, where to go on is written down, and it is closed here.
@@ -217,6 +240,8 @@ class Topic(TopicTasks):
         self.close_subscriptions()
         if self._pruner is not None:
             self._pruner.stop()
+        if self._intake is not None:
+            self._intake.stop()
         try:
             if self._producers is not None:
                 self._producers.close()

@@ -29,6 +29,7 @@ from tidelog.tier.tier_settings import TierSettings
 from tidelog.topics.extension import group_of
 from tidelog.topics.live_log import LiveLog
 from tidelog.topics.live_topic import LiveTopic
+from tidelog.topics.local_intake import LocalIntakes
 from tidelog.topics.message import TIMESTAMP_FIELD
 from tidelog.topics.names import TopicName
 from tidelog.topics.topic import Topic
@@ -36,7 +37,13 @@ from tidelog.topics.topic_info import is_topic_directory, read_topic_info, settl
 
 _logger = logging.getLogger("tidelog.topics")
 _NEEDS_STORE = ("local_retention_seconds", "local_retention_bytes")
-_WITHOUT_STORE = ("retention_seconds", "retention_bytes", "retention_interval_seconds", "compaction")
+_WITHOUT_STORE = (
+    "retention_seconds",
+    "retention_bytes",
+    "retention_interval_seconds",
+    "compaction",
+    "intake_check_seconds",
+)
 _NO_SETTINGS: Mapping[str, object] = {}
 
 
@@ -52,6 +59,7 @@ class TopicOpener:
         tier_settings: TierSettings,
         tier: Tier | None,
         background: Background,
+        intakes: LocalIntakes,
     ) -> None:
         self.tier = tier
         self._root = root
@@ -60,6 +68,7 @@ class TopicOpener:
         self._log_settings = log_settings
         self._tier_settings = tier_settings
         self._background = background
+        self._intakes = intakes
 
     def exists(self, name: TopicName) -> bool:
         """Whether there is such a topic, on this disk or in the catalog."""
@@ -112,10 +121,15 @@ class TopicOpener:
             first_offset=first_offset,
             group_of=group_of,
         )
+        try:
+            intake = self._intakes.open(name, log, self._log_settings, settings)
+        except BaseException:
+            log.close()
+            raise
         pruner = LocalPruner(log, settings, self._clock)
         if pruner.has_work:
             pruner.start(self._background)
-        return Topic(name, log, self._clock, None, seal, pruner)
+        return Topic(name, log, self._clock, None, seal, pruner, intake)
 
     def _is_reliable(self, name: TopicName, wanted: bool | None) -> bool:
         """What the topic is, else what is wanted of a new one; InputError when these differ."""

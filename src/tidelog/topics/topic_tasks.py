@@ -48,6 +48,8 @@ class _Topic(Protocol):
 
     def prune(self) -> None: ...
 
+    def take_in(self) -> int: ...
+
     def seal(self) -> None: ...
 
     def plan_sweep(self) -> SweepPlan: ...
@@ -126,6 +128,10 @@ class TopicTasks:
     async def prune_async(self: _Topic) -> None:
         """As `prune`."""
         await asyncio.to_thread(self.prune)
+
+    async def take_in_async(self: _Topic) -> int:
+        """As `take_in`."""
+        return await asyncio.to_thread(self.take_in)
 
     async def seal_async(self: _Topic) -> None:
         """As `seal`."""
