@@ -14,6 +14,7 @@ from tidelog import errors
 from tidelog.cli.errors import exit_code_of
 from tidelog.codec import encode_document
 from tidelog.log.frame import encode
+from tidelog.log.removed import REMOVED_PAYLOAD
 from tidelog.log.repair import LOST_PAYLOAD
 from tidelog.log.settings import LogSettings
 from tidelog.testing import POLICIES, FaultyFiles, ManualClock
@@ -80,6 +81,7 @@ def test_the_bytes_of_an_extension_are_those_of_the_formats_page() -> None:
 def test_the_bytes_of_a_lost_offset_are_those_of_the_formats_page() -> None:
     """The frame that a repair leaves in the place of a message is drawn as it is."""
     assert encode(41, LOST_PAYLOAD) == hex_block("hex lost")
+    assert encode(41, REMOVED_PAYLOAD) == hex_block("hex removed")
 
 
 @pytest.mark.parametrize(

@@ -39,6 +39,7 @@ _ACTIONS = {
     "lost": "LOST",
     "damaged": "DAMAGED",
     "pending": "keep",
+    "replaced": "keep",
     "newer": "keep",
     "foreign": "keep",
 }

@@ -1,15 +1,17 @@
 """The catalog of a topic: which offsets are in which object, who owns it, where it begins and ends. For reading.
 
 Invariants
-- Descriptors are contiguous and immutable, so the next one has the key of the offset behind this one. A missing key
-  with a later one behind it is a hole, and is told as one.
+- Descriptors are contiguous, so the next one has the key of the offset behind this one. A missing key with a later one
+  behind it is a hole, and is told as one.
+- A descriptor does not change, but a compaction puts one in the place of several (`replacement_switch.py`): those that
+  begin inside of it go while somebody reads. Each offset is in some descriptor at every moment.
 - `cur` is a hint at the newest descriptor: where to begin to look, never the answer.
 - An error while reading is raised. "Nothing there" is said only by a store that has answered.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from typing import NamedTuple, TypeVar
 
 import msgspec
@@ -127,6 +129,14 @@ class Catalog:
         value = msgspec.json.encode(Current(padded(start_offset), named))
         return value, None if found is None else found[1]
 
+    def current_without(self, starts: Collection[int]) -> tuple[bytes, str] | None:
+        """What `cur` becomes when objects no longer begin there, and its version; None where it does not say so."""
+        found = self._current()
+        if found is None or not set(found[0].starts).intersection(starts):
+            return None
+        kept = [start for start in found[0].starts if start not in starts]
+        return msgspec.json.encode(Current(found[0].start, kept)), found[1]
+
     def _current(self) -> tuple[Current, str] | None:
         found = self.metadata.get(self.keys.current)
         if found is None:
@@ -149,6 +159,7 @@ class Catalog:
         """The descriptors of the objects from the one that holds `offset`, or the next behind it, to the newest.
 
         Each is read when it is asked for. Who walks sees holes: the start of one is not the end of the one before.
+        Where a compaction was at work meanwhile, one may begin before the end of the one before, and holds the same.
         """
         found = self.at(offset) or self._ceiling(offset)
         while found is not None:
@@ -157,7 +168,13 @@ class Catalog:
             if behind is not None and isinstance(behind.value, Descriptor):
                 found = behind.value
             else:
-                found = self._ceiling(found.next_offset)
+                found = self._behind_missing(found.next_offset)
+
+    def _behind_missing(self, offset: int) -> Descriptor | None:
+        """The next one, where none begins at an offset: that is in one that replaced others, or in none."""
+        behind = self._ceiling(offset)
+        # The newest one is never replaced, so an offset that is in another one has something behind it.
+        return behind if behind is None or behind.start_offset == offset else self.at(offset) or behind
 
     def between(self, first_offset: int, next_offset: int) -> Iterator[Descriptor]:
         """As `walk`, of a range of offsets: many at a time, for those who want all of them."""
@@ -171,6 +188,20 @@ class Catalog:
                     yield descriptor
                     reached = descriptor.next_offset
             first = self._ceiling(reached) if found else None
+
+    def found_from(self, offset: int) -> Iterator[Found]:
+        """The descriptors from the one that holds `offset` on, with their versions, many at a time."""
+        first = self.at(offset) or self._ceiling(offset)
+        at, reached = None if first is None else first.start_offset, 0
+        while at is not None:
+            start = self.keys.descriptor(at)
+            entries = self.metadata.range(self.keys.segments_prefix, start=start, limit=_MANY)
+            found = [self._decoded(one) for one in entries if self.keys.parse_descriptor(one.key) is not None]
+            for one in found:
+                if isinstance(one.value, Descriptor) and one.value.start_offset >= reached:
+                    yield one
+                    reached = one.value.next_offset
+            at = found[-1].value.start_offset + 1 if len(entries) == _MANY and found else None
 
     def covers(self, first_offset: int, next_offset: int) -> bool:
         """Whether every offset of a range is in a published object."""
@@ -221,6 +252,8 @@ class Catalog:
         entry = self.metadata.floor(self.keys.segments_prefix, self.keys.descriptor(offset))
         if entry is None:
             return None
+        if self.keys.parse_descriptor(entry.key) is None:
+            return self._starts.floor(self, offset)  # somebody else's key is in the way: a listing passes over it
         found = self._decoded(entry).value
         if isinstance(found, Descriptor):
             return found

@@ -3,7 +3,8 @@
 Invariants
 - Every object is read whole: its frames, their order, its size and its checksum must be what its descriptor says.
 - Descriptors must follow each other without a gap, from the start of the topic to its end.
-- What retention removes meanwhile is no problem: the catalog is asked again before something counts as gone.
+- What retention removes and compactions replace meanwhile is no problem: the catalog is asked again before something
+  counts as gone or as there twice.
 - A store that gives no answer raises.
 """
 
@@ -73,7 +74,7 @@ class _Walk:
         self._time_field = time_field
         self._on_bytes = on_bytes
         self._expected = catalog.start_offset()
-        self._is_first = True
+        self._before: Descriptor | None = None
         self.objects_read = 0
         self.bytes_read = 0
         self.messages = 0
@@ -81,7 +82,7 @@ class _Walk:
 
     def visit(self, descriptor: Descriptor) -> None:
         self._check_order(descriptor)
-        self._expected, self._is_first = descriptor.next_offset, False
+        self._expected, self._before = descriptor.next_offset, descriptor
         try:
             self._check_object(descriptor)
         except CorruptionError as error:
@@ -98,7 +99,7 @@ class _Walk:
                     key=key, reason="no object before it has them", first_offset=expected, last_offset=start - 1
                 )
             )
-        elif start < self._expected and not self._is_first:
+        elif start < self._expected and self._before is not None and self._is_published(self._before):
             reason = "the object before it has them too"
             self.problems.append(
                 HistoryProblem(key=key, reason=reason, first_offset=start, last_offset=self._expected - 1)
@@ -123,8 +124,11 @@ class _Walk:
     def _settle_gone(self, descriptor: Descriptor) -> None:
         if descriptor.next_offset <= self._catalog.start_offset():
             return
-        if names_object(self._catalog, descriptor.start_offset, descriptor.object_id):
+        if self._is_published(descriptor):
             self._add(descriptor, "the object is gone")
+
+    def _is_published(self, descriptor: Descriptor) -> bool:
+        return names_object(self._catalog, descriptor.start_offset, descriptor.object_id)
 
     def _add(self, descriptor: Descriptor, reason: str, byte: int | None = None) -> None:
         self.problems.append(

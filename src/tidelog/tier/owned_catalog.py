@@ -184,11 +184,21 @@ class OwnedCatalog:
         self.ownership.change([Step(Put(self._keys.start, documents.encode(mark)), version)])
 
     def remove_descriptors(self, descriptors: Iterable[Descriptor]) -> None:
-        """Takes objects out of the catalog. They are below the start, or lost."""
+        """Takes objects out of the catalog. They are below the start, or lost.
+
+        ConflictError when a compaction replaces one in that moment: what it is replaced by may have more than it.
+        """
         for descriptor in descriptors:
             found = self.catalog.find(descriptor.start_offset)
             if found is not None and found.value == descriptor:
-                self._delete(self._keys.descriptor(descriptor.start_offset), found.version)
+                self._remove_descriptor(self._keys.descriptor(descriptor.start_offset), found.version)
+
+    def _remove_descriptor(self, key: str, version: str) -> None:
+        if self.catalog.metadata.supports_multi_key:
+            self.ownership.change([Step(Delete(key), version)])
+        else:
+            self.ownership.verify()
+            self.catalog.metadata.remove(key, version)
 
     def _delete(self, key: str, version: str) -> None:
         """Removes an entry that nobody else may change any more.

@@ -6,7 +6,10 @@ Why an orphan can be deleted without a claim
 An orphan is an object X that no descriptor names, of an earlier epoch than the owner's, all of whose offsets (those
 above the start) are in published objects that are there. Names are never used again, since they contain the epoch.
 - A publisher, however late, needs the key of X's first offset, and the catalog to end there. The catalog ends behind X
-  and never goes back, and the key is taken by what covers X: descriptors are not replaced. So X is never published.
+  and never goes back, and what covers X is replaced only by what covers the same. So X is never published.
+- A compaction publishes objects of its own generation, while its state says so (`replacement.py`). The state is read
+  after the objects were listed: whose generation it does not speak for any more is published already, or never will
+  be. What was replaced and waits for its deletion is spoken for as well, and left to that.
 - A paused owner that wakes up can at most upload X once more. It is found by the next sweep.
 - A retention removes descriptors below the start only. If it takes those that cover X, X is below the start as well,
   and left over.
@@ -43,6 +46,7 @@ from tidelog.tier.keys import ObjectId, TopicKeys
 from tidelog.tier.object_store import ObjectInfo, ObjectStore
 from tidelog.tier.owned_catalog import OwnedCatalog
 from tidelog.tier.owner import Owner
+from tidelog.tier.replacement import Spoken, spoken_for
 from tidelog.tier.retention import is_safe_to_remove, names_object, remove_published
 from tidelog.tier.sweep_plan import SweepPlan, SweepReport, SweptObject
 
@@ -75,7 +79,7 @@ def plan_sweep(
     listed = _list(catalog.keys, objects)
     published = list(catalog.walk(0))
     start_offset = 0 if mark is None else mark[0].start_offset
-    sorting = _Sorting(catalog, objects, owner.epoch, start_offset, listed, published)
+    sorting = _Sorting(catalog, objects, owner.epoch, start_offset, listed, published, spoken_for(catalog))
     own = None if owned is None or in_flight is None else frozenset(in_flight)
     return SweepPlan(
         epoch=owner.epoch,
@@ -144,7 +148,9 @@ class _Sorting:
         start_offset: int,
         listed: _Listed,
         published: Sequence[Descriptor],
+        spoken: Spoken,
     ) -> None:
+        self._spoken = spoken
         self._catalog = catalog
         self._objects = objects
         self._epoch = epoch
@@ -177,13 +183,16 @@ class _Sorting:
     def of_objects(self, in_flight: frozenset[str] | None) -> dict[str, tuple[SweptObject, ...]]:
         """Those that no descriptor names. `in_flight`: what the asking owner is busy with."""
         kinds: dict[str, list[SweptObject]] = {
-            name: [] for name in ("left_over", "orphans", "uncovered", "pending", "newer")
+            name: [] for name in ("left_over", "orphans", "uncovered", "pending", "replaced", "newer")
         }
         named = {descriptor.name for descriptor in self._published}
         is_covered = self._coverage()
         for name in sorted(self._listed.ours.keys() - named):
             found = self._listed.ours[name]
-            kinds[self._kind_of(found, is_covered(found), in_flight)].append(found)
+            kind = self._kind_of(found, is_covered(found), in_flight)
+            if name in self._spoken and kind != "newer":
+                kind = "replaced" if name in self._spoken.replaced else "pending"
+            kinds[kind].append(found)
         return {kind: tuple(found) for kind, found in kinds.items()}
 
     def _kind_of(self, found: SweptObject, is_covered: bool, in_flight: frozenset[str] | None) -> str:
@@ -191,7 +200,7 @@ class _Sorting:
             return "newer"
         if found.next_offset <= self._start_offset:
             return "left_over"
-        if found.epoch < self._epoch:
+        if found.epoch < self._epoch or found.is_compacted:  # owners publish what they shipped, and nothing else
             return "orphans" if is_covered else "uncovered"
         is_idle = in_flight is not None and found.key not in in_flight
         return "orphans" if is_idle and is_covered else "pending"
@@ -315,7 +324,7 @@ class _Applying:
 
     def delete_orphans(self) -> None:
         for one in self._plan.orphans:
-            if self._in_flight is None and one.epoch >= self._plan.epoch:
+            if self._in_flight is None and one.epoch >= self._plan.epoch and not one.is_compacted:
                 self._skip(one, "the owner may be about to publish it")
             elif self._in_flight is not None and one.key in self._in_flight:
                 self._skip(one, "it is being uploaded")

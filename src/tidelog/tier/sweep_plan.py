@@ -7,6 +7,7 @@ from collections.abc import Iterator
 import msgspec
 
 from tidelog.errors import offsets_text
+from tidelog.tier.keys import parse_object_id
 from tidelog.tier.object_store import ObjectInfo
 
 
@@ -28,6 +29,12 @@ class SweptObject(msgspec.Struct, frozen=True, kw_only=True):
     def next_offset(self) -> int:
         return self.end_offset + 1
 
+    @property
+    def is_compacted(self) -> bool:
+        """Whether a compaction made it, and not an owner."""
+        name = parse_object_id(self.object_id)
+        return name is not None and name.generation > 0
+
     def __str__(self) -> str:
         return f"{self.key} ({offsets_text(self.start_offset, self.end_offset)}, {self.size} bytes)"
 
@@ -43,7 +50,8 @@ class SweepPlan(msgspec.Struct, frozen=True, kw_only=True):
     uncovered     objects of earlier owners that no descriptor names, the only ones with some offset: kept, unless told
     lost          descriptors whose object is gone: kept, unless told
     damaged       descriptors whose object has another size: kept
-    pending       objects of the owner's epoch that are not published, or not yet: kept
+    pending       objects of the owner's epoch, or of a compaction at work, that are not published, or not yet: kept
+    replaced      objects that a compaction has replaced, and that it will delete: kept
     newer         objects of a later epoch than the owner's: kept; the catalog may be an old copy
     foreign       names that are not ours: kept
     """
@@ -62,6 +70,7 @@ class SweepPlan(msgspec.Struct, frozen=True, kw_only=True):
     lost: tuple[SweptObject, ...] = ()
     damaged: tuple[SweptObject, ...] = ()
     pending: tuple[SweptObject, ...] = ()
+    replaced: tuple[SweptObject, ...] = ()
     newer: tuple[SweptObject, ...] = ()
     foreign: tuple[str, ...] = ()
 
@@ -86,7 +95,8 @@ class SweepPlan(msgspec.Struct, frozen=True, kw_only=True):
             ("keep, never published and the only copy", self.uncovered),
             ("LOST, the object is gone", self.lost),
             ("DAMAGED, the object has another size", self.damaged),
-            ("keep, of the owner's epoch", self.pending),
+            ("keep, of the owner's epoch or being made", self.pending),
+            ("keep, replaced, and deleted by the compaction", self.replaced),
             ("keep, of a later epoch", self.newer),
             ("keep, not ours", self.foreign),
         ):

@@ -14,8 +14,9 @@ Invariants
 Why one key at a time is enough for the catalog
 A server changes one object at a time, so `supports_multi_key` is False and descriptor and `cur` are two steps. They
 are safe in this order: descriptor first, then `cur`.
-1. The descriptor is the truth. It is created, never overwritten, under the one key that its start offset gives it,
-   after its object is complete: the moment it exists, the segment is published, with all that a reader needs.
+1. The descriptor is the truth. It is created under the one key that its start offset gives it, after its object is
+   complete: the moment it exists, the segment is published, with all that a reader needs. It is overwritten only by
+   a compaction, and never the newest one (`replacement_switch.py` has that argument).
 2. `cur` is a hint at the newest descriptor, moved forward by compare-and-swap only. A crash between the steps leaves
    it behind the truth, never ahead of it. Readers and publishers take it as a place to start and list on from there,
    so they find the newer descriptor anyway; the next publisher moves it. (The other order could make it point at

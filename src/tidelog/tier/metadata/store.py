@@ -98,6 +98,15 @@ class MetadataStore(ABC):
         """Removes whatever was there. That it is not there is fine."""
         self.commit([], [Delete(key)])
 
+    def remove(self, key: str, version: str) -> None:
+        """Removes an entry that has this version, else ConflictError, and leaves no trace of it.
+
+        For keys that nobody makes again: where deleting on a condition leaves something behind, that goes without one.
+        """
+        self.commit([Check(key, version)], [Delete(key)])
+        if not self.supports_multi_key:
+            self.delete(key)
+
     def commit(self, checks: Sequence[Check], writes: Sequence[Write]) -> Mapping[str, str]:
         """If all checks hold, does all writes at once, else ConflictError. Returns the versions of what was put."""
         self._refuse_what_cannot_be(checks, writes)

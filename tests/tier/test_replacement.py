@@ -1,0 +1,570 @@
+"""Many objects become one while others read, ship, delete and crash: no offset is ever without its message."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+
+import msgspec
+import pytest
+from tests.tier.published import KEYS, KINDS, TIME_FIELD, PublishedTopic, topic_in
+
+from tidelog.errors import ConflictError, NotFoundError
+from tidelog.log.frame import HEADER, Frames
+from tidelog.testing import FaultyMetadata, FaultyStore, History, World, cut_world_everywhere
+from tidelog.testing.faults import Call
+from tidelog.tier.catalog import Catalog
+from tidelog.tier.descriptor import Codec
+from tidelog.tier.history import History as Cold
+from tidelog.tier.history_check import check_history
+from tidelog.tier.keys import ObjectId
+from tidelog.tier.rebuild import rebuild_catalog
+from tidelog.tier.replacement import Replacement, ReplacementState, read_state
+from tidelog.tier.replacement_build import Built, build_object
+from tidelog.tier.replacement_cleanup import CleanupReport, apply_cleanup, plan_cleanup
+from tidelog.tier.replacement_plan import Run, plan_merges
+from tidelog.tier.replacement_switch import Replacing, begin, finish
+from tidelog.tier.retention import apply_cold, finish_cold, plan_cold
+from tidelog.tier.sweep import SweepPlan, apply_sweep, plan_sweep
+
+MIB = 1 << 20
+HOUR = 3600
+
+
+@pytest.fixture(params=KINDS)
+def topic(request: pytest.FixtureRequest) -> PublishedTopic:
+    """A topic over each kind of metadata store."""
+    return PublishedTopic(request.param)
+
+
+def digest(frames: Frames, start: int, stop: int) -> int:
+    """A sum over offsets and checksums, as the jobs have one."""
+    found = 0
+    for index in range(start, stop):
+        offset, _, crc = HEADER.unpack_from(frames.buffer, frames.start_of(index))
+        found += hash((offset, crc)) & 0xFFFF_FFFF
+    return found
+
+
+def plan_of(topic: PublishedTopic, target_bytes: int = MIB) -> list[Run]:
+    return plan_merges(topic.catalog, target_bytes=target_bytes).runs
+
+
+def build(topic: PublishedTopic, run: Run, generation: int, codec: Codec = "none") -> Built:
+    return build_object(
+        *(topic.store, KEYS, run.descriptors, generation), codec=codec, digest=digest, time_field=TIME_FIELD
+    )
+
+
+def built(topic: PublishedTopic, work: Replacing, runs: Sequence[Run], codec: Codec = "none") -> list[Replacement]:
+    return [
+        Replacement(descriptor=build(topic, run, work.generation, codec).descriptor, replaced=run.replaced)
+        for run in runs
+    ]
+
+
+def compact(topic: PublishedTopic, *, codec: Codec = "none", target_bytes: int = MIB) -> list[Replacement]:
+    """What a job does, in one process."""
+    work = begin(topic.catalog, topic.store, topic.clock)
+    return work.switch(built(topic, work, plan_of(topic, target_bytes), codec))
+
+
+def clean_up(topic: PublishedTopic) -> CleanupReport:
+    return apply_cleanup(plan_cleanup(topic.catalog, topic.clock.now_us(), HOUR), topic.catalog, topic.store)
+
+
+def read_all(topic: PublishedTopic, catalog: Catalog | None = None) -> list[tuple[int, bytes]]:
+    """All that history has, through a catalog that may remember an older one."""
+    with ThreadPoolExecutor(2) as executor:
+        catalog = catalog or topic.catalog
+        reader = Cold(catalog, topic.store, executor).read(catalog.start_offset(), catalog.next_offset())
+        found: list[tuple[int, bytes]] = []
+        while (batch := reader.next_batch()) is not None:
+            found += enumerate(batch.payloads(), batch.first_offset)
+        return found
+
+
+def state_of(topic: PublishedTopic) -> ReplacementState:
+    return read_state(topic.catalog)[0]
+
+
+# Switching
+
+
+@pytest.mark.parametrize("codec", ["none", "zstd"])
+def test_one_object_takes_the_place_of_many(topic: PublishedTopic, codec: Codec) -> None:
+    """The same messages, in fewer objects; the newest one stays as it is, and the owner goes on publishing."""
+    topic.publish_hourly(9)
+    before, newest = read_all(topic), topic.descriptors()[-1]
+    (switched,) = compact(topic, codec=codec)
+    assert topic.names_in_catalog() == [ObjectId(0, 79, 1, 1), newest.name]
+    assert topic.descriptors() == [switched.descriptor, newest]
+    assert read_all(topic) == before
+    topic.publish(10)
+    assert [offset for offset, _ in read_all(topic)] == list(range(100))
+    examined = check_history(topic.catalog, topic.store, TIME_FIELD)
+    assert (examined.problems, examined.messages) == ((), 100)
+
+
+def test_what_remembers_the_old_catalog_finds_everything(topic: PublishedTopic) -> None:
+    """A reader elsewhere knows where objects began: each offset is found, by offset and by time."""
+    descriptors = topic.publish_hourly(9)
+    old = topic.catalog
+    assert all(old.at(offset) is not None for offset in range(90))
+    compact(topic)
+    for offset in range(90):
+        found = old.at(offset)
+        assert found is not None
+        assert found.start_offset <= offset <= found.end_offset
+    for descriptor in descriptors:
+        assert descriptor.last_time_us is not None
+        found = old.first_for_time(descriptor.last_time_us)
+        assert found is not None
+        assert found.start_offset <= descriptor.start_offset <= found.end_offset
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_offset_is_found_at_every_step(kind: str) -> None:
+    """Before each change of the catalog, and after the last: by a new reader and by one that has been there before."""
+    watched = Watched(kind)
+    topic = watched.topic
+    topic.publish_hourly(6, count=3)
+    expected = read_all(topic)
+    remembered = topic.catalog
+    read_all(topic, remembered)
+
+    def look() -> None:
+        assert read_all(topic) == read_all(topic, remembered) == expected
+        assert topic.catalog.covers(0, 18)
+        assert remembered.covers(0, 18)
+        assert [topic.catalog.at(offset) is not None for offset in range(18)] == [True] * 18
+        assert topic.catalog.next_offset() == 18
+
+    watched.look = look
+    compact(topic)
+    watched.look = None
+    look()
+    assert watched.looks > (3 if kind == "multi-key" else 10)
+    assert topic.names_in_catalog() == [ObjectId(0, 14, 1, 1), ObjectId(15, 17, 1)]
+
+
+class Watched:
+    """A topic of which somebody takes a look before every change of its metadata."""
+
+    def __init__(self, kind: str) -> None:
+        self.look: object = None
+        self.looks = 0
+        store = FaultyStore(on_call=self._on_call if kind == "bucket" else None)
+        metadata = None if kind == "bucket" else FaultyMetadata(on_call=self._on_call, multi_key=kind == "multi-key")
+        self.topic = PublishedTopic(kind, store, metadata)
+
+    def _on_call(self, call: Call) -> None:
+        look, self.look = self.look, None
+        if callable(look):
+            self.looks += 1
+            look()
+        self.look = look
+
+
+def test_a_walk_that_was_overtaken_sees_no_hole(topic: PublishedTopic) -> None:
+    """Who has read an old descriptor and wants the next one gets the new one, which has it."""
+    topic.publish_hourly(6)
+    walk = topic.catalog.walk(0)
+    first = next(walk)
+    compact(topic)
+    rest = list(walk)
+    assert (first.end_offset, [one.name for one in rest]) == (9, [ObjectId(0, 49, 1, 1), ObjectId(50, 59, 1)])
+
+
+def test_a_check_that_was_overtaken_finds_nothing_wrong(topic: PublishedTopic) -> None:
+    """What a compaction replaces while history is verified is neither a gap nor there twice."""
+    topic.publish_hourly(6)
+    is_done: list[bool] = []
+
+    def on_bytes(size: int) -> None:
+        if not is_done:
+            is_done.append(True)
+            compact(topic)
+
+    assert check_history(topic.catalog, topic.store, TIME_FIELD, on_bytes).problems == ()
+
+
+def test_a_reader_goes_on_when_its_object_is_deleted(topic: PublishedTopic) -> None:
+    """It holds a descriptor of an object that is gone: the catalog says where its messages are now."""
+    topic.publish_hourly(6)
+    expected = read_all(topic)
+    with ThreadPoolExecutor(2) as executor:
+        reader = Cold(topic.catalog, topic.store, executor).read(0, 60)
+        batch = reader.next_batch()
+        assert batch is not None
+        assert batch.next_offset == 10
+        compact(topic)
+        topic.clock.advance(HOUR)
+        assert len(clean_up(topic).objects) == 5
+        found = [offset for offset, _ in expected[:10]]
+        while (batch := reader.next_batch()) is not None:
+            found += range(batch.first_offset, batch.next_offset)
+    assert found == list(range(60))
+
+
+def test_compacting_again_takes_in_what_came_since(topic: PublishedTopic) -> None:
+    """Generation by generation; a large object is left alone until there is as much beside it."""
+    topic.publish_hourly(9)
+    compact(topic)
+    topic.publish(2)
+    topic.publish(2)
+    assert plan_of(topic) == []
+    topic.publish_hourly(9)
+    expected = read_all(topic)
+    compact(topic)
+    assert topic.names_in_catalog()[0] == ObjectId(0, 173, 1, 2)
+    assert read_all(topic) == expected
+
+
+def test_a_long_run_is_switched_in_several_transactions() -> None:
+    """More keys than a transaction takes: the catalog has one object for all of them in the end."""
+    topic = PublishedTopic()
+    for _ in range(251):
+        topic.publish(1)
+    expected = read_all(topic)
+    compact(topic)
+    assert topic.names_in_catalog() == [ObjectId(0, 249, 1, 1), ObjectId(250, 250, 1)]
+    assert read_all(topic) == expected
+
+
+# Several at once
+
+
+def test_of_two_compactions_one_is_told_so(topic: PublishedTopic) -> None:
+    """While somebody is at work nobody else begins."""
+    topic.publish_hourly(4)
+    begin(topic.catalog, topic.store, topic.clock)
+    with pytest.raises(ConflictError, match="is under way"):
+        begin(topic.catalog, topic.store, topic.clock)
+
+
+def test_who_was_taken_over_changes_nothing(topic: PublishedTopic) -> None:
+    """It finds out when it wants to switch; what the other one does counts."""
+    topic.publish_hourly(4)
+    slow = begin(topic.catalog, topic.store, topic.clock)
+    made = built(topic, slow, plan_of(topic))
+    fast = begin(topic.catalog, topic.store, topic.clock, take_over=True)
+    with pytest.raises(ConflictError, match="taken over"):
+        slow.renew()
+    fast.switch(built(topic, fast, plan_of(topic)))
+    with pytest.raises(ConflictError, match="taken over"):
+        slow.switch(made)
+    assert topic.names_in_catalog()[0] == ObjectId(0, 29, 1, 2)
+    assert tell(sweep_plan(topic)) == {"orphans": 1, "replaced": 3}
+
+
+def test_who_has_been_silent_for_long_is_taken_over(topic: PublishedTopic) -> None:
+    """A dead process does not hold up a topic; one that says that it is there does."""
+    topic.publish_hourly(4)
+    work = begin(topic.catalog, topic.store, topic.clock)
+    topic.clock.advance(100)
+    work.renew()
+    topic.clock.advance(100)
+    with pytest.raises(ConflictError, match="is under way"):
+        begin(topic.catalog, topic.store, topic.clock)
+    topic.clock.advance(100)
+    assert begin(topic.catalog, topic.store, topic.clock).generation == 2
+
+
+def test_a_process_of_this_machine_that_is_gone_is_taken_over_at_once(topic: PublishedTopic) -> None:
+    """Who kills a compaction and runs it again does not have to wait."""
+    topic.publish_hourly(4)
+    begin(topic.catalog, topic.store, topic.clock)
+    dead = msgspec.structs.replace(state_of(topic), pid=2**22 + 1)
+    topic.metadata.put(KEYS.replacement_state, msgspec.json.encode(dead))
+    assert begin(topic.catalog, topic.store, topic.clock).generation == 2
+
+
+def test_a_cleanup_does_not_disturb_who_builds(topic: PublishedTopic) -> None:
+    """What waits is deleted while the next generation is made."""
+    topic.publish_hourly(4)
+    compact(topic)
+    topic.publish_hourly(9)
+    topic.clock.advance(HOUR)
+    work = begin(topic.catalog, topic.store, topic.clock)
+    made = built(topic, work, plan_of(topic))
+    assert len(clean_up(topic).objects) == 3
+    assert len(work.switch(made)) == 1
+    assert [one.generation for one in state_of(topic).waiting] == [2]
+
+
+# Retention, beside it
+
+
+def test_retention_that_is_faster_stops_the_switch(topic: PublishedTopic) -> None:
+    """An object that begins below the start is not brought back; what was made for nothing goes."""
+    topic.publish_hourly(6)
+    work = begin(topic.catalog, topic.store, topic.clock)
+    made = built(topic, work, plan_of(topic))
+    apply_cold(topic.owned, topic.store, plan_cold(topic.catalog, topic.clock.now_us(), 5 * HOUR - 1, None))
+    kept = topic.names_in_catalog()
+    assert (kept[0].start, work.switch(made)) == (20, [])
+    assert topic.names_in_catalog() == kept
+    topic.clock.advance(HOUR)
+    report = clean_up(topic)
+    assert report.objects[0] == KEYS.object(ObjectId(0, 49, 1, 1))
+    assert topic.object_names() == kept
+
+
+def test_retention_keeps_a_compacted_object_until_all_of_it_is_due(topic: PublishedTopic) -> None:
+    """Then it goes as any other, with what a crash left of the old ones."""
+    topic.publish_hourly(6)
+    planned = plan_cold(topic.catalog, topic.clock.now_us(), 5 * HOUR - 1, None)
+    compact(topic)
+    apply_cold(topic.owned, topic.store, planned)
+    assert topic.names_in_catalog() == [ObjectId(0, 49, 1, 1), ObjectId(50, 59, 1)]
+    assert [offset for offset, _ in read_all(topic)] == list(range(20, 60))
+    apply_cold(topic.owned, topic.store, plan_cold(topic.catalog, topic.clock.now_us(), HOUR + 1, None))
+    finish_cold(topic.owned, topic.store)
+    assert topic.names_in_catalog() == [ObjectId(50, 59, 1)]
+    topic.clock.advance(HOUR)
+    clean_up(topic)
+    assert topic.object_names() == [ObjectId(50, 59, 1)]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("step", range(12))
+def test_retention_at_any_step_of_a_switch_loses_nothing(kind: str, step: int) -> None:
+    """Loses, without versions on both sides: the owner deletes the descriptor that has just replaced an old one."""
+    watched = Watched(kind)
+    topic = watched.topic
+    topic.publish_hourly(6, count=3)
+    expected = read_all(topic)
+    plan = plan_cold(topic.catalog, topic.clock.now_us(), 5 * HOUR - 1, None)
+    left = [step]
+
+    def look() -> None:
+        left[0] -= 1
+        if left[0] == -1:
+            apply_cold(topic.owned, topic.store, plan)
+
+    watched.look = look
+    compact(topic)
+    watched.look = None
+    apply_cold(topic.owned, topic.store, plan)
+    assert read_all(topic) == expected[6:]
+    assert topic.catalog.covers(6, 18)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("step", range(8))
+def test_a_switch_at_any_step_of_retention_loses_nothing(kind: str, step: int) -> None:
+    """The owner has read a descriptor and is about to remove it when it is replaced."""
+    watched = Watched(kind)
+    topic = watched.topic
+    topic.publish_hourly(6, count=3)
+    expected = read_all(topic)
+    work = begin(topic.catalog, topic.store, topic.clock)
+    made = built(topic, work, plan_of(topic))
+    left = [step]
+
+    def look() -> None:
+        left[0] -= 1
+        if left[0] == -1:
+            work.switch(made)
+
+    watched.look = look
+    try:
+        apply_cold(topic.owned, topic.store, plan_cold(topic.catalog, topic.clock.now_us(), 5 * HOUR - 1, None))
+    except ConflictError:
+        finish_cold(topic.owned, topic.store)
+    watched.look = None
+    assert read_all(topic) == expected[6:]
+    assert topic.catalog.covers(6, 18)
+
+
+# The sweep, and rebuilding
+
+
+def sweep_plan(topic: PublishedTopic) -> SweepPlan:
+    return plan_sweep(topic.catalog, topic.store, None, topic.clock.now_us())
+
+
+def tell(plan: SweepPlan) -> dict[str, int]:
+    kinds = ("left_over", "orphans", "uncovered", "pending", "replaced", "newer", "lost", "damaged")
+    return {kind: len(found) for kind in kinds if (found := getattr(plan, kind))}
+
+
+@pytest.mark.parametrize("is_newer", [True, False])
+def test_the_sweep_leaves_alone_what_is_being_made(topic: PublishedTopic, is_newer: bool) -> None:
+    """Loses, without this: a sweep removes a new object right before the catalog switches to it."""
+    topic.publish_hourly(4)
+    if is_newer:
+        topic.take_over("b")
+    work = begin(topic.catalog, topic.store, topic.clock)
+    made = built(topic, work, plan_of(topic))
+    plan = sweep_plan(topic)
+    assert tell(plan) == {"pending": 1}
+    apply_sweep(plan, topic.catalog, topic.store)
+    work.switch(made)
+    after = sweep_plan(topic)
+    assert tell(after) == {"replaced": 3}
+    assert apply_sweep(after, topic.catalog, topic.store).objects == ()
+
+
+@pytest.mark.parametrize("is_newer", [True, False])
+def test_the_sweep_removes_what_was_made_in_vain(topic: PublishedTopic, is_newer: bool) -> None:
+    """An abandoned generation is nobody's, whatever epoch its objects are of."""
+    topic.publish_hourly(4)
+    work = begin(topic.catalog, topic.store, topic.clock)
+    built(topic, work, plan_of(topic))
+    work.abandon()
+    if is_newer:
+        topic.take_over("b")
+    plan = sweep_plan(topic)
+    assert tell(plan) == {"orphans": 1}
+    assert apply_sweep(plan, topic.catalog, topic.store).objects == (KEYS.object(ObjectId(0, 29, 1, 1)),)
+
+
+def rebuilt(topic: PublishedTopic) -> list[ObjectId]:
+    rebuild_catalog(
+        topic.metadata, KEYS, topic.store, clock=topic.clock, time_field=TIME_FIELD, replace=True, node="rebuild"
+    )
+    return topic.names_in_catalog()
+
+
+def test_a_rebuild_prefers_what_was_compacted(topic: PublishedTopic) -> None:
+    """While the old objects wait for their deletion, and when they are gone."""
+    topic.publish_hourly(6)
+    expected = read_all(topic)
+    compact(topic)
+    names = [ObjectId(0, 49, 1, 1), ObjectId(50, 59, 1)]
+    assert (rebuilt(topic), read_all(topic)) == (names, expected)
+    topic.clock.advance(HOUR)
+    assert len(clean_up(topic).objects) == 5
+    assert (rebuilt(topic), read_all(topic)) == (names, expected)
+
+
+def test_a_rebuild_in_the_middle_of_a_compaction_is_not_undone(topic: PublishedTopic) -> None:
+    """The versions are others then: the switch does not happen, or has happened, and nothing is lost."""
+    topic.publish_hourly(6)
+    expected = read_all(topic)
+    work = begin(topic.catalog, topic.store, topic.clock)
+    made = built(topic, work, plan_of(topic))
+    rebuilt(topic)
+    work.switch(made)
+    assert read_all(topic) == expected
+    topic.clock.advance(HOUR)
+    clean_up(topic)
+    assert read_all(topic) == expected
+
+
+def test_a_catalog_that_was_lost_does_not_make_a_name_used_twice(topic: PublishedTopic) -> None:
+    """The generation goes on behind those that the names of the objects tell."""
+    topic.publish_hourly(6)
+    compact(topic)
+    topic.metadata.delete(KEYS.replacement_state)
+    assert begin(topic.catalog, topic.store, topic.clock).generation == 2
+
+
+# Cleaning up
+
+
+def test_the_old_objects_go_some_time_after_the_switch(topic: PublishedTopic) -> None:
+    """Not before: somebody may be reading them."""
+    topic.publish_hourly(6)
+    compact(topic)
+    plan = plan_cleanup(topic.catalog, topic.clock.now_us(), HOUR)
+    assert (plan.is_empty, plan.waiting_objects, plan.waiting_bytes > 0) == (True, 5, True)
+    topic.clock.advance(HOUR)
+    plan = plan_cleanup(topic.catalog, topic.clock.now_us(), HOUR)
+    assert (len(plan.objects), plan.waiting_objects) == (5, 0)
+    report = apply_cleanup(plan, topic.catalog, topic.store)
+    assert (len(report.objects), report.bytes, report.skipped) == (5, plan.bytes, ())
+    assert topic.object_names() == topic.names_in_catalog()
+    assert (clean_up(topic), state_of(topic).waiting) == (CleanupReport(), ())
+    assert topic.metadata.keys(KEYS.replacements_prefix) == [KEYS.replacement_state]
+
+
+def test_old_objects_stay_while_the_new_one_is_missing(topic: PublishedTopic) -> None:
+    """They may be the only copy: what is not there is not relied upon."""
+    topic.publish_hourly(6)
+    compact(topic)
+    topic.store.delete(KEYS.object(ObjectId(0, 49, 1, 1)))
+    topic.clock.advance(HOUR)
+    report = clean_up(topic)
+    assert (report.objects, len(report.skipped)) == ((), 5)
+
+
+def test_a_new_owner_stops_the_cleanup(topic: PublishedTopic) -> None:
+    """It may be a rebuild that looks at the objects just now; the next cleanup goes on."""
+    topic.publish_hourly(6)
+    compact(topic)
+    topic.clock.advance(HOUR)
+    plan = plan_cleanup(topic.catalog, topic.clock.now_us(), HOUR)
+    topic.take_over("b")
+    assert apply_cleanup(plan, topic.catalog, topic.store).objects == ()
+    assert len(clean_up(topic).objects) == 5
+
+
+def test_a_deleted_topic_is_not_compacted(topic: PublishedTopic) -> None:
+    """Neither at the beginning nor when it was deleted meanwhile."""
+    topic.publish_hourly(4)
+    work = begin(topic.catalog, topic.store, topic.clock)
+    made = built(topic, work, plan_of(topic))
+    topic.owned.mark_deleted()
+    with pytest.raises(NotFoundError, match="deleted"):
+        work.switch(made)
+    with pytest.raises(NotFoundError, match="deleted"):
+        begin(topic.catalog, topic.store, topic.clock, take_over=True)
+
+
+# Crashes
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_crash_anywhere_in_a_compaction_is_made_good_by_the_next(kind: str) -> None:
+    """At each changing call: all messages are there at once, and another run ends as an undisturbed one does."""
+    prepared = World(multi_key=kind == "multi-key")
+    with topic_in(prepared, kind) as first:
+        first.publish_hourly(5, count=3)
+        expected = read_all(first)
+        first.upload(15, 16)  # of an owner that crashed, which must not get in the way
+    final = [ObjectId(0, 11, 1), ObjectId(12, 14, 1)]
+
+    def work_on(topic: PublishedTopic) -> None:
+        replacing = begin(topic.catalog, topic.store, topic.clock, take_over=True)
+        runs = plan_of(topic)
+        replacing.switch(built(topic, replacing, runs)) if runs else replacing.abandon()
+        topic.clock.advance(HOUR)
+        clean_up(topic)
+
+    def workload(world: World, history: History) -> None:
+        with topic_in(world, kind) as topic:
+            work_on(topic)
+
+    def check(world: World, history: History) -> None:
+        with topic_in(world, kind) as topic:
+            assert read_all(topic) == expected
+            work_on(topic)
+            assert read_all(topic) == expected
+            assert [name[:3] for name in topic.names_in_catalog()] == [name[:3] for name in final]
+            work_on(topic)
+            apply_sweep(sweep_plan(topic), topic.catalog, topic.store)
+            left = [name for name in topic.object_names() if name.start < 15]
+            assert left == topic.names_in_catalog()
+            assert topic.metadata.keys(KEYS.replacements_prefix) == [KEYS.replacement_state]
+
+    cut_world_everywhere(workload, check, start=lambda crash_at: prepared.after_crash("keep", crash_at=crash_at))
+
+
+def test_anybody_can_finish_a_switch(topic: PublishedTopic) -> None:
+    """Twice as well as once, and nothing is left to do then."""
+    topic.publish_hourly(5)
+    expected = read_all(topic)
+    work = begin(topic.catalog, topic.store, topic.clock)
+    made = built(topic, work, plan_of(topic))
+    for one in made:
+        topic.metadata.put(KEYS.replacement(1, one.descriptor.start_offset), msgspec.json.encode(one))
+    switching = msgspec.structs.replace(state_of(topic), phase="switching", starts=(0,))
+    topic.metadata.put(KEYS.replacement_state, msgspec.json.encode(switching))
+    assert len(finish(topic.catalog, topic.clock)) == 1
+    assert (finish(topic.catalog, topic.clock), read_all(topic)) == ([], expected)
+    topic.metadata.put(KEYS.replacement_state, msgspec.json.encode(switching))
+    assert len(finish(topic.catalog, topic.clock)) == 1
+    assert read_all(topic) == expected
