@@ -5,6 +5,7 @@
     │   ├── BackpressureError     the writer is behind and the timeout passed; no offset was used
     │   ├── DiskFullError         no room on the disk; make room, accepted messages wait in memory
     │   ├── LockedError           another process owns the directory
+    │   ├── NotTakenInError       rows are handed over and safe, and the topic's owner has not taken them in yet
     │   └── StoreUnavailableError an object or metadata store gave no answer; read back before you write again
     ├── ConflictError         somebody else was first and nothing was written; read again, then decide
     ├── ReopenError           this object is finished; open a new one
@@ -88,6 +89,14 @@ class DiskFullError(RetryError):
 
 class LockedError(RetryError):
     """Another process (or another open log in this one) owns the directory."""
+
+
+class NotTakenInError(RetryError):
+    """Rows were handed over to a topic, and its owner has not taken them in within the time.
+
+    They are safe where they are and come in by themselves when the owner runs: to write them again would double them,
+    unless it is done under the same name and version.
+    """
 
 
 class StoreUnavailableError(RetryError):

@@ -52,7 +52,7 @@ _logger = logging.getLogger("tidelog.tier")
 _DELETED_AT_ONCE = 200
 _PAUSES_SECONDS = (0.05, 0.1, 0.2, 0.5)
 _HELD_RETRY_SECONDS = 1.0
-# A topic to which nothing was handed over for so long is looked at less often.
+# A topic to which nothing was handed over for so long is looked at less often, where a look costs money.
 _QUIET_SECONDS = 60.0
 _QUIET_FACTOR = 5
 
@@ -96,6 +96,7 @@ class IntakeTaker:
         *,
         max_message_bytes: int,
         check_seconds: float,
+        looks_are_paid: bool = False,
     ) -> None:
         """`safe_offset` is up to where rows cannot be lost with the disk, or with it alone where there is no store."""
         self._log = log
@@ -106,6 +107,7 @@ class IntakeTaker:
         self._clock = clock
         self._max_message_bytes = max_message_bytes
         self._check_seconds = check_seconds
+        self._looks_are_paid = looks_are_paid
         self._guard = Lock()
         self._stopping = Event()
         self._held: _Held | None = None
@@ -161,7 +163,7 @@ class IntakeTaker:
     def _seconds_until_next_look(self) -> float:
         if self._held is not None:
             return min(_HELD_RETRY_SECONDS, self._check_seconds)
-        is_quiet = self._clock.monotonic() - self._last_taken_seconds > _QUIET_SECONDS
+        is_quiet = self._looks_are_paid and self._clock.monotonic() - self._last_taken_seconds > _QUIET_SECONDS
         return self._check_seconds * _QUIET_FACTOR if is_quiet else self._check_seconds
 
     @contextlib.contextmanager

@@ -134,6 +134,7 @@ class Tier:
             *(lambda: Staging(self.objects, history.fetcher), lambda: shipper.shipped_offset, self._clock),
             max_message_bytes=log_settings.max_message_bytes,
             check_seconds=settings.intake_check_seconds,
+            looks_are_paid=not self.metadata.supports_multi_key,
         )
         tiered = TieredLog(log, owned, self.objects, history, shipper, pruner, intake, settings, time_field)
         intake.settle()
