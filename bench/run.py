@@ -21,6 +21,7 @@ HERE = Path(__file__).resolve().parent
 # Name, and what makes it quick where one only wants to see that it works.
 BENCHMARKS = {
     "scan_frames": ["--megabytes", "8"],
+    "columns": ["--rounds", "3"],
     "append_vs_jetstream": ["--messages", "20000", "--rounds", "1"],
     "sync_append": ["--seconds", "0.2", "--rounds", "1"],
     "read_back": ["--messages", "50000", "--rounds", "1"],

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import shutil
 import struct
+import sys
 import sysconfig
 import threading
+import tracemalloc
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -473,7 +476,7 @@ def test_wrong_calls_are_refused_alike() -> None:
         (0, 1, 0, 99, fine._replace(end_bytes=2), None, None, None),
     ]:
         assert assert_twins_agree("encode_columns", *arguments)[0] == "raised"
-    for wrong in ((), (None, b"", b"", 0), [None, b"", b"", 0, 4], 5):
+    for wrong in ((), (None, b"", b"", 0), 5):
         with pytest.raises(TypeError):
             kernel.encode_columns(0, 1, 0, 99, wrong, None, None, None)
 
@@ -521,3 +524,53 @@ def test_a_digest_speaks_of_the_bytes_that_are_there() -> None:
     assert frames_digest(damaged) != frames_digest(frames)
     outside = struct.pack("=Q", 1 << 63), struct.pack("=I", 4)
     assert assert_twins_agree("frames_digest", 0, b"1234", *outside, 0, 1)[1] is ValueError
+
+
+# ---- memory ----
+
+
+@pytest.fixture
+def traced() -> Iterator[None]:
+    """Allocations are counted."""
+    tracemalloc.start()
+    yield
+    tracemalloc.stop()
+
+
+def every_path() -> None:
+    """Each function with good and with bad arguments."""
+    payload = encode_message(b"value", b"key", {"a": b"1", "b": b""}, 5)
+    good = encode_many(0, [payload, REMOVED, encode_message(b"v", None, None, 5), LOST])
+    damaged = encode_many(0, [payload, payload[:-20]])
+    for frames in (good, damaged):
+        for wanted in (0, EVERYTHING):
+            outcome(kernel.gather_columns, 0, *places(frames), 0, 9, wanted, 9, NO_LIMIT)
+    outcome(kernel.gather_columns, -1, *places(good), 0, 9, EVERYTHING, 9, NO_LIMIT)
+    outcome(kernel.gather_columns, 0, b"", good.positions, good.lengths, 0, 9, EVERYTHING, 9, NO_LIMIT)
+    headers = one_header(b"n", b"c", *(b"%d" % each for each in range(20)))
+    for column in (
+        column_of([b"v"]),
+        column_of([None]),
+        column_of([]),
+        (None, b"", None, 0, 4),
+        (None, b"", b"", 0, 3),
+    ):
+        outcome(kernel.encode_columns, 0, 1, 0, 99, column_of([b"v"]), column, headers, times_of([5]))
+        outcome(kernel.encode_columns, 0, 1, 0, 1 << 20, column, column, headers, times_of([5]))
+    outcome(kernel.encode_columns, -1, 1, 0, 99, column_of([b"v"]), None, None, None)
+    outcome(kernel.frames_digest, 0, *places(good), 0, 9)
+    outcome(kernel.frames_digest, 0, b"", good.positions, good.lengths, 0, 9)
+
+
+@pytest.mark.usefixtures("traced")
+def test_nothing_leaks() -> None:
+    """Neither memory nor references stay behind, whether a call succeeds or not."""
+    for _ in range(20):
+        every_path()
+    gc.collect()
+    before, references = tracemalloc.get_traced_memory()[0], sys.getrefcount(None)
+    for _ in range(200):
+        every_path()
+    gc.collect()
+    assert tracemalloc.get_traced_memory()[0] - before < 4096
+    assert abs(sys.getrefcount(None) - references) < 100
