@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 import typer
 
+from tidelog.cli.pipeline_gc import gc
 from tidelog.cli.pipeline_report import report
 from tidelog.cli.pipeline_verify import verify
 from tidelog.cli.session import command, command_group
@@ -13,6 +14,7 @@ from tidelog.cli.session import command, command_group
 # By the name of the job; what they have in common is in `pipeline_job.py`.
 _JOBS: dict[str, Callable[..., None]] = {
     "verify": verify,
+    "gc": gc,
     "report": report,
 }
 
