@@ -13,6 +13,7 @@ from typing import NamedTuple
 
 from tidelog.errors import InputError
 from tidelog.log.frame_python import Buffer, byte_view, places
+from tidelog.log.removed import is_removed
 from tidelog.log.repair import is_lost
 from tidelog.topics.envelope_python import Parts, parse_envelope
 from tidelog.topics.rows_python import encode_columns as _encode_columns
@@ -21,7 +22,6 @@ WANT_OFFSETS, WANT_TIMESTAMPS, WANT_KEYS, WANT_VALUES, WANT_HEADERS = 1, 2, 4, 8
 TOOK_ALL, REACHED_LIMIT, MET_LOST = range(3)
 MAX_COLUMN_BYTES = (1 << 31) - 1
 
-_REMOVED_PAYLOAD = b"\x01"
 _HEADER_BYTES = 6
 _TIMESTAMP_BYTES = slice(8, 16)
 _MAX_OFFSET = (1 << 63) - 1
@@ -62,7 +62,7 @@ def gather_columns(
         if len(rows) == max_rows:
             return len(rows), index, REACHED_LIMIT, _buffers(rows, wanted)
         payload = bytes(view[position : position + length])
-        if payload == _REMOVED_PAYLOAD:
+        if is_removed(payload):
             continue
         if is_lost(payload):
             return len(rows), index, MET_LOST, _buffers(rows, wanted)
