@@ -8,6 +8,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 
 from tidelog.errors import InputError
+from tidelog.topics.keywords import find_wrong_keyword
 
 Kind = Literal["exclusive", "failover", "shared", "key_shared"]
 Exhausted = Literal["block", "drop", "dead_letter"]
@@ -75,9 +76,24 @@ class DeliveryOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
 
 
 def parse_options(given: Mapping[str, Any]) -> DeliveryOptions:
-    """Options from keywords; InputError names the wrong one."""
-    try:
-        return msgspec.convert(dict(given), DeliveryOptions)
-    except msgspec.ValidationError as error:
-        known = ", ".join(DeliveryOptions.__struct_fields__)
-        raise InputError(f"a subscription cannot be made so: {error}", hint=f"Its options are {known}") from None
+    """Options from keywords; InputError names the wrong one, and one that would have no effect."""
+    wrong = find_wrong_keyword(DeliveryOptions, given, "an option of a subscription")
+    if wrong is not None:
+        raise InputError(wrong.text, hint=wrong.hint)
+    options = msgspec.convert(dict(given), DeliveryOptions)
+    _refuse_in_vain(options)
+    return options
+
+
+def _refuse_in_vain(options: DeliveryOptions) -> None:
+    """What would be accepted and then have no effect is a mistake that shows only when messages are bad."""
+    if options.dead_letter_topic is not None and options.on_exhausted != "dead_letter":
+        raise InputError(
+            f'dead_letter_topic has no effect with on_exhausted="{options.on_exhausted}"', hint="Leave one of them out"
+        )
+    if options.max_deliveries is None and (options.dead_letter_topic or options.on_exhausted != "dead_letter"):
+        field = "dead_letter_topic" if options.dead_letter_topic else "on_exhausted"
+        raise InputError(
+            f"{field} has no effect without max_deliveries: messages come again for ever",
+            hint="Say after how many times they are given up, as in max_deliveries=5",
+        )

@@ -70,6 +70,9 @@ class LiveTopic(Topic):
         self._is_elsewhere = log.over
         self._try_append = log.try_append
 
+    def __repr__(self) -> str:
+        return f"<LiveTopic {self.name}>"
+
     # Where it stands
 
     @property
@@ -155,7 +158,7 @@ class LiveTopic(Topic):
         if options.get("hold_retention"):
             self._refuse("hold_retention")
         if options.get("max_deliveries") is not None and options.get("on_exhausted", "dead_letter") == "dead_letter":
-            self._refuse("dead letters", 'Choose on_exhausted="drop" or "block"')
+            self._refuse("a dead letter", 'Choose on_exhausted="drop" or "block"')
         return super().subscribe(name, kind, start=start, consumer=consumer, filter=filter, **options)
 
     # Appending

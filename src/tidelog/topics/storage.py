@@ -180,7 +180,10 @@ class LogDirectory(DirectoryTasks):
                 self._topics[parsed] = topic
             opened = self._topics[parsed]
             if reliable not in (None, opened.is_reliable):
-                raise InputError(f"the topic {name} is open with reliable={opened.is_reliable}")
+                raise InputError(
+                    f"the topic {name} has reliable={opened.is_reliable}, and that cannot be changed",
+                    hint="Take another name, or delete it first",
+                )
             return opened
 
     def _dead_letter_topic(self, name: str) -> Topic:
@@ -221,9 +224,9 @@ class LogDirectory(DirectoryTasks):
         """The metadata file of a directory without a store: subscriptions need it, the first one makes it, and what
         other processes hand over."""
         with self._metadata_guard:
+            self._check_open()
             path = self.root / METADATA_FILE
             if self._local_metadata is None and (make or path.exists()):
-                self._check_open()
                 self._local_metadata = SqliteMetadataStore(path)
             return self._local_metadata
 
@@ -394,7 +397,9 @@ class LogDirectory(DirectoryTasks):
     def _check_writable(self) -> None:
         self._check_open()
         if self.read_only:
-            raise InputError("the log directory was opened with read_only=True", path=self.root)
+            raise InputError(
+                "the log directory was opened with read_only=True", path=self.root, hint="Open it without read_only"
+            )
 
 
 def _opened(open_tier: OpenTier | None, info: DirectoryInfo) -> Tier:

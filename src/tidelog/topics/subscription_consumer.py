@@ -111,7 +111,8 @@ class Consumer:
 
     def ack(self, message: Message | int) -> None:
         """The message (or the one with this offset) is done with. It counts whenever it comes."""
-        self._subscription.ack(self._holder, message if type(message) is int else _offset(message))
+        offset = message if type(message) is int and message >= 0 else _offset(message)
+        self._subscription.ack(self._holder, offset)
 
     def ack_many(self, messages: Iterable[Message | int]) -> None:
         """All of these are done with."""
@@ -199,11 +200,12 @@ class Consumer:
 
 
 def _offset(message: Message | int) -> int:
+    offset = message.offset if isinstance(message, Message) else message
+    if type(offset) is int and offset >= 0:
+        return offset
     if isinstance(message, Message):
-        return message.offset
-    if type(message) is not int or message < 0:
-        raise InputError(f"a message or its offset is acknowledged, not {message!r}")
-    return message
+        raise InputError("this message has no offset: it was not received", hint="Settle what `receive` has returned")
+    raise InputError(f"a message or its offset is settled, not {message!r}")
 
 
 def _checked_timeout(timeout: object) -> float | None:

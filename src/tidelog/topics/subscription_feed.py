@@ -18,6 +18,7 @@ from tidelog.log import Log
 from tidelog.log.cache import Batch
 from tidelog.log.readable import Position
 from tidelog.log.reader import Reader
+from tidelog.log.removed import is_removed
 from tidelog.log.repair import is_lost
 from tidelog.tier.joined import JoinedReader
 from tidelog.topics.delivery import READ_AHEAD
@@ -159,6 +160,8 @@ class Feed:
         lost = 0
         for reached, payload in enumerate(payloads, offset):
             try:
+                if is_removed(payload):
+                    continue  # it was taken out on purpose: nobody is told
                 if not is_lost(payload):
                     messages += decode_payloads_as(Delivery, reached, [payload])
                 elif self._on_gap == "skip":
@@ -198,7 +201,10 @@ def _matcher(matches: Filter | None) -> Callable[[Message], bool] | None:
     given: Iterable[tuple[object, object]] = matches.items()
     for header, value in given:
         if not isinstance(header, str) or not isinstance(value, bytes):
-            raise InputError(f"a filter has the text of a header and its bytes, not {header!r}: {value!r}")
+            raise InputError(
+                f"a filter has the text of a header and its bytes, not {header!r}: {value!r}",
+                hint='For example: filter={"kind": b"order"}',
+            )
     wanted = dict(matches).items()
     return lambda message: wanted <= message.headers.items()
 

@@ -24,7 +24,7 @@ from tidelog.clock import Clock, to_datetime
 from tidelog.errors import ConflictError, InputError, NotFoundError, TidelogError
 from tidelog.log.readable import Position
 from tidelog.tier.background import Background
-from tidelog.tier.keys import check_part
+from tidelog.tier.keys import MAX_PART_LENGTH, is_part
 from tidelog.tier.owner import Cursor
 from tidelog.topics.cursor_store import CursorStore
 from tidelog.topics.dead_letters import DeadLetters, DeadLetterTopic, dead_letter_name
@@ -88,7 +88,7 @@ class SubscriptionRegistry:
         self, name: str, *, start: Position, consumer: str | None, matches: Filter | None, options: dict[str, Any]
     ) -> Consumer:
         """A new consumer of a subscription, which is made when there is none of that name."""
-        check_part(name)
+        _check_names(name, consumer)
         parsed = parse_options(options)
         dead_letters = self._dead_letters(name, parsed)  # before the guard: it asks the directory, which may ask us
         with self._guard:
@@ -163,7 +163,11 @@ class SubscriptionRegistry:
 
     def _required_source(self) -> Source:
         if self._source is None:
-            raise InputError("the log directory was opened with read_only=True", operation=f"topic {self._topic}")
+            raise InputError(
+                "the log directory was opened with read_only=True",
+                operation=f"topic {self._topic}",
+                hint="Subscribe in the process that owns the topic, or open the directory without read_only",
+            )
         return self._source
 
     # Leaving and deleting
@@ -185,6 +189,7 @@ class SubscriptionRegistry:
 
     def delete(self, name: str, *, is_asked_by_consumer: bool = False) -> None:
         """Forgets a subscription; NotFoundError when there is none."""
+        _check_names(name, None)
         with self._guard:
             self._required_source()
             subscription = self._open.get(name)
@@ -193,7 +198,7 @@ class SubscriptionRegistry:
                     raise ConflictError(f"the subscription {name} has consumers", hint="Close them first")
                 del self._open[name], self._filters[name]
                 subscription.close()
-            elif check_part(name) not in self._cursors.names():  # not loaded: one that is damaged can be deleted too
+            elif name not in self._cursors.names():  # not loaded: one that is damaged can be deleted too
                 raise _not_found(name, self._topic)
             self._cursors.delete(name)
 
@@ -234,7 +239,8 @@ class SubscriptionRegistry:
         """What is known of one; NotFoundError when there is none."""
         with self._guard:
             subscription = self._open.get(name)
-            cursor = self._cursors.load(check_part(name))
+            _check_names(name, None)
+            cursor = self._cursors.load(name)
             if cursor is None:
                 raise _not_found(name, self._topic)
             progress = Progress(cursor.offset, cursor.acked) if subscription is None else subscription.state.progress
@@ -274,5 +280,15 @@ class SubscriptionRegistry:
         return Lag(messages, max(0.0, age.total_seconds()))
 
 
+def _check_names(name: object, consumer: object) -> None:
+    if not isinstance(name, str) or not is_part(name):
+        raise InputError(
+            f"{name!r} cannot be the name of a subscription",
+            hint=f"Use 1 to {MAX_PART_LENGTH} of the characters A-Z a-z 0-9 . _ - and no dot in front",
+        )
+    if consumer is not None and (not isinstance(consumer, str) or not consumer):
+        raise InputError(f"{consumer!r} cannot be the name of a consumer", hint="Give it a text, or leave it out")
+
+
 def _not_found(name: str, topic: str) -> NotFoundError:
-    return NotFoundError(f"{topic} has no subscription {name}")
+    return NotFoundError(f"{topic} has no subscription {name}", hint="`topic.subscriptions()` has their names")

@@ -341,6 +341,8 @@ class Topic(TopicTasks):
     def _registry(self) -> SubscriptionRegistry:
         if self._subscriptions is None:
             raise NotSupportedError("this topic was opened without a place for subscriptions")
+        if self._hot is not None and self._is_owner:
+            self._hot.read("latest").close()  # one that is closed says so, rather than the store of the positions
         return self._subscriptions
 
     # Reading
@@ -427,7 +429,11 @@ class Topic(TopicTasks):
     @property
     def _log(self) -> Log:
         if self._owned is None:
-            raise InputError("the log directory was opened with read_only=True", operation=f"topic {self.name}")
+            raise InputError(
+                "the log directory was opened with read_only=True",
+                operation=f"topic {self.name}",
+                hint="Do it in the process that owns the topic, or open the directory without read_only",
+            )
         return self._owned
 
     @property

@@ -17,6 +17,7 @@ from tidelog.files import Files
 from tidelog.log.names import wal_files
 from tidelog.tier.tier_settings import TierSettings
 from tidelog.topics.directory_info import pretty
+from tidelog.topics.keywords import find_wrong_keyword
 from tidelog.topics.names import TopicName
 
 TOPIC_FILE = "topic.json"
@@ -92,12 +93,8 @@ def is_topic_directory(files: Files, directory: Path) -> bool:
 
 def with_own(settings: TierSettings, own: Mapping[str, object]) -> TierSettings:
     """The directory's settings with a topic's own in their place; ConfigError names one that cannot be."""
-    fields = {field.name for field in msgspec.structs.fields(TierSettings)}
-    unknown = sorted(own.keys() - fields)
-    if unknown:
-        raise ConfigError(f"{unknown[0]} is not a setting of a topic", hint=f"Those are {', '.join(sorted(fields))}")
-    given = {name: value for name, value in own.items() if value is not None}
-    try:
-        return msgspec.convert({**msgspec.structs.asdict(settings), **given}, TierSettings)
-    except msgspec.ValidationError as error:
-        raise ConfigError(f"a setting of the topic cannot be used: {error}") from None
+    given = {name: getattr(settings, name, None) if value is None else value for name, value in own.items()}
+    wrong = find_wrong_keyword(TierSettings, given, "a setting of a topic")
+    if wrong is not None:
+        raise ConfigError(wrong.text, hint=wrong.hint)
+    return msgspec.structs.replace(settings, **given)

@@ -1,0 +1,55 @@
+"""Keywords held against a struct: which one is wrong, and what it may be instead, in words."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Mapping
+from typing import NamedTuple
+
+import msgspec
+from msgspec import inspect
+
+
+class WrongKeyword(NamedTuple):
+    """What to say about it."""
+
+    text: str
+    hint: str | None = None
+
+
+def find_wrong_keyword(struct: type[msgspec.Struct], given: Mapping[str, object], noun: str) -> WrongKeyword | None:
+    """The first that is not a field of the struct, or not a value of it; `noun` says what its fields are called."""
+    fields = {field.name: field.type for field in msgspec.structs.fields(struct)}
+    for name, value in given.items():
+        if name not in fields:
+            return WrongKeyword(f"{name} is not {noun}", _names_hint(name, sorted(fields)))
+        try:
+            msgspec.convert(value, fields[name])
+        except msgspec.ValidationError:
+            return WrongKeyword(f"{name} must be {_expected(inspect.type_info(fields[name]))}, not {value!r}")
+    return None
+
+
+def _names_hint(name: str, known: list[str]) -> str:
+    near = difflib.get_close_matches(name, known, n=1)
+    question = f"Did you mean {near[0]}? " if near else ""
+    return f"{question}There are {', '.join(known)}"
+
+
+def _expected(kind: inspect.Type) -> str:
+    if isinstance(kind, inspect.UnionType):
+        return " or ".join(_expected(each) for each in kind.types)
+    if isinstance(kind, inspect.IntType | inspect.FloatType):
+        return ("a whole number" if isinstance(kind, inspect.IntType) else "a number") + _bounds(kind)
+    if isinstance(kind, inspect.LiteralType):
+        return "one of " + ", ".join(f'"{value}"' for value in kind.values)
+    if isinstance(kind, inspect.NoneType):
+        return "None"
+    return "True or False" if isinstance(kind, inspect.BoolType) else "text"
+
+
+def _bounds(kind: inspect.IntType | inspect.FloatType) -> str:
+    if kind.ge is not None and kind.le is not None:
+        return f" from {kind.ge:,} to {kind.le:,}"
+    bounds = {"at least": kind.ge, "more than": kind.gt, "at most": kind.le, "less than": kind.lt}
+    return "".join(f", {words} {bound:,}" for words, bound in bounds.items() if bound is not None)
