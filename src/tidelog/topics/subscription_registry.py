@@ -9,7 +9,6 @@ Invariants
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 import logging
 from collections.abc import Callable, Iterator
@@ -201,15 +200,6 @@ class SubscriptionRegistry:
             elif name not in self._cursors.names():  # not loaded: one that is damaged can be deleted too
                 raise _not_found(name, self._topic)
             self._cursors.delete(name)
-
-    def delete_all(self) -> None:
-        """The topic goes, and its subscriptions with it."""
-        with self._guard:
-            for subscription in self._taken():
-                with contextlib.suppress(TidelogError):
-                    subscription.close()
-            for name in self._cursors.names():
-                self._cursors.delete(name)
 
     def close(self) -> None:
         """Stores and closes all of them. A position that cannot be stored holds nothing up: messages come again."""

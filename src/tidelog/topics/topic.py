@@ -253,8 +253,7 @@ class Topic(TopicTasks):
 
     def delete_storage(self) -> None:
         """Takes the topic out of the store and closes its log; readers find nothing any more."""
-        if self._subscriptions is not None:
-            self._subscriptions.delete_all()
+        self.close_subscriptions()  # what is stored of them goes with the rest: not before it, should that fail
         if self._tiered is not None:
             self._tiered.delete()
         else:

@@ -17,6 +17,7 @@ from tidelog.clock import Clock
 from tidelog.errors import ConfigError, InputError, NotFoundError, NotSupportedError, RetryError
 from tidelog.files import Files
 from tidelog.log import Log, LogSettings
+from tidelog.log.names import wal_files
 from tidelog.log.view import LogView
 from tidelog.tier import owner as documents
 from tidelog.tier.background import Background
@@ -222,11 +223,22 @@ class TopicOpener:
     def _own_settings(self, name: TopicName) -> dict[str, object]:
         if self.tier is not None:
             catalog = self._catalog(name, self.tier)
+            if self._is_being_deleted(name, catalog):
+                return {}  # opening it finishes that first; the new topic takes nothing over from the old one
             entry = catalog.metadata.get(catalog.keys.settings)
             if entry is not None:
                 return documents.decode_mapping(entry.value, entry.key)
         info = read_topic_info(self._files, name.directory(self._root))
         return {} if info is None else dict(info.settings)
+
+    def _is_being_deleted(self, name: TopicName, catalog: Catalog) -> bool:
+        """Whether a deletion was interrupted: it is marked so, or nothing is left but its directory on this disk."""
+        mark = catalog.start_mark()
+        if mark is not None:
+            return mark[0].deleted
+        directory = name.directory(self._root)
+        has_claim = read_local_claim(self._files, directory) is not None
+        return has_claim and not wal_files(self._files.list(directory))
 
     def _keep_settings(self, name: TopicName, tier: Tier, own: Mapping[str, object]) -> None:
         catalog = self._catalog(name, tier)
