@@ -19,6 +19,7 @@ from tidelog.log.damage import find_good_frames
 from tidelog.log.examine import examine_log
 from tidelog.log.frame import HEADER, HEADER_BYTES, MAX_PAYLOAD_BYTES, crc32
 from tidelog.log.names import wal_files
+from tidelog.log.removed import is_removed
 from tidelog.log.repair import is_lost
 from tidelog.log.scanner import FileScanner
 from tidelog.topics.message import decode_payloads
@@ -82,6 +83,8 @@ def _describe_header(header: bytes, payload: bytes) -> dict[str, object]:
 def _describe_envelope(offset: int, payload: bytes) -> dict[str, object]:
     if is_lost(payload):
         return {"message": "lost: a repair could not save it"}
+    if is_removed(payload):
+        return {"message": "removed: a compaction by key took it out"}
     try:
         (message,) = decode_payloads(offset, [payload])
     except DataError as error:

@@ -3,6 +3,7 @@
 Invariants
 - A refreshed view is what a new one would be: keys whose newest message retention has deleted leave it.
 - Keys are in order of the offset of their newest message, oldest first: a key that gets a new one moves to the end.
+- A compaction by key changes nothing in it: what it removes was not in the view.
 - Every message is read once, in batches, over store, disk and memory; `refresh` reads only what came since.
 - After an error the view is the topic as of an earlier offset, and `refresh` goes on from there.
 
@@ -37,7 +38,7 @@ class LatestByKey(Mapping[bytes, Message]):
     """The newest message of every key, as of the last `refresh`. Any number of threads may use it at once.
 
     With `values=False` it keeps keys and offsets only, and a message is read from the topic when it is asked for: one
-    that retention has deleted meanwhile raises OffsetOutOfRangeError until the next `refresh`.
+    that retention or a compaction has removed meanwhile raises OffsetOutOfRangeError until the next `refresh`.
     """
 
     def __init__(
@@ -121,8 +122,11 @@ class LatestByKey(Mapping[bytes, Message]):
             if self._messages is not None:
                 return self._messages[key]
             offset = self._offsets[key]
-        (message,) = read_messages(self._topic.open_reader(offset, offset + 1), self._on_gap)
-        return message
+        found = list(read_messages(self._topic.open_reader(offset, offset + 1), self._on_gap))
+        if not found:
+            message = f"offset {offset} was removed by a compaction: a later message has its key"
+            raise OffsetOutOfRangeError(message, operation="read", hint="refresh() takes it in")
+        return found[0]
 
     def offset_of(self, key: bytes) -> int:
         """The offset of the newest message of a key; KeyError when there is none. Reads nothing."""
