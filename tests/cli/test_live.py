@@ -68,6 +68,15 @@ def test_what_goes_over_all_topics_leaves_it_out(cli: Cli, tmp_path: Path, comma
     assert [row["topic"] for row in done.json] == ["shop/orders"]
 
 
+def test_a_topic_that_cannot_be_read_does_not_hide_the_others(cli: Cli, tmp_path: Path) -> None:
+    """Whether it is live is in a file that may be damaged."""
+    make_topics(tmp_path)
+    (tmp_path / "data" / NAME / "topic.json").write_bytes(b"{")
+    done = cli("topic", "prune", "--all", "--dir", "data", "--json")
+    assert done.code == 1
+    assert {row["topic"]: row.get("problem") is None for row in done.json} == {NAME: False, "shop/orders": True}
+
+
 @pytest.mark.parametrize("has_store", [False, True])
 def test_lists_say_that_it_is_live(cli: Cli, tmp_path: Path, has_store: bool) -> None:
     """How many messages it has is not known to another process, and 0 would be wrong."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import inspect
+import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -210,6 +211,15 @@ class TestDirectory:
                 log.topics()
 
         asyncio.run(play())
+
+    def test_sigterm_still_flushes(self, tmp_path: Path) -> None:
+        """Though the worker thread that opens the directory cannot install a handler."""
+        before = signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        try:
+            asyncio.run(tidelog.open_async(tmp_path)).close()
+            assert signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL
+        finally:
+            signal.signal(signal.SIGTERM, before)
 
     def test_a_task_ships_sweeps_and_seals(self) -> None:
         """A topic with a store."""

@@ -113,8 +113,16 @@ def chosen_topics(
         require_ours(log, name, take_over)
     if names:
         return list(dict.fromkeys(names))
-    kept = [name for name in topic_names(log) if not is_live(log, name)]
+    kept = [name for name in topic_names(log) if _may_be_kept(log, name)]
     return [name for name in kept if take_over or _is_ours(session, log, name)]
+
+
+def _may_be_kept(log: LogDirectory, name: str) -> bool:
+    """One of which that cannot be told is worked on with the others, and its problem is told then."""
+    try:
+        return not is_live(log, name)
+    except (TidelogError, OSError):
+        return True
 
 
 def _is_ours(session: Session, log: LogDirectory, name: str) -> bool:
