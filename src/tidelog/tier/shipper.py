@@ -43,6 +43,7 @@ from tidelog.tier.uploader_checkpoint import (
 _logger = logging.getLogger("tidelog.tier")
 _FIRST_PAUSE_SECONDS = 0.5
 Gate = Callable[[], int]
+Send = Callable[[Shipment, str], Uploaded]
 
 
 class Shipper:
@@ -64,6 +65,8 @@ class Shipper:
         self.gate = gate
         self.on_published: Callable[[int], None] | None = None
         """Called with the new `shipped_offset` after each object; what it raises is logged, and shipping goes on."""
+        self.send: Send = self._send_from_here
+        """Sends the frames of a shipment as the object of this key. A job has that done by workers."""
         self._group_of = group_of
         self._log = log
         self._owned = owned
@@ -135,14 +138,17 @@ class Shipper:
         name = self._name_of(shipment)
         self._learn_reached_time()  # what may fail comes before the upload, which is not to be made twice
         self._refuse_to_overwrite(name)
+        with self._counters.uploading(str(name), shipment.raw_bytes):
+            uploaded = self.send(shipment, self._owned.catalog.keys.object(name))
+        self._counters.uploaded(uploaded.info.size, shipment.raw_bytes)
+        return self._describe(name, shipment, uploaded)
+
+    def _send_from_here(self, shipment: Shipment, key: str) -> Uploaded:
         upload = Upload(
             *(self._log.files, shipment, self._settings.ship_compression),
             *(self._settings.ship_compression_level, self._time_field),
         )
-        with self._counters.uploading(str(name), shipment.raw_bytes):
-            uploaded = upload.send(self._objects, self._owned.catalog.keys.object(name))
-        self._counters.uploaded(uploaded.info.size, shipment.raw_bytes)
-        return self._describe(name, shipment, uploaded)
+        return upload.send(self._objects, key)
 
     def _refuse_to_overwrite(self, name: ObjectId) -> None:
         """A name is used by one owner, so what is there under a new one was sent by somebody with the same epoch."""

@@ -1,0 +1,149 @@
+"""`tidelog pipeline ship`: backlogs of many topics, sent by workers, published by the driver in order, proven."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pyspark.sql import SparkSession
+
+import tidelog
+from tidelog.cli.app import run
+from tidelog.errors import ConflictError, InputError, LockedError, NotFoundError, NotSupportedError
+from tidelog.pipeline.jobs.gc import apply_gc, plan_gc
+from tidelog.pipeline.jobs.job import Progress
+from tidelog.pipeline.jobs.ship import ship
+from tidelog.pipeline.jobs.ship_object import FileRun, SendWork, send_object, work_of
+from tidelog.pipeline.open_topics import cold_place
+from tidelog.pipeline.part import ColdPlace
+from tidelog.pipeline.root import Root, find_root
+from tidelog.tier.keys import ObjectId, TopicKeys
+from tidelog.tier.shipment import plan_shipment
+from tidelog.tier.store_settings import StoreSettings
+
+NAMES = [f"shop/topic-{number}" for number in range(4)]
+SMALL: dict[str, Any] = {"max_object_bytes": 20_000, "rotate_max_bytes": 8_000}
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Root:
+    """A directory with a store that nothing was shipped to yet: four topics of several objects each."""
+    with tidelog.open(tmp_path / "data", rotate_max_bytes=8_000) as log:
+        for number, name in enumerate(NAMES):
+            for _ in range(100 + number):
+                log.topic(name).append(b"x" * 500)
+    with tidelog.open(tmp_path / "data", store=(tmp_path / "store").as_uri(), ship_max_delay_seconds=3600):
+        pass  # it remembers its store
+    return find_root(tmp_path / "data", **SMALL)
+
+
+def contents(root: Root) -> dict[str, list[tuple[int, bytes]]]:
+    """All messages, read through the catalog where that has them."""
+    with root.open() as log:
+        return {name: [(one.offset, one.value) for one in log.topic(name).read()] for name in log.topics()}
+
+
+def test_all_backlogs_are_shipped_and_proven(spark: SparkSession, root: Root) -> None:
+    """Every message is in a published object then, the frames of both sides are equal, and a second run is idle."""
+    told: list[Progress] = []
+    before = contents(root)
+    report = ship(spark, root, on_progress=told.append)
+    assert report.is_good
+    assert [(one.topic, one.shipped_offset) for one in report.topics] == [
+        (name, 100 + number) for number, name in enumerate(NAMES)
+    ]
+    assert [(one.subject, one.went_in.messages, one.went_in.last_offset) for one in report.proofs] == [
+        (name, 100 + number, 99 + number) for number, name in enumerate(NAMES)
+    ]
+    assert all(one.came_out == one.went_in for one in report.proofs)
+    assert min(one.objects for one in report.topics) >= 3
+    assert told[-1].done == told[-1].total > 0
+    assert contents(root) == before
+    again = ship(spark, root)
+    assert (sum(one.objects for one in again.topics), again.proofs, again.is_good) == (0, (), True)
+
+
+def test_what_a_killed_run_has_sent_is_sent_again_and_goes(spark: SparkSession, root: Root) -> None:
+    """Death between sending and publishing leaves one object a topic; the next run ships all, and gc removes it."""
+    keys = TopicKeys("shop", "topic-0")
+    with tidelog.open(root.location, ship_max_delay_seconds=3600, **SMALL) as log:
+        tiered = log.topic(NAMES[0]).tiered
+        assert tiered is not None
+        shipment = plan_shipment(tiered.log, 0, 100, 20_000, None)
+        assert shipment is not None
+        name = ObjectId(0, shipment.next_offset - 1, tiered.owned.epoch)
+        place = cold_place(root, log)
+        assert place is not None
+        sent = send_object(work_of(NAMES[0], place, keys.object(name), shipment, "none", 3))
+    assert sent.went_in == sent.came_out
+    assert sent.went_in.messages == shipment.next_offset
+    report = ship(spark, root, [NAMES[0]])
+    assert (report.is_good, report.topics[0].shipped_offset) == (True, 100)
+    plan, found = plan_gc(spark, root, [NAMES[0]])
+    assert [(one.action, one.object) for one in found.found] == [("remove", keys.object(name))]
+    assert apply_gc(spark, root, plan).removed_objects == 1
+    assert len(contents(root)[NAMES[0]]) == 100
+
+
+def test_a_damaged_file_stops_its_topic_alone(spark: SparkSession, root: Root) -> None:
+    """Everything before the damage is shipped of it, the problem is told, and the other topics are shipped."""
+    (first, *_) = sorted((Path(root.location) / NAMES[1]).glob("wal.*.log"))
+    data = bytearray(first.read_bytes())
+    data[-10] ^= 1
+    first.write_bytes(bytes(data))
+    report = ship(spark, find_root(root.location, **SMALL, open_check_bytes=0))
+    assert {problem.topic for problem in report.problems} == {NAMES[1]}
+    assert not report.is_good
+    shipped = {one.topic: one.shipped_offset for one in report.topics}
+    assert [shipped[name] for name in (NAMES[0], *NAMES[2:])] == [100, 102, 103]
+    assert shipped[NAMES[1]] < 101
+
+
+def test_a_live_owner_is_left_alone(spark: SparkSession, root: Root, tmp_path: Path) -> None:
+    """It ships by itself; so does another node that owns a topic, and a topic that is sealed waits for its owner."""
+    with tidelog.open(root.location, ship_max_delay_seconds=3600) as log:
+        with pytest.raises(LockedError, match="ships it by itself"):
+            ship(spark, root)
+        log.topic(NAMES[0]).seal()
+    other = tidelog.open(tmp_path / "other", store=(tmp_path / "store").as_uri(), metadata=metadata_of(root))
+    with other as log:
+        log.topic(NAMES[1]).append(b"theirs")
+    report = ship(spark, root)
+    assert [one.topic for one in report.topics] == NAMES[2:]
+    assert report.notes[0] == "left out: shop/topic-0 is sealed, for whoever opens it next"
+    assert "owns shop/topic-1" in report.notes[1]
+    with pytest.raises(ConflictError, match="is sealed"):
+        ship(spark, root, [NAMES[0]])
+
+
+def metadata_of(root: Root) -> str:
+    """The catalog of a directory that keeps it inside."""
+    return f"sqlite://{root.location}/metadata.db"
+
+
+def test_what_cannot_be_shipped_is_named(spark: SparkSession, root: Root, tmp_path: Path) -> None:
+    """A store alone, a directory without a store, a topic or directory that is not there, files that no worker sees."""
+    with pytest.raises(InputError, match="nothing to ship"):
+        ship(spark, find_root((tmp_path / "store").as_uri()))
+    with pytest.raises(NotFoundError, match="no log directory"):
+        ship(spark, find_root(tmp_path / "nowhere"))
+    with pytest.raises(NotFoundError, match="no topic shop/nothing"):
+        ship(spark, root, ["shop/nothing"])
+    with tidelog.open(tmp_path / "local") as log:
+        log.topic("a/b").append(b"x")
+    with pytest.raises(NotSupportedError, match="no store"):
+        ship(spark, find_root(tmp_path / "local"))
+    place = ColdPlace((tmp_path / "store").as_uri(), StoreSettings(), "bucket", "tidelog")
+    gone = FileRun(0, str(tmp_path / "elsewhere" / "wal.0.log"), 0, 10, 0, 1)
+    with pytest.raises(InputError, match="a worker does not see"):
+        send_object(SendWork(topic="a/b", place=place, key="k", runs=(gone,), codec="none", level=3))
+
+
+def test_the_command_ships(spark: SparkSession, root: Root, capsys: pytest.CaptureFixture[str]) -> None:
+    """`tidelog pipeline ship` tells how far each topic is, and its proofs."""
+    assert run(["pipeline", "ship", NAMES[0], "--root", root.location, "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert (told["topics"][0]["shipped_offset"], told["is_good"]) == (100, True)
+    assert told["proofs"][0]["went_in"] == told["proofs"][0]["came_out"]
