@@ -36,7 +36,8 @@ MAX_APP_BYTES = 200
 Outcome = Literal["committed", "already committed"]
 Change = Callable[[IntakeDocument], IntakeDocument | None]
 
-_ATTEMPTS = 30
+_ATTEMPTS = 50
+_UNANSWERED_ATTEMPTS = 4
 _FIRST_PAUSE_SECONDS = 0.01
 _LONGEST_PAUSE_SECONDS = 0.5
 _DELETED_AT_ONCE = 200
@@ -171,7 +172,7 @@ class IntakeArea:
 
     def _change(self, change: Change) -> bool:
         """Whether something was to be changed, and was. Others may be faster, many times."""
-        unanswered: StoreUnavailableError | None = None
+        unanswered = 0
         for attempt in range(_ATTEMPTS):
             document, version = self._load()
             changed = change(document)
@@ -182,12 +183,14 @@ class IntakeArea:
                 self._metadata.commit([Check(self._keys.intake, version)], [write])
             except ConflictError:
                 time.sleep(random.uniform(0, min(_FIRST_PAUSE_SECONDS * (attempt + 1), _LONGEST_PAUSE_SECONDS)))
-            except StoreUnavailableError as error:
-                unanswered = error
-                time.sleep(min(_FIRST_PAUSE_SECONDS * 2**attempt, _LONGEST_PAUSE_SECONDS))
+            except StoreUnavailableError:
+                unanswered += 1
+                if unanswered == _UNANSWERED_ATTEMPTS:
+                    raise
+                time.sleep(min(_FIRST_PAUSE_SECONDS * 4**unanswered, _LONGEST_PAUSE_SECONDS))
             else:
                 return True
-        raise unanswered or RetryError("others changed the intake again and again", hint="Try again")
+        raise RetryError("others changed the intake again and again", hint="Try again")
 
 
 def consignment_of(app: str, version: int) -> str:
