@@ -11,8 +11,12 @@ For example:
         for message in topic.read(start="earliest"):
             print(message.offset, message.key, message.value)
 
+`spark_session` and `register` bring Spark along; nothing else imports it.
+
 The README says what is promised; `docs/guides/operations.md` what each error means.
 """
+
+from typing import TYPE_CHECKING
 
 from tidelog.errors import (
     AccessDeniedError,
@@ -49,6 +53,9 @@ from tidelog.topics.storage import LogDirectory
 from tidelog.topics.subscription_consumer import Consumer
 from tidelog.topics.topic import Topic
 from tidelog.wiring import open, open_async
+
+if TYPE_CHECKING:
+    from tidelog.pipeline.session import register, spark_session
 
 __version__ = "0.1.0"
 
@@ -88,4 +95,15 @@ __all__ = [
     "__version__",
     "open",
     "open_async",
+    "register",
+    "spark_session",
 ]
+
+
+def __getattr__(name: str) -> object:
+    """What needs Spark is imported when it is asked for: `import tidelog` works, and is quick, without."""
+    if name not in ("register", "spark_session"):
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from tidelog.pipeline import session
+
+    return getattr(session, name)

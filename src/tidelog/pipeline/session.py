@@ -2,104 +2,174 @@
 
 Invariants:
 
-- What the caller sets wins over every default here; what is set here, Spark works without.
+- What the caller sets wins over every default; a session that runs already is used as it is.
 - Java is found and asked first: a machine without it gets an error that says how to get it, not a broken gateway.
-- Nothing is written outside of the user's cache directory, and a cache that cannot be used only costs time.
+- Nothing is written but the user's cache, and a cache that cannot be used only costs time.
+- Python workers are forked from a process that imports nothing of ours (`pyspark_tidelog.daemon`), since the client of
+  object stores hangs in the child of a process that has used it. The driver itself forks nothing.
 """
 
 from __future__ import annotations
 
 import os
 import sys
-from importlib import import_module
+from collections.abc import Iterator
+from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tidelog.errors import ConfigError
+from tidelog.pipeline import class_archive
+from tidelog.pipeline.gateway import GatewayError, start_gateway
 from tidelog.pipeline.java import find_java
+from tidelog.pipeline.session_settings import JAVA_OPTIONS, defaults_for, text_of
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-_JAVA_OPTIONS = "spark.driver.extraJavaOptions"
-_DEFAULTS = {
-    "spark.ui.enabled": "false",
-    "spark.ui.showConsoleProgress": "false",
-    "spark.sql.execution.arrow.pyspark.enabled": "true",
-    # Times of messages are instants in UTC; how they are shown should not depend on the machine.
-    "spark.sql.session.timeZone": "UTC",
-}
-_LOCAL_DEFAULTS = {
-    # Nobody else has to reach a driver whose executors are in it, and no name has to be looked up.
-    "spark.driver.host": "127.0.0.1",
-    "spark.driver.bindAddress": "127.0.0.1",
-    # For a few cores and a test's worth of rows, 200 shuffle partitions are 200 tasks that do nothing.
-    "spark.sql.shuffle.partitions": "4",
-}
+INSTALL_HINT = "Install it: pip install 'tidelog[spark]'"
+_PACKAGES = Path(__file__).resolve().parents[2]
+# Every interpreter of the same environment looks there by itself.
+_INSTALLED = ("site-packages", "dist-packages")
 
 
 def spark_session(app_name: str = "tidelog", master: str | None = None, **conf: object) -> SparkSession:
     """A session in which `format("tidelog")` is known; the running one where there is one.
 
     `master` is `local[*]` unless given, or what `spark-submit` says where that started the program; `sc://host:port` is
-    a Spark Connect server. `conf` are settings of Spark; as their names have dots in them they are given as
-    `**{"spark.executor.memory": "4g"}`.
+    a Spark Connect server. `conf` are settings of Spark; since their names have dots in them they are given as
+    `**{"spark.driver.memory": "4g"}`.
     """
-    settings = {name: _text_of(value) for name, value in conf.items()}
-    session = _connected(app_name, master, settings) if _is_remote(master) else _classic(app_name, master, settings)
-    register(session)
-    return session
+    _require_spark()
+    settings = {name: text_of(value) for name, value in conf.items()}
+    if _is_remote(master):
+        session = _connected(app_name, master, settings)
+    else:
+        session = _running(master, settings) or _started(app_name, master, settings)
+    return register(session)
 
 
 def register(spark: SparkSession) -> SparkSession:
-    """Makes `format("tidelog")` known to a session of yours, and gives it back."""
-    if find_spec("tidelog.pipeline.source") is not None:
-        spark.dataSource.register(import_module("tidelog.pipeline.source").TidelogDataSource)
+    """Makes `format("tidelog")` known to a session of yours, and gives it back.
+
+    Where tidelog is installed Spark finds the format by itself; this is for the case that it is not.
+    """
+    from tidelog.pipeline.source import TidelogDataSource
+
+    spark.dataSource.register(TidelogDataSource)
     return spark
 
 
-def _connected(app_name: str, remote: str | None, settings: dict[str, str]) -> SparkSession:
-    builder = _builder(app_name)
-    if remote is not None:
-        builder = builder.remote(remote)
-    for name, value in settings.items():
-        builder = builder.config(name, value)
-    return builder.getOrCreate()
-
-
-def _classic(app_name: str, master: str | None, settings: dict[str, str]) -> SparkSession:
-    builder = _builder(app_name)
-    submitted = "PYSPARK_GATEWAY_PORT" in os.environ
-    if master is not None or not submitted:
-        builder = builder.master(master or "local[*]")
-    if not submitted:
-        find_java()
-        os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
-    defaults = _DEFAULTS | (_LOCAL_DEFAULTS if (master or "local").startswith("local") and not submitted else {})
-    settings = defaults | settings | {_JAVA_OPTIONS: _java_options(settings.get(_JAVA_OPTIONS, ""))}
-    for name, value in settings.items():
-        builder = builder.config(name, value)
-    return builder.getOrCreate()
-
-
-def _java_options(own: str) -> str:
-    quiet = Path(__file__).with_name("log4j2.properties")
-    return f"-Dlog4j2.configurationFile={quiet} -XX:+UseSerialGC {own}".strip()
+def _require_spark() -> None:
+    for package in ("pyspark", "pyarrow"):
+        if find_spec(package) is None:
+            raise ConfigError(f"{package} is not installed", operation="start Spark", hint=INSTALL_HINT)
 
 
 def _is_remote(master: str | None) -> bool:
     return master.startswith("sc://") if master is not None else "SPARK_REMOTE" in os.environ
 
 
-def _text_of(value: object) -> str:
-    return str(value).lower() if isinstance(value, bool) else str(value)
+def _connected(app_name: str, remote: str | None, settings: dict[str, str]) -> SparkSession:
+    from pyspark.errors import PySparkImportError
+    from pyspark.sql import SparkSession
 
-
-def _builder(app_name: str) -> SparkSession.Builder:
+    builder = SparkSession.Builder().appName(app_name)
     try:
-        from pyspark.sql import SparkSession
-    except ImportError as error:
-        hint = "Install it: pip install 'tidelog[spark]'"
-        raise ConfigError("PySpark is not installed", operation="start Spark", hint=hint) from error
-    return SparkSession.Builder().appName(app_name)
+        return _configured(builder if remote is None else builder.remote(remote), settings).getOrCreate()
+    except PySparkImportError as error:
+        hint = "Spark Connect has needs of its own: pip install 'tidelog[connect]'"
+        raise ConfigError(str(error), operation="connect to Spark", hint=hint) from error
+
+
+def _running(master: str | None, settings: dict[str, str]) -> SparkSession | None:
+    """The session of this process, with the settings that can still be changed."""
+    from pyspark.sql import SparkSession
+
+    session = SparkSession.getActiveSession()
+    if session is None:
+        return None
+    its_master = session.conf.get("spark.master", None)
+    if master not in (None, its_master):
+        text = f"a session with master {its_master} is running in this process, so there can be none with {master}"
+        raise ConfigError(text, operation="start Spark", hint="Stop it first: spark.stop()")
+    return _configured(SparkSession.Builder(), settings).getOrCreate()
+
+
+def _started(app_name: str, master: str | None, settings: dict[str, str]) -> SparkSession:
+    from pyspark.sql import SparkSession
+
+    is_submitted = "PYSPARK_GATEWAY_PORT" in os.environ
+    if not is_submitted:
+        master = master or "local[*]"
+        os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+    settings = {"spark.app.name": app_name, **defaults_for(master), **settings}
+    if master is not None:
+        settings["spark.master"] = master
+    if not is_submitted and not _has_gateway():
+        _start_java(settings)
+    return _configured(SparkSession.Builder(), settings).getOrCreate()
+
+
+def _has_gateway() -> bool:
+    """Whether this process has a Java already: that of a session which was stopped."""
+    from pyspark import SparkContext
+
+    return SparkContext._gateway is not None
+
+
+def _start_java(settings: dict[str, str]) -> None:
+    """Starts Java and the context in it; once more without the archive of classes, should it be to blame."""
+    java, own = find_java(), settings.get(JAVA_OPTIONS, "")
+    told = {name: value for name, value in settings.items() if name.startswith("spark.driver.")}
+    archive = class_archive.archive_options(java, _jars(), told, class_archive.cache_directory())
+    try:
+        _start_context(settings | {JAVA_OPTIONS: _java_options(archive, own)})
+    except GatewayError:
+        if not class_archive.discard(archive):
+            raise
+        _start_context(settings | {JAVA_OPTIONS: _java_options([], own)})
+
+
+def _start_context(settings: dict[str, str]) -> None:
+    from pyspark import SparkConf, SparkContext
+
+    conf = SparkConf().setAll(list(settings.items()))
+    with _packages_on_path():
+        gateway = start_gateway(conf)
+    SparkContext(conf=conf, gateway=gateway)
+
+
+def _java_options(archive: list[str], own: str) -> str:
+    quiet = Path(__file__).with_name("log4j2.properties").as_uri()
+    # Java's own warnings go to standard output, where a program's results are. Collecting serially is the quickest for
+    # a heap that is small and for rows that pass through.
+    return " ".join([f"-Dlog4j2.configurationFile={quiet}", "-Xlog:disable", "-XX:+UseSerialGC", *archive, own]).strip()
+
+
+def _jars() -> Path:
+    from pyspark.find_spark_home import _find_spark_home
+
+    return Path(_find_spark_home(), "jars")
+
+
+@contextmanager
+def _packages_on_path() -> Iterator[None]:
+    """Workers find tidelog where this process found it, be it installed or not."""
+    before = os.environ.get("PYTHONPATH")
+    if _PACKAGES.name not in _INSTALLED:
+        os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [before, str(_PACKAGES)]))
+    try:
+        yield
+    finally:
+        if before is None:
+            os.environ.pop("PYTHONPATH", None)
+        else:
+            os.environ["PYTHONPATH"] = before
+
+
+def _configured(builder: SparkSession.Builder, settings: dict[str, str]) -> SparkSession.Builder:
+    for name, value in settings.items():
+        builder = builder.config(name, value)
+    return builder
