@@ -1,0 +1,151 @@
+"""Writing topics from Spark: tasks stage rows, the driver commits them as one consignment, the owner takes them in.
+
+Invariants
+- All rows of a write come into a topic, in order of the tasks, or none of them. With rows for several topics that holds
+  for each topic.
+- A write that has a name comes in once: a batch by `txnAppId` and `txnVersion`, a stream by its query and the number of
+  its batch, however often it is written again.
+- After a commit nothing is taken back, whatever Spark says: it may call `abort` after a commit that succeeded.
+"""
+
+from __future__ import annotations
+
+import logging
+import secrets
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from pyspark import TaskContext
+from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowWriter, WriterCommitMessage
+from pyspark.sql.types import StructType
+
+from tidelog.errors import InputError, NotSupportedError
+from tidelog.pipeline.consigning import HandOver, staging_place
+from tidelog.pipeline.partition_writer import StagingPlace, stage_rows
+from tidelog.pipeline.sink_options import SinkOptions, check_columns, parse_sink_options
+from tidelog.tier.intake_part import StagedPart
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+_logger = logging.getLogger("tidelog.pipeline")
+_QUERY = "sql.streaming.queryId"
+_BATCH = "streaming.sql.batchId"
+
+
+class Staged(WriterCommitMessage):
+    """What a task has staged: parts by topic, of which write, and which task."""
+
+    def __init__(self, app: str, partition: int, parts: dict[str, StagedPart]) -> None:
+        self.app = app
+        self.partition = partition
+        self.parts = parts
+
+
+def batch_writer(options: Mapping[str, str], schema: StructType, overwrite: bool) -> DataSourceArrowWriter:
+    """The writer of `df.write`."""
+    parsed = _checked(options, schema, overwrite, is_stream=False)
+    return TopicWriter(parsed, staging_place(parsed), _own_name())
+
+
+def stream_writer(options: Mapping[str, str], schema: StructType, overwrite: bool) -> DataSourceStreamArrowWriter:
+    """The writer of `df.writeStream`."""
+    parsed = _checked(options, schema, overwrite, is_stream=True)
+    return TopicStreamWriter(parsed, staging_place(parsed), _own_name())
+
+
+def _checked(options: Mapping[str, str], schema: StructType, overwrite: bool, *, is_stream: bool) -> SinkOptions:
+    parsed = parse_sink_options(options, is_stream=is_stream)
+    if overwrite:
+        what = "the output mode complete" if is_stream else 'mode("overwrite")'
+        raise NotSupportedError(f"{what} would replace a topic, and a log only grows", hint='Use mode "append"')
+    check_columns(schema, parsed.topic)
+    return parsed
+
+
+def _own_name() -> str:
+    """For a write that nobody has named: no other one has it."""
+    return f"once-{secrets.token_hex(12)}"
+
+
+class TopicWriter(DataSourceArrowWriter):
+    """A batch write."""
+
+    def __init__(self, options: SinkOptions, place: StagingPlace, own_name: str) -> None:
+        self._options = options
+        self._place = place
+        self._app = options.app or own_name
+        self._version = options.version or 0
+
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
+        """In a task."""
+        partition = _task().partitionId()
+        parts = stage_rows(iterator, self._place, self._app, self._version, partition)
+        return Staged(self._app, partition, parts)
+
+    def commit(self, messages: list[WriterCommitMessage | None]) -> None:
+        """In the driver, when all tasks have succeeded."""
+        is_named = self._options.app is not None
+        HandOver(self._options.root, self._app, self._version, is_once=not is_named).commit(
+            parts_by_topic(messages), self._options.wait_seconds
+        )
+
+    def abort(self, messages: list[WriterCommitMessage | None]) -> None:
+        """In the driver, when something failed."""
+        HandOver(self._options.root, self._app, self._version).discard(parts_by_topic(messages), self._options.topic)
+
+
+class TopicStreamWriter(DataSourceStreamArrowWriter):
+    """A write of micro-batches."""
+
+    def __init__(self, options: SinkOptions, place: StagingPlace, own_name: str) -> None:
+        self._options = options
+        self._place = place
+        self._own_name = own_name
+
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
+        """In a task, which alone knows whose batch it is."""
+        task = _task()
+        query, batch = task.getLocalProperty(_QUERY), task.getLocalProperty(_BATCH)
+        app = self._options.app or query
+        if app is None or batch is None:
+            _logger.warning("Spark does not say which batch this is: its rows come at least once, not exactly once")
+            app, batch = self._own_name, "0"
+        partition = task.partitionId()
+        parts = stage_rows(iterator, self._place, app, int(batch), partition)
+        return Staged(app, partition, parts)
+
+    def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
+        """In the driver, on an object that has seen nothing of the batch but this."""
+        for app in sorted({one.app for one in _staged(messages)}):
+            mine = [one for one in _staged(messages) if one.app == app]
+            is_once = app == self._own_name
+            over = HandOver(self._options.root, app, 0 if is_once else batchId, is_once=is_once)
+            over.commit(parts_by_topic(mine), self._options.wait_seconds)
+
+    def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
+        """In the driver; it may come after a commit that succeeded, and then removes nothing."""
+        for app in {one.app for one in _staged(messages)}:
+            version = 0 if app == self._own_name else batchId
+            mine = [one for one in _staged(messages) if one.app == app]
+            HandOver(self._options.root, app, version).discard(parts_by_topic(mine), self._options.topic)
+
+
+def parts_by_topic(messages: Sequence[WriterCommitMessage | None]) -> dict[str, list[StagedPart]]:
+    """The parts of each topic, in order of the tasks that wrote them. A failed task has no message."""
+    found: dict[str, list[StagedPart]] = {}
+    for message in sorted(_staged(messages), key=lambda one: one.partition):
+        for topic, part in message.parts.items():
+            found.setdefault(topic, []).append(part)
+    return found
+
+
+def _staged(messages: Sequence[Any]) -> list[Staged]:
+    return [message for message in messages if isinstance(message, Staged)]
+
+
+def _task() -> TaskContext:
+    task = TaskContext.get()
+    if task is None:
+        raise InputError("rows are written by Spark's tasks")
+    return task
