@@ -2,7 +2,8 @@
 
 Invariants
 - A commit that is not known to have been done is made again, under the same name: it is done once.
-- What was committed is the topic's. If nobody takes it in for a while, the error says that it must not be written again.
+- What was committed is the topic's. If nobody takes it in for a while, the error says that it must not be
+  written again.
 """
 
 from __future__ import annotations

@@ -147,7 +147,7 @@ class OptionReader:
             raise InputError(f"the option {name} is a time such as 30s or 15m, not {text!r}")
         return float(seconds)
 
-    def _positive(self, name: str, parse: Callable[[str], float | None], what: str) -> int | None:
+    def _positive(self, name: str, parse: Callable[[str], int | float | None], what: str) -> int | None:
         text = self.text(name)
         if text is None:
             return None
