@@ -17,9 +17,12 @@ from tidelog.topics.extension import (
     Extension,
     ProducerMark,
     batch_extensions,
+    batch_marks,
     decode_extension,
     decode_extensions,
+    encode_deliver_at,
     encode_extension,
+    is_batch_mark,
 )
 from tidelog.topics.message import encode_message
 
@@ -89,3 +92,13 @@ def test_the_extensions_of_a_batch() -> None:
     assert batch_extensions(Batch(7, frames, 0, 3, [])) == [None, mark, None]
     assert batch_extensions(Batch(7, None, 0, 3, payloads)) == [None, mark, None]
     assert batch_extensions(Batch(7, None, 0, 1, payloads[:1])) is None
+
+
+def test_a_batch_mark_alone_is_told_from_an_extension_with_more() -> None:
+    """Whoever looks for producers in a long topic passes over it without decoding, and over nothing else."""
+    mark = batch_marks(2)[1]
+    assert is_batch_mark(mark)
+    assert decode_extension(mark).producer is None
+    whole = encode_extension(BatchMark(1, 2), ProducerMark(1, 2, "p"))
+    for more in (whole, encode_deliver_at(5), b"", b"\x02" + mark[1:]):
+        assert not is_batch_mark(more)

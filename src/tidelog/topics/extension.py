@@ -77,6 +77,11 @@ def batch_marks(total: int) -> list[bytes]:
     return [pack(_BATCH, _BATCH_BODY.size, number, total) for number in range(total)]
 
 
+def is_batch_mark(data: bytes) -> bool:
+    """Whether an extension says only that, as nearly all do that are there."""
+    return len(data) == _BATCH_ENTRY.size and data[0] == _BATCH
+
+
 def encode_deliver_at(time_us: int) -> bytes:
     """The entry that holds a message back until a time."""
     return _DELIVER_AT_ENTRY.pack(_DELIVER_AT, _DELIVER_AT_BODY.size, time_us)

@@ -21,7 +21,7 @@ from tidelog.log.frame import encode_many
 from tidelog.log.reader import Reader
 from tidelog.tier.joined import JoinedReader
 from tidelog.tier.tiered_log import TieredLog
-from tidelog.topics.extension import MAX_PRODUCER_NAME_BYTES, ProducerMark, decode_extension
+from tidelog.topics.extension import MAX_PRODUCER_NAME_BYTES, ProducerMark, decode_extension, is_batch_mark
 from tidelog.topics.message import raw_extensions
 from tidelog.topics.producer_snapshots import ProducerSnapshots
 from tidelog.topics.producer_state import ProducersSnapshot, ProducerState, ProducerTable
@@ -124,9 +124,11 @@ class ProducerRegistry:
         """Reads what was appended from an offset on."""
         for batch in self._open_reader(max(start, self._start_offset), self._log.next_offset):
             for offset, data in enumerate(_raw(batch), batch.first_offset):
+                if data is None or is_batch_mark(data):
+                    continue
                 # What cannot be understood is said by whoever reads the message.
                 with contextlib.suppress(DataError):
-                    mark = None if data is None else decode_extension(data).producer
+                    mark = decode_extension(data).producer
                     if mark is not None:
                         record(mark, offset)
 
