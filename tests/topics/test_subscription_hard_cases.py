@@ -13,10 +13,12 @@ from threading import Event, Thread, Timer
 from typing import Any
 
 import pytest
+from tests.crash.tier_promises import open_node, tier_settings
 
 import tidelog
 from tidelog.clock import ManualClock, to_datetime
-from tidelog.errors import ClosedError, FencedError, InputError
+from tidelog.errors import ClosedError, FencedError, InputError, StoreUnavailableError
+from tidelog.testing import World
 from tidelog.topics.delivery import MAX_HOLES
 from tidelog.topics.storage import LogDirectory
 from tidelog.topics.subscription_consumer import Consumer
@@ -272,3 +274,51 @@ def test_who_waits_for_a_topic_that_went_elsewhere_is_told(tmp_path: Path) -> No
     assert raised
     for node in nodes:
         node.close()
+
+
+# Stores that fail
+
+
+def test_closing_does_not_wait_for_a_store_that_does_not_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However many positions are to be stored, it takes no longer than the patience with one."""
+    world = World(clock=ManualClock())
+    log = open_node(world, "a", tier_settings())
+    monkeypatch.setattr(log._background, "_patience_seconds", 0.3)
+    topic = log.topic(NAME)
+    topic.append_many([b"x"] * 10, sync=True)
+    for number in range(20):
+        sub = topic.subscribe(f"work-{number}")
+        sub.ack_many(sub.receive_many(5, timeout=0))
+    answers = Event()
+
+    def hang(operation: str, keys: str) -> None:
+        answers.wait(20)
+
+    world.metadata.on_request = hang
+    begin = time.monotonic()
+    log.close()
+    assert time.monotonic() - begin < 10
+    answers.set()
+
+
+def test_closing_again_stores_what_could_not_be_stored() -> None:
+    """A store that was down for a while costs nothing but the second attempt; so does subscribing again."""
+    world = World(clock=ManualClock())
+    with open_node(world, "a", tier_settings()) as log:
+        topic = log.topic(NAME)
+        topic.append_many([b"x"] * 10, sync=True)
+        for is_made_again in (False, True):
+            sub = topic.subscribe("work")
+            taken = sub.receive_many(3, timeout=0)
+            sub.ack_many(taken)
+            world.metadata.on_request = _refuse
+            for _ in range(2):
+                with pytest.raises(StoreUnavailableError):
+                    sub.close()
+            world.metadata.on_request = None
+            (topic.subscribe("work") if is_made_again else sub).close()
+            assert stored_offset(topic) == taken[-1].offset + 1
+
+
+def _refuse(operation: str, keys: Any) -> None:
+    raise StoreUnavailableError("down")

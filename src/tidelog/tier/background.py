@@ -165,10 +165,13 @@ def in_thread(work: Callable[[], None], name: str) -> Future[None]:
     def run() -> None:
         try:
             work()
-        except Exception as error:  # noqa: BLE001 - whoever asks for the result gets it
+        except BaseException as error:  # noqa: BLE001 - whoever asks for the result gets it
             outcome.set_exception(error)
         else:
             outcome.set_result(None)
 
-    Thread(target=run, name=name, daemon=True).start()
+    try:
+        Thread(target=run, name=name, daemon=True).start()
+    except RuntimeError:  # the interpreter ends, and lets no thread begin any more
+        run()
     return outcome

@@ -77,6 +77,8 @@ class Subscription:
         self._is_reading = False
         self._moves = 0
         self._failure: Callable[[], TidelogError] | None = None
+        self.is_unstored = False
+        """It was closed, and its position could not be stored yet."""
         self._background = background
         self._upkeep_task: Task = background.add(self._upkeep, state.options.progress_flush_interval_seconds)
 
@@ -456,19 +458,27 @@ class Subscription:
             self._waiters.wake()
 
     def close(self) -> None:
-        """Stores everything that was acknowledged and ends it. Closing twice is fine."""
-        is_open = self._failure is None
+        """Stores everything that was acknowledged and ends it. Closing twice is fine, and tries again what failed."""
+        if self._failure is None:
+            self.is_unstored = True
         self.stop(lambda: _closed_error(self.name))
         self._background.cancel(self._upkeep_task)
         try:
-            if is_open:
-                self.bury()
+            if self.is_unstored:
+                self._store_for_good()
+        finally:
+            self._feed.close()
+
+    def _store_for_good(self) -> None:
+        try:
+            self.bury()
         finally:
             try:
-                if is_open:
-                    self.store(is_last=True)
-            finally:
-                self._feed.close()
+                self.store(is_last=True)
+            except FencedError:
+                self.is_unstored = False  # it is the new owner's
+                raise
+            self.is_unstored = False
 
 
 def _closed_error(name: str) -> ClosedError:

@@ -92,6 +92,9 @@ class SubscriptionRegistry:
         dead_letters = self._dead_letters(name, parsed)  # before the guard: it asks the directory, which may ask us
         with self._guard:
             subscription = self._open.get(name)
+            if subscription is not None and subscription.is_unstored:
+                self._end(subscription)
+                subscription = None
             if subscription is None:
                 subscription = self._open_one(name, start, matches, parsed, dead_letters)
                 self._open[name], self._filters[name] = subscription, matches
@@ -174,10 +177,16 @@ class SubscriptionRegistry:
     def _left(self, subscription: Subscription) -> None:
         """The last consumer has left, unless another one came meanwhile."""
         with self._guard:
-            if self._open.get(subscription.name) is not subscription or subscription.state.holders:
-                return
-            del self._open[subscription.name], self._filters[subscription.name]
+            if self._open.get(subscription.name) is subscription and not subscription.state.holders:
+                self._end(subscription)
+
+    def _end(self, subscription: Subscription) -> None:
+        """Closes it. One that cannot be stored now is kept: whoever closes it again, or needs it, tries again."""
+        try:
             subscription.close()
+        finally:
+            if not subscription.is_unstored:
+                del self._open[subscription.name], self._filters[subscription.name]
 
     def _delete_open(self, subscription: Subscription) -> None:
         with self._guard:
@@ -195,23 +204,25 @@ class SubscriptionRegistry:
             if subscription is not None:
                 if not is_asked_by_consumer and subscription.state.holders:
                     raise ConflictError(f"the subscription {name} has consumers", hint="Close them first")
-                del self._open[name], self._filters[name]
-                subscription.close()
+                self._end(subscription)
             elif name not in self._cursors.names():  # not loaded: one that is damaged can be deleted too
                 raise _not_found(name, self._topic)
             self._cursors.delete(name)
 
     def close(self) -> None:
-        """Stores and closes all of them. A position that cannot be stored holds nothing up: messages come again."""
-        errors = []
+        """Stores and closes all of them. A position that cannot be stored holds nothing up: messages come again.
+
+        Nor does a store that does not answer: all that there are to close are waited for no longer than one.
+        """
         with self._guard:
             for subscription in self._taken():
+                problem: TidelogError | str = "the store does not answer"
                 try:
-                    subscription.close()
+                    self._background.attempt(subscription.close)
                 except TidelogError as error:
-                    errors.append(error)
-        for failed in errors:
-            _logger.warning("%s: the position of a subscription was not stored: %s", self._topic, failed)
+                    problem = error
+                if subscription.is_unstored:
+                    _logger.warning("%s: the position of %s is not stored: %s", self._topic, subscription.name, problem)
 
     def _taken(self) -> Iterator[Subscription]:
         while self._open:
