@@ -528,3 +528,25 @@ def test_a_log_opens_over_what_was_taken(stores: Stores) -> None:
     log = Log.open(DIRECTORY, files=node.files, first_offset=taken.next_offset)
     assert log.append(b"x", sync=True) == 5
     log.close()
+
+
+def test_what_retention_deleted_from_the_store_was_shipped(stores: Stores) -> None:
+    """The catalog has forgotten it; put aside as never shipped, a rescue would bring back what was deleted."""
+    first = lived(stores, "a", ship=5, keep=2)
+    taken = Node(stores, "b").take()
+    taken.catalog.move_start(5)
+    taken.catalog.remove_descriptors(stores.descriptors())
+    assert first.take().next_offset == 5
+    assert put_aside(first) == [(5, 7)]
+
+
+def test_a_note_of_an_earlier_epoch_hides_no_tail(stores: Stores) -> None:
+    """It may be about another log of the same name: what is not known to be shipped is put aside."""
+    node = lived(stores, "a", ship=5, keep=0)
+    node.open().append(2)
+    node.close()
+    taken = Node(stores, "b").take()
+    taken.catalog.move_start(5)
+    taken.catalog.remove_descriptors(stores.descriptors())
+    node.take()
+    assert put_aside(node) == [(0, 7)]

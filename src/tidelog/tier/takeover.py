@@ -207,11 +207,12 @@ def fenced_files(
     if local is None or not _were_a_topic(local):
         raise _foreign_files(directory, owner)
     view = LogView(directory, LogSettings(), files=files, clock=clock)
-    start_offset, next_offset = view.start_offset, view.next_offset
+    noted_offset = _noted_as_shipped(files, directory, local.epoch, catalog)
+    start_offset, next_offset = max(view.start_offset, noted_offset), view.next_offset
     return FencedTail(
         epoch=local.epoch,
         claim=local.claim or local.intended or "0",
-        first_offset=_shipped_by(local.epoch, start_offset, next_offset, catalog),
+        first_offset=_shipped_by(local.epoch, min(start_offset, next_offset), next_offset, catalog),
         next_offset=next_offset,
         set_aside_us=clock.now_us(),
     )
@@ -299,6 +300,18 @@ def _are_the_end(local: LocalClaim | None, owner: Owner | None, catalog: Catalog
     if owner is not None:
         return local is not None and local.knows(owner.lineage)
     return local is None or local.claim is None or catalog.epoch_floor() < local.epoch
+
+
+def _noted_as_shipped(files: Files, directory: Path, epoch: int, catalog: Catalog) -> int:
+    """What this disk remembers of its last object: the catalog forgets what retention has deleted since.
+
+    A note of an earlier epoch may be about another log of the same name, and of a topic that was deleted everything
+    here is kept: it is the last copy.
+    """
+    noted = read_uploader_checkpoint(files, directory)
+    if noted is None or noted.epoch != epoch or catalog.epoch_floor() >= epoch:
+        return 0
+    return noted.next_offset
 
 
 def _shipped_by(epoch: int, start_offset: int, next_offset: int, catalog: Catalog) -> int:
