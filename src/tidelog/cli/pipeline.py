@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 import typer
 
+from tidelog.cli.pipeline_compact import compact
 from tidelog.cli.pipeline_gc import gc
 from tidelog.cli.pipeline_report import report
 from tidelog.cli.pipeline_ship import ship
@@ -16,6 +17,7 @@ from tidelog.cli.session import command, command_group
 _JOBS: dict[str, Callable[..., None]] = {
     "verify": verify,
     "ship": ship,
+    "compact": compact,
     "gc": gc,
     "report": report,
 }

@@ -76,8 +76,12 @@ class Replacing:
         return _finish(self._catalog, self._clock, self._state)
 
     def abandon(self) -> None:
-        """Gives up. What was uploaded is in nobody's way: the sweep removes it."""
-        self._become(phase="idle")
+        """Gives up what is being built: what was uploaded is in nobody's way, the sweep removes it.
+
+        What has begun to be switched can only be finished, which the next one does.
+        """
+        if self._state.phase == "building":
+            self._become(phase="idle")
 
     def _check(self, one: Replacement) -> None:
         found = self._objects.head(self._catalog.keys.object(one.descriptor.name))

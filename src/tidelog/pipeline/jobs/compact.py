@@ -1,0 +1,173 @@
+"""The job `compact`: many small objects become few large ones, and superseded messages of keyed topics go.
+
+    small objects    neighbours are put together, frame by frame, up to a size                   every topic
+    by key           what a later message of its key has superseded is removed, its offset stays   topics that say so
+
+Workers read, check, write and read back; the driver compares and switches the catalog. It holds no claim, so it runs
+beside the owners of the topics; `tier/replacement_switch.py` argues why that is safe.
+
+Invariants
+- At every moment every offset can be read, with its message, or as removed where a newer one of its key is published.
+- Killed anywhere, the next run goes on: what was being switched is finished, what was being built is built again.
+- A topic that cannot be compacted is a problem of the report; the others are done.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from tidelog.clock import Clock, SystemClock
+from tidelog.errors import InputError, NotFoundError, NotSupportedError, TidelogError
+from tidelog.pipeline.jobs.compact_build import BuildDone, BuildWork, build_run
+from tidelog.pipeline.jobs.compact_keys import SupersededOffsets, superseded_offsets
+from tidelog.pipeline.jobs.compact_topic import CompactedTopic, CompactOptions, TopicCompaction
+from tidelog.pipeline.jobs.job import JobReport, OnProgress, Problem, counted_progress, ignore_progress
+from tidelog.pipeline.open_topics import cold_place
+from tidelog.pipeline.part import ColdPlace
+from tidelog.pipeline.root import Root
+from tidelog.pipeline.work import run_on_workers
+from tidelog.tier import owner as documents
+from tidelog.tier.catalog import Catalog
+from tidelog.tier.keys import TopicKeys
+from tidelog.tier.metadata.open import open_metadata_store
+from tidelog.tier.metadata.store import MetadataStore
+from tidelog.tier.object_store import ObjectStore
+from tidelog.tier.stores import open_store
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+    from tidelog.topics.storage import LogDirectory
+
+__all__ = ["CompactOptions", "CompactReport", "CompactedTopic", "compact"]
+
+
+class CompactReport(JobReport, frozen=True, kw_only=True):
+    """What became of every topic; of a dry run, what would."""
+
+    topics: tuple[CompactedTopic, ...] = ()
+    is_dry_run: bool = False
+
+
+def compact(
+    spark: SparkSession,
+    root: Root,
+    topics: Sequence[str] | None = None,
+    options: CompactOptions | None = None,
+    *,
+    on_progress: OnProgress = ignore_progress,
+    clock: Clock | None = None,
+) -> CompactReport:
+    """Compacts these topics, all by default; by key those that are marked so, or all of them if the options say so."""
+    began, options = time.monotonic(), options or CompactOptions()
+    _check(options)
+    with root.open() as log:
+        place, names = _place(root, log), _chosen(log, topics)
+    objects = open_store(place.store_url, place.store_settings)
+    with open_metadata_store(place.metadata_url, objects) as metadata:
+        job = _Job(spark, root, place, objects, metadata, options, clock or SystemClock(), on_progress)
+        for name in names:
+            job.compact(name)
+    return job.report(time.monotonic() - began)
+
+
+class _Job:
+    """All topics, one after the other."""
+
+    def __init__(
+        self,
+        spark: SparkSession,
+        root: Root,
+        place: ColdPlace,
+        objects: ObjectStore,
+        metadata: MetadataStore,
+        options: CompactOptions,
+        clock: Clock,
+        on_progress: OnProgress,
+    ) -> None:
+        self._spark = spark
+        self._root = root
+        self._place = place
+        self._objects = objects
+        self._metadata = metadata
+        self._options = options
+        self._clock = clock
+        self._on_progress = on_progress
+        self._done: list[TopicCompaction] = []
+        self._problems: list[Problem] = []
+
+    def compact(self, topic: str) -> None:
+        namespace, _, name = topic.partition("/")
+        catalog = Catalog(self._metadata, TopicKeys(namespace, name, self._place.metadata_root))
+        try:
+            options = msgspec.structs.replace(self._options, by_key=self._is_by_key(catalog))
+            compaction = TopicCompaction(
+                *(topic, self._place, catalog, self._objects, options, self._clock),
+                lambda works: self._build(topic, works),
+            )
+            compaction.run(self._superseded(topic, catalog) if options.by_key else None)
+        except TidelogError as error:
+            self._problems.append(Problem(topic=topic, reason=str(error)))
+        else:
+            self._done.append(compaction)
+
+    def _is_by_key(self, catalog: Catalog) -> bool:
+        """What is asked for; else what the topic is marked as, by itself or by its directory."""
+        if self._options.by_key is not None:
+            return self._options.by_key
+        entry = catalog.metadata.get(catalog.keys.settings)
+        own = {} if entry is None else documents.decode_mapping(entry.value, entry.key)
+        return own.get("compaction", self._root.load().tier.compaction) == "by_key"
+
+    def _superseded(self, topic: str, catalog: Catalog) -> SupersededOffsets:
+        before_us = self._clock.now_us() - int(self._options.tombstone_seconds * 1_000_000)
+        ends = catalog.start_offset(), catalog.next_offset()
+        return superseded_offsets(self._spark, self._root, topic, *ends, before_us)
+
+    def _build(self, topic: str, works: Sequence[BuildWork]) -> Iterable[BuildDone]:
+        results = run_on_workers(self._spark, build_run, works)
+        return counted_progress(results, f"compacting {topic}", len(works), self._on_progress)
+
+    def report(self, seconds: float) -> CompactReport:
+        return CompactReport(
+            job="compact",
+            topics=tuple(one.result() for one in self._done),
+            is_dry_run=self._options.is_dry_run,
+            proofs=tuple(proof for one in self._done if (proof := one.proof()) is not None),
+            problems=tuple(self._problems),
+            notes=tuple(self._notes()),
+            seconds=round(seconds, 3),
+        )
+
+    def _notes(self) -> Iterator[str]:
+        for one in self._done:
+            yield from one.notes()
+
+
+def _check(options: CompactOptions) -> None:
+    if not 0 < options.min_dirty_ratio <= 1:
+        raise InputError(f"min_dirty_ratio is above 0 and at most 1, not {options.min_dirty_ratio}")
+    if options.tombstone_seconds < 0 or options.grace_seconds < 0:
+        raise InputError("tombstone_seconds and grace_seconds cannot be negative")
+
+
+def _place(root: Root, log: LogDirectory) -> ColdPlace:
+    place = cold_place(root, log)
+    if place is None:
+        raise NotSupportedError(
+            "these topics have no store", path=log.root, hint="Compaction is about objects in a store: there are none"
+        )
+    return place
+
+
+def _chosen(log: LogDirectory, topics: Sequence[str] | None) -> list[str]:
+    assert log.tier is not None, "there is a store"
+    known = sorted("/".join(topic) for topic in log.tier.topics())
+    missing = next((name for name in topics or () if name not in known), None)
+    if missing is not None:
+        raise NotFoundError(f"the catalog has no topic {missing}", hint="`tidelog topic list` shows them")
+    return known if not topics else list(dict.fromkeys(topics))
