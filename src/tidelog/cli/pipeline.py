@@ -10,12 +10,14 @@ from tidelog.cli.pipeline_compact import compact
 from tidelog.cli.pipeline_gc import gc
 from tidelog.cli.pipeline_report import report
 from tidelog.cli.pipeline_ship import ship
+from tidelog.cli.pipeline_table import table
 from tidelog.cli.pipeline_verify import verify
 from tidelog.cli.session import command, command_group
 
 # By the name of the job; what they have in common is in `pipeline_job.py`.
 _JOBS: dict[str, Callable[..., None]] = {
     "verify": verify,
+    "table": table,
     "ship": ship,
     "compact": compact,
     "gc": gc,

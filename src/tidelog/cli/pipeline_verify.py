@@ -8,10 +8,15 @@ import typer
 
 from tidelog.cli.pipeline_job import MasterOption, RootOption, run_job
 from tidelog.cli.session import Session
+from tidelog.cli.table_choice import CatalogOption, CatalogPropertyOption, chosen_content
 
 if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
     from tidelog.cli.output import Output
+    from tidelog.pipeline.jobs.job import OnProgress
     from tidelog.pipeline.jobs.verify import VerifyReport
+    from tidelog.pipeline.root import Root
 
 _COLUMNS = ("topic", "objects", "object_bytes", "files", "file_bytes", "messages", "problems")
 
@@ -21,6 +26,12 @@ def verify(
     topics: Annotated[
         list[str] | None, typer.Argument(metavar="TOPIC...", help="namespace/name [default: all topics].")
     ] = None,
+    table: Annotated[
+        str | None,
+        typer.Option("--table", metavar="PATH|URL|NAME", help="Prove that this table equals its topic, instead."),
+    ] = None,
+    catalog: CatalogOption = None,
+    catalog_property: CatalogPropertyOption = None,
     root: RootOption = None,
     master: MasterOption = None,
 ) -> None:
@@ -29,8 +40,14 @@ def verify(
     Checksums, sizes, times, indexes, that every offset is in one object and none is missing, and the files behind the
     objects where the root is a directory. Problems are listed and the exit code is 1. Nothing is changed and no lock is
     taken.
+
+    With --table, a table that `tidelog pipeline table` wrote is compared with its topic: Spark counts and sums up both.
     """
     from tidelog.pipeline.jobs import verify as job
+
+    if table is not None:
+        _verify_table(session, table, catalog, catalog_property, root, master)
+        return
 
     def show(output: Output, report: VerifyReport) -> None:
         rows = [
@@ -52,3 +69,19 @@ def verify(
         lambda spark, place, on_progress: job.verify(spark, place, topics, on_progress),
         show,
     )
+
+
+def _verify_table(
+    session: Session,
+    table: str,
+    catalog: str | None,
+    properties: list[str] | None,
+    root: str | None,
+    master: str | None,
+) -> None:
+    from tidelog.pipeline.jobs.verify_table import TableProofReport, verify_table
+
+    def work(spark: SparkSession, place: Root, on_progress: OnProgress) -> TableProofReport:
+        return verify_table(spark, place, chosen_content(spark, place, table, catalog, properties), on_progress)
+
+    run_job(session, "verify", root, master, work)

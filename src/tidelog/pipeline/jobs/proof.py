@@ -3,8 +3,8 @@
 Invariants
 - A checksum is a sum over messages modulo 2**64, of a mix of each message: it is the same for any split and any order,
   so that workers sum up their parts and the driver adds those. It finds loss, doubling and change; it is no signature.
-- `checksum` says by its prefix what was summed up: `frames` (offset and payload of whole frames) or `rows` (offset,
-  key, value and timestamp as Spark sees them). Two of different kinds are never equal.
+- `checksum` says by its prefix what was summed up: `frames` (offset and payload of whole frames), `rows` (offset, key,
+  value and time of messages) or `xxhash64` (the same, by a function of Spark's). Two kinds are never equal.
 - A side without messages has no offsets.
 """
 
@@ -17,7 +17,7 @@ import msgspec
 
 from tidelog.errors import InputError
 
-Kind = Literal["frames", "rows"]
+Kind = Literal["frames", "rows", "xxhash64"]
 _MODULUS = 1 << 64
 
 

@@ -1,0 +1,231 @@
+"""The types of a table's columns: inferred from JSON, joined, widened, and written down as Spark's JSON schema.
+
+    JSON        column                  joined with another type
+    true        boolean
+    1           bigint                  with 1.5: double
+    1.5         double
+    "text"      string                  with anything else: string, in which all else is its JSON
+    {...}       struct of its fields    field by field; new fields are added
+    [...]       array of what is in it
+
+Invariants
+- Joining is commutative and associative up to the order of fields, so that workers infer parts in any order.
+- A column that exists is only ever widened: fields are added, whole numbers become doubles, short ones long. What does
+  not fit into it is rejected row by row, never forced.
+- `null` and what is empty say nothing about a type.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import pyarrow as pa
+from pyarrow import types
+
+from tidelog.errors import InputError
+
+Signature = tuple[str, tuple[Any, ...]]
+_NAMES: dict[str, pa.DataType] = {
+    "boolean": pa.bool_(),
+    "byte": pa.int8(),
+    "short": pa.int16(),
+    "integer": pa.int32(),
+    "long": pa.int64(),
+    "float": pa.float32(),
+    "double": pa.float64(),
+    "string": pa.string(),
+    "binary": pa.binary(),
+    "date": pa.date32(),
+    "timestamp": pa.timestamp("us", tz="UTC"),
+}
+_BY_TYPE = {kind: name for name, kind in _NAMES.items()}
+_WHOLE = (pa.int8(), pa.int16(), pa.int32(), pa.int64())
+_NUMBERS = (*_WHOLE, pa.float32(), pa.float64())
+_MAX_LONG = (1 << 63) - 1
+
+
+# Inferring
+
+
+def signature(value: object) -> Signature:
+    """The shape of a value that was decoded from JSON. Most values of a topic share a few of them."""
+    if isinstance(value, dict):
+        return ("struct", tuple((name, signature(one)) for name, one in value.items()))
+    if isinstance(value, list):
+        return ("list", tuple(dict.fromkeys(signature(one) for one in value)))
+    if isinstance(value, int) and not isinstance(value, bool) and not -_MAX_LONG <= value <= _MAX_LONG:
+        return ("str", ())
+    return (type(value).__name__, ())
+
+
+def type_of(found: Signature) -> pa.DataType:
+    """The type of all values with a signature."""
+    kind, parts = found
+    if kind == "struct":
+        return pa.struct([pa.field(name, type_of(part)) for name, part in parts])
+    if kind == "list":
+        return pa.list_(pa.field("element", joined_all([type_of(part) for part in parts])))
+    return _JSON_TYPES[kind]
+
+
+_JSON_TYPES = {
+    "NoneType": pa.null(),
+    "bool": pa.bool_(),
+    "int": pa.int64(),
+    "float": pa.float64(),
+    "str": pa.string(),
+}
+
+
+def joined_all(kinds: Sequence[pa.DataType]) -> pa.DataType:
+    """The type that holds all of them."""
+    result = pa.null()
+    for kind in dict.fromkeys(kinds):
+        result = joined(result, kind)
+    return result
+
+
+def joined(one: pa.DataType, other: pa.DataType) -> pa.DataType:
+    """The narrowest type that holds what either of them holds; a union where no other does."""
+    found: dict[str, pa.DataType] = {}
+    for kind in (*_members(one), *_members(other)):
+        family = _family(kind)
+        found[family] = _joined_relatives(found[family], kind) if family in found else kind
+    if len(found) < 2:
+        return next(iter(found.values()), pa.null())
+    return pa.dense_union([pa.field(family, found[family]) for family in sorted(found)])
+
+
+def _members(kind: pa.DataType) -> list[pa.DataType]:
+    if types.is_null(kind):
+        return []
+    return [field.type for field in kind] if types.is_union(kind) else [kind]
+
+
+def _family(kind: pa.DataType) -> str:
+    """Types of one family have one among them that holds the others."""
+    if kind in _NUMBERS:
+        return "number"
+    return "struct" if types.is_struct(kind) else "list" if types.is_list(kind) else str(kind)
+
+
+def _joined_relatives(one: pa.DataType, other: pa.DataType) -> pa.DataType:
+    if one in _NUMBERS:
+        return max(one, other, key=_NUMBERS.index)
+    if types.is_struct(one):
+        return pa.struct(_joined_fields(list(one), list(other)))
+    if types.is_list(one):
+        return pa.list_(pa.field("element", joined(one.value_type, other.value_type)))
+    return one
+
+
+def _joined_fields(one: list[pa.Field], other: list[pa.Field]) -> list[pa.Field]:
+    found = {field.name: field.type for field in one}
+    for field in other:
+        known = found.get(field.name)
+        found[field.name] = field.type if known is None else joined(known, field.type)
+    return [pa.field(name, kind) for name, kind in found.items()]
+
+
+def settled(kind: pa.DataType) -> pa.DataType | None:
+    """A type that a file can have; None for what was never more than null."""
+    if types.is_null(kind):
+        return None
+    if types.is_list(kind):
+        return pa.list_(pa.field("element", settled(kind.value_type) or pa.string()))
+    if types.is_struct(kind):
+        fields = [pa.field(field.name, found) for field in kind if (found := settled(field.type)) is not None]
+        return pa.struct(_distinct(fields)) if fields else pa.string()
+    return pa.string() if types.is_union(kind) else kind
+
+
+def _distinct(fields: list[pa.Field]) -> list[pa.Field]:
+    """Without names that Spark takes for one that stands before it, since case does not matter to it, or for none."""
+    taken: dict[str, pa.Field] = {}
+    for field in fields:
+        if field.name.strip():
+            taken.setdefault(field.name.lower(), field)
+    return list(taken.values())
+
+
+# Widening
+
+
+def widened(known: pa.DataType, wanted: pa.DataType) -> pa.DataType:
+    """What a column becomes that is there already when such values come: it grows within its family of types."""
+    for kind in _members(wanted):
+        if _family(kind) == _family(known):
+            known = _widened_relative(known, kind)
+    return known
+
+
+def _widened_relative(known: pa.DataType, wanted: pa.DataType) -> pa.DataType:
+    if types.is_struct(known):
+        fields = {field.name: field.type for field in known}
+        for field in wanted:
+            before = fields.get(field.name)
+            found = settled(field.type) if before is None else widened(before, field.type)
+            if found is not None:
+                fields[field.name] = found
+        return pa.struct(_distinct([pa.field(name, kind) for name, kind in fields.items()]))
+    if types.is_list(known):
+        return pa.list_(pa.field("element", widened(known.value_type, wanted.value_type)))
+    return _joined_relatives(known, wanted)
+
+
+def contradictions(known: pa.DataType, wanted: pa.DataType) -> list[str]:
+    """The fields of one struct that have a type in the other which no widening leads to."""
+    before = {field.name: field.type for field in known}
+    return [field.name for field in wanted if field.name in before and _differ(before[field.name], field.type)]
+
+
+def _differ(known: pa.DataType, wanted: pa.DataType) -> bool:
+    return _family(known) != _family(wanted)
+
+
+def must_be_rewritten(known: pa.DataType, now: pa.DataType) -> bool:
+    """Whether files with the one type cannot stand beside files with the other: new fields can, new types cannot."""
+    if types.is_struct(known) and types.is_struct(now):
+        names = [field.name for field in known]
+        return any(must_be_rewritten(known.field(name).type, now.field(name).type) for name in names)
+    if types.is_list(known) and types.is_list(now):
+        return must_be_rewritten(known.value_type, now.value_type)
+    return bool(known != now)
+
+
+# As JSON
+
+
+def to_json(kind: pa.DataType) -> Any:
+    """The type as Spark writes it in a JSON schema."""
+    if types.is_struct(kind):
+        return {"type": "struct", "fields": [_field_json(field) for field in kind]}
+    if types.is_list(kind):
+        return {"type": "array", "elementType": to_json(kind.value_type), "containsNull": True}
+    if types.is_decimal128(kind):
+        return f"decimal({kind.precision},{kind.scale})"
+    return _BY_TYPE[kind]
+
+
+def _field_json(field: pa.Field) -> dict[str, Any]:
+    return {"name": field.name, "type": to_json(field.type), "nullable": True, "metadata": {}}
+
+
+def from_json(document: Any) -> pa.DataType:
+    """The type of a JSON schema of Spark's; InputError for one that a table cannot have."""
+    match document:
+        case {"type": "struct", "fields": list(fields)}:
+            return pa.struct([pa.field(str(field["name"]), from_json(field["type"])) for field in fields])
+        case {"type": "array", "elementType": element}:
+            return pa.list_(pa.field("element", from_json(element)))
+        case str() if document in _NAMES:
+            return _NAMES[document]
+        case str() if document.startswith("decimal("):
+            precision, scale = (int(part) for part in document[len("decimal(") : -1].split(","))
+            return pa.decimal128(precision, scale)
+        case _:
+            raise InputError(
+                f"a table cannot have a column of the type {document}",
+                hint=f"Types are {', '.join(_NAMES)}, decimal, array and struct",
+            )
