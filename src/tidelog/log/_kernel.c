@@ -8,6 +8,7 @@
 
 #include "_kernel_encode.h"
 #include "_kernel_payloads.h"
+#include "_kernel_renumber.h"
 #include "_kernel_scan.h"
 
 /* ---- crc32 ---- */
@@ -59,6 +60,8 @@ static PyMethodDef kernel_methods[] = {
            "field_range(buffer, positions, lengths, field): least and greatest i64 at that byte, or None."),
     METHOD("first_at_least", kernel_first_at_least,
            "first_at_least(buffer, positions, lengths, field, minimum, start): index, or -1."),
+    METHOD("renumber", kernel_renumber,
+           "renumber(buffer, positions, lengths, first_offset): (frames, payload positions) with other offsets."),
     {NULL, NULL, 0, NULL},
 };
 

@@ -51,7 +51,10 @@ def framed_batch(frames: Frames, offset: int, stop_offset: int) -> Batch:
 
 
 class Chunk:
-    """Consecutive messages that travel together: bare payloads until they are written, frames afterwards."""
+    """Consecutive messages that travel together: bare payloads until they are written, frames afterwards.
+
+    What comes framed is so from the beginning.
+    """
 
     __slots__ = ("first_offset", "frames", "payload_bytes", "payloads")
 
@@ -116,6 +119,12 @@ class Cache:
         self.open.payload_bytes = payload_bytes
         self.open = Chunk(self.open.next_offset)
         self._chunks.append(self.open)
+
+    def add_framed(self, frames: Frames, payload_bytes: int) -> None:
+        """A chunk that is framed already, in the place of the open one, which is empty."""
+        assert not self.open.payloads
+        self.open.frames = frames
+        self.seal(payload_bytes)
 
     def written(self, chunk: Chunk, frames: Frames) -> None:
         """The chunk that was taken is in a file now; from here on it may be dropped."""

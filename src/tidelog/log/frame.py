@@ -103,6 +103,11 @@ class Frames(msgspec.Struct, frozen=True, gc=False):
         positions, lengths = self.positions[start * 8 : stop * 8], self.lengths[start * 4 : stop * 4]
         return Frames(self.first_offset + start, self.buffer, positions, lengths)
 
+    def renumbered(self, first_offset: int) -> Frames:
+        """The same payloads in frames of other offsets, in a buffer of their own."""
+        buffer, positions = _kernel.renumber(self.buffer, self.positions, self.lengths, first_offset)
+        return Frames(first_offset, buffer, positions, self.lengths)
+
     def payloads(self, start: int = 0, stop: int | None = None) -> list[bytes]:
         """Copies of the payloads from `start` to `stop` (exclusive)."""
         stop = self.count if stop is None else stop

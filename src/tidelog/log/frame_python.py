@@ -18,6 +18,7 @@ from tidelog.errors import InputError
 
 _HEADER = struct.Struct("<QII")
 _FIELD = struct.Struct("<q")
+_OFFSET = struct.Struct("<Q")
 _HEADER_BYTES = _HEADER.size
 _MAX_OFFSET = (1 << 64) - 1
 _MAX_LENGTH = (1 << 32) - 1
@@ -115,6 +116,22 @@ def payloads(buffer: Buffer, positions: Buffer, lengths: Buffer, start: int, sto
     return [bytes(view[at : at + length]) for _, at, length in places(view, positions, lengths, start, stop)]
 
 
+def renumber(buffer: Buffer, positions: Buffer, lengths: Buffer, first_offset: int, /) -> tuple[bytes, bytes]:
+    """A copy of frames that lie one behind the other, with other offsets: (frames, payload positions)."""
+    view = byte_view(buffer)
+    more = max(_count_of(byte_view(positions), byte_view(lengths)) - 1, 0)
+    if not 0 <= first_offset <= _MAX_OFFSET - more:
+        raise InputError("offsets of frames must be in the range 0 to 2**64 - 1")
+    frames, moved, end = bytearray(), array("Q"), 0
+    for index, position, length in places(view, positions, lengths, 0):
+        if position < _HEADER_BYTES or (index and position - _HEADER_BYTES != end):
+            raise ValueError(f"frame {index} is not right behind the one before")
+        end = position + length
+        moved.append(len(frames) + _HEADER_BYTES)
+        frames += _OFFSET.pack(first_offset + index) + view[position - _HEADER_BYTES + _OFFSET.size : end]
+    return bytes(frames), moved.tobytes()
+
+
 def field_range(buffer: Buffer, positions: Buffer, lengths: Buffer, field: int, /) -> tuple[int, int] | None:
     """Least and greatest i64 at byte `field` of the payloads; those too short for one do not count."""
     found = [number for _, number in _fields(buffer, positions, lengths, field, 0)]
@@ -146,13 +163,18 @@ def places(
     if stop is not None:
         _check_index("stop", stop)
     position_bytes, length_bytes = byte_view(positions), byte_view(lengths)
-    if len(length_bytes) % 4 or len(position_bytes) != 2 * len(length_bytes):
-        raise ValueError("positions and lengths are not arrays of the same count")
+    _count_of(position_bytes, length_bytes)
     pairs = zip(position_bytes.cast("Q")[start:stop], length_bytes.cast("I")[start:stop], strict=True)
     for index, (position, length) in enumerate(pairs, start):
         if position + length > len(view):
             raise ValueError(f"payload {index} is outside the buffer of {len(view)} bytes")
         yield index, position, length
+
+
+def _count_of(position_bytes: memoryview, length_bytes: memoryview) -> int:
+    if len(length_bytes) % 4 or len(position_bytes) != 2 * len(length_bytes):
+        raise ValueError("positions and lengths are not arrays of the same count")
+    return len(length_bytes) // 4
 
 
 def byte_view(buffer: Buffer) -> memoryview:

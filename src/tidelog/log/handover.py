@@ -19,7 +19,7 @@ from threading import Lock
 
 from tidelog.errors import BackpressureError, InputError, MessageTooLargeError, TidelogError
 from tidelog.log.cache import Cache, Chunk
-from tidelog.log.frame import Frames
+from tidelog.log.frame import HEADER_BYTES, Frames
 from tidelog.log.room import RoomQueue, RoomRequest
 from tidelog.log.settings import LogSettings
 from tidelog.log.waiting import Doorbell, TaskWaiter, ThreadWaiter, Waiter, finish_all, task_waiter
@@ -53,7 +53,7 @@ class Handover:
         self._append_timeout_seconds = settings.append_timeout_ms / 1000
         self._is_held = False
         self._room_queue = RoomQueue(self._fits, self._accept)
-        self._holders_queue = RoomQueue(self._has_room_for_holder, self._accept)
+        self._holder: ThreadWaiter | None = None
         self._sync_waiters: list[tuple[int, Waiter]] = []
         self._listeners: list[Waiter] = []
         self._bell = Doorbell(self.mutex)
@@ -154,11 +154,6 @@ class Handover:
         waiting = self.next_offset - self.written_offset
         return waiting == 0 or (size <= self._room_bytes and waiting + count <= self._max_messages)
 
-    def _has_room_for_holder(self, count: int, size: int) -> bool:
-        if self.next_offset > self.written_offset and self.held_bytes + size > _MAX_HELD_BYTES:
-            return False
-        return self._has_room(count, size)
-
     def _accept(self, payloads: Sequence[bytes], size: int) -> int:
         offset = self.next_offset
         if not payloads:
@@ -208,12 +203,12 @@ class Handover:
 
     def _withdraw(self, request: RoomRequest) -> bool:
         with self.mutex:
-            withdrawn = self._room_queue.withdraw(request) or self._holders_queue.withdraw(request)
+            withdrawn = self._room_queue.withdraw(request)
             self._grant_room()
             return withdrawn
 
     def _grant_room(self) -> None:
-        self._holders_queue.grant()
+        self._wake_holder()
         self._room_queue.grant()
         self._set_offset_limit()
 
@@ -236,24 +231,41 @@ class Handover:
             self._is_held = False
             self._grant_room()
 
-    def append_held(self, payloads: Sequence[bytes]) -> int:
-        """As `append_many`, by the holder: waits for room as long as it takes, and raises what ends the log."""
-        size = sum(map(len, payloads))
-        with self.mutex:
-            assert self._is_held, "the appends of others are not held back"
-            if self.refusal is not None:
-                raise self.refusal()
-            if self._has_room_for_holder(len(payloads), size):
-                return self._accept(payloads, size)
-            waiter = ThreadWaiter()
-            request = self._holders_queue.ask(payloads, size, waiter)
-        try:
+    def append_held(self, frames: Frames) -> None:
+        """By the holder: frames that are numbered from the next offset on. Waits for room as long as it takes, and
+        raises what keeps the log from accepting anything."""
+        size = frames.end - frames.start_of(0) - frames.count * HEADER_BYTES
+        while True:
+            with self.mutex:
+                assert self._is_held and frames.first_offset == self.next_offset
+                if self.refusal is not None:
+                    raise self.refusal()
+                if self._has_room_for_holder(frames.count, size):
+                    self._accept_framed(frames, size)
+                    return
+                waiter = self._holder = ThreadWaiter()
             waiter.wait()
-        except BaseException:
-            self._withdraw(request)
-            raise
-        assert request.offset is not None
-        return request.offset
+
+    def _has_room_for_holder(self, count: int, size: int) -> bool:
+        if self.has_work and self.held_bytes + size > _MAX_HELD_BYTES:
+            return False
+        return self._has_room(count, size)
+
+    def _accept_framed(self, frames: Frames, size: int) -> None:
+        if self._open_payloads:
+            self._seal()
+        if self._somebody_sleeps:
+            self._wake()
+        self.next_offset = frames.next_offset
+        self._room_bytes -= size
+        self.cache.add_framed(frames, size)
+        self._open_payloads = self.cache.open.payloads
+        self._seal_at_room = self._room_bytes - self._chunk_bytes
+
+    def _wake_holder(self) -> None:
+        """It looks again by itself: whether there is room now, or no more appends are accepted."""
+        holder, self._holder = self._holder, None
+        finish_all([] if holder is None else [holder])
 
     # For those who wait
 
@@ -430,5 +442,5 @@ class Handover:
     def _refuse(self, make_error: Callable[[], TidelogError]) -> None:
         self.refusal = make_error
         self._set_offset_limit()
-        self._holders_queue.refuse_all(make_error)
+        self._wake_holder()
         self._room_queue.refuse_all(make_error)

@@ -21,6 +21,7 @@ from tidelog.log import stopping
 from tidelog.log.active_file import ActiveFile
 from tidelog.log.cache import Batch
 from tidelog.log.checkpoint import describe_segments, write_checkpoint
+from tidelog.log.frame import Frames
 from tidelog.log.groups import GroupOf, cut_unfinished, whole_below, without_unfinished
 from tidelog.log.handover import Handover
 from tidelog.log.names import LOCK
@@ -180,10 +181,10 @@ class Log(ReadableLog):
         """Ends that: those who waited are served in order of arrival."""
         self._handover.release()
 
-    def append_held(self, payloads: Sequence[bytes]) -> range:
-        """Accepts payloads of whoever holds the appends of others back."""
-        first = self._handover.append_held(payloads)
-        return range(first, first + len(payloads))
+    def append_held(self, frames: Frames) -> None:
+        """Accepts frames of whoever holds the appends of others back; they are numbered anew."""
+        if frames.count:
+            self._handover.append_held(frames.renumbered(self._handover.next_offset))
 
     def wait_durable(self, first: int, count: int) -> None:
         """Returns once these messages, which were accepted, are on the disk.

@@ -98,7 +98,7 @@ class Writer:
         return True
 
     def _write_chunk(self, chunk: Chunk) -> None:
-        frames = encode_many(chunk.first_offset, chunk.payloads)
+        frames = encode_many(chunk.first_offset, chunk.payloads) if chunk.frames is None else chunk.frames
         rest = frames
         while rest.count:
             part = self._write_part(rest)

@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from tidelog.errors import DataError, MessageTooLargeError, NotFoundError
-from tidelog.log.frame import Frames
+from tidelog.log.frame import Frames, encode_many
 from tidelog.log.repair import LOST_PAYLOAD
 from tidelog.tier.history_ranges import Fetcher
 from tidelog.tier.intake_document import Consignment
@@ -54,8 +54,8 @@ class ConsignmentRows:
                     kept.append(frames)
         self._kept = kept
 
-    def payloads(self, first_row: int) -> Iterator[list[bytes]]:
-        """The rows from one on, some at a time. Where the store gives no answer, ask again from there."""
+    def frames(self, first_row: int) -> Iterator[Frames]:
+        """The rows from one on, some at a time, numbered somehow. Where the store does not answer, ask from there."""
         if self._kept is not None:
             return _from_frames(self._kept, first_row)
         return self._from_parts(first_row)
@@ -78,7 +78,7 @@ class ConsignmentRows:
                 hint="Raise max_message_bytes of the topic's owner, and write it again",
             )
 
-    def _from_parts(self, first_row: int) -> Iterator[list[bytes]]:
+    def _from_parts(self, first_row: int) -> Iterator[Frames]:
         try:
             parts = self._manifest()
         except (DataError, NotFoundError) as damage:
@@ -90,25 +90,25 @@ class ConsignmentRows:
                 yield from self._from_part(part, max(0, first_row - begin))
             begin += part.rows
 
-    def _from_part(self, part: StagedPart, row: int) -> Iterator[list[bytes]]:
+    def _from_part(self, part: StagedPart, row: int) -> Iterator[Frames]:
         try:
             for frames in read_part(self._staging.fetcher, part, row):
-                for payloads in _some_at_a_time(frames):
-                    yield payloads
-                    row += len(payloads)
+                for some in _some_at_a_time(frames):
+                    yield some
+                    row += some.count
         except (DataError, NotFoundError) as damage:
             yield from self._lost(part.rows - row, damage)
 
-    def _lost(self, count: int, damage: Exception) -> Iterator[list[bytes]]:
+    def _lost(self, count: int, damage: Exception) -> Iterator[Frames]:
         self.lost_rows += count
         _logger.error("%d rows of %s are lost while they are taken in: %s", count, self._consignment.id, damage)
         while count:
             some = min(count, _ROWS_AT_ONCE)
-            yield [LOST_PAYLOAD] * some
+            yield encode_many(0, [LOST_PAYLOAD] * some)
             count -= some
 
 
-def _from_frames(kept: list[Frames], first_row: int) -> Iterator[list[bytes]]:
+def _from_frames(kept: list[Frames], first_row: int) -> Iterator[Frames]:
     begin = 0
     for frames in kept:
         if begin + frames.count > first_row:
@@ -116,6 +116,6 @@ def _from_frames(kept: list[Frames], first_row: int) -> Iterator[list[bytes]]:
         begin += frames.count
 
 
-def _some_at_a_time(frames: Frames) -> Iterator[list[bytes]]:
+def _some_at_a_time(frames: Frames) -> Iterator[Frames]:
     for start in range(0, frames.count, _ROWS_AT_ONCE):
-        yield frames.payloads(start, min(start + _ROWS_AT_ONCE, frames.count))
+        yield frames.slice(start, min(start + _ROWS_AT_ONCE, frames.count))

@@ -268,9 +268,9 @@ class IntakeTaker:
         """Goes on with the first row that is not in the log, to the last."""
         one = held.consignment
         assert one.first_offset is not None
-        for payloads in held.rows.payloads(self._log.next_offset - one.first_offset):
+        for frames in held.rows.frames(self._log.next_offset - one.first_offset):
             self._check_going_on()
-            self._log.append_held(payloads)
+            self._log.append_held(frames)
         if one.rows and self._log.next_offset != one.next_offset:
             raise InternalError(f"{one.id} ends at {one.next_offset}, and the log at {self._log.next_offset}")
 
