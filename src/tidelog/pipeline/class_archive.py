@@ -8,8 +8,8 @@ Invariants:
 - An archive is named by all that Java holds against it (its own build, the jars, options): a stale one is not found.
 - It is written under a name of its own and becomes an archive by a rename, at the start of a later session. Java writes
   the magic number last: a file without it is unfinished.
-- Without an archive, with one that is damaged (Java checks its sums), or with a cache that cannot be written, a session
-  starts as slowly as ever and is none the worse.
+- Without an archive, with a damaged one (its size is known, and Java checks its sums), or with a cache that cannot be
+  written, a session starts as slowly as ever and is none the worse.
 """
 
 from __future__ import annotations
@@ -26,6 +26,8 @@ from tidelog.pipeline.java import Java
 
 # Of an archive on top of the one that Java brings along; in the machine's order of bytes, which is little-endian here.
 _MAGIC = bytes.fromhex("a8ab0bf0")
+_SHARED = "-XX:SharedArchiveFile="
+_UNFINISHED = ".new"
 _SETTLED_SECONDS = 2
 _UNFINISHED_SECONDS = 3600
 _UNUSED_SECONDS = 30 * 86400
@@ -46,9 +48,11 @@ def archive_options(java: Java, jars: Path, settings: dict[str, str], directory:
         return []
     try:
         _make_private(directory)
-        archive = directory / f"{_identity(java, jars, settings)}.jsa"
-        _adopt_finished(archive)
-        return _use(archive) if archive.exists() else _make(archive)
+        identity = _identity(java, jars, settings)
+        _adopt_finished(directory, identity)
+        _clear_away(directory)
+        archive = _archive_of(directory, identity)
+        return _make(directory, identity) if archive is None else _use(archive)
     except OSError:
         return []
 
@@ -56,8 +60,8 @@ def archive_options(java: Java, jars: Path, settings: dict[str, str], directory:
 def discard(options: Iterable[str]) -> bool:
     """Removes the archive that these options name; whether there was one."""
     for option in options:
-        if option.startswith("-XX:SharedArchiveFile="):
-            (path,) = shlex.split(option.partition("=")[2])
+        if option.startswith(_SHARED):
+            (path,) = shlex.split(option.removeprefix(_SHARED))
             with contextlib.suppress(OSError):
                 os.unlink(path)
             return True
@@ -82,16 +86,13 @@ def _identity(java: Java, jars: Path, settings: dict[str, str]) -> str:
     return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:24]
 
 
-def _adopt_finished(archive: Path) -> None:
-    """Takes over what an earlier session wrote, and clears away what nobody will need."""
-    now = time.time()
-    for found in archive.parent.glob("*.jsa*"):
+def _adopt_finished(directory: Path, identity: str) -> None:
+    """Takes over what an earlier session wrote. Its size becomes part of its name: Java crashes on one cut short."""
+    for made in directory.glob(f"{identity}.*{_UNFINISHED}"):
         with contextlib.suppress(FileNotFoundError):
-            age_seconds = now - found.stat().st_mtime
-            if found.name.startswith(f"{archive.name}.") and age_seconds > _SETTLED_SECONDS and _is_finished(found):
-                os.replace(found, archive)
-            elif age_seconds > (_UNUSED_SECONDS if found.suffix == ".jsa" else _UNFINISHED_SECONDS):
-                found.unlink()
+            state = made.stat()
+            if time.time() - state.st_mtime > _SETTLED_SECONDS and _is_finished(made):
+                os.replace(made, directory / f"{identity}-{state.st_size}.jsa")
 
 
 def _is_finished(path: Path) -> bool:
@@ -99,12 +100,32 @@ def _is_finished(path: Path) -> bool:
         return file.read(len(_MAGIC)) == _MAGIC
 
 
+def _clear_away(directory: Path) -> None:
+    """What no session will use again: archives and packages of other versions, what killed sessions have left."""
+    for suffix, most_seconds in (
+        (".jsa", _UNUSED_SECONDS),
+        (".zip", _UNUSED_SECONDS),
+        (_UNFINISHED, _UNFINISHED_SECONDS),
+    ):
+        for found in directory.glob(f"*{suffix}"):
+            with contextlib.suppress(FileNotFoundError):
+                if time.time() - found.stat().st_mtime > most_seconds:
+                    found.unlink()
+
+
+def _archive_of(directory: Path, identity: str) -> Path | None:
+    for found in directory.glob(f"{identity}-*.jsa"):
+        if found.name == f"{identity}-{found.stat().st_size}.jsa":
+            return found
+    return None
+
+
 def _use(archive: Path) -> list[str]:
     os.utime(archive)
-    # Without the check of its sums, a damaged archive would not be noticed but run.
-    return [f"-XX:SharedArchiveFile={shlex.quote(str(archive))}", "-XX:+VerifySharedSpaces"]
+    # Without the check of its sums, damage would not be noticed but run.
+    return [f"{_SHARED}{shlex.quote(str(archive))}", "-XX:+VerifySharedSpaces"]
 
 
-def _make(archive: Path) -> list[str]:
-    unfinished = archive.with_name(f"{archive.name}.{os.getpid()}-{time.time_ns():x}")
+def _make(directory: Path, identity: str) -> list[str]:
+    unfinished = directory / f"{identity}.{os.getpid()}-{time.time_ns():x}{_UNFINISHED}"
     return [f"-XX:ArchiveClassesAtExit={shlex.quote(str(unfinished))}"]

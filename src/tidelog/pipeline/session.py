@@ -4,7 +4,7 @@ Invariants:
 
 - What the caller sets wins over every default; a session that runs already is used as it is.
 - Java is found and asked first: a machine without it gets an error that says how to get it, not a broken gateway.
-- Nothing is written but the user's cache, and a cache that cannot be used only costs time.
+- Nothing is written but the user's cache; for a local session, a cache that cannot be used only costs time.
 - Python workers are forked from a process that imports nothing of ours (`pyspark_tidelog.daemon`), since the client of
   object stores hangs in the child of a process that has used it. The driver itself forks nothing.
 """
@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING
 
 from tidelog.errors import ConfigError
 from tidelog.pipeline import class_archive
+from tidelog.pipeline.cluster_package import sending_settings
 from tidelog.pipeline.gateway import GatewayError, start_gateway
 from tidelog.pipeline.java import find_java
 from tidelog.pipeline.session_settings import JAVA_OPTIONS, defaults_for, text_of
@@ -38,8 +39,10 @@ def spark_session(app_name: str = "tidelog", master: str | None = None, **conf: 
     """A session in which `format("tidelog")` is known; the running one where there is one.
 
     `master` is `local[*]` unless given, or what `spark-submit` says where that started the program; `sc://host:port` is
-    a Spark Connect server. `conf` are settings of Spark; since their names have dots in them they are given as
-    `**{"spark.driver.memory": "4g"}`.
+    a Spark Connect server. To the executors of a cluster it brings this package along, unless `conf` sets
+    `spark.archives` or `spark.executorEnv.PYTHONPATH`.
+
+    `conf` are settings of Spark. Their names have dots in them: give them as `**{"spark.driver.memory": "4g"}`.
     """
     _require_spark()
     settings = {name: text_of(value) for name, value in conf.items()}
@@ -107,6 +110,8 @@ def _started(app_name: str, master: str | None, settings: dict[str, str]) -> Spa
     settings = {"spark.app.name": app_name, **defaults_for(master), **settings}
     if master is not None:
         settings["spark.master"] = master
+    if master is not None and not master.startswith("local"):
+        settings |= sending_settings(settings, class_archive.cache_directory())
     if not is_submitted and not _has_gateway():
         _start_java(settings)
     return _configured(SparkSession.Builder(), settings).getOrCreate()

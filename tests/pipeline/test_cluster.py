@@ -1,0 +1,103 @@
+"""Beyond one machine: a standalone cluster whose workers have never heard of tidelog, and Spark Connect."""
+
+from __future__ import annotations
+
+import json
+import zipfile
+from pathlib import Path
+
+import pytest
+from tests.pipeline.spark_servers import run_driver
+
+import tidelog
+from tidelog.pipeline.cluster_package import ARCHIVES, EXECUTOR_PATH, cluster_package, sending_settings
+
+TOPIC = "shop/orders"
+MESSAGES = 2000
+
+ON_A_CLUSTER = """
+import json, sys
+import tidelog
+
+master, root = sys.argv[1:]
+spark = tidelog.spark_session("cluster", master, **{
+    "spark.driver.host": "127.0.0.1",
+    "spark.executor.memory": "512m",
+    "spark.scheduler.minRegisteredResourcesRatio": 1.0,
+    "spark.scheduler.maxRegisteredResourcesWaitingTime": "120s",
+})
+orders = spark.read.format("tidelog").option("root", root).option("subscribe", "shop/orders").option("minPartitions", 8)
+rows, length = orders.load().selectExpr("count(*)", "sum(length(value))").first()
+
+def where(numbers):
+    import os, tidelog
+    yield os.getcwd(), tidelog.__file__
+
+places = spark.sparkContext.parallelize(range(8), 8).mapPartitions(where).collect()
+print(json.dumps({"rows": rows, "length": length, "places": places}))
+spark.stop()
+"""
+
+THROUGH_CONNECT = """
+import json, sys
+import tidelog
+
+remote, root = sys.argv[1:]
+spark = tidelog.spark_session("client", remote)
+read = spark.read.format("tidelog").option("root", root).option("subscribe", "shop/orders")
+rows, length = read.load().selectExpr("count(*)", "sum(length(value))").first()
+print(json.dumps({"rows": rows, "length": length, "module": type(spark).__module__}))
+spark.stop()
+"""
+
+
+@pytest.fixture(scope="module")
+def shop(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """The URL of a store with a topic in it."""
+    root = tmp_path_factory.mktemp("cluster-shop")
+    with tidelog.open(root / "data", store=f"file://{root}/store", metadata="bucket") as log:
+        topic = log.topic(TOPIC)
+        topic.append_many([b"order %06d" % number for number in range(MESSAGES)])
+        topic.ship()
+    return f"file://{root}/store"
+
+
+def test_a_cluster_reads_topics_with_the_package_it_is_sent(spark_cluster: str, shop: str, tmp_path: Path) -> None:
+    """Two workers that have no tidelog of their own read a topic, each with what the driver brought along."""
+    told = json.loads(run_driver(ON_A_CLUSTER, spark_cluster, shop, XDG_CACHE_HOME=str(tmp_path)))
+    assert (told["rows"], told["length"]) == (MESSAGES, MESSAGES * len(b"order 000000"))
+    places = {Path(place) for place, _ in told["places"]}
+    assert len(places) == 2
+    assert {Path(place, found) for place, found in told["places"]} == {
+        place / "tidelog_packages" / "tidelog" / "__init__.py" for place in places
+    }
+
+
+def test_spark_connect_reads_topics(spark_connect: str, shop: str) -> None:
+    """A client of a Spark Connect server gets its session by the same call, and the rows of a topic."""
+    told = json.loads(run_driver(THROUGH_CONNECT, spark_connect, shop))
+    assert told == {"rows": MESSAGES, "length": MESSAGES * 12, "module": "pyspark.sql.connect.session"}
+
+
+def test_a_package_has_the_kernels_and_the_same_bytes_each_time(tmp_path: Path) -> None:
+    """Made twice it is the same file, with compiled modules in it and nothing that was only cached."""
+    first, second = cluster_package(tmp_path / "a.zip"), cluster_package(tmp_path / "b.zip")
+    assert first.read_bytes() == second.read_bytes()
+    with zipfile.ZipFile(first) as package:
+        names = package.namelist()
+    assert {"tidelog/__init__.py", "pyspark_tidelog/__init__.py", "tidelog/pipeline/log4j2.properties"} <= set(names)
+    assert any(name.startswith("obstore/") and name.endswith(".so") for name in names)
+    assert not any("__pycache__" in name for name in names)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["a.zip", "b.zip"]
+
+
+def test_a_package_is_made_once_and_not_where_the_caller_sends_his_own(tmp_path: Path) -> None:
+    """The second session sends the file of the first; a caller's own setting is left alone."""
+    first = sending_settings({}, tmp_path / "cache")
+    (package,) = (tmp_path / "cache").iterdir()
+    made = package.stat().st_ino
+    assert first == {ARCHIVES: f"{package.as_uri()}#tidelog_packages", EXECUTOR_PATH: "tidelog_packages"}
+    assert sending_settings({"spark.driver.memory": "1g"}, tmp_path / "cache") == first
+    assert package.stat().st_ino == made
+    assert sending_settings({ARCHIVES: "own.zip"}, tmp_path / "none") == {}
+    assert not (tmp_path / "none").exists()
