@@ -8,6 +8,7 @@ import typer
 
 from tidelog.cli.pipeline_compact import compact
 from tidelog.cli.pipeline_gc import gc
+from tidelog.cli.pipeline_replay import backfill, replay
 from tidelog.cli.pipeline_report import report
 from tidelog.cli.pipeline_ship import ship
 from tidelog.cli.pipeline_table import table
@@ -20,6 +21,8 @@ _JOBS: dict[str, Callable[..., None]] = {
     "table": table,
     "ship": ship,
     "compact": compact,
+    "replay": replay,
+    "backfill": backfill,
     "gc": gc,
     "report": report,
 }

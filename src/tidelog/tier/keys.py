@@ -11,6 +11,7 @@ Metadata, below a root that keeps several installations in one store apart:
     {root}/storage/topics/{namespace}/{topic}/producers                what its producers have stored, a hint
     {root}/storage/topics/{namespace}/{topic}/subscriptions/{name}     a subscription's cursor
     {root}/storage/topics/{namespace}/{topic}/intake                   what was handed over and is to be taken in
+    {root}/storage/topics/{namespace}/{topic}/replays/{name}           how far a replay into the topic is
     {root}/storage/topics/{namespace}/{topic}/replacements/state       how far a compaction is
     {root}/storage/topics/{namespace}/{topic}/replacements/{generation:020}/{start:020}   what it replaces there
     {root}/storage/epoch-floor                                         the highest epoch of a deleted topic
@@ -143,6 +144,10 @@ class TopicKeys:
     def replacement(self, generation: int, start: int) -> str:
         """What a compaction replaces from an offset on."""
         return f"{self.replacements_prefix}{padded(generation)}/{padded(start)}"
+
+    def replay(self, name: str) -> str:
+        """How far a replay into the topic is, by the name of the replay."""
+        return f"{self._metadata}replays/{check_part(name)}"
 
     @property
     def intake(self) -> str:
