@@ -25,7 +25,7 @@ from tidelog.log.settings import LogSettings
 from tidelog.log.waiting import Doorbell, TaskWaiter, ThreadWaiter, Waiter, finish_all, task_waiter
 
 # A holder has always more to append: it fills no more than this of the hand-over, so that its memory is bounded.
-_MAX_HELD_BYTES = 16 << 20
+_MAX_HELD_BYTES = 8 << 20
 # The writer needs the interpreter's lock a few times a chunk, and may wait 5 ms for it each time beside a thread that
 # appends without pause: chunks this large let it keep up all the same.
 _MAX_CHUNK_BYTES = 8 << 20

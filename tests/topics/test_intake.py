@@ -1,0 +1,211 @@
+"""What others hand over to a topic, as the process that owns it sees it: in every mode, with everything beside it."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.tier.consignments import hand_over, stage
+from tests.topics.storage_modes import LOCAL, Storage, storage_fixture
+
+import tidelog
+from tidelog.clock import SystemClock
+from tidelog.errors import FencedError
+from tidelog.tier.intake_area import IntakeArea
+from tidelog.tier.keys import TopicKeys
+from tidelog.tier.metadata.open import open_metadata_store
+from tidelog.tier.stores import open_store
+from tidelog.tier.sweep import STAGED_AGE_US
+from tidelog.topics.local_intake import staging_url
+from tidelog.topics.message import encode_message
+
+NAME = "shop/orders"
+KEYS = TopicKeys("shop", "orders")
+SOON: dict[str, Any] = {"intake_check_seconds": 0.05}
+NEVER: dict[str, Any] = {"intake_check_seconds": 1000.0}
+storage = storage_fixture([LOCAL, "shared_fs-sqlite", "shared_fs-bucket"])
+
+
+@contextlib.contextmanager
+def writer(storage: Storage, directory: Path) -> Iterator[IntakeArea]:
+    """Whoever hands rows over, with connections of its own."""
+    if storage.has_store:
+        objects = storage.objects()
+        assert storage._metadata is not None
+        metadata = open_metadata_store(storage._metadata, objects)
+    else:
+        objects = open_store(staging_url(directory))
+        metadata = open_metadata_store(f"sqlite://{directory}/metadata.db")
+    with metadata:
+        yield IntakeArea(objects, metadata, KEYS)
+
+
+def payloads(values: Sequence[bytes]) -> list[bytes]:
+    return [encode_message(value, b"key", {"from": b"spark"}, 1_000_000) for value in values]
+
+
+def values(topic: tidelog.Topic) -> list[bytes]:
+    return [message.value for message in topic.read()]
+
+
+def test_rows_are_messages_like_any_other(storage: Storage, tmp_path: Path) -> None:
+    """Taken in at the opening and beside the owner; read, subscribed to, and kept after everything is opened again."""
+    root = tmp_path / "data"
+    with writer(storage, root) as area:
+        hand_over(area, "etl", 0, payloads([b"a", b"b"]))
+        with storage.open(root, **SOON) as log:
+            topic = log.topic(NAME)
+            assert values(topic) == [b"a", b"b"]
+            consumer = topic.subscribe("billing")
+            topic.append(b"mine")
+            hand_over(area, "etl", 1, payloads([b"c", b"d"]), parts=2)
+            assert area.wait("etl", 1, timeout_seconds=30).first_offset == 3
+            received = [consumer.receive(timeout=30) for _ in range(5)]
+            assert [message.value for message in received if message is not None] == [b"a", b"b", b"mine", b"c", b"d"]
+            assert received[3] is not None
+            assert (received[3].key, dict(received[3].headers)) == (b"key", {"from": b"spark"})
+            statistics = topic.statistics().intake
+            assert statistics is not None
+            assert (statistics.consignments, statistics.rows, statistics.refused) == (2, 4, 0)
+        with storage.open(root) as log:
+            assert values(log.topic(NAME)) == [b"a", b"b", b"mine", b"c", b"d"]
+        assert hand_over(area, "etl", 1, payloads([b"c", b"d"])) == "already committed"
+
+
+def test_appends_and_producers_go_on_beside_it(storage: Storage, tmp_path: Path) -> None:
+    """Each consignment in one piece, each sequence once."""
+    root = tmp_path / "data"
+    with writer(storage, root) as area, storage.open(root, **SOON) as log:
+        topic = log.topic(NAME)
+        stop = threading.Event()
+
+        def produce() -> None:
+            producer = topic.producer("till")
+            number = 0
+            while not stop.is_set():
+                producer.append(b"p", sequence=number)
+                number += 1
+                time.sleep(0.0005)
+
+        thread = threading.Thread(target=produce)
+        thread.start()
+        for version in range(4):
+            hand_over(area, "etl", version, payloads([b"%d-%d" % (version, number) for number in range(100)]))
+            assert area.wait("etl", version, timeout_seconds=30).state == "taken"
+        stop.set()
+        thread.join(30)
+        found = values(topic)
+    rows = [value for value in found if value != b"p"]
+    assert rows == [b"%d-%d" % (version, number) for version in range(4) for number in range(100)]
+    for version in range(4):
+        first = found.index(b"%d-0" % version)
+        assert found[first + 99] == b"%d-99" % version
+
+
+def test_a_deleted_topic_takes_nothing_along(storage: Storage, tmp_path: Path) -> None:
+    """Neither what waits for it nor what is staged comes to a topic that is made again under its name."""
+    root = tmp_path / "data"
+    with writer(storage, root) as area, storage.open(root, **NEVER) as log:
+        log.topic(NAME).append(b"old")
+        hand_over(area, "etl", 5, payloads([b"a"]))
+        stage(area, "etl", 6, payloads([b"b"]))
+        log.delete_topic(NAME)
+        assert values(log.topic(NAME)) == []
+        assert area.status("etl", 5).state == "unknown"
+        assert list(area._objects.list(KEYS.intake_prefix)) == []
+        hand_over(area, "etl", 5, payloads([b"again"]))
+        assert log.topic(NAME).take_in() == 1
+        assert values(log.topic(NAME)) == [b"again"]
+
+
+def test_closing_waits_for_nobody(storage: Storage, tmp_path: Path) -> None:
+    """A consignment that nobody has taken in yet waits for the next opening."""
+    root = tmp_path / "data"
+    with writer(storage, root) as area:
+        with storage.open(root, **NEVER) as log:
+            log.topic(NAME)
+            hand_over(area, "etl", 0, payloads([b"a"]))
+        assert area.status("etl", 0).state == "pending"
+        with storage.open(root) as log:
+            assert values(log.topic(NAME)) == [b"a"]
+
+
+def test_a_reader_changes_nothing(storage: Storage, tmp_path: Path) -> None:
+    """A directory that is open for reading only takes nothing in."""
+    root = tmp_path / "data"
+    with storage.open(root) as log:
+        log.topic(NAME).append(b"a", sync=True)
+        if storage.has_store:
+            log.topic(NAME).ship()
+    with writer(storage, root) as area, storage.open(root, read_only=True) as view:
+        hand_over(area, "etl", 0, payloads([b"b"]))
+        topic = view.topic(NAME)
+        assert values(topic) == [b"a"]
+        assert topic.statistics().intake is None
+        with pytest.raises(tidelog.InputError):
+            topic.take_in()
+        assert area.status("etl", 0).state == "pending"
+
+
+def test_what_is_staged_and_never_committed_goes_after_a_day(
+    storage: Storage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By a sweep where there is a store, else by the next opening; what is committed stays."""
+    root = tmp_path / "data"
+    with writer(storage, root) as area, storage.open(root, **NEVER) as log:
+        log.topic(NAME)
+        stage(area, "dead", 0, payloads([b"a"]))
+        stage(area, "dead", 1, payloads([b"a"]))
+        hand_over(area, "etl", 0, payloads([b"b"]))
+        if storage.has_store:
+            assert log.topic(NAME).plan_sweep().is_empty
+        before_us = SystemClock().now_us()
+        monkeypatch.setattr(SystemClock, "now_us", lambda self: before_us + STAGED_AGE_US + 60_000_000)
+        if storage.has_store:
+            plan = log.topic(NAME).plan_sweep()
+            assert len(plan.staged) == 2
+            assert "never handed over" in "".join(plan.lines())
+            report = log.topic(NAME).sweep(plan)
+            assert len(report.staged) == 2
+            assert report.bytes == plan.bytes > 0
+        assert area.status("etl", 0).state == "pending"
+    with writer(storage, root) as area, storage.open(root) as log:
+        assert values(log.topic(NAME)) == [b"b"]
+        if storage.has_store:
+            log.topic(NAME).ship()
+            log.topic(NAME).take_in()
+        assert list(area._objects.list(KEYS.intake_prefix)) == []
+
+
+def test_the_twin_for_tasks(tmp_path: Path) -> None:
+    """It takes in as the other does."""
+    place = Storage(LOCAL, None, None, {})
+    root = tmp_path / "data"
+    with writer(place, root) as area, place.open(root, **NEVER) as log:
+        topic = log.topic(NAME)
+        hand_over(area, "etl", 0, payloads([b"a"]))
+        assert asyncio.run(topic.take_in_async()) == 1
+        assert values(topic) == [b"a"]
+
+
+def test_a_replaced_owner_takes_nothing_in(tmp_path: Path) -> None:
+    """The new one does, and the old one hears of it."""
+    place = Storage("shared_fs", f"file://{tmp_path}/bucket", "bucket", {"ownership_check_seconds": 3600.0})
+    with writer(place, tmp_path) as area, place.open(tmp_path / "a", **NEVER) as first:
+        first.topic(NAME).append(b"one")
+        first.topic(NAME).ship()
+        with place.open(tmp_path / "b", **NEVER) as second:
+            second.topic(NAME)
+            hand_over(area, "etl", 0, payloads([b"two"]))
+            with pytest.raises(FencedError):
+                first.topic(NAME).take_in()
+            assert second.topic(NAME).take_in() == 1
+            assert values(second.topic(NAME)) == [b"one", b"two"]
+        with pytest.raises(FencedError):
+            first.topic(NAME).append(b"late")
