@@ -9,7 +9,7 @@ import msgspec
 import pytest
 from tests.tier.published import KEYS, KINDS, TIME_FIELD, PublishedTopic, topic_in
 
-from tidelog.errors import ConflictError, NotFoundError
+from tidelog.errors import ConflictError, DataError, NotFoundError
 from tidelog.log.frame import HEADER, Frames
 from tidelog.testing import FaultyMetadata, FaultyStore, History, World, cut_world_everywhere
 from tidelog.testing.faults import Call
@@ -18,6 +18,7 @@ from tidelog.tier.descriptor import Codec
 from tidelog.tier.history import History as Cold
 from tidelog.tier.history_check import check_history
 from tidelog.tier.keys import ObjectId
+from tidelog.tier.older_catalog import refuse_older_catalog
 from tidelog.tier.rebuild import rebuild_catalog
 from tidelog.tier.replacement import Replacement, ReplacementState, read_state
 from tidelog.tier.replacement_build import Built, build_object
@@ -460,6 +461,28 @@ def test_a_catalog_that_was_lost_does_not_make_a_name_used_twice(topic: Publishe
     compact(topic)
     topic.metadata.delete(KEYS.replacement_state)
     assert begin(topic.catalog, topic.store, topic.clock).generation == 2
+
+
+@pytest.mark.parametrize("known", [2, 3, 5])
+@pytest.mark.parametrize("is_cleaned", [True, False])
+def test_a_catalog_from_before_a_compaction_is_not_gone_on_with(known: int, is_cleaned: bool) -> None:
+    """Loses, without this: the metadata comes from a backup, and no object begins where that ends."""
+    metadata = FaultyMetadata()
+    topic = PublishedTopic(metadata=metadata)
+    topic.publish_hourly(known)
+    backup = metadata.contents()
+    topic.publish_hourly(6 - known)
+    compact(topic)
+    refuse_older_catalog(topic.catalog, topic.store)
+    if is_cleaned:
+        topic.clock.advance(HOUR)
+        clean_up(topic)
+        refuse_older_catalog(topic.catalog, topic.store)
+    restored = FaultyMetadata()
+    for key, value in backup.items():
+        restored.put(key, value)
+    with pytest.raises(DataError, match="older than the bucket"):
+        refuse_older_catalog(Catalog(restored, KEYS), topic.store, known_epoch=0 if known == 5 else None)
 
 
 # Cleaning up

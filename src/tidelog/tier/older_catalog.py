@@ -7,6 +7,8 @@ Signs of it
   descriptor, or after it.
 - An object begins where the catalog ends, and its epoch is higher than that of any owner the catalog has had.
 - An object begins there, and another one behind it. An owner sends nothing before the object in front is published.
+- A compacted object reaches there or behind it: only what was published is compacted. One that begins earlier is looked
+  for where the newest object of the catalog is gone: it has been replaced, and the oldest are deleted first.
 One object alone, of an epoch that is known, is no sign: a crash between its upload and its publishing leaves that.
 """
 
@@ -14,7 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from tidelog.errors import DataError
+from tidelog.errors import DataError, NotFoundError
 from tidelog.tier.catalog import Catalog
 from tidelog.tier.keys import ObjectId
 from tidelog.tier.object_store import ObjectStore
@@ -39,6 +41,7 @@ def refuse_older_catalog(catalog: Catalog, objects: ObjectStore, known_epoch: in
         owner = catalog.owner()
         known = known_epoch if known_epoch is not None else 0 if owner is None else owner[0].epoch
         sign = next((name for name in found if _is_sign(name, known, catalog, objects)), None)
+        sign = sign or _compacted_across(catalog, objects, end)
         if sign is None:
             return
         if catalog.next_offset() == end:
@@ -46,9 +49,22 @@ def refuse_older_catalog(catalog: Catalog, objects: ObjectStore, known_epoch: in
 
 
 def _is_sign(name: ObjectId, known_epoch: int, catalog: Catalog, objects: ObjectStore) -> bool:
-    if name.epoch != known_epoch:
-        return name.epoch > known_epoch
+    if name.generation or name.epoch != known_epoch:
+        return name.generation > 0 or name.epoch > known_epoch
     return any(behind.epoch >= name.epoch for behind in _objects_at(catalog, objects, name.end + 1))
+
+
+def _compacted_across(catalog: Catalog, objects: ObjectStore, end: int) -> ObjectId | None:
+    """A compacted object that begins before the catalog's end and goes on behind it. One request where all is well."""
+    newest = catalog.newest()
+    if newest is None:
+        return None
+    try:
+        objects.head(catalog.keys.object(newest.name))
+    except NotFoundError:
+        names = (catalog.keys.parse_object(info.key) for info in objects.list(catalog.keys.objects_prefix))
+        return next((one for one in names if one is not None and one.generation and one.start < end <= one.end), None)
+    return None
 
 
 def _objects_at(catalog: Catalog, objects: ObjectStore, start_offset: int) -> Iterator[ObjectId]:
