@@ -134,7 +134,7 @@ def test_an_owner_that_runs_takes_it_in(tmp_path: Path, place: str) -> None:
 
 
 def test_an_owner_that_does_not_run_is_waited_for(tmp_path: Path) -> None:
-    """What is on its disk may be the end of the topic. The error says that the rows are safe, and they come in later."""
+    """What is on its disk may be the end of the topic. The error says that the rows are safe, and they come in then."""
     store: dict[str, Any] = {"store": f"file://{tmp_path}/bucket", "metadata": "bucket"}
     with tidelog.open(tmp_path / "data", **store) as log:
         log.topic(NAME).append(b"unshipped")

@@ -7,7 +7,7 @@ import re
 from pathlib import Path
 
 from tidelog.tier.descriptor import Descriptor, decode_descriptor, encode_descriptor
-from tidelog.tier.keys import ObjectId, TopicKeys
+from tidelog.tier.keys import ObjectId, TopicKeys, consignment_name
 from tidelog.tier.metadata import stamp
 
 FORMATS = (Path(__file__).resolve().parents[2] / "docs" / "formats.md").read_text("utf-8")
@@ -37,11 +37,14 @@ def test_the_keys_are_those_of_the_formats_page() -> None:
         topic.subscription("billing"),
         topic.replacement_state,
         topic.replacement(3, 42),
+        topic.intake,
         topic.epoch_floor,
     ]
     assert first_words(block("text objects")) == [
         topic.object(ObjectId(42, 99, 7)),
         topic.object(ObjectId(42, 99, 7, 3)),
+        topic.staged_part(consignment_name("nightly", 7), 3, "f00d"),
+        topic.manifest(consignment_name("nightly", 7), "c0ffee"),
     ]
 
 
