@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import time
 from pathlib import Path
 
 import msgspec
@@ -13,9 +15,11 @@ import tidelog
 from tidelog.cli.app import run
 from tidelog.clock import SystemClock
 from tidelog.errors import DataError, InputError, NotSupportedError
+from tidelog.log.frame import encode
 from tidelog.pipeline.jobs.gc import GcReport, apply_gc, plan_gc
 from tidelog.pipeline.jobs.gc_plan import GcPlan, TopicGarbage, read_plan, write_plan
 from tidelog.pipeline.root import Root, find_root
+from tidelog.tier.intake_area import IntakeArea
 from tidelog.tier.keys import ObjectId, TopicKeys
 from tidelog.tier.replacement import Replacement
 from tidelog.tier.replacement_build import build_object
@@ -53,6 +57,18 @@ class Place:
         """What a first owner uploaded and did not come to publish."""
         path = self.store / KEYS.object(ORPHAN)
         path.write_bytes(b"orphan")
+        return path
+
+    def leave_staged(self) -> Path:
+        """What a Spark job staged two days ago and did not come to commit."""
+        with self.open() as log:
+            assert log.tier is not None
+            area = IntakeArea(log.tier.objects, log.tier.metadata, KEYS)
+            with area.open_part("dead", 7, partition=0, attempt="f00d") as writer:
+                writer.write(encode(0, b"\x01"), 1)
+        path = self.store / area.part_key("dead", 7, 0, "f00d")
+        long_ago = time.time() - 2 * 86_400
+        os.utime(path, (long_ago, long_ago))
         return path
 
     def compact(self) -> list[str]:
@@ -93,17 +109,19 @@ def actions(report: GcReport) -> set[tuple[str, str, str]]:
 
 def test_what_is_left_over_goes_and_what_is_named_stays(spark: SparkSession, place: Place) -> None:
     """Orphans and replaced objects are found in one run, removed by the next, and nothing else is touched."""
+    staged = place.leave_staged()
     orphan, replaced = place.leave_orphan(), place.compact()
     (place.store / KEYS.objects_prefix / "notes.txt").write_text("not ours")
     before = place.objects()
     plan, shown = plan_gc(spark, place.root, grace_seconds=0)
     assert place.objects() == before
-    wanted = {("remove", "orphans", orphan.name), ("keep", "foreign", "notes.txt")}
+    wanted = {("remove", "orphans", orphan.name), ("remove", "staged", staged.name), ("keep", "foreign", "notes.txt")}
     assert actions(shown) == wanted | {("remove", "replaced", name) for name in replaced}
-    assert shown.removable_objects == 1 + len(replaced)
+    assert shown.removable_objects == 2 + len(replaced)
     done = apply_gc(spark, place.root, plan)
     assert (done.is_applied, done.removed_objects, done.is_good) == (True, shown.removable_objects, True)
     assert before - place.objects() == {orphan.name, *replaced}
+    assert not staged.exists()
     assert [(proof.subject, proof.went_in.messages, proof.holds) for proof in done.proofs] == [
         ("shop/orders", 40, True)
     ]
@@ -186,6 +204,11 @@ def test_a_plan_from_a_file_can_name_nothing_of_others(key: str, tmp_path: Path)
     garbage = msgspec.convert({**GARBAGE, "sweep": sweep}, TopicGarbage)
     write_plan(tmp_path / "plan", GcPlan(store="file:///x", made_us=0, topics=(garbage,)))
     with pytest.raises(DataError, match="not a plan of gc"):
+        read_plan(tmp_path / "plan")
+    sweep = {"epoch": 2, "claim": "c", "start_offset": 0, "next_offset": 40, "staged": [(key, 6, "etag", 0)]}
+    garbage = msgspec.convert({**GARBAGE, "sweep": sweep}, TopicGarbage)
+    write_plan(tmp_path / "plan", GcPlan(store="file:///x", made_us=0, topics=(garbage,)))
+    with pytest.raises(DataError, match="not what was staged"):
         read_plan(tmp_path / "plan")
 
 

@@ -42,9 +42,9 @@ def gc(
 ) -> None:
     """Shows what in the store belongs to nothing; removes it with --apply PLAN, or with --now.
 
-    Uploads that never ended, objects of interrupted shipping, what an interrupted retention left, and objects that a
-    compaction has replaced. It claims nothing, so it runs beside owners; each thing is looked at again before it goes.
-    The exit code is 1 when objects are lost or damaged.
+    Uploads that never ended, objects of interrupted shipping, what an interrupted retention left, rows that dead Spark
+    jobs have staged, and objects that a compaction has replaced. It claims nothing, so it runs beside owners; each
+    thing is looked at again before it goes. The exit code is 1 when objects are lost or damaged.
     """
     from tidelog.errors import InputError
     from tidelog.pipeline.jobs.gc import apply_gc, plan_gc

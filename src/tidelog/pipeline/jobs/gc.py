@@ -2,6 +2,7 @@
 
     objects of interrupted uploads, and uploads that never ended        tier/sweep.py
     what a retention that was interrupted left below the start          tier/sweep.py
+    rows that a Spark job has staged and never committed, after a day   tier/sweep.py
     objects that a compaction has replaced, after their time of grace   tier/replacement_cleanup.py
 
 Workers list the objects of the topics, each holds those of one topic against its catalog. Nothing is removed unless it
@@ -143,7 +144,11 @@ def _report(
     removable = [one for one in found if one.action == "remove"]
     wrong = (Problem(topic=one.topic, reason=_WRONG[one.action], place=one.object) for one in found if one.is_wrong)
     done = removed or ()
-    counts = (len(one.sweep.objects) + len(one.sweep.unfinished) + len(one.cleanup.objects) for one in done)
+    swept = [
+        key
+        for one in done
+        for key in (*one.sweep.objects, *one.sweep.unfinished, *one.sweep.staged, *one.cleanup.objects)
+    ]
     return GcReport(
         job="gc",
         proofs=proofs,
@@ -154,7 +159,7 @@ def _report(
         removable_objects=len(removable),
         removable_bytes=sum(one.bytes or 0 for one in removable),
         is_applied=removed is not None,
-        removed_objects=sum(counts),
+        removed_objects=len(swept),
         removed_bytes=sum(one.sweep.bytes + one.cleanup.bytes for one in done),
         kept=tuple(skip for one in done for skip in (*one.sweep.skipped, *one.cleanup.skipped)),
     )

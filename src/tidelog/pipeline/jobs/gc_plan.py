@@ -29,6 +29,7 @@ _ACTIONS = {
     "left_over": "remove",
     "orphans": "remove",
     "unfinished": "remove",
+    "staged": "remove",
     "below_start": "owner",
     "uncovered": "keep",
     "lost": "LOST",
@@ -118,8 +119,11 @@ def _check(one: TopicGarbage) -> None:
     for found in swept:
         _check_object(keys, found)
     for upload in one.sweep.unfinished:
-        if not upload.key.startswith(keys.objects_prefix) or ".." in upload.key:
+        if not upload.key.startswith((keys.objects_prefix, keys.intake_prefix)) or ".." in upload.key:
             raise DataError(f"{upload.key} is not an upload of {one.topic}")
+    for staged in one.sweep.staged:
+        if keys.parse_staged(staged.key) is None:
+            raise DataError(f"{staged.key} is not what was staged for {one.topic}")
 
 
 def _check_object(keys: TopicKeys, found: SweptObject) -> None:
