@@ -11,7 +11,7 @@ Invariants
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 from tidelog.errors import CorruptionError, DataError
 from tidelog.log.frame import HEADER, HEADER_BYTES, Frames, Stop, scan
@@ -43,6 +43,7 @@ class ObjectFrames:
         self._fetcher = fetcher
         self._wanted_offset = offset
         self._end = descriptor.end_of(min(stop_offset, descriptor.next_offset) - 1)
+        self._boundaries = [position for _, position in descriptor.offset_index]
         self._buffer = b""
         self._buffer_at = 0
         self._is_second_try = False
@@ -96,8 +97,8 @@ class ObjectFrames:
         self._stream = self._stream_from_here(ahead=False)
 
     def _stream_from_here(self, *, ahead: bool) -> RangeStream:
-        size = self.descriptor.size
-        return RangeStream(self._fetcher, self.key, self.position, self._end, size, ahead=ahead)
+        size, boundaries = self.descriptor.size, self._boundaries
+        return RangeStream(self._fetcher, self.key, self.position, self._end, size, ahead=ahead, boundaries=boundaries)
 
     # Decoding
 
@@ -124,7 +125,10 @@ class ObjectFrames:
                 missing -= len(parts[-1])
         finally:
             # After an error too: the stream does not give what it gave once more.
-            self._buffer, self._buffer_at = b"".join(parts), 0
+            kept = [part for part in parts if len(part)]
+            # One range that stands for itself is used as it came: a view reads like bytes, and the copy costs as much
+            # as the checksums.
+            self._buffer, self._buffer_at = cast(bytes, kept[0]) if len(kept) == 1 else b"".join(kept), 0
 
     def _next_range(self) -> memoryview:
         data = self._stream.next()

@@ -10,7 +10,9 @@ Invariants
 from __future__ import annotations
 
 import time
+from bisect import bisect_right
 from collections import deque
+from collections.abc import Sequence
 from concurrent.futures import Executor, Future
 
 import msgspec
@@ -77,16 +79,29 @@ class _Ahead:
 class RangeStream:
     """The bytes of an object of `size` bytes from `position` up to `end` (exclusive).
 
-    The last range of the object asks for one byte more than there should be; `has_surplus` says that it was there.
+    Ranges end at a place of `boundaries` (in order) where there is one in reach: then no frame is in two of them, and
+    what was fetched need not be copied to put it together. The last range of the object asks for one byte more than
+    there should be; `has_surplus` says that it was there.
     """
 
-    def __init__(self, fetcher: Fetcher, key: str, position: int, end: int, size: int, *, ahead: bool) -> None:
+    def __init__(
+        self,
+        fetcher: Fetcher,
+        key: str,
+        position: int,
+        end: int,
+        size: int,
+        *,
+        ahead: bool,
+        boundaries: Sequence[int] = (),
+    ) -> None:
         self.has_surplus = False
         self._fetcher = fetcher
         self._key = key
         self._position = position
         self._end = end
         self._size = size
+        self._boundaries = boundaries
         self._fetches_ahead = ahead
         self._next_ahead = position
         self._on_their_way: deque[_Ahead] = deque()
@@ -131,7 +146,13 @@ class RangeStream:
             self._next_ahead += self._length_at(self._next_ahead)
 
     def _length_at(self, position: int) -> int:
-        return min(self._fetcher.settings.range_bytes, self._end - position)
+        most = self._fetcher.settings.range_bytes
+        if position + most >= self._end:
+            return self._end - position
+        found = bisect_right(self._boundaries, position + most) - 1
+        length = self._boundaries[found] - position if found >= 0 else 0
+        # A range that is much too short would cost more as a request than it spares as a copy.
+        return length if length > most // 2 else most
 
     def _asked_at(self, position: int) -> int:
         length = self._length_at(position)
