@@ -121,7 +121,7 @@ def main() -> None:
             f"{seconds:.1f} s",
             f"into {topic.new_objects}",
             topic.replaced_objects / seconds,
-            50,
+            20,
             " objects/s",
         ),
     ]

@@ -211,8 +211,8 @@ def _switch_one(catalog: Catalog, one: Replacement) -> bool:
         _switch_at_once(catalog, one)
     if not _place(catalog, one):
         return False
-    for old in one.replaced[1:]:
-        _take_away(catalog, old)
+    gone = [catalog.keys.descriptor(old.name.start) for old in one.replaced[1:] if _take_away(catalog, old)]
+    catalog.metadata.purge(gone)
     return True
 
 
@@ -251,13 +251,22 @@ def _place(catalog: Catalog, one: Replacement) -> bool:
     return False
 
 
-def _take_away(catalog: Catalog, old: Replaced) -> None:
-    """Removes a descriptor that is inside the new one. In a bucket, the stamp that is left goes as well."""
-    found = catalog.find(old.name.start)
-    if found is None or not isinstance(found.value, Descriptor) or found.value.object_id != old.object_id:
-        return
-    with contextlib.suppress(ConflictError):  # whoever has changed it had its reasons
-        catalog.metadata.remove(catalog.keys.descriptor(old.name.start), found.version)
+def _take_away(catalog: Catalog, old: Replaced) -> bool:
+    """Removes a descriptor that is inside the new one; returns whether it is gone."""
+    key, version = catalog.keys.descriptor(old.name.start), old.version
+    for _ in range(_ATTEMPTS):
+        try:
+            catalog.metadata.commit([Check(key, version)], [Delete(key)])
+        except ConflictError:
+            found = catalog.find(old.name.start)
+            if found is None:
+                return True
+            if not isinstance(found.value, Descriptor) or found.value.object_id != old.object_id:
+                return False  # whoever has put another one there had its reasons
+            version = found.version
+        else:
+            return True
+    return False
 
 
 def _forget_starts(catalog: Catalog, switched: Sequence[Replacement]) -> None:

@@ -149,6 +149,10 @@ class BucketMetadataStore(MetadataStore):
         self._store(write.key, stamp.new_write_id(), b"", check.version, is_deleted=True)
         return {}
 
+    def purge(self, keys: Sequence[str]) -> None:
+        """Takes the stamps away."""
+        self._objects.delete([check_key(key) for key in keys])
+
     def _verify(self, check: Check | None) -> Mapping[str, str]:
         if check is not None:
             found = self.get(check.key)

@@ -85,6 +85,10 @@ class MeasuredMetadata(MetadataStore):
         with self._measured(self._commit_seconds):
             return self._store._commit(checks, writes)
 
+    def purge(self, keys: Sequence[str]) -> None:
+        with self._measured(self._commit_seconds):
+            self._store.purge(keys)
+
     def _lease(self, ttl_seconds: int) -> Lease:
         return self._store._lease(ttl_seconds)
 

@@ -104,8 +104,15 @@ class MetadataStore(ABC):
         For keys that nobody makes again: where deleting on a condition leaves something behind, that goes without one.
         """
         self.commit([Check(key, version)], [Delete(key)])
-        if not self.supports_multi_key:
-            self.delete(key)
+        self.purge([key])
+
+    def purge(self, keys: Sequence[str]) -> None:
+        """Takes away what deleting on a condition left behind under keys that are not there, and nobody makes again.
+
+        Nothing is left behind, unless a store says otherwise.
+        """
+        for key in keys:
+            check_key(key)
 
     def commit(self, checks: Sequence[Check], writes: Sequence[Write]) -> Mapping[str, str]:
         """If all checks hold, does all writes at once, else ConflictError. Returns the versions of what was put."""
