@@ -17,13 +17,16 @@ from tests.topics.storage_modes import LOCAL, Storage, storage_fixture
 import tidelog
 from tidelog.clock import SystemClock
 from tidelog.errors import FencedError
+from tidelog.files import LocalFiles
 from tidelog.tier.intake_area import IntakeArea
 from tidelog.tier.keys import TopicKeys
 from tidelog.tier.metadata.open import open_metadata_store
+from tidelog.tier.placed_rows import read_placed
 from tidelog.tier.stores import open_store
 from tidelog.tier.sweep import STAGED_AGE_US
 from tidelog.topics.local_intake import staging_url
 from tidelog.topics.message import encode_message
+from tidelog.topics.rescue import Rescue
 
 NAME = "shop/orders"
 KEYS = TopicKeys("shop", "orders")
@@ -209,3 +212,46 @@ def test_a_replaced_owner_takes_nothing_in(tmp_path: Path) -> None:
             assert values(second.topic(NAME)) == [b"one", b"two"]
         with pytest.raises(FencedError):
             first.topic(NAME).append(b"late")
+
+
+def test_a_rescue_leaves_out_what_was_handed_over(tmp_path: Path) -> None:
+    """The new owner has taken it in again, from where it was staged: returned as well, it would be there twice."""
+    place = Storage("shared_fs", f"file://{tmp_path}/bucket", "bucket", {})
+    with writer(place, tmp_path) as area:
+        with place.open(tmp_path / "a", **NEVER) as first:
+            topic = first.topic(NAME)
+            topic.append(b"one", sync=True)
+            hand_over(area, "etl", 0, payloads([b"a", b"b"]))
+            topic.take_in()
+            topic.append(b"two", sync=True)
+            hand_over(area, "etl", 1, payloads([b"c"]))
+            topic.take_in()
+        with place.open(tmp_path / "b") as second:
+            assert values(second.topic(NAME)) == [b"a", b"b", b"c"]
+            second.topic(NAME).seal()
+        with place.open(tmp_path / "a", **NEVER) as first:
+            rescue = Rescue(first, NAME)
+            (tail,) = rescue.set_aside()
+            assert tail.count == 5
+            report = rescue.append_to(tail, first.topic("shop/rescued"))
+            assert (report.appended, report.handed_over, report.lost) == (2, 3, 0)
+            assert values(first.topic("shop/rescued")) == [b"one", b"two"]
+            assert values(first.topic(NAME)) == [b"a", b"b", b"c"]
+
+
+def test_shipped_rows_are_no_longer_remembered(tmp_path: Path) -> None:
+    """Messages that get no rows' offsets are never left out of a rescue."""
+    place = Storage("shared_fs", f"file://{tmp_path}/bucket", "bucket", {})
+    with writer(place, tmp_path) as area, place.open(tmp_path / "a", **NEVER) as log:
+        topic = log.topic(NAME)
+        hand_over(area, "etl", 0, payloads([b"a", b"b"]))
+        topic.take_in()
+        directory = log.topic_directory(NAME)
+        assert read_placed(LocalFiles(), directory) == ((0, 2),)
+        topic.ship()
+        topic.take_in()
+        hand_over(area, "etl", 1, payloads([b"c"]))
+        topic.take_in()
+        assert read_placed(LocalFiles(), directory) == ((2, 3),)
+        topic.seal()
+        assert read_placed(LocalFiles(), directory) == ()

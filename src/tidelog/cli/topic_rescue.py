@@ -134,7 +134,8 @@ def _write(session: Session, rescue: Rescue, tails: list[RescuableTail], path: P
     from tidelog.cli.message_format import json_lines
 
     to_line, written = json_lines(rescue.topic), 0
-    total = sum(tail.count for tail in tails)
+    handed_over = sum(map(rescue.handed_over, tails))
+    total = sum(tail.count for tail in tails) - handed_over
     with session.output.progress(f"writing {path}", total) as on_done, _new_file(path) as stream:
         for tail in tails:
             for message in rescue.messages(tail):
@@ -143,11 +144,11 @@ def _write(session: Session, rescue: Rescue, tails: list[RescuableTail], path: P
                 if written % 1000 == 0:
                     on_done(written)
     if session.as_json and str(path) != "-":
-        session.output.document(
-            {"topic": rescue.topic, "output": str(path), "messages": written, "lost": total - written}
-        )
+        counts = {"messages": written, "lost": total - written, "handed_over": handed_over}
+        session.output.document({"topic": rescue.topic, "output": str(path), **counts})
         return
-    session.output.note(f"wrote {_messages(written)} of {rescue.topic} to {path}{_lost(total - written)}")
+    left_out = _lost(total - written) + _handed_over(handed_over)
+    session.output.note(f"wrote {_messages(written)} of {rescue.topic} to {path}{left_out}")
     session.output.note("the tails are kept; --discard deletes them")
 
 
@@ -192,9 +193,10 @@ def _append(
         where = f": {offsets_text(before, target.next_offset - 1)}" if done.appended else ""
         already = f", {_messages(done.already_there)} had been appended before" if done.already_there else ""
         documents.append({"tail": tail.name, "into": into, "appended": done.appended, "lost": done.lost})
-        documents[-1]["already_there"] = done.already_there
+        documents[-1] |= {"already_there": done.already_there, "handed_over": done.handed_over}
         if not session.as_json:
-            text = f"{tail.name}: appended {_messages(done.appended)} to {into}{where}{already}{_lost(done.lost)}"
+            left_out = _lost(done.lost) + _handed_over(done.handed_over)
+            text = f"{tail.name}: appended {_messages(done.appended)} to {into}{where}{already}{left_out}"
             session.output.note(text)
     if session.as_json:
         session.output.document(documents)
@@ -225,3 +227,7 @@ def _messages(count: int) -> str:
 
 def _lost(count: int) -> str:
     return f", without {_messages(count)} that an earlier repair marked as lost" if count else ""
+
+
+def _handed_over(count: int) -> str:
+    return f", without {_messages(count)} that the owner of the topic has taken in anew" if count else ""

@@ -20,6 +20,7 @@ from tidelog.codec import decode_document, encode_document
 from tidelog.errors import NotFoundError
 from tidelog.files import Files
 from tidelog.log.names import CHECKPOINT, PRODUCERS, wal_files
+from tidelog.tier.placed_rows import PLACED_FILE
 
 FENCED = "fenced"
 _TAIL = "tail.json"
@@ -54,8 +55,8 @@ def set_aside(files: Files, directory: Path, tail: FencedTail) -> None:
     if not files.exists(folder / _TAIL):
         files.write_atomically(folder / _TAIL, encode_document(_KIND, _VERSION, tail))
     names = [name for _, name in reversed(wal_files(files.list(directory)))]
-    # The producers' file first: what it knows must not be believed beside other messages.
-    for name in [name for name in (PRODUCERS, *names, CHECKPOINT) if files.exists(directory / name)]:
+    # What is said about the messages first: it must not be believed beside others.
+    for name in [name for name in (PRODUCERS, PLACED_FILE, *names, CHECKPOINT) if files.exists(directory / name)]:
         files.rename(directory / name, folder / name)
         files.sync_directory(folder)
         if files.exists(directory / name):
@@ -76,7 +77,7 @@ def remove_files(files: Files, directory: Path) -> None:
 
     Oldest first, each for good before the next: what a crash leaves is still the end of the log.
     """
-    for name in [PRODUCERS, *(name for _, name in wal_files(files.list(directory))), CHECKPOINT]:
+    for name in [PRODUCERS, PLACED_FILE, *(name for _, name in wal_files(files.list(directory))), CHECKPOINT]:
         if files.exists(directory / name):
             files.remove(directory / name)
             files.sync_directory(directory)

@@ -47,6 +47,7 @@ from tidelog.tier.intake_document import Consignment, IntakeDocument
 from tidelog.tier.intake_ledger import IntakeLedger
 from tidelog.tier.intake_rows import ConsignmentRows, Staging
 from tidelog.tier.keys import TopicKeys
+from tidelog.tier.placed_rows import PlacedRows
 
 _logger = logging.getLogger("tidelog.tier")
 _DELETED_AT_ONCE = 200
@@ -97,6 +98,7 @@ class IntakeTaker:
         max_message_bytes: int,
         check_seconds: float,
         looks_are_paid: bool = False,
+        placed_rows: PlacedRows | None = None,
     ) -> None:
         """`safe_offset` is up to where rows cannot be lost with the disk, or with it alone where there is no store."""
         self._log = log
@@ -108,6 +110,7 @@ class IntakeTaker:
         self._max_message_bytes = max_message_bytes
         self._check_seconds = check_seconds
         self._looks_are_paid = looks_are_paid
+        self._placed_rows = placed_rows
         self._guard = Lock()
         self._stopping = Event()
         self._held: _Held | None = None
@@ -127,6 +130,7 @@ class IntakeTaker:
         with self._guard:
             end = self._log.next_offset
             document = self._ledger.change(lambda known: known.settled(end))
+            self._remember_places(document)
             for one in document.waiting:
                 if one.first_offset is not None and not one.is_within(end):
                     self._log.hold_appends()
@@ -251,6 +255,7 @@ class IntakeTaker:
                 if placed != document:  # else an attempt without an answer was successful
                     held.may_be_placed = True
                     self._ledger.store(placed, version)
+                self._remember_places(placed)
                 held.is_placed = True
                 return
             except (ConflictError, RetryError) as error:
@@ -259,6 +264,10 @@ class IntakeTaker:
                 self._note_error(error)
                 self._check_going_on()
                 time.sleep(pause_seconds)
+
+    def _remember_places(self, document: IntakeDocument) -> None:
+        if self._placed_rows is not None:
+            self._placed_rows.remember(document)
 
     def _check_going_on(self) -> None:
         if self._stopping.is_set() or self._log.over:

@@ -24,6 +24,7 @@ from tidelog.tier.metadata.measured import MeasuredMetadata
 from tidelog.tier.metadata.store import MetadataStore, end_of
 from tidelog.tier.object_store import ObjectStore
 from tidelog.tier.owned_catalog import OwnedCatalog
+from tidelog.tier.placed_rows import PlacedRows
 from tidelog.tier.pruner import Pruner
 from tidelog.tier.shipper import Shipper
 from tidelog.tier.takeover import Takeover
@@ -135,6 +136,7 @@ class Tier:
             max_message_bytes=log_settings.max_message_bytes,
             check_seconds=settings.intake_check_seconds,
             looks_are_paid=not self.metadata.supports_multi_key,
+            placed_rows=PlacedRows(self._files, log.directory),
         )
         tiered = TieredLog(log, owned, self.objects, history, shipper, pruner, intake, settings, time_field)
         intake.settle()

@@ -27,6 +27,7 @@ from tidelog.files import Files, LocalFiles
 from tidelog.log.names import wal_files
 from tidelog.log.view import LogView
 from tidelog.tier.fenced_tail import FencedTail, discard, fenced_tails, secure_tails, tail_directory
+from tidelog.tier.placed_rows import read_placed
 from tidelog.tier.takeover import fenced_files, put_fenced_files_aside
 from tidelog.topics.extension import group_of
 from tidelog.topics.message import Message
@@ -71,11 +72,13 @@ class RescuableTail(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Rescued(msgspec.Struct, frozen=True, kw_only=True):
-    """What became of a tail: appended now, found in the target already, and marked as lost by an earlier repair."""
+    """What became of a tail: appended now, found in the target already, marked as lost by an earlier repair, and
+    handed over by others: whoever owns the topic now has taken these in from where they were staged."""
 
     appended: int
     already_there: int
     lost: int
+    handed_over: int = 0
 
 
 class _Progress(msgspec.Struct, frozen=True, kw_only=True):
@@ -150,8 +153,8 @@ class Rescue:
     # Reading
 
     def messages(self, tail: RescuableTail, first_offset: int | None = None) -> Iterator[Message]:
-        """The messages of a tail with the offsets that they had here; what a repair marked as lost is left out, and
-        so is a batch whose end never reached the disk."""
+        """The messages of a tail with the offsets that they had here. Left out is what a repair marked as lost, a
+        batch whose end never reached the disk, and what others had handed over: that is taken in anew."""
         folder = self._directory if tail.set_aside_us is None else self._folder(tail)
         view = LogView(folder, files=self._files, clock=self._clock)
         start = tail.first_offset if first_offset is None else first_offset
@@ -163,7 +166,16 @@ class Rescue:
             )
         whole = LogView(folder, files=self._files, clock=self._clock, group_of=group_of)
         end = min(tail.next_offset, whole.next_offset)
-        return read_messages(whole.read(min(start, end), end), "skip")
+        ranges = read_placed(self._files, folder)
+        found = read_messages(whole.read(min(start, end), end), "skip")
+        return (message for message in found if not any(first <= message.offset < stop for first, stop in ranges))
+
+    def handed_over(self, tail: RescuableTail, first_offset: int | None = None) -> int:
+        """How many messages of a tail others had handed over: they are no part of a rescue."""
+        start = tail.first_offset if first_offset is None else first_offset
+        folder = self._directory if tail.set_aside_us is None else self._folder(tail)
+        ranges = read_placed(self._files, folder)
+        return sum(max(0, min(stop, tail.next_offset) - max(first, start)) for first, stop in ranges)
 
     def _folder(self, tail: RescuableTail) -> Path:
         return tail_directory(self._files, self._directory, tail.name)
@@ -184,7 +196,9 @@ class Rescue:
             if on_done is not None:
                 on_done(some[-1].offset + 1 - tail.first_offset)
         already = reached - tail.first_offset
-        return Rescued(appended=appended, already_there=already, lost=tail.count - already - appended)
+        handed_over = self.handed_over(tail, reached)
+        lost = tail.count - already - appended - handed_over
+        return Rescued(appended=appended, already_there=already, lost=lost, handed_over=handed_over)
 
     def _already_in(self, tail: RescuableTail, target: Topic) -> int:
         """The first offset of the tail that the target has not; written down is where to look."""
