@@ -1,11 +1,160 @@
-"""The session: what `tidelog.spark_session` sets, and what it says when it cannot."""
+"""The session: what `tidelog.spark_session` sets, whom it disturbs, and what it says when it cannot."""
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
+from tests.pipeline.spark_servers import run_driver
+
+import pyspark_tidelog
+import tidelog
+from pyspark_tidelog.daemon import without_zipped_copies
+from tidelog.pipeline import class_archive, gateway, session
+from tidelog.pipeline.gateway import GatewayError
+from tidelog.pipeline.session_settings import DAEMON_MODULE, JAVA_OPTIONS, defaults_for
+
+TOPIC = "shop/orders"
 
 
-def test_a_session_runs_queries(spark: SparkSession) -> None:
-    """The shared session counts."""
-    assert spark.range(10).count() == 10
+def count_messages(spark: SparkSession, root: Path) -> int:
+    reader = spark.read.format("tidelog").option("root", str(root)).option("subscribe", TOPIC)
+    return reader.load().count()
+
+
+@pytest.fixture
+def shop(tmp_path: Path) -> Path:
+    """A log directory with three messages."""
+    with tidelog.open(tmp_path / "data") as log:
+        log.topic(TOPIC).append_many([b"a", b"b", b"c"], sync=True)
+    return tmp_path / "data"
+
+
+def test_a_session_that_nobody_prepared_knows_the_format(spark: SparkSession, shop: Path) -> None:
+    """A new session has none of the registrations of the first, and finds `tidelog` all the same."""
+    assert count_messages(spark.newSession(), shop) == 3
+
+
+def test_a_running_session_is_used(spark: SparkSession) -> None:
+    """A second call gets the same session and may change what can be changed while it runs."""
+    assert tidelog.spark_session(**{"spark.sql.shuffle.partitions": "3"}) is spark
+    assert spark.conf.get("spark.sql.shuffle.partitions") == "3"
+    tidelog.spark_session(**{"spark.sql.shuffle.partitions": "4"})
+    with pytest.raises(tidelog.ConfigError, match=r"master local\[2\] is running.*spark.stop"):
+        tidelog.spark_session(master="local[1]")
+
+
+def test_a_session_is_set_up_for_topics(spark: SparkSession) -> None:
+    """No page of its own, times in UTC, workers on the Python of the driver, forked from a process without tidelog."""
+    assert spark.sparkContext.uiWebUrl is None
     assert spark.conf.get("spark.sql.session.timeZone") == "UTC"
+    assert spark.conf.get("spark.python.daemon.module") == DAEMON_MODULE
+    assert os.environ["PYSPARK_PYTHON"] == sys.executable
+    worker = spark.sparkContext.parallelize([0], 1).map(lambda _: (sys.executable, list(sys.path))).first()
+    assert worker[0] == sys.executable
+    assert not any(entry.endswith(".zip") and "pyspark" in entry for entry in worker[1])
+
+
+def test_a_failing_query_is_told_once(spark: SparkSession, capfd: pytest.CaptureFixture[str]) -> None:
+    """Why a task failed is the exception; nothing is printed besides."""
+    with pytest.raises(PySparkException, match="is not true"):
+        spark.range(4).selectExpr("assert_true(id < 2)").collect()
+    time.sleep(0.2)
+    assert capfd.readouterr() == ("", "")
+
+
+def test_importing_tidelog_imports_no_spark() -> None:
+    """Neither the package, nor its pipeline, nor the command line load Spark or Arrow before they are needed."""
+    program = (
+        "import sys, tidelog, tidelog.pipeline, tidelog.pipeline.session, pyspark_tidelog, tidelog.cli.app\n"
+        "from typer.testing import CliRunner\n"
+        "for words in (['--help'], ['pipeline', '--help']):\n"
+        "    assert CliRunner().invoke(tidelog.cli.app.app, words).exit_code == 0\n"
+        "assert not {'pyspark', 'pyarrow', 'pyiceberg'} & set(sys.modules)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_without_arrow_other_formats_still_work(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Spark asks every such module for its source; one that cannot be imported is as good as none."""
+    assert pyspark_tidelog.DefaultSource.name() == "tidelog"
+    monkeypatch.setitem(sys.modules, "tidelog.pipeline.source", None)
+    assert not hasattr(pyspark_tidelog, "DefaultSource")
+    assert not hasattr(pyspark_tidelog, "another")
+
+
+def test_java_that_does_not_start_is_quoted() -> None:
+    """The error has what Java said, and how to get another one."""
+    program = (
+        "import tidelog\n"
+        "try:\n"
+        "    tidelog.spark_session('x', 'local[1]', **{'spark.driver.memory': 'much'})\n"
+        "except tidelog.ConfigError as error:\n"
+        "    print(error)\n"
+    )
+    told = run_driver(program)
+    assert "Invalid maximum heap size: -Xmxmuch" in told
+    assert "JAVA_HOME" in told
+
+
+def test_what_java_says_is_passed_on(capfd: pytest.CaptureFixture[str]) -> None:
+    """All lines but the one that every start of Spark prints."""
+    ours, theirs = os.pipe()
+    with os.fdopen(theirs, "wb") as pipe:
+        pipe.write(b"WARNING: Using incubator modules: jdk.incubator.vector\nspark ERROR of importance\nno end")
+    gateway._pass_on(ours)
+    assert capfd.readouterr().err == "spark ERROR of importance\nno end"
+
+
+def test_an_archive_that_java_cannot_bear_is_given_up(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """When Java ends over an archive, the archive goes and Java starts without it."""
+    archive = tmp_path / "broken.jsa"
+    archive.write_bytes(b"")
+    use = f"-XX:SharedArchiveFile={archive}"
+    started: list[str] = []
+
+    def start_context(settings: dict[str, str]) -> None:
+        started.append(settings[JAVA_OPTIONS])
+        if use in settings[JAVA_OPTIONS]:
+            raise GatewayError("a bus error")
+
+    monkeypatch.setattr(session, "_start_context", start_context)
+    monkeypatch.setattr(class_archive, "archive_options", lambda *_: [use])
+    session._start_java({JAVA_OPTIONS: "-Dmine=1"})
+    assert [use in options for options in started] == [True, False]
+    assert all(options.endswith("-Dmine=1") for options in started)
+    assert not archive.exists()
+
+
+def test_a_missing_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without PySpark the error says what to install."""
+    monkeypatch.setattr(session, "find_spec", lambda name: None)
+    with pytest.raises(tidelog.ConfigError, match=r"pyspark is not installed.*pip install 'tidelog\[spark\]'"):
+        tidelog.spark_session()
+
+
+def test_defaults_fit_the_master() -> None:
+    """A local session has few shuffle partitions and sockets of its own; a cluster is left to its settings."""
+    assert defaults_for("local[8]")["spark.sql.shuffle.partitions"] == "16"
+    assert defaults_for("local")["spark.sql.shuffle.partitions"] == "4"
+    assert "spark.sql.shuffle.partitions" not in defaults_for("spark://host:7077")
+    assert "spark.python.daemon.module" not in defaults_for(None)
+
+
+def test_workers_take_the_installed_spark(tmp_path: Path) -> None:
+    """Zips that lie in the installed package go from the path; those of another Spark stay, and so does all else."""
+    site, other = tmp_path / "site", tmp_path / "other"
+    for package in ("pyspark", "py4j"):
+        (site / package).mkdir(parents=True)
+        (site / package / "__init__.py").write_text("", "utf-8")
+    inside = [str(site / "pyspark" / "python" / "lib" / "pyspark.zip"), str(site / "pyspark" / "jars" / "spark.jar")]
+    outside = str(other / "python" / "lib" / "pyspark.zip")
+    assert without_zipped_copies([*inside, outside, str(site)]) == [outside, str(site)]
+    assert without_zipped_copies([*inside, str(other)]) == [*inside, str(other)]

@@ -87,12 +87,19 @@ def _identity(java: Java, jars: Path, settings: dict[str, str]) -> str:
 
 
 def _adopt_finished(directory: Path, identity: str) -> None:
-    """Takes over what an earlier session wrote. Its size becomes part of its name: Java crashes on one cut short."""
+    """Takes over what an earlier session wrote, if there is none yet.
+
+    Its size becomes part of its name, since Java crashes on an archive that was cut short.
+    """
     for made in directory.glob(f"{identity}.*{_UNFINISHED}"):
         with contextlib.suppress(FileNotFoundError):
             state = made.stat()
-            if time.time() - state.st_mtime > _SETTLED_SECONDS and _is_finished(made):
+            if time.time() - state.st_mtime < _SETTLED_SECONDS or not _is_finished(made):
+                continue
+            if _archive_of(directory, identity) is None:
                 os.replace(made, directory / f"{identity}-{state.st_size}.jsa")
+            else:
+                made.unlink()
 
 
 def _is_finished(path: Path) -> bool:
