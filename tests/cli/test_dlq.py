@@ -60,6 +60,42 @@ def test_list_shows_topics_and_letters(cli: Cli) -> None:
     assert (len(shortened.lines), "more than 2" in shortened.err) == (3, True)
 
 
+def test_a_topic_that_cannot_be_read_does_not_hide_the_others(cli: Cli, dead: Path) -> None:
+    """It is listed with its problem, and the exit code is 1."""
+    broken = "shop/orders.audit.dlq"
+    with tidelog.open(dead) as log:
+        log.topic(broken)
+    (dead / broken / "topic.json").write_bytes(b"{")
+    listed = cli("dlq", "list", "--json")
+    assert listed.code == 1
+    assert {row["topic"]: row["problem"] is None for row in listed.json} == {DEAD: True, broken: False}
+    letters = cli("dlq", "list", "shop/orders", "--json")
+    assert letters.code == 1
+    assert [row.get("origin_offset") for row in letters.json] == [None, 0, 1, 2]
+    shown = cli("dlq", "list")
+    assert "topic.json" in shown.err
+    assert cli("dlq", "list", broken).code == 5
+    assert cli("dlq", "list", DEAD).code == 0
+
+
+def test_a_subscription_is_described_with_where_its_letters_are(cli: Cli, dead: Path) -> None:
+    """By the usual name or by another one that the program chose; a name too long for letters is described too."""
+    with tidelog.open(dead) as log:
+        topic = log.topic("shop/orders")
+        topic.subscribe("n" * 198).close()
+        with pytest.raises(tidelog.TopicNameError, match=r"too long.*dead_letter_topic"):
+            topic.subscribe("m" * 198, max_deliveries=1)
+        with topic.subscribe("audit", max_deliveries=1, dead_letter_topic="shop/dead") as sub:
+            message = sub.receive(timeout=5)
+            assert message is not None
+            sub.nack(message)
+
+    def told(name: str) -> object:
+        return cli("sub", "describe", "shop/orders", name, "--json").json["dead_letter_topic"]
+
+    assert [told("billing"), told("audit"), told("n" * 198)] == [DEAD, "shop/dead", None]
+
+
 def test_letters_go_back_once(cli: Cli, dead: Path) -> None:
     """However often it is run, each letter is appended once, as it was, with a header that tells where it was."""
     (first,) = cli("dlq", "replay", DEAD, "--max", "1", "--json").json

@@ -22,10 +22,11 @@ if TYPE_CHECKING:
     from tidelog.topics.topic import Topic
 
 _SUFFIX = ".dlq"
-_TOPIC_COLUMNS = ("topic", "start_offset", "next_offset", "messages", "newest_origin", "newest_subscription")
+_TOPIC_COLUMNS = ("topic", "start_offset", "next_offset", "messages", "newest_origin", "newest_subscription", "problem")
 _TOPIC_NARROWER = (("topic", "next_offset", "messages", "newest_origin"), ("topic", "messages"))
 _LETTER_COLUMNS = (
     *("topic", "offset", "origin_topic", "origin_offset", "subscription", "deliveries", "reason", "timestamp", "bytes"),
+    "problem",
 )
 _LETTER_NARROWER = (
     ("offset", "origin_topic", "origin_offset", "subscription", "deliveries", "reason", "timestamp"),
@@ -53,27 +54,34 @@ def list_letters(
     """Lists the topics with dead letters; with TOPIC its letters: origin, deliveries and why they were given up.
 
     TOPIC is a topic with dead letters, or one whose subscriptions gave up messages. What is in a letter is shown by
-    `tidelog consume`. Looking claims nothing.
+    `tidelog consume`. Looking claims nothing. A topic that cannot be read is listed with its problem, and the exit code
+    is 1 then.
     """
     from tidelog.cli.topic_names import require_topic, topic_names
 
     with session.look() as log:
         if topic is None:
-            rows = [_topic_row(log.topic(name)) for name in topic_names(log) if _has_letters(log, name)]
+            rows = [_topic_row(log, name) for name in topic_names(log) if _has_letters(log, name)]
             _show(session, rows, _TOPIC_COLUMNS, _TOPIC_NARROWER)
             return
         require_topic(log, topic)
-        found = list(islice(_letters(log, topic), max_messages + 1))
-    _show(session, [letter.row() for letter in found[:max_messages]], _LETTER_COLUMNS, _LETTER_NARROWER)
-    if len(found) > max_messages:
+        rows = list(islice(_letter_rows(log, topic), max_messages + 1))
+    if len(rows) > max_messages:
         session.output.note(f"there are more than {max_messages}: show them with --max-messages")
+    _show(session, rows[:max_messages], _LETTER_COLUMNS, _LETTER_NARROWER)
 
 
 def _show(session: Session, rows: list[Row], columns: Sequence[str], narrower: Sequence[Sequence[str]]) -> None:
+    from tidelog.cli.topic_choice import exit_if_any_failed
+
+    problems = [row for row in rows if row["problem"] is not None]
     if session.as_json:
         session.output.document(rows)
     else:
-        session.output.table(columns, rows, narrower=narrower)
+        session.output.table(columns if problems else columns[:-1], rows, narrower=narrower)
+        for row in problems:
+            session.output.note(f"problem: {row['topic']}: {row['problem']}")
+    exit_if_any_failed(rows)
 
 
 def _has_letters(log: LogDirectory, name: str) -> bool:
@@ -96,7 +104,17 @@ def _newest(topic: Topic) -> Letter | None:
     return next((Letter(topic.name, message) for message in topic.read(newest, follow=False, on_gap="skip")), None)
 
 
-def _topic_row(topic: Topic) -> Row:
+def _topic_row(log: LogDirectory, name: str) -> Row:
+    from tidelog.cli.errors import text_of
+    from tidelog.errors import TidelogError
+
+    try:
+        return {**_described(log.topic(name)), "problem": None}
+    except TidelogError as error:
+        return {"topic": name, "problem": text_of(error)}
+
+
+def _described(topic: Topic) -> Row:
     newest = _newest(topic)
     start, end = topic.start_offset, topic.next_offset
     return {
@@ -109,18 +127,51 @@ def _topic_row(topic: Topic) -> Row:
     }
 
 
-def _letters(log: LogDirectory, name: str) -> Iterator[Letter]:
-    """Those in the topic itself, or those that came from it."""
-    from tidelog.cli.dlq_letter import Letter
+def _letter_rows(log: LogDirectory, name: str) -> Iterator[Row]:
+    """The letters in the topic itself, or those that came from it."""
+    from tidelog.cli.errors import text_of
     from tidelog.cli.topic_names import topic_names
+    from tidelog.errors import TidelogError
 
-    is_theirs = _has_letters(log, name)
-    sources = [name] if is_theirs else [one for one in topic_names(log) if _has_letters(log, one)]
-    for source in sources:
-        for message in log.topic(source).read("earliest", follow=False, on_gap="skip"):
-            letter = Letter(source, message)
-            if is_theirs or letter.origin_topic == name:
-                yield letter
+    if _has_letters(log, name):
+        yield from ({**letter.row(), "problem": None} for letter in _letters(log, name))
+        return
+    for source in topic_names(log):
+        if not _has_letters(log, source):
+            continue
+        try:
+            for letter in _letters(log, source):
+                if letter.origin_topic == name:
+                    yield {**letter.row(), "problem": None}
+        except TidelogError as error:
+            yield {"topic": source, "problem": text_of(error)}
+
+
+def _letters(log: LogDirectory, name: str) -> Iterator[Letter]:
+    from tidelog.cli.dlq_letter import Letter
+
+    messages = log.topic(name).read("earliest", follow=False, on_gap="skip")
+    return (Letter(name, message) for message in messages)
+
+
+def dead_letter_topic_of(log: LogDirectory, topic: str, subscription: str) -> str | None:
+    """Where the letters of a subscription are, by the usual name or by what the newest letter of a topic says."""
+    from tidelog.cli.topic_names import topic_names
+    from tidelog.topics.dead_letters import dead_letter_name
+
+    names = topic_names(log)
+    usual = dead_letter_name(topic, subscription, None)
+    return usual if usual in names else next((name for name in names if _is_from(log, name, topic, subscription)), None)
+
+
+def _is_from(log: LogDirectory, name: str, topic: str, subscription: str) -> bool:
+    from tidelog.errors import TidelogError
+
+    try:
+        newest = _newest(log.topic(name))
+    except TidelogError:
+        return False
+    return newest is not None and (newest.origin_topic, newest.subscription) == (topic, subscription)
 
 
 def replay(

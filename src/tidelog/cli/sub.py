@@ -172,9 +172,9 @@ def _oldest_open(topic: Topic, info: SubscriptionInfo) -> datetime | None:
 
 def describe(session: Session, topic: TopicArgument, name: NameArgument) -> None:
     """Shows one subscription: its kind, how far it is, how far behind, and where its dead letters are."""
+    from tidelog.cli.dlq import dead_letter_topic_of
     from tidelog.cli.topic_choice import require_kept
     from tidelog.cli.topic_names import require_topic
-    from tidelog.topics.dead_letters import dead_letter_name
 
     with session.look() as log:
         require_topic(log, topic)
@@ -182,7 +182,6 @@ def describe(session: Session, topic: TopicArgument, name: NameArgument) -> None
         opened = log.topic(topic)
         require_subscription(opened, name)
         info = opened.subscription_info(name)
-        dead_letters = dead_letter_name(topic, name, None)
         described = {
             "topic": topic,
             "subscription": name,
@@ -191,7 +190,7 @@ def describe(session: Session, topic: TopicArgument, name: NameArgument) -> None
             "next_offset": opened.next_offset,
             "created": info.created,
             "hold_retention": info.hold_retention,
-            "dead_letter_topic": dead_letters if log.has_topic(dead_letters) else None,
+            "dead_letter_topic": dead_letter_topic_of(log, topic, name),
         }
     session.output.record(described)
 

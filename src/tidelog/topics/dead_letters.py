@@ -11,9 +11,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple, Protocol
 
-from tidelog.errors import InputError
+from tidelog.errors import InputError, TopicNameError
 from tidelog.topics.delivery_queue import Delivery
 from tidelog.topics.message import Message
+from tidelog.topics.names import parse_topic_name
 
 ORIGIN_TOPIC = "tidelog-origin-topic"
 ORIGIN_OFFSET = "tidelog-origin-offset"
@@ -123,6 +124,20 @@ class DeadLetters:
             ORIGIN_REASON: _REASON.encode(),
         }
         return Message(message.value, key=message.key, headers=headers, timestamp=message.timestamp)
+
+
+def check_dead_letter_name(topic: str, subscription: str, chosen: str | None) -> str:
+    """The topic for the dead letters, as far as it can be one; else an error that says what to choose."""
+    name = dead_letter_name(topic, subscription, chosen)
+    try:
+        return str(parse_topic_name(name))
+    except TopicNameError as error:
+        if chosen is not None:
+            raise
+        raise TopicNameError(
+            f"the topic for dead letters would be called {name}, which is too long",
+            hint='Choose another with dead_letter_topic="namespace/name"',
+        ) from error
 
 
 def dead_letter_name(topic: str, subscription: str, chosen: str | None) -> str:

@@ -26,7 +26,7 @@ from tidelog.tier.background import Background
 from tidelog.tier.keys import MAX_PART_LENGTH, is_part
 from tidelog.tier.owner import Cursor
 from tidelog.topics.cursor_store import CursorStore
-from tidelog.topics.dead_letters import DeadLetters, DeadLetterTopic, dead_letter_name
+from tidelog.topics.dead_letters import DeadLetters, DeadLetterTopic, check_dead_letter_name
 from tidelog.topics.delivery import DeliveryState
 from tidelog.topics.delivery_counters import SubscriptionStatistics
 from tidelog.topics.delivery_options import DeliveryOptions, parse_options
@@ -148,7 +148,8 @@ class SubscriptionRegistry:
     def _dead_letters(self, name: str, options: DeliveryOptions) -> DeadLetters | None:
         if options.max_deliveries is None or options.on_exhausted != "dead_letter":
             return None
-        open_target = partial(self._open_topic, dead_letter_name(self._topic, name, options.dead_letter_topic))
+        target = check_dead_letter_name(self._topic, name, options.dead_letter_topic)
+        open_target = partial(self._open_topic, target)
         open_target()  # whoever subscribes is told when it cannot be had
         return DeadLetters(open_target, self._topic, name)
 
