@@ -47,7 +47,7 @@ class DeliveryMachine(RuleBasedStateMachine):
                 "max_unacked": max_unacked,
                 "ack_timeout_seconds": timeout,
                 "max_deliveries": limit,
-                "on_exhausted": policy,
+                **({} if limit is None else {"on_exhausted": policy}),
             }
         )
         self.state = DeliveryState(self.options, Progress(0))

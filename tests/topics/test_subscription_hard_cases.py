@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import shutil
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -249,6 +250,23 @@ def test_a_forked_child_moves_no_position(tmp_path: Path) -> None:
 
 
 # Owners
+
+
+def test_a_position_beyond_the_end_of_the_log_passes_over_nothing(tmp_path: Path) -> None:
+    """The log was put back from a copy that is older than the positions; its offsets are given to other messages."""
+    with tidelog.open(tmp_path / "data") as log:
+        topic = log.topic(NAME)
+        topic.append_many([b"kept"] * 5, sync=True)
+        shutil.copytree(tmp_path / "data" / NAME, tmp_path / "copy")
+        topic.append_many([b"gone"] * 5, sync=True)
+        with topic.subscribe("work") as sub:
+            sub.ack_many(sub.receive_many(10, timeout=0))
+    shutil.rmtree(tmp_path / "data" / NAME)
+    shutil.copytree(tmp_path / "copy", tmp_path / "data" / NAME)
+    with tidelog.open(tmp_path / "data") as log:
+        log.topic(NAME).append_many([b"new"] * 10, sync=True)
+    with tidelog.open(tmp_path / "data") as log, log.topic(NAME).subscribe("work") as sub:
+        assert offsets(sub) == list(range(5, 15))
 
 
 def test_who_waits_for_a_topic_that_went_elsewhere_is_told(tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ Invariants
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 from functools import partial
 from typing import Protocol
@@ -83,6 +84,15 @@ class LocalCursors:
         assert metadata is not None
         moved = msgspec.structs.replace(cursor, epoch=0, moved_us=self._clock.now_us())
         metadata.put(self._keys.subscription(name), encode(moved))
+
+    def clip(self, next_offset: int) -> None:
+        """Before anything is accepted: the log may end sooner than it did, after a repair or when it was put back from
+        a copy. A position beyond the end would pass over the messages that get those offsets now."""
+        for name in self.names():
+            with contextlib.suppress(DataError):  # whoever subscribes is told
+                cursor = self.load(name)
+                if cursor is not None and (clipped := cursor.clipped(next_offset)) != cursor:
+                    self.store(name, clipped)
 
     def delete(self, name: str) -> None:
         metadata = self._existing()

@@ -227,7 +227,8 @@ class DeliveryState:
 
     def take_plain(self, holder: Holder) -> Delivery | None:
         """The next message on the short way, where only the order matters; None: `take` has to look closer."""
-        if not self._is_plain or self._waiting or self._delayed or self.blocked or self.dead or self.failures:
+        # Whatever waits, is blocked or dead is among the failures.
+        if not self._is_plain or self.failures or self._delayed:
             return None
         if self.unacked_count >= self.options.max_unacked:
             return None
@@ -395,7 +396,7 @@ class DeliveryState:
 
     def tick(self, now: Now) -> None:
         """What is due by now becomes ready."""
-        if self._waiting:
+        if self.failures:
             for waiting in self._waiting.take_due(now.steady_us):
                 self._queue.unhold(waiting.message)
                 self._queue.put_back(waiting.message)

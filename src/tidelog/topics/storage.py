@@ -214,6 +214,8 @@ class LogDirectory(DirectoryTasks):
         """Where the positions of a topic's subscriptions are."""
         local = LocalCursors(self._metadata, TopicKeys(name.namespace, name.name), self._clock)
         if self.tier is None:
+            if topic.is_reliable and not self.read_only:
+                local.clip(topic.next_offset)
             return local
         cursors = CatalogCursors(self.tier.catalog(name.namespace, name.name), topic.tiered)
         if topic.tiered is not None and self.info.metadata != INSIDE:

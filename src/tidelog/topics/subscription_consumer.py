@@ -213,7 +213,7 @@ def _checked_timeout(timeout: object) -> float | None:
         return None
     if isinstance(timeout, bool) or not isinstance(timeout, (int, float)) or not timeout >= 0:
         raise InputError(f"a number of seconds, 0 or more, is expected, not {timeout!r}")
-    return float(min(timeout, MAX_SECONDS))
+    return timeout if timeout <= MAX_SECONDS else MAX_SECONDS
 
 
 def _checked_delay(delay: object) -> float | None:
