@@ -291,3 +291,35 @@ def die_while_writing(url: str, key: str) -> None:
     writer = open_store(url).open_writer(key)
     writer.write(bytes(5000))
     os._exit(9)
+
+
+def test_the_name_of_the_directory_is_no_key(tmp_path: Path) -> None:
+    """An object at the top of a directory can be deleted, whatever that directory is called."""
+    (tmp_path / "a table [of orders]").mkdir()
+    store = open_store((tmp_path / "a table [of orders]").as_uri())
+    store.put("top", b"content")
+    store.delete("top")
+    assert [info.key for info in store.list()] == []
+
+
+def test_an_empty_folder_can_be_removed_while_others_write(store: DirectoryStore, directory: Path) -> None:
+    """Nobody who begins to write there fails because of it, and what is in it stays."""
+    stop = threading.Event()
+
+    def remove() -> None:
+        while not stop.is_set():
+            store.remove_folder("deep/folder/")
+
+    remover = threading.Thread(target=remove)
+    remover.start()
+    try:
+        for number in range(200):
+            store.put("deep/folder/object", b"%d" % number)
+            assert store.get("deep/folder/object").data == b"%d" % number
+            store.delete("deep/folder/object")
+    finally:
+        stop.set()
+        remover.join(30)
+    store.remove_folder("deep/folder/")
+    assert not (directory / "deep/folder").exists()
+    store.remove_folder("deep/folder/")

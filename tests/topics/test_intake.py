@@ -214,6 +214,19 @@ def test_a_replaced_owner_takes_nothing_in(tmp_path: Path) -> None:
             first.topic(NAME).append(b"late")
 
 
+def test_a_name_that_nobody_has_opened_is_no_topic(storage: Storage, tmp_path: Path) -> None:
+    """Whatever was handed over to it; whoever opens it makes it one, with the rows in it."""
+    root = tmp_path / "data"
+    with writer(storage, root) as area, storage.open(root) as log:
+        log.topic("shop/before")
+        log.topic("shop/zebra")
+        hand_over(area, "etl", 0, payloads([b"a"]))
+        assert log.topics() == ["shop/before", "shop/zebra"]
+        assert not log.has_topic(NAME)
+        log.topic(NAME)
+        assert log.topics() == ["shop/before", NAME, "shop/zebra"]
+
+
 def test_a_rescue_leaves_out_what_was_handed_over(tmp_path: Path) -> None:
     """The new owner has taken it in again, from where it was staged: returned as well, it would be there twice."""
     place = Storage("shared_fs", f"file://{tmp_path}/bucket", "bucket", {})

@@ -101,12 +101,12 @@ class DirectoryStore(ObstoreStore):
                 self._files.remove(path)
                 parents.add(path.parent)
         for parent in parents:
-            with self._on_disk("delete", parent.name):
+            with self._explaining("delete", parent.name), contextlib.suppress(FileNotFoundError):
                 self._files.sync_directory(parent)
 
     def remove_folder(self, prefix: str) -> None:
         path = self._directory / check_prefix(prefix)
-        with contextlib.suppress(OSError):  # it is not empty, or gone already, and both are fine
+        with self._lock.held(), contextlib.suppress(OSError):  # it is not empty, or gone already, and both are fine
             path.rmdir()
 
     # What dead writers left
@@ -211,8 +211,16 @@ class _DirectoryWriter(ObjectWriter):
         with store._on_disk("write", key) as path:
             self._path = path
             self._unfinished = _unfinished_name(path)
-            self._files.make_directories(path.parent)
-            self._file: File = self._files.create(self._unfinished)
+            self._file: File = self._created()
+
+    def _created(self) -> File:
+        """An empty folder may be removed by somebody else just when it is wanted again: under the lock it is not."""
+        with contextlib.suppress(FileNotFoundError, NotADirectoryError):
+            self._files.make_directories(self._path.parent)
+            return self._files.create(self._unfinished)
+        with self._store._lock.held():
+            self._files.make_directories(self._path.parent)
+            return self._files.create(self._unfinished)
 
     def _write(self, data: bytes | memoryview) -> None:
         with self._store._on_disk("write", self.key):

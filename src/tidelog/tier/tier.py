@@ -80,8 +80,14 @@ class Tier:
             if found is None:
                 start = keys[0] + "0"
                 continue
-            yield found.namespace, found.topic
-            start = end_of(TopicKeys(found.namespace, found.topic, self._root).metadata_prefix)
+            topic = TopicKeys(found.namespace, found.topic, self._root)
+            if keys[0] != topic.intake or self._knows_more(topic):
+                yield found.namespace, found.topic
+            start = end_of(topic.metadata_prefix)
+
+    def _knows_more(self, topic: TopicKeys) -> bool:
+        """What was handed over to a name that nobody has opened yet makes no topic."""
+        return len(self.metadata.keys(topic.metadata_prefix, limit=2)) > 1
 
     def open_log(
         self,
