@@ -9,14 +9,16 @@ beside the owners of the topics; `tier/replacement_switch.py` argues why that is
 Invariants
 - At every moment every offset can be read, with its message, or as removed where a newer one of its key is published.
 - Killed anywhere, the next run goes on: what was being switched is finished, what was being built is built again.
-- A topic that cannot be compacted is a problem of the report; the others are done.
+- A topic that cannot be compacted is a problem of the report; the others are done. A few topics are worked on at once.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from queue import SimpleQueue
+from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
 
@@ -25,7 +27,7 @@ from tidelog.errors import InputError, NotFoundError, NotSupportedError, Tidelog
 from tidelog.pipeline.jobs.compact_build import BuildDone, BuildWork, build_run
 from tidelog.pipeline.jobs.compact_keys import SupersededOffsets, superseded_offsets
 from tidelog.pipeline.jobs.compact_topic import CompactedTopic, CompactOptions, TopicCompaction
-from tidelog.pipeline.jobs.job import JobReport, OnProgress, Problem, counted_progress, ignore_progress
+from tidelog.pipeline.jobs.job import JobReport, OnProgress, Problem, Progress, ignore_progress
 from tidelog.pipeline.open_topics import cold_place
 from tidelog.pipeline.part import ColdPlace
 from tidelog.pipeline.root import Root
@@ -43,7 +45,16 @@ if TYPE_CHECKING:
 
     from tidelog.topics.storage import LogDirectory
 
+_TOPICS_AT_ONCE = 4
 __all__ = ["CompactOptions", "CompactReport", "CompactedTopic", "compact"]
+
+
+class _News(NamedTuple):
+    """What the threads tell: objects that are planned, objects that are made, the end of a topic."""
+
+    planned: int = 0
+    done: int = 0
+    is_end: bool = False
 
 
 class CompactReport(JobReport, frozen=True, kw_only=True):
@@ -70,13 +81,12 @@ def compact(
     objects = open_store(place.store_url, place.store_settings)
     with open_metadata_store(place.metadata_url, objects) as metadata:
         job = _Job(spark, root, place, objects, metadata, options, clock or SystemClock(), on_progress)
-        for name in names:
-            job.compact(name)
+        job.compact_all(names)
     return job.report(time.monotonic() - began)
 
 
 class _Job:
-    """All topics, one after the other."""
+    """All topics, some at once: what one of them is planned and switched, workers build for others."""
 
     def __init__(
         self,
@@ -99,15 +109,38 @@ class _Job:
         self._on_progress = on_progress
         self._done: list[TopicCompaction] = []
         self._problems: list[Problem] = []
+        self._news: SimpleQueue[_News] = SimpleQueue()
 
-    def compact(self, topic: str) -> None:
+    def compact_all(self, topics: Sequence[str]) -> None:
+        """Returns when all are done. How far they are is told from the thread that asked for it."""
+        pool = ThreadPoolExecutor(_TOPICS_AT_ONCE, "tidelog-compact")
+        try:
+            running = [pool.submit(self._compact, topic) for topic in topics]
+            for future in running:
+                future.add_done_callback(lambda _: self._news.put(_News(is_end=True)))
+            self._tell(len(running))
+            for future in running:
+                future.result()
+        finally:
+            pool.shutdown(wait=False, cancel_futures=True)
+
+    def _tell(self, topics: int) -> None:
+        done = total = 0
+        while topics:
+            news = self._news.get()
+            topics -= news.is_end
+            done, total = done + news.done, total + news.planned
+            if total and not news.is_end:
+                self._on_progress(Progress("compacting", done, total))
+
+    def _compact(self, topic: str) -> None:
         namespace, _, name = topic.partition("/")
         catalog = Catalog(self._metadata, TopicKeys(namespace, name, self._place.metadata_root))
         try:
             options = msgspec.structs.replace(self._options, by_key=self._is_by_key(catalog))
             compaction = TopicCompaction(
                 *(topic, self._place, catalog, self._objects, options, self._clock),
-                lambda works: self._build(topic, works),
+                self._build,
             )
             compaction.run(self._superseded(topic, catalog) if options.by_key else None)
         except TidelogError as error:
@@ -128,24 +161,29 @@ class _Job:
         ends = catalog.start_offset(), catalog.next_offset()
         return superseded_offsets(self._spark, self._root, topic, *ends, before_us)
 
-    def _build(self, topic: str, works: Sequence[BuildWork]) -> Iterable[BuildDone]:
-        results = run_on_workers(self._spark, build_run, works)
-        return counted_progress(results, f"compacting {topic}", len(works), self._on_progress)
+    def _build(self, works: Sequence[BuildWork]) -> Iterator[BuildDone]:
+        self._news.put(_News(planned=len(works)))
+        for done in run_on_workers(self._spark, build_run, works):
+            self._news.put(_News(done=1))
+            yield done
 
     def report(self, seconds: float) -> CompactReport:
         return CompactReport(
             job="compact",
-            topics=tuple(one.result() for one in self._done),
+            topics=tuple(one.result() for one in self._sorted()),
             is_dry_run=self._options.is_dry_run,
-            proofs=tuple(proof for one in self._done if (proof := one.proof()) is not None),
-            problems=tuple(self._problems),
+            proofs=tuple(proof for one in self._sorted() if (proof := one.proof()) is not None),
+            problems=tuple(sorted(self._problems, key=lambda one: one.topic)),
             notes=tuple(self._notes()),
             seconds=round(seconds, 3),
         )
 
     def _notes(self) -> Iterator[str]:
-        for one in self._done:
+        for one in self._sorted():
             yield from one.notes()
+
+    def _sorted(self) -> list[TopicCompaction]:
+        return sorted(self._done, key=lambda one: one.topic)
 
 
 def _check(options: CompactOptions) -> None:

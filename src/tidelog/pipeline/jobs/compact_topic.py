@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 import msgspec
 
 from tidelog.clock import Clock
-from tidelog.errors import CorruptionError, TidelogError
+from tidelog.errors import CorruptionError, DataError, TidelogError
 from tidelog.pipeline.jobs.compact_build import BuildDone, BuildWork
 from tidelog.pipeline.jobs.compact_keys import SupersededOffsets
 from tidelog.pipeline.jobs.proof import Proof, Tally, side_of, total
@@ -96,7 +96,8 @@ class TopicCompaction:
 
     def run(self, superseded: SupersededOffsets | None) -> None:
         """Everything there is to do: first by key, if `superseded` says what is to go, then the small objects."""
-        finish(self._catalog, self._clock)
+        if not self._options.is_dry_run:
+            finish(self._catalog, self._clock)
         if superseded is not None:
             self._superseded = self._without_anchor(superseded)
             self._superseded_messages = superseded.count(self._catalog.start_offset(), self._catalog.next_offset())
@@ -111,10 +112,11 @@ class TopicCompaction:
         """A snapshot of the producers is believed by the message before its offset: that one stays."""
         key = self._catalog.keys.producers
         entry = self._catalog.metadata.get(key)
-        if entry is None:
-            return superseded
-        snapshot = documents.decode(entry.value, key, ProducersSnapshot)
-        return superseded.without(max(0, snapshot.as_of_offset - 1))
+        try:
+            snapshot = None if entry is None else documents.decode(entry.value, key, ProducersSnapshot)
+        except DataError:
+            snapshot = None  # nobody believes it
+        return superseded if snapshot is None else superseded.without(max(0, snapshot.as_of_offset - 1))
 
     # Planning
 
@@ -150,7 +152,7 @@ class TopicCompaction:
         while from_offset is not None:
             planned = plan(from_offset)
             if planned.runs and self._options.is_dry_run:
-                self._replaced += planned.runs
+                self._replaced += [run for run in planned.runs if not self._is_counted(run)]
             elif planned.runs:
                 # Once more, now that nobody else compacts: what was planned before may have been replaced.
                 work = begin(self._catalog, self._objects, self._clock, take_over=self._options.take_over)
@@ -159,6 +161,10 @@ class TopicCompaction:
                     self._round(work, planned.runs, codec)
                     work.abandon()  # does nothing where there was something to switch to
             from_offset = planned.next_offset
+
+    def _is_counted(self, run: Run) -> bool:
+        """Whether some of it is to be replaced already: by the time of this run it would be another object."""
+        return any(one.start_offset < run.next_offset and run.start_offset < one.next_offset for one in self._replaced)
 
     def _round(self, work: Replacing, runs: Sequence[Run], codec: Codec | None) -> None:
         works = [self._work(work.generation, run, codec) for run in runs]
