@@ -10,11 +10,11 @@ BUILD_INPUTS := pyproject.toml constraints.txt $(wildcard setup.py) $(wildcard s
 # One virtual environment is shared by all targets, so two of them must not install into it at once.
 .NOTPARALLEL:
 .DELETE_ON_ERROR:
-.PHONY: help demo test lint check bench clean
+.PHONY: help demo test lint check bench clean java-for-spark
 
 help:
 	@echo 'make demo    append, crash, ship to a bucket, lose a disk and restore it, in a minute'
-	@echo 'make test    all tests'
+	@echo 'make test    all tests; those of Spark need Java 17 or newer'
 	@echo 'make lint    format, lint, types and import directions'
 	@echo 'make check   lint, then test: what CI runs'
 	@echo 'make bench   the benchmarks, each against its peers'
@@ -23,7 +23,7 @@ help:
 demo: $(VENV)/.ready-demo
 	@$(BIN)/tidelog demo
 
-test: $(VENV)/.ready-development
+test: java-for-spark $(VENV)/.ready-development
 	@$(BIN)/python -m pytest -q tests
 
 lint: $(VENV)/.ready-development
@@ -34,8 +34,12 @@ lint: $(VENV)/.ready-development
 
 check: lint test
 
-bench: $(VENV)/.ready-bench
+bench: java-for-spark $(VENV)/.ready-bench
 	@$(BIN)/python bench/run.py
+
+# Before anything is installed. The demo does without, and says what it left out.
+java-for-spark:
+	@scripts/check-java 'make $(MAKECMDGOALS)'
 
 clean:
 	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
@@ -50,7 +54,7 @@ $(VENV)/.created: | scripts/make-venv
 
 # What each of them needs on top of the package itself. The package is installed in place, and its kernel is built by
 # the setuptools that constraints.txt pins.
-$(VENV)/.ready-demo: EXTRAS := cli,dev-s3
+$(VENV)/.ready-demo: EXTRAS := cli,dev-s3,spark
 $(VENV)/.ready-development: EXTRAS := cli,test,dev
 $(VENV)/.ready-bench: EXTRAS := cli,test,bench
 

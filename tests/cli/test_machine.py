@@ -12,7 +12,7 @@ import pytest
 from tests.cli.conftest import Cli, Spawn
 
 from tidelog.cli import doctor_checks
-from tidelog.cli.doctor_checks import check_java, check_permissions, java_version, nearest_directory
+from tidelog.cli.doctor_checks import check_java, check_permissions, check_spark, nearest_directory
 from tidelog.cli.file_systems import file_system_kind
 
 
@@ -20,7 +20,18 @@ def test_doctor_checks_everything(cli: Cli) -> None:
     """Every check has a verdict, and whatever is not ok comes with a fix."""
     result = cli("doctor", "--json")
     checks = {check["check"]: check for check in result.json}
-    expected = {"python", "kernels", "java", "weed", "directory", "free space", "file system", "sync time", "clock"}
+    expected = {
+        "python",
+        "kernels",
+        "java",
+        "spark",
+        "weed",
+        "directory",
+        "free space",
+        "file system",
+        "sync time",
+        "clock",
+    }
     assert checks.keys() == expected | {"open files"}
     assert all(check["fix"] for check in checks.values() if check["status"] != "ok")
     assert result.code == int(any(check["status"] == "fail" for check in checks.values()))
@@ -44,7 +55,7 @@ def test_doctor_goes_on_after_a_check_that_cannot_be_made(cli: Cli, monkeypatch:
     monkeypatch.setattr(doctor_checks, "check_free_space", refuse)
     result = cli("doctor", "--json")
     checks = {check["check"]: check["status"] for check in result.json}
-    assert (result.code, checks["free space"], len(checks)) == (1, "fail", 10)
+    assert (result.code, checks["free space"], len(checks)) == (1, "fail", 11)
 
 
 def test_doctor_sees_a_file_in_the_way(tmp_path: Path) -> None:
@@ -61,25 +72,28 @@ def test_permissions(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert check_permissions(tmp_path, tmp_path).status == "fail"
 
 
-@pytest.mark.parametrize(
-    ("text", "version"),
-    [('openjdk version "17.0.15" 2025-04-15', 17), ('java version "1.8.0_392"', 8), ("nonsense", None)],
-)
-def test_java_versions(text: str, version: int | None) -> None:
-    """Old and new ways of writing a version are understood."""
-    assert java_version(text) == version
-
-
 def test_java_is_a_warning(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Without Java, or with an old one, all but the pipeline works: a warning that says how to get it."""
     monkeypatch.setenv("JAVA_HOME", str(tmp_path))
-    assert check_java()[:3] == ("java", "warn", "not found")
+    assert check_java()[:2] == ("java", "warn")
+    assert "no bin/java" in check_java().detail
     (tmp_path / "bin").mkdir()
     java = tmp_path / "bin" / "java"
     java.write_text("#!/bin/sh\necho 'openjdk version \"11.0.2\"' >&2\n")
     java.chmod(0o755)
     assert check_java().status == "warn"
     assert "JAVA_HOME" in check_java().fix
+
+
+def test_spark_is_no_duty(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without Spark's packages nothing is wrong; with half of them the pipeline would not run."""
+    installed = {"pyspark": "4.3.0", "pyarrow": "26.0.1"}
+    monkeypatch.setattr(doctor_checks, "_version_of", installed.get)
+    assert check_spark() == ("spark", "ok", "pyspark 4.3.0, pyarrow 26.0.1", "")
+    del installed["pyarrow"]
+    assert check_spark()[:3] == ("spark", "warn", "pyarrow is not installed")
+    del installed["pyspark"]
+    assert (check_spark().status, "tidelog[spark]" in check_spark().detail) == ("ok", True)
 
 
 @pytest.mark.parametrize(("kind", "status"), [("nfs4", "warn"), ("tmpfs", "warn"), ("overlay", "warn"), ("ext4", "ok")])

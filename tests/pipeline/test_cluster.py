@@ -10,7 +10,7 @@ import pytest
 from tests.pipeline.spark_servers import run_driver
 
 import tidelog
-from tidelog.pipeline.cluster_package import ARCHIVES, EXECUTOR_PATH, cluster_package, sending_settings
+from tidelog.pipeline.cluster_package import ARCHIVES, EXECUTOR_PATH, pack_for_cluster, sending_settings
 
 TOPIC = "shop/orders"
 MESSAGES = 2000
@@ -81,7 +81,7 @@ def test_spark_connect_reads_topics(spark_connect: str, shop: str) -> None:
 
 def test_a_package_has_the_kernels_and_the_same_bytes_each_time(tmp_path: Path) -> None:
     """Made twice it is the same file, with compiled modules in it and nothing that was only cached."""
-    first, second = cluster_package(tmp_path / "a.zip"), cluster_package(tmp_path / "b.zip")
+    first, second = pack_for_cluster(tmp_path / "a.zip"), pack_for_cluster(tmp_path / "b.zip")
     assert first.read_bytes() == second.read_bytes()
     with zipfile.ZipFile(first) as package:
         names = package.namelist()

@@ -145,7 +145,7 @@ def test_defaults_fit_the_master() -> None:
     assert defaults_for("local[8]")["spark.sql.shuffle.partitions"] == "16"
     assert defaults_for("local")["spark.sql.shuffle.partitions"] == "4"
     assert "spark.sql.shuffle.partitions" not in defaults_for("spark://host:7077")
-    assert "spark.python.daemon.module" not in defaults_for(None)
+    assert "spark.python.daemon.module" not in defaults_for("yarn")
 
 
 def test_workers_take_the_installed_spark(tmp_path: Path) -> None:

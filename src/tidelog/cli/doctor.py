@@ -16,7 +16,7 @@ def add_to(app: typer.Typer) -> None:
 
 
 def doctor(session: Session) -> None:
-    """Checks Python, the C kernels, Java, the disk, its speed, the clock, the limits of this machine, and the store.
+    """Checks Python, the C kernels, Java, Spark, the disk, its speed, the clock, the machine's limits, and the store.
 
     Every check is ok, warn or fail, and says how to mend what is not ok. Java is needed by the Spark pipeline only, so
     its absence is a warning. Where the log directory has a store, or one is named, it is reached: read, written, its

@@ -5,13 +5,12 @@ A check measures and judges and never raises: what keeps it from measuring is it
 
 from __future__ import annotations
 
+import importlib.metadata
 import os
 import platform
-import re
 import resource
 import shutil
 import statistics
-import subprocess
 import sys
 import tempfile
 import time
@@ -24,12 +23,14 @@ from tidelog.cli.errors import hint_of, text_of
 from tidelog.cli.file_systems import MEMORY_KINDS, NETWORK_KINDS, PASSING_KINDS, file_system_kind
 from tidelog.cli.output import human_bytes
 from tidelog.cli.seaweed import INSTALL_HINT, weed_program
-from tidelog.errors import TidelogError
+from tidelog.errors import ConfigError, TidelogError
 from tidelog.log.frame import KERNEL_IS_NATIVE
 from tidelog.log.names import wal_files
+from tidelog.pipeline.java import JAVA_HINT, find_java
 from tidelog.topics.message import CODEC_IS_NATIVE
 
-_OLDEST_JAVA = 17
+_SPARK_PACKAGES = ("pyspark", "pyarrow")
+_SPARK_HINT = "pip install 'tidelog[spark]'"
 _LOW_FREE_BYTES = 1 << 30
 _NO_FREE_BYTES = 64 << 20
 _SYNC_ROUNDS = 30
@@ -60,6 +61,7 @@ def run_checks(root: Path, more: Mapping[str, Callable[[], Check]] | None = None
         "python": check_python,
         "kernels": check_kernels,
         "java": check_java,
+        "spark": check_spark,
         "weed": check_weed,
         "directory": lambda: check_permissions(root, place),
         "free space": lambda: check_free_space(place),
@@ -107,19 +109,31 @@ def check_kernels() -> Check:
 
 def check_java() -> Check:
     """Needed by the Spark pipeline only."""
-    fix = "Only the Spark pipeline needs it: install a JDK 17 or newer (such as openjdk-17-jre) or set JAVA_HOME"
-    home = os.environ.get("JAVA_HOME")
-    java = shutil.which("java", path=str(Path(home, "bin"))) if home else shutil.which("java")
-    if java is None:
-        return Check("java", "warn", "not found", fix)
     try:
-        told = subprocess.run([java, "-version"], capture_output=True, text=True, timeout=20, check=False).stderr
-    except (OSError, subprocess.TimeoutExpired) as error:
-        return Check("java", "warn", f"{java} does not run: {error}", fix)
-    version = java_version(told)
-    if version is None or version < _OLDEST_JAVA:
-        return Check("java", "warn", f"{java} is version {version or 'unknown'}, older than {_OLDEST_JAVA}", fix)
-    return Check("java", "ok", f"version {version} at {java}")
+        java = find_java()
+    except ConfigError as error:
+        return Check("java", "warn", error.message, f"Only the Spark pipeline needs it. {JAVA_HINT}")
+    return Check("java", "ok", f"version {java.version} at {java.program}")
+
+
+def check_spark() -> Check:
+    """The packages of the pipeline. A machine without them misses nothing else, so that is no reason to warn."""
+    versions = {name: _version_of(name) for name in _SPARK_PACKAGES}
+    if not any(versions.values()):
+        return Check("spark", "ok", f"not installed; only the pipeline needs it: {_SPARK_HINT}")
+    missing = [name for name, version in versions.items() if version is None]
+    if missing:
+        return Check(
+            "spark", "warn", f"{' and '.join(missing)} is not installed", f"The pipeline needs it: {_SPARK_HINT}"
+        )
+    return Check("spark", "ok", ", ".join(f"{name} {version}" for name, version in versions.items()))
+
+
+def _version_of(package: str) -> str | None:
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return None
 
 
 def check_weed() -> Check:
@@ -128,12 +142,6 @@ def check_weed() -> Check:
     if program is None:
         return Check("weed", "ok", f"not installed; only tidelog dev-s3 needs it: {INSTALL_HINT}")
     return Check("weed", "ok", f"{program}, for tidelog dev-s3")
-
-
-def java_version(text: str) -> int | None:
-    """The feature version that `java -version` tells; before 9 it was written 1.8."""
-    match = re.search(r'version "(?:1\.)?(\d+)', text)
-    return None if match is None else int(match[1])
 
 
 def check_permissions(root: Path, place: Path) -> Check:

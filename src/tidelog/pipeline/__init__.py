@@ -9,13 +9,13 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from tidelog.pipeline.cluster_package import cluster_package, cluster_settings
+    from tidelog.pipeline.cluster_package import cluster_settings, pack_for_cluster
     from tidelog.pipeline.session import register, spark_session
 
-__all__ = ["cluster_package", "cluster_settings", "register", "spark_session"]
+__all__ = ["cluster_settings", "pack_for_cluster", "register", "spark_session"]
 
 _HOMES = {
-    "cluster_package": "tidelog.pipeline.cluster_package",
+    "pack_for_cluster": "tidelog.pipeline.cluster_package",
     "cluster_settings": "tidelog.pipeline.cluster_package",
     "register": "tidelog.pipeline.session",
     "spark_session": "tidelog.pipeline.session",

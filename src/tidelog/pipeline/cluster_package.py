@@ -36,7 +36,7 @@ _EPOCH = (1980, 1, 1, 0, 0, 0)
 _READ_BYTES = 1 << 20
 
 
-def cluster_package(path: str | Path) -> Path:
+def pack_for_cluster(path: str | Path) -> Path:
     """Writes the package to a file; for `spark-submit --archives FILE#tidelog_packages`."""
     return _write(Path(path), _contents())
 

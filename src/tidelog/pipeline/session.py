@@ -24,7 +24,7 @@ from tidelog.pipeline import class_archive
 from tidelog.pipeline.cluster_package import sending_settings
 from tidelog.pipeline.gateway import GatewayError, start_gateway
 from tidelog.pipeline.java import find_java
-from tidelog.pipeline.session_settings import JAVA_OPTIONS, defaults_for, text_of
+from tidelog.pipeline.session_settings import DEFAULTS, JAVA_OPTIONS, defaults_for, text_of
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -48,8 +48,12 @@ def spark_session(app_name: str = "tidelog", master: str | None = None, **conf: 
     settings = {name: text_of(value) for name, value in conf.items()}
     if _is_remote(master):
         session = _connected(app_name, master, settings)
+    elif (running := _running(master, settings)) is not None:
+        session = running
+    elif "PYSPARK_GATEWAY_PORT" in os.environ:
+        session = _submitted(app_name, master, settings)
     else:
-        session = _running(master, settings) or _started(app_name, master, settings)
+        session = _started(app_name, master or "local[*]", settings)
     return register(session)
 
 
@@ -100,19 +104,27 @@ def _running(master: str | None, settings: dict[str, str]) -> SparkSession | Non
     return _configured(SparkSession.Builder(), settings).getOrCreate()
 
 
-def _started(app_name: str, master: str | None, settings: dict[str, str]) -> SparkSession:
+def _submitted(app_name: str, master: str | None, settings: dict[str, str]) -> SparkSession:
+    """Where spark-submit started the program, it has settings already: they stay, and only gaps are filled."""
     from pyspark.sql import SparkSession
 
-    is_submitted = "PYSPARK_GATEWAY_PORT" in os.environ
-    if not is_submitted:
-        master = master or "local[*]"
-        os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
-    settings = {"spark.app.name": app_name, **defaults_for(master), **settings}
-    if master is not None:
-        settings["spark.master"] = master
-    if master is not None and not master.startswith("local"):
+    builder = SparkSession.Builder().appName(app_name)
+    session = _configured(builder if master is None else builder.master(master), settings).getOrCreate()
+    given = session.sparkContext.getConf()
+    for name, value in DEFAULTS.items():
+        if name.startswith("spark.sql.") and not given.contains(name):
+            session.conf.set(name, value)
+    return session
+
+
+def _started(app_name: str, master: str, settings: dict[str, str]) -> SparkSession:
+    from pyspark.sql import SparkSession
+
+    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+    settings = {"spark.app.name": app_name, **defaults_for(master), **settings, "spark.master": master}
+    if not master.startswith("local"):
         settings |= sending_settings(settings, class_archive.cache_directory())
-    if not is_submitted and not _has_gateway():
+    if not _has_gateway():
         _start_java(settings)
     return _configured(SparkSession.Builder(), settings).getOrCreate()
 

@@ -37,9 +37,9 @@ LOCAL_DEFAULTS = {
 }
 
 
-def defaults_for(master: str | None) -> dict[str, str]:
-    """The defaults for a master; None where somebody else decides on it."""
-    if master is None or not master.startswith("local"):
+def defaults_for(master: str) -> dict[str, str]:
+    """The defaults for a master."""
+    if not master.startswith("local"):
         return dict(DEFAULTS)
     # 200, Spark's own default, are 200 files a micro-batch of a stream that aggregates.
     partitions = max(_FEWEST_SHUFFLE_PARTITIONS, 2 * cores_of(master))
