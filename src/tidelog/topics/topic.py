@@ -139,6 +139,11 @@ class Topic(TopicTasks):
         return 0 if self._joined is None else self._joined.history.catalog.next_offset()
 
     @property
+    def readable(self) -> JoinedLog | Log | LogView | LiveLog:
+        """What its messages are read from, for those who want frames rather than messages."""
+        return self._readable
+
+    @property
     def _readable(self) -> JoinedLog | Log | LogView | LiveLog:
         readable = self._joined or self._hot
         assert readable is not None, "a topic is on this disk, in a store, or both"
