@@ -130,6 +130,24 @@ def test_what_cannot_be_replayed_is_named(spark: SparkSession, root: Root, tmp_p
         replay(spark, root, "shop/orders", "shop/copy", target_root=find_root(tmp_path / "nowhere"))
 
 
+@pytest.mark.parametrize(
+    ("selection", "problem"),
+    [
+        (Selection(where="price > 3"), "the selection cannot be understood.*price"),
+        (Selection(select=("value AS (",)), "the selection cannot be understood"),
+        (Selection(select=("key",)), "the column value is missing"),
+        (Selection(select=("value", "1 AS price")), "price is no part of a message"),
+        (Selection(select=("nullif(value, value) AS value",)), "value"),
+    ],
+)
+def test_a_mistake_in_a_selection_is_told(spark: SparkSession, root: Root, selection: Selection, problem: str) -> None:
+    """As an error in the input, in the words of whoever noticed it, and nothing is written."""
+    with pytest.raises(InputError, match=problem):
+        replay(spark, root, "shop/orders", "shop/copy", selection=selection)
+    with root.open() as log:
+        assert not log.has_topic("shop/copy")
+
+
 # Files
 
 

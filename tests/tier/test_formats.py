@@ -38,6 +38,7 @@ def test_the_keys_are_those_of_the_formats_page() -> None:
         topic.replacement_state,
         topic.replacement(3, 42),
         topic.intake,
+        topic.replay("from-eu"),
         topic.epoch_floor,
     ]
     assert first_words(block("text objects")) == [

@@ -20,6 +20,7 @@ from tidelog.pipeline.jobs.job import JobReport, OnProgress, Progress, ignore_pr
 from tidelog.pipeline.jobs.proof import Proof
 from tidelog.pipeline.jobs.replay_rows import COLUMNS, StepWriter
 from tidelog.pipeline.jobs.replay_steps import Step, open_steps
+from tidelog.pipeline.jobs.spark_errors import told_in_our_words
 from tidelog.pipeline.jobs.topic_rows import read_rows
 from tidelog.pipeline.root import Root
 from tidelog.topics.names import parse_topic_name
@@ -60,9 +61,12 @@ class Selection(msgspec.Struct, frozen=True, kw_only=True):
 
     def of(self, rows: DataFrame) -> DataFrame:
         """The rows that are written."""
-        if self.where is not None:
-            rows = rows.where(self.where)
-        return rows.selectExpr(*(self.select or COLUMNS))
+        with told_in_our_words("the selection cannot be understood"):
+            if self.where is not None:
+                rows = rows.where(self.where)
+            chosen = rows.selectExpr(*(self.select or COLUMNS))
+            _ = chosen.schema  # over Spark Connect a mistake is noticed no sooner
+        return chosen
 
 
 def replay(

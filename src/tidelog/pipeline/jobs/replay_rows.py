@@ -14,8 +14,10 @@ from typing import TYPE_CHECKING
 from tidelog.errors import DataError
 from tidelog.pipeline.jobs.proof import Side, Tally
 from tidelog.pipeline.jobs.replay_steps import ReplaySteps, Step
+from tidelog.pipeline.jobs.spark_errors import told_in_our_words
 from tidelog.pipeline.jobs.topic_rows import read_rows, root_options
 from tidelog.pipeline.root import Root
+from tidelog.pipeline.sink_options import check_columns
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, Row, SparkSession
@@ -54,6 +56,7 @@ class StepWriter:
 
     def write(self, step: Step, rows: DataFrame) -> None:
         """Brings the rows of a step into the topic, or finds that they are there, and reads them back."""
+        check_columns(rows.schema, self._topic)
         columns = [name for name in COLUMNS if name in rows.columns]
         status = self._steps.status(step)
         if status.state in ("unknown", "refused"):
@@ -74,7 +77,8 @@ class StepWriter:
         observed = Observation()
         options = {"topic": self._topic, "txnAppId": self._steps.app, "txnVersion": str(step.end)}
         target = rows.observe(observed, *_sums(columns)).write.format("tidelog").options(**root_options(self._root))
-        target.options(**options).mode("append").save()
+        with told_in_our_words("the rows cannot be written"):
+            target.options(**options).mode("append").save()
         counted = observed.get
         return _summed(counted["messages"], counted["digest"])
 
