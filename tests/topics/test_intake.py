@@ -11,13 +11,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.crash.tier_promises import open_node, tier_settings
 from tests.tier.consignments import hand_over, stage
 from tests.topics.storage_modes import LOCAL, Storage, storage_fixture
 
 import tidelog
-from tidelog.clock import SystemClock
+from tidelog.clock import ManualClock, SystemClock
 from tidelog.errors import FencedError
 from tidelog.files import LocalFiles
+from tidelog.testing import World
 from tidelog.tier.intake_area import IntakeArea
 from tidelog.tier.keys import TopicKeys
 from tidelog.tier.metadata.open import open_metadata_store
@@ -268,3 +270,36 @@ def test_shipped_rows_are_no_longer_remembered(tmp_path: Path) -> None:
         assert read_placed(LocalFiles(), directory) == ((2, 3),)
         topic.seal()
         assert read_placed(LocalFiles(), directory) == ()
+
+
+def test_a_tail_with_rows_that_are_placed_anew_is_not_given_back(tmp_path: Path) -> None:
+    """Doubles, otherwise: rows that one node has on its disk, and that another was about to take in again."""
+    world = World(clock=ManualClock())
+    area = IntakeArea(world.store, world.metadata, KEYS)
+    with open_node(world, "a", tier_settings()) as log:
+        hand_over(area, "etl", 0, payloads([b"a", b"b"]))
+        log.topic(NAME).append(b"mine", sync=True)
+        log.topic(NAME).take_in()
+    world.store.fail("get", times=None)
+    with open_node(world, "b", tier_settings()) as log:
+        assert log.topic(NAME).next_offset == 0
+    world.store.heal()
+    with open_node(world, "a", tier_settings()) as log:
+        assert values(log.topic(NAME)) == [b"a", b"b"]
+    with open_node(world, "b", tier_settings()) as log:
+        log.topic(NAME)
+
+
+def test_a_tail_without_such_rows_is_given_back(tmp_path: Path) -> None:
+    """Looking at a topic to which something was handed over earlier takes nothing from its owner."""
+    world = World(clock=ManualClock())
+    area = IntakeArea(world.store, world.metadata, KEYS)
+    with open_node(world, "a", tier_settings()) as log:
+        hand_over(area, "etl", 0, payloads([b"a", b"b"]))
+        log.topic(NAME).ship()
+        log.topic(NAME).take_in()
+        log.topic(NAME).append(b"mine", sync=True)
+    with open_node(world, "b", tier_settings()) as log:
+        assert log.topic(NAME).next_offset == 2
+    with open_node(world, "a", tier_settings()) as log:
+        assert values(log.topic(NAME)) == [b"a", b"b", b"mine"]

@@ -114,6 +114,8 @@ class IntakeTaker:
         self._guard = Lock()
         self._stopping = Event()
         self._held: _Held | None = None
+        self.has_moved_places = False
+        """Whether what an earlier owner has on its disk is not where the intake document says any more."""
         self._last_taken_seconds = clock.monotonic()
         self._statistics = IntakeStatistics()
 
@@ -129,7 +131,7 @@ class IntakeTaker:
         """
         with self._guard:
             end = self._log.next_offset
-            document = self._ledger.change(lambda known: known.settled(end))
+            document = self._ledger.change(lambda known: self._settled(known, end))
             self._remember_places(document)
             for one in document.waiting:
                 if one.first_offset is not None and not one.is_within(end):
@@ -142,6 +144,11 @@ class IntakeTaker:
                 if self._held is not None:
                     raise
                 self._note_error(error)
+
+    def _settled(self, known: IntakeDocument, end: int) -> IntakeDocument:
+        settled = known.settled(end)
+        self.has_moved_places = self.has_moved_places or settled != known
+        return settled
 
     def take_in(self) -> int:
         """Takes in everything that waits; returns how many consignments."""

@@ -288,8 +288,10 @@ class TieredLog(JoinedLog):
             self._background.cancel(*tasks)
 
     def _give_back_lineage(self) -> None:
-        """Who only looked must not turn what another node has on its disk into a fenced tail."""
-        if self._fenced is None and self.log.next_offset == self._first_own_offset and not self.log.file_spans():
+        """Who only looked must not turn what another node has on its disk into a fenced tail, unless there are rows in
+        it that are to be taken in again by now."""
+        has_appended = self.log.next_offset != self._first_own_offset or self.intake.has_moved_places
+        if self._fenced is None and not has_appended and not self.log.file_spans():
             give_back = self.owned.ownership.give_back_lineage
             with contextlib.suppress(TidelogError):
                 give_back() if self._background is None else self._background.attempt(give_back)
