@@ -504,6 +504,20 @@ def test_the_old_objects_go_some_time_after_the_switch(topic: PublishedTopic) ->
     assert topic.metadata.keys(KEYS.replacements_prefix) == [KEYS.replacement_state]
 
 
+def test_what_was_compacted_twice_is_deleted_once(topic: PublishedTopic) -> None:
+    """The object of one generation is what the next one replaced: it is told once."""
+    topic.publish_hourly(4)
+    compact(topic)
+    topic.publish_hourly(6)
+    compact(topic)
+    topic.clock.advance(HOUR)
+    plan = plan_cleanup(topic.catalog, topic.clock.now_us(), HOUR)
+    report = apply_cleanup(plan, topic.catalog, topic.store)
+    assert len(report.objects) == len(set(report.objects)) == len(plan.objects) == 3 + 1 + 6
+    assert (report.bytes, report.skipped) == (plan.bytes, ())
+    assert topic.object_names() == topic.names_in_catalog() == [ObjectId(0, 89, 1, 2), ObjectId(90, 99, 1)]
+
+
 def test_old_objects_stay_while_the_new_one_is_missing(topic: PublishedTopic) -> None:
     """They may be the only copy: what is not there is not relied upon."""
     topic.publish_hourly(6)

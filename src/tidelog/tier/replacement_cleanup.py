@@ -72,10 +72,11 @@ def plan_cleanup(catalog: Catalog, now_us: int, grace_seconds: float = DEFAULT_G
     due = tuple(one for one in state.waiting if now_us - one.switched_us >= grace_seconds * 1_000_000)
     later = [one for one in state.waiting if one not in due]
     waiting = [old for one in later for found in _written(catalog, one) for old in found.replaced]
+    found = (found for one in due for written in _written(catalog, one) for found in _of(catalog, written))
     return CleanupPlan(
         claim=_claim(catalog),
         due=due,
-        objects=tuple(found for one in due for written in _written(catalog, one) for found in _of(catalog, written)),
+        objects=tuple({one.key: one for one in found}.values()),
         waiting_objects=len(waiting),
         waiting_bytes=sum(one.size for one in waiting),
     )
@@ -89,10 +90,10 @@ def _written(catalog: Catalog, waiting: Waiting) -> Iterator[Replacement]:
 
 
 def _of(catalog: Catalog, written: Replacement) -> Iterator[ObsoleteObject]:
-    """The old objects; or the new one, where the switch to it did not happen."""
+    """The old objects; and the new one, where the switch to it did not happen, or it was replaced itself by now."""
     new = written.descriptor
     if not names_object(catalog, new.start_offset, new.object_id):
-        yield _obsolete(catalog, new.name, new.size, "what was there before")
+        yield _obsolete(catalog, new.name, new.size, "what is there")
     for old in written.replaced:
         yield _obsolete(catalog, old.name, old.size, new.object_id)
 
@@ -139,6 +140,7 @@ class _Applying:
         else:
             named = self._named(wanted)
             self._skip([one for one in wanted if one.key in named], "the catalog has it")
+            named |= {one.key for one in self._deleted}
             gone = [one for one in wanted if one.key not in named]
             self._objects.delete([one.key for one in gone])
             self._deleted += gone
