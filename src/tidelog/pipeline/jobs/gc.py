@@ -38,6 +38,8 @@ if TYPE_CHECKING:
 
     from tidelog.topics.storage import LogDirectory
 
+# A small topic is looked at sooner than a task is started.
+_TOPICS_A_TASK = 16
 _WRONG = {"LOST": "the object is gone", "DAMAGED": "the object has another size than its descriptor says"}
 
 
@@ -68,7 +70,7 @@ def plan_gc(
         place = _place(root, log)
         names, notes = _chosen(log, topics), tuple(_without_catalog(log))
     works = [FindWork(place=place, topic=name, now_us=now_us, grace_seconds=grace_seconds) for name in names]
-    results = run_on_workers(spark, find_garbage, works)
+    results = run_on_workers(spark, find_garbage, works, items_per_task=max(1, min(_TOPICS_A_TASK, len(works) // 16)))
     looked = sorted(counted_progress(results, "looking at topics", len(works), on_progress), key=lambda one: one.topic)
     found = tuple(one.garbage for one in looked if one.garbage is not None)
     plan = GcPlan(store=place.store_url, made_us=now_us, topics=found)
