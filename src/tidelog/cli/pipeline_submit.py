@@ -8,7 +8,15 @@ from __future__ import annotations
 
 import sys
 
-from tidelog.cli.main import main
+
+def run() -> int:
+    """Runs the job. The directory of a script is searched for modules first: here `inspect` would be a command."""
+    here = __file__.rpartition("/")[0]
+    sys.path = [path for path in sys.path if path != here]
+    from tidelog.cli.main import main
+
+    return main(["pipeline", *sys.argv[1:]])
+
 
 if __name__ == "__main__":
-    sys.exit(main(["pipeline", *sys.argv[1:]]))
+    sys.exit(run())

@@ -11,6 +11,7 @@ from __future__ import annotations
 import base64
 import os
 import pickle
+import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -32,6 +33,8 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 _FORMAT = "tidelog_table_files"
+# Spark takes paths for patterns.
+_PATTERN_SIGNS = re.compile(r"[\[\]{}*?\\]")
 
 
 def table_place(path: str | os.PathLike[str], settings: StoreSettings | None = None) -> TablePlace:
@@ -60,8 +63,7 @@ def read_files(spark: SparkSession, place: FilePlace, keys: Sequence[str], colum
         return spark.createDataFrame([], schema)
     paths = [path for key in keys if (path := place.path_of(key)) is not None]
     if len(paths) == len(keys):
-        # Without the option, a name with brackets in it would be taken for a pattern.
-        return spark.read.schema(schema).option("__globPaths__", "false").parquet(*paths)
+        return spark.read.schema(schema).parquet(*(_PATTERN_SIGNS.sub(r"\\\g<0>", path) for path in paths))
     spark.dataSource.register(TableFiles)
     # Spark shows options in plans, and hides those with this word in their name: settings of a store have keys in them.
     packed = base64.b64encode(pickle.dumps((place, tuple(keys), columns))).decode()

@@ -26,6 +26,13 @@ if TYPE_CHECKING:
 
 _MODULUS = 1 << 64
 _NAMED_OFFSETS = 10
+_KINDS = "CASE WHEN rows IS NULL THEN 1 WHEN hash IS NULL THEN 2 WHEN rows > 1 THEN 3 WHEN hash <> found THEN 4 END"
+_KIND_TEXTS = (
+    "rows are missing from the table",
+    "rows of the table are not in the topic",
+    "rows are in the table more than once",
+    "rows of the table differ from the topic",
+)
 
 
 @dataclass(frozen=True)
@@ -125,20 +132,23 @@ def _tally(rows: DataFrame) -> Tally:
 
 
 def _differences(topic: DataFrame, table: DataFrame, state: TargetState, name: str) -> Iterator[Problem]:
+    """One query: every row that differs gets its kind, and of each kind the first offsets are named."""
+    from pyspark.sql import Window
     from pyspark.sql import functions as sql
 
     grouped = table.groupBy("offset").agg(sql.count(sql.lit(1)).alias("rows"), sql.max("hash").alias("found"))
-    both = topic.join(grouped, "offset", "full_outer")
-    kinds = {
-        "rows are missing from the table": "rows IS NULL",
-        "rows are in the table more than once": "rows > 1",
-        "rows of the table are not in the topic": "hash IS NULL",
-        "rows of the table differ from the topic": "rows = 1 AND hash <> found",
-    }
-    for text, condition in kinds.items():
-        rows = both.where(condition)
-        offsets = [row.offset for row in rows.select("offset").orderBy("offset").limit(_NAMED_OFFSETS).collect()]
-        if offsets:
-            count = rows.count()
-            listed = ", ".join(map(str, offsets)) + (" ..." if count > len(offsets) else "")
-            yield Problem(topic=state.topic, place=name, reason=f"{count} {text}: offsets {listed}")
+    different = topic.join(grouped, "offset", "full_outer").withColumn("kind", sql.expr(_KINDS)).where("kind > 0")
+    kinds = Window.partitionBy("kind")
+    numbered = different.select(
+        "offset",
+        "kind",
+        sql.count(sql.lit(1)).over(kinds).alias("count"),
+        sql.row_number().over(kinds.orderBy("offset")).alias("number"),
+    )
+    rows = numbered.where(f"number <= {_NAMED_OFFSETS}").orderBy("kind", "number").collect()
+    for kind, text in enumerate(_KIND_TEXTS, 1):
+        found = [row for row in rows if row.kind == kind]
+        if found:
+            listed = ", ".join(str(row.offset) for row in found)
+            more = " ..." if found[0]["count"] > len(found) else ""
+            yield Problem(topic=state.topic, place=name, reason=f"{found[0]['count']} {text}: offsets {listed}{more}")

@@ -1,0 +1,166 @@
+"""What all jobs have in common: proofs, reports, and the command line around them."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+from pyspark.sql import SparkSession
+
+import tidelog
+from tidelog.cli import pipeline_submit
+from tidelog.cli.main import main
+from tidelog.errors import InputError
+from tidelog.pipeline.jobs.job import JobReport, Problem, Progress, counted_progress
+from tidelog.pipeline.jobs.proof import Proof, Tally, side_of, total
+
+TIMEOUT_SECONDS = 300
+
+
+class Result(NamedTuple):
+    """What a command left behind."""
+
+    code: int
+    out: str
+    err: str
+
+
+class Shell:
+    """A directory with a topic, and the command line in this process."""
+
+    def __init__(self, directory: Path, capsys: pytest.CaptureFixture[str]) -> None:
+        self.directory = directory
+        self._capsys = capsys
+        with tidelog.open(directory / "data", store=(directory / "store").as_uri(), metadata="bucket") as log:
+            topic = log.topic("shop/orders")
+            topic.append_many([b"value %d" % number for number in range(30)])
+            topic.ship()
+
+    def run(self, *arguments: str) -> Result:
+        self._capsys.readouterr()
+        code = main(["pipeline", *arguments])
+        found = self._capsys.readouterr()
+        return Result(code, found.out, found.err)
+
+    @property
+    def root(self) -> tuple[str, str]:
+        return "--root", str(self.directory / "data")
+
+    @property
+    def object(self) -> Path:
+        return next((self.directory / "store").rglob("data-*.tlog"))
+
+
+@pytest.fixture
+def shell(tmp_path: Path, spark: SparkSession, capsys: pytest.CaptureFixture[str]) -> Shell:
+    """The session that the tests share is the one that the commands find."""
+    return Shell(tmp_path, capsys)
+
+
+def side(messages: int, digest: int, kind: str = "frames") -> Tally:
+    last = messages - 1 if messages else None
+    first = 0 if messages else None
+    return Tally(messages=messages, first_offset=first, last_offset=last, digest=digest, kind=kind)  # type: ignore[arg-type]
+
+
+def test_tallies_add_up_in_any_order() -> None:
+    """The sum of parts is that of the whole, and nothing changes it but a message."""
+    parts = [
+        Tally(messages=2, first_offset=5, last_offset=6, digest=(1 << 64) - 1),
+        Tally(),
+        Tally(messages=1, first_offset=0, last_offset=0, digest=3),
+    ]
+    whole = total(parts)
+    assert whole == total(reversed(parts))
+    assert (whole.messages, whole.first_offset, whole.last_offset, whole.checksum) == (
+        *(3, 0, 6),
+        "frames:0000000000000002",
+    )
+
+
+def test_sums_of_different_things_are_never_equal() -> None:
+    """A sum over frames says nothing about one over rows."""
+    assert side_of(side(1, 5)) != side_of(side(1, 5, "rows"))
+    with pytest.raises(InputError, match="cannot be added"):
+        side(1, 5) + side(1, 5, "rows")
+
+
+def test_a_report_is_good_when_nothing_is_wrong_and_proofs_hold() -> None:
+    """A problem or a proof that does not hold is enough; a proof says which."""
+    equal = Proof(subject="a", went_in=side_of(side(3, 9)), came_out=side_of(side(3, 9)))
+    other = Proof(subject="a", went_in=side_of(side(3, 9)), came_out=side_of(side(2, 8)))
+    assert JobReport(job="x", proofs=(equal,)).is_good
+    assert not JobReport(job="x", proofs=(equal, other)).is_good
+    assert not JobReport(job="x", problems=(Problem(topic="a/b", reason="bad"),)).is_good
+    assert str(equal).endswith("equal")
+    assert "NOT EQUAL" in str(other)
+
+
+def test_progress_counts_results() -> None:
+    """It begins with nothing done and ends with everything."""
+    told: list[Progress] = []
+    assert list(counted_progress("abc", "reading", 3, told.append)) == ["a", "b", "c"]
+    assert [progress.done for progress in told] == [0, 1, 2, 3]
+
+
+def test_verify_on_the_command_line(shell: Shell) -> None:
+    """It prints a table and a proof and ends with 0; with damage it names it and ends with 1, also as JSON."""
+    good = shell.run("verify", *shell.root)
+    assert (good.code, "proof: shop/orders: 30 messages, offsets 0 to 29, frames:" in good.out) == (0, True)
+    data = bytearray(shell.object.read_bytes())
+    data[-1] ^= 1
+    shell.object.write_bytes(data)
+    bad = shell.run("verify", *shell.root)
+    assert (bad.code, "a checksum that does not match" in bad.err) == (1, True)
+    told = json.loads(shell.run("verify", "--json", "--root", (shell.directory / "store").as_uri()).out)
+    assert (told["is_good"], told["problems"][0]["topic"]) == (False, "shop/orders")
+
+
+def test_table_on_the_command_line(shell: Shell) -> None:
+    """A table is made, proven, brought up to date with nothing, and refused where it cannot be."""
+    place = str(shell.directory / "table")
+    made = shell.run("table", "shop/orders", "--to", place, *shell.root)
+    assert (made.code, "out 30 messages" in made.out) == (0, True)
+    proven = json.loads(shell.run("verify", "--table", place, "--json", *shell.root).out)
+    assert (proven["is_good"], proven["proofs"][0]["came_out"]["messages"]) == (True, 30)
+    again = json.loads(shell.run("table", "shop/orders", "--to", place, "--json", *shell.root).out)
+    assert (again["files"], again["next_offset"]) == (0, 30)
+    assert shell.run("table", "shop/orders", "--to", place, "--format", "iceberg", *shell.root).code == 2
+    assert shell.run("table", "shop/none", "--to", place + "2", *shell.root).code == 3
+    assert shell.run("verify", "--table", place + "3", *shell.root).code == 3
+
+
+def test_the_session_of_the_caller_stays(shell: Shell, spark: SparkSession) -> None:
+    """A job that finds a session uses it and does not end it."""
+    assert shell.run("verify", *shell.root).code == 0
+    assert spark.range(3).count() == 3
+
+
+def test_help_starts_without_spark() -> None:
+    """Nothing of Spark, Arrow or Iceberg is imported before a job runs."""
+    code = (
+        "import sys, tidelog.cli.main as m; m.main(['pipeline', 'table', '--help']); "
+        "sys.exit(any(name in sys.modules for name in ('pyspark', 'pyarrow', 'pyiceberg')))"
+    )
+    finished = subprocess.run([sys.executable, "-c", code], capture_output=True, timeout=TIMEOUT_SECONDS, check=False)
+    assert finished.returncode == 0, finished.stderr
+
+
+def test_spark_submit_runs_a_job(shell: Shell) -> None:
+    """The file for spark-submit takes the arguments of `tidelog pipeline`, and the master from spark-submit."""
+    submit = Path(sys.executable).with_name("spark-submit")
+    command = [str(submit), "--master", "local[1]", "--conf", "spark.ui.enabled=false", pipeline_submit.__file__]
+    finished = subprocess.run(
+        [*command, "verify", "--json", *shell.root],
+        capture_output=True,
+        timeout=TIMEOUT_SECONDS,
+        check=False,
+        env={**os.environ, "PYSPARK_PYTHON": sys.executable, "PYTHONPATH": str(Path(tidelog.__file__).parent.parent)},
+    )
+    assert finished.returncode == 0, finished
+    assert json.loads(finished.stdout)["is_good"] is True
