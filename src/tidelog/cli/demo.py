@@ -23,6 +23,7 @@ from tidelog.cli.wrapping import say
 
 if TYPE_CHECKING:
     from tidelog.cli.demo_steps import Step
+    from tidelog.cli.demo_store_steps import Bucket
 
 DEFAULT_DIRECTORY = Path("tidelog-demo")
 DemoDirectoryOption = Annotated[
@@ -30,7 +31,7 @@ DemoDirectoryOption = Annotated[
     typer.Option("--dir", "-d", metavar="DIR", readable=False, help="Where it works [default: ./tidelog-demo]."),
 ]
 _MARKER = "made-by-tidelog-demo"
-_LIVE, _DAMAGED, _BUCKET = "live", "damaged", "bucket"
+_LIVE, _DAMAGED, _BUCKET, _TABLE = "live", "damaged", "bucket", "table"
 _NODES = ("node-a", "node-b", "node-c")
 
 
@@ -42,19 +43,21 @@ def add_to(app: typer.Typer) -> None:
 def demo(
     session: Session,
     messages: Annotated[int, typer.Option("--messages", "-n", metavar="N", min=100, help="How many.")] = 200_000,
-    local: Annotated[bool, typer.Option("--local", help="Without the part that needs a bucket.")] = False,
+    local: Annotated[bool, typer.Option("--local", help="Without the parts that need a bucket or Spark.")] = False,
+    spark: Annotated[bool, typer.Option("--spark/--no-spark", help="With the part that needs Spark.")] = True,
 ) -> None:
     """Appends, tails, crashes, repairs, ships, prunes, loses a disk and restores it, and proves each claim.
 
-    It starts an S3 server of its own (SeaweedFS), takes less than a minute, and works in ./tidelog-demo, or in --dir,
-    which it clears of an earlier demo first. The exit code is 1 when a proof fails.
+    Then Spark queries the bucket, writes a topic, verifies, compacts, makes a table, and leaves a page to look at. It
+    starts an S3 server of its own (SeaweedFS), takes about a minute, and works in ./tidelog-demo, or in --dir, which it
+    clears of an earlier demo first. The exit code is 1 when a proof fails.
     """
     directory = session.directory or DEFAULT_DIRECTORY
     prepare(directory)
     started = time.monotonic()
     steps = _run(session.output, directory, messages)
     if not local:
-        steps += _run_with_bucket(session.output, directory, steps)
+        steps += _run_with_bucket(session.output, directory, steps, with_spark=spark)
     seconds = time.monotonic() - started
     is_proven = all(is_true for step in steps for is_true in step.proofs.values())
     if session.as_json:
@@ -77,7 +80,7 @@ def prepare(directory: Path) -> None:
         )
     directory.mkdir(parents=True, exist_ok=True)
     (directory / _MARKER).touch()
-    for name in (_LIVE, _DAMAGED, _BUCKET, *_NODES):
+    for name in (_LIVE, _DAMAGED, _BUCKET, _TABLE, *_NODES):
         if (directory / name).exists():
             shutil.rmtree(directory / name)
 
@@ -106,7 +109,7 @@ def _run(output: Output, directory: Path, messages: int) -> list[Step]:
     return [appended.step, crashed.step, reread, mended]
 
 
-def _run_with_bucket(output: Output, directory: Path, before: list[Step]) -> list[Step]:
+def _run_with_bucket(output: Output, directory: Path, before: list[Step], *, with_spark: bool) -> list[Step]:
     from tidelog.cli import demo_store_steps
 
     narrator = _Narrator(output, len(before))
@@ -125,7 +128,33 @@ def _run_with_bucket(output: Output, directory: Path, before: list[Step]) -> lis
         narrator.begin("Letting a second node take the topic over while the first still has it open")
         fenced = demo_store_steps.fence(node_b, node_c, place)
         narrator.end(fenced)
-    return [shipped, restored, fenced]
+        steps = [shipped, restored, fenced]
+        # Two more were appended: one after the loss of the disk, one by the new owner.
+        return steps + (_run_with_spark(output, narrator, directory, place, total + 2) if with_spark else [])
+
+
+def _run_with_spark(output: Output, narrator: _Narrator, directory: Path, place: Bucket, messages: int) -> list[Step]:
+    from tidelog.cli import demo_spark_steps
+
+    problem = demo_spark_steps.why_not()
+    if problem is not None:
+        narrator.remark(f"The part with Spark is left out: {problem}")
+        return []
+    narrator.begin("Starting Spark, and querying the bucket in SQL")
+    with output.progress("starting Spark", 5) as on_done, demo_spark_steps.session() as spark:
+        on_done(1)
+        queried = demo_spark_steps.query(spark, place, messages)
+        on_done(2)
+        narrator.end(queried)
+        narrator.begin("Writing a result from Spark to another topic, beside the process that owns it")
+        written = demo_spark_steps.write(spark, directory / _NODES[2], place)
+        on_done(3)
+        narrator.end(written)
+        narrator.begin("Verifying every frame in the bucket, compacting it, and making a table and a page of it")
+        done = demo_spark_steps.run_jobs(spark, directory, place)
+        on_done(5)
+        narrator.end(done)
+    return [queried, written, done]
 
 
 class _Narrator:
@@ -144,6 +173,9 @@ class _Narrator:
             self._say(f"   {text}", "     ")
         for claim, is_true in step.proofs.items():
             self._say(f"   {'proven' if is_true else 'FAILED'}: {claim}", "     ")
+
+    def remark(self, text: str) -> None:
+        self._say(f"   {text}", "     ")
 
     def _say(self, text: str, indent: str) -> None:
         say(text, self._stream, indent)
