@@ -19,6 +19,8 @@ def test_the_demo_proves_itself_twice(cli: Cli) -> None:
     assert "FAILED" not in first.out.decode()
     assert "SeaweedFS answers at" in first.out.decode()
     assert "nothing is missing after the loss of the disk" in first.out.decode()
+    assert "Spark sees every message of the bucket once" in first.out.decode()
+    assert Path("tidelog-demo/report.html").stat().st_size > 1000
     second = cli("demo", "--messages", "2000", "--json", "--local")
     assert (second.code, second.json["is_proven"], second.json["acknowledged_and_lost"]) == (0, True, 0)
     assert second.json["recovered"] >= 2000 + second.json["acknowledged_before_kill"]

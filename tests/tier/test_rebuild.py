@@ -74,7 +74,7 @@ def put_all(store: ObjectStore, *names: tuple[int, int, int], codec: Codec = "no
         put_object(store, ObjectId(*name), NOW_US, codec)
 
 
-def spoil(store: ObjectStore, name: tuple[int, int, int], at: int = -1) -> None:
+def spoil(store: ObjectStore, name: tuple[int, ...], at: int = -1) -> None:
     """Changes one byte of an object."""
     key = KEYS.object(ObjectId(*name))
     data = bytearray(store.get(key).data)
