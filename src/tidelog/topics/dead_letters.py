@@ -1,7 +1,8 @@
 """Messages that were given up, in a topic of their own, with where they came from in their headers.
 
 Invariants
-- A message is durable among the dead letters before it counts as acknowledged: a crash in between loses nothing.
+- A message is durable among the dead letters before it counts as acknowledged: a crash in between loses nothing. With
+  a store that means shipped, since the acknowledgement is stored where it outlives this disk, and so was the message.
 - What was written before such a crash is found there by its origin, and not written again. The position of the
   subscription says from where on to look: of letters before that it has the acknowledgements.
 """
@@ -33,7 +34,12 @@ class DeadLetterTopic(Protocol):
     def start_offset(self) -> int: ...
     @property
     def next_offset(self) -> int: ...
+    @property
+    def shipped_offset(self) -> int: ...
+    @property
+    def has_store(self) -> bool: ...
     def append_many(self, messages: Iterable[bytes | Message], *, sync: bool = False) -> list[int]: ...
+    def ship(self) -> int: ...
     def read(self, start: int) -> Iterable[Message]: ...
 
 
@@ -76,6 +82,8 @@ class DeadLetters:
         except InputError:
             refused = self._append_each(target, new)
         offsets = [message.offset for message in messages if message.offset in self._written]
+        if target.has_store and target.shipped_offset < target.durable_offset:
+            target.ship()  # else an acknowledgement that outlives this disk would be all that is left of the message
         self._end_offset = target.durable_offset
         return Written(offsets, refused)
 

@@ -268,6 +268,11 @@ class Topic(TopicTasks):
             self._owned.forget()
 
     @property
+    def has_store(self) -> bool:
+        """Whether its messages go to an object store."""
+        return self._joined is not None
+
+    @property
     def tiered(self) -> TieredLog | None:
         """What is below it, when this process owns it and it has a store."""
         return self._tiered
