@@ -128,7 +128,18 @@ def _environment() -> dict[str, str]:
 
 def run_driver(program: str, *arguments: str, **variables: str) -> str:
     """What a driver of its own prints: a process has one context of Spark, and that of the tests is the shared one."""
-    command = [sys.executable, "-W", "error::ResourceWarning:tidelog", "-c", program, *arguments]
+    return _output_of([sys.executable, "-c", program, *arguments], **variables)
+
+
+def run_submit(master: str, archives: str, settings: dict[str, str], *program: str) -> str:
+    """What a program prints that spark-submit runs."""
+    told = [word for name, value in settings.items() for word in ("--conf", f"{name}={value}")]
+    submit = str(Path(_find_spark_home(), "bin", "spark-submit"))
+    command = [submit, "--master", master, "--archives", archives, *told, *program]
+    return _output_of(command, PYSPARK_PYTHON=sys.executable)
+
+
+def _output_of(command: list[str], **variables: str) -> str:
     environment = {**os.environ, "PYTHONPATH": str(SOURCES), **variables}
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=DRIVER_SECONDS, check=False)
     assert done.returncode == 0, done.stderr

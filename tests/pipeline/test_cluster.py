@@ -7,10 +7,16 @@ import zipfile
 from pathlib import Path
 
 import pytest
-from tests.pipeline.spark_servers import run_driver
+from tests.pipeline.spark_servers import run_driver, run_submit
 
 import tidelog
-from tidelog.pipeline.cluster_package import ARCHIVES, EXECUTOR_PATH, pack_for_cluster, sending_settings
+from tidelog.pipeline.cluster_package import (
+    ARCHIVES,
+    EXECUTOR_PATH,
+    cluster_settings,
+    pack_for_cluster,
+    sending_settings,
+)
 
 TOPIC = "shop/orders"
 MESSAGES = 2000
@@ -35,6 +41,17 @@ def where(numbers):
 
 places = spark.sparkContext.parallelize(range(8), 8).mapPartitions(where).collect()
 print(json.dumps({"rows": rows, "length": length, "places": places}))
+spark.stop()
+"""
+
+SUBMITTED = """
+import json, sys
+import tidelog
+
+spark = tidelog.spark_session()
+orders = spark.read.format("tidelog").option("root", sys.argv[1]).option("subscribe", "shop/orders").load()
+kept = [spark.conf.get(name) for name in ("spark.master", "spark.sql.session.timeZone", "spark.sql.shuffle.partitions")]
+print(json.dumps({"rows": orders.count(), "kept": kept}))
 spark.stop()
 """
 
@@ -71,6 +88,21 @@ def test_a_cluster_reads_topics_with_the_package_it_is_sent(spark_cluster: str, 
     assert {Path(place, found) for place, found in told["places"]} == {
         place / "tidelog_packages" / "tidelog" / "__init__.py" for place in places
     }
+
+
+def test_spark_submit_sends_the_package_and_keeps_its_settings(spark_cluster: str, shop: str, tmp_path: Path) -> None:
+    """The commands of the guide: what spark-submit was told stays, and executors get the package it names."""
+    program = tmp_path / "program.py"
+    program.write_text(SUBMITTED, "utf-8")
+    settings = cluster_settings(pack_for_cluster(tmp_path / "tidelog-cluster.zip"))
+    options = {"spark.executorEnv.PYTHONPATH": settings[EXECUTOR_PATH], "spark.driver.host": "127.0.0.1"}
+    options |= {
+        "spark.sql.session.timeZone": "Asia/Tokyo",
+        "spark.executor.memory": "512m",
+        "spark.ui.enabled": "false",
+    }
+    told = json.loads(run_submit(spark_cluster, settings[ARCHIVES], options, str(program), shop))
+    assert told == {"rows": MESSAGES, "kept": [spark_cluster, "Asia/Tokyo", "200"]}
 
 
 def test_spark_connect_reads_topics(spark_connect: str, shop: str) -> None:

@@ -75,7 +75,10 @@ def _require_spark() -> None:
 
 
 def _is_remote(master: str | None) -> bool:
-    return master.startswith("sc://") if master is not None else "SPARK_REMOTE" in os.environ
+    if master is not None:
+        return master.startswith("sc://")
+    # The first names a server; Spark sets the second in a process that has connected to one.
+    return "SPARK_REMOTE" in os.environ or "SPARK_CONNECT_MODE_ENABLED" in os.environ
 
 
 def _connected(app_name: str, remote: str | None, settings: dict[str, str]) -> SparkSession:
@@ -91,13 +94,14 @@ def _connected(app_name: str, remote: str | None, settings: dict[str, str]) -> S
 
 
 def _running(master: str | None, settings: dict[str, str]) -> SparkSession | None:
-    """The session of this process, with the settings that can still be changed."""
+    """The session of this process, whichever thread began it, with the settings that can still be changed."""
+    from pyspark import SparkContext
     from pyspark.sql import SparkSession
 
-    session = SparkSession.getActiveSession()
-    if session is None:
+    context = SparkContext._active_spark_context
+    if context is None:
         return None
-    its_master = session.conf.get("spark.master", None)
+    its_master = context.master
     if master not in (None, its_master):
         text = f"a session with master {its_master} is running in this process, so there can be none with {master}"
         raise ConfigError(text, operation="start Spark", hint="Stop it first: spark.stop()")
