@@ -207,8 +207,8 @@ def _written(catalog: Catalog, generation: int, start_offset: int) -> Replacemen
 
 def _switch_one(catalog: Catalog, one: Replacement) -> bool:
     """Whether the catalog has the new object then; it has not where the old ones were changed meanwhile."""
-    if catalog.metadata.supports_multi_key:
-        _switch_at_once(catalog, one)
+    if catalog.metadata.supports_multi_key and _switch_at_once(catalog, one):
+        return True
     if not _place(catalog, one):
         return False
     gone = [catalog.keys.descriptor(old.name.start) for old in one.replaced[1:] if _take_away(catalog, old)]
@@ -216,7 +216,7 @@ def _switch_one(catalog: Catalog, one: Replacement) -> bool:
     return True
 
 
-def _switch_at_once(catalog: Catalog, one: Replacement) -> None:
+def _switch_at_once(catalog: Catalog, one: Replacement) -> bool:
     """As many keys as a transaction takes; what another one has changed is left to the steps one by one."""
     keys = catalog.keys
     for begin_at in range(0, len(one.replaced), _KEYS_AT_ONCE):
@@ -228,7 +228,8 @@ def _switch_at_once(catalog: Catalog, one: Replacement) -> None:
         try:
             catalog.metadata.commit(checks, writes)
         except ConflictError:
-            return
+            return False
+    return True
 
 
 def _place(catalog: Catalog, one: Replacement) -> bool:
