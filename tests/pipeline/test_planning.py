@@ -16,6 +16,7 @@ from tidelog.pipeline.open_topics import OpenTopics
 from tidelog.pipeline.options import parse_source_options
 from tidelog.pipeline.part import ReadPart
 from tidelog.pipeline.partition_reader import read_batches
+from tidelog.tier.history_ranges import Fetcher
 from tidelog.topics.message import decode_frames
 
 TOPIC = "shop/orders"
@@ -121,6 +122,33 @@ def test_an_object_that_is_gone_is_named(shop: Path, tmp_path: Path) -> None:
         victim.unlink()
         with pytest.raises(GapError, match="not in the store"):
             _read(topics, parts)
+
+
+def test_one_percent_of_the_offsets_costs_less_than_three_percent_of_the_bytes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is fetched follows from what is asked for, wherever in the topic that is."""
+    with tidelog.open(tmp_path / "data", store=f"file://{tmp_path}/store", metadata="bucket") as log:
+        topic = log.topic(TOPIC)
+        for first in range(0, 200_000, 10_000):
+            topic.append_many([b"%0200d" % number for number in range(first, first + 10_000)])
+        topic.ship()
+    total = sum(path.stat().st_size for path in (tmp_path / "store").rglob("*.tlog"))
+    fetched: list[int] = []
+    fetch = Fetcher.fetch
+
+    def counted(fetcher: Fetcher, key: str, start: int, length: int) -> memoryview:
+        fetched.append(length)
+        return fetch(fetcher, key, start, length)
+
+    monkeypatch.setattr(Fetcher, "fetch", counted)
+    with _topics(f"file://{tmp_path}/store") as topics:
+        for start in (0, 70_001, 123_456, 198_000):
+            fetched.clear()
+            parts = topics.plan({TOPIC: (start, start + 2000)})
+            batches = [batch for part in parts for batch in read_batches(part, topics.place, skips_gaps=False)]
+            assert sum(batch.stop - batch.start for batch in batches) == 2000
+            assert 0 < sum(fetched) < 0.03 * total
 
 
 def test_offsets_that_are_no_longer_kept_are_data_loss(shop: Path) -> None:
