@@ -30,6 +30,7 @@ BENCHMARKS = {
     "history_read": ["--megabytes", "64", "--rounds", "1"],
     "subscriptions": ["--messages", "20000", "--rounds", "1"],
     "spark": ["--megabytes", "64", "--rounds", "1"],
+    "compact": ["--objects", "100", "--rounds", "1"],
     "ship": ["--megabytes", "64", "--rounds", "1", "--seconds", "1"],
 }
 # More than this of one core taken by others, and figures of two cores are no longer about us.
