@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
+from tidelog.errors import InputError
 from tidelog.files import LocalFiles
 from tidelog.pipeline.hand_over import take_in
 from tidelog.pipeline.part import ColdPlace
@@ -25,10 +26,13 @@ from tidelog.tier.stores import open_store
 from tidelog.topics.directory_info import INSIDE, metadata_url, read_info
 from tidelog.topics.local_intake import staging_url
 from tidelog.topics.names import TopicName, parse_topic_name
+from tidelog.topics.topic_info import read_topic_info
 
 
 def staging_place(options: SinkOptions) -> StagingPlace:
     """Where the tasks of a write stage their rows."""
+    if options.topic is not None:
+        _refuse_live(options.root, parse_topic_name(options.topic))
     limit = options.root.load().log.max_message_bytes
     return StagingPlace(write_place(options.root), options.topic, limit)
 
@@ -59,19 +63,29 @@ class HandOver:
     def commit(self, parts: Mapping[str, Sequence[StagedPart]], wait_seconds: float) -> None:
         """All rows of each topic, and then they are brought into it."""
         for topic in parts:
-            parse_topic_name(topic)  # one that cannot be is found before any is committed
+            _refuse_live(self._root, parse_topic_name(topic))  # one that cannot be is found before any is committed
+        was_committed = {topic for topic, staged in sorted(parts.items()) if not self._commit(topic, staged)}
         for topic, staged in sorted(parts.items()):
             with self._area(topic) as area:
-                area.commit(self._app, self._version, staged, is_once=self._is_once)
-        for topic in sorted(parts):
-            with self._area(topic) as area:
                 take_in(self._root, parse_topic_name(topic), area, self._app, self._version, wait_seconds)
+                if topic in was_committed:
+                    area.drop(self._app, self._version, staged)
+
+    def _commit(self, topic: str, staged: Sequence[StagedPart]) -> bool:
+        """Whether it was these parts that were committed, and not others before them."""
+        with self._area(topic) as area:
+            return area.commit(self._app, self._version, staged, is_once=self._is_once) == "committed"
 
     def discard(self, parts: Mapping[str, Sequence[StagedPart]], topic: str | None) -> None:
-        """Removes what was staged, unless it was committed. Spark does not say what failed tasks have staged."""
+        """Removes what was staged, unless it was committed.
+
+        Under a name that others may write under too, only these parts: what failed tasks have left goes when the write
+        is made again. Else everything, since Spark does not say what failed tasks have staged.
+        """
         for name in sorted({*parts, *([] if topic is None else [topic])}):
+            keys = None if self._is_once else [part.key for part in parts.get(name, ())]
             with self._area(name) as area:
-                area.discard(self._app, self._version)
+                area.discard(self._app, self._version, keys)
 
     @contextmanager
     def _area(self, topic: str) -> Iterator[IntakeArea]:
@@ -82,6 +96,13 @@ class HandOver:
             yield IntakeArea(objects, metadata, _keys(parse_topic_name(topic), place))
         finally:
             metadata.close()
+
+
+def _refuse_live(root: Root, name: TopicName) -> None:
+    """What is handed over to a topic that keeps nothing would wait for ever."""
+    info = None if root.directory is None else read_topic_info(LocalFiles(), name.directory(root.directory))
+    if info is not None and not info.reliable:
+        raise InputError(f"{name} has reliable=False: it keeps nothing, and nothing can be handed over to it")
 
 
 def _keys(name: TopicName, place: ColdPlace) -> TopicKeys:

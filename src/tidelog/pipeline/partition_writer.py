@@ -1,14 +1,16 @@
-"""What a task of a write does: rows to frames, frames to staged parts, one for each topic.
+"""What a task of a write does: rows to frames, frames to staged parts, one or more for each topic.
 
 Invariants
 - A part has a name that no other attempt has, so tasks that run twice do not meet.
 - Nothing that is staged here is part of a topic: whoever coordinates the write commits the parts of the tasks that
   succeeded, and of those alone.
 - No object for a row: columns become frames in one call a batch.
+- Memory and open files are bounded, however many topics the rows of a task name.
 """
 
 from __future__ import annotations
 
+import contextlib
 import secrets
 import time
 from collections.abc import Iterator
@@ -17,13 +19,20 @@ import msgspec
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from tidelog.errors import InputError
+from tidelog.errors import InputError, TidelogError
+from tidelog.log.frame import Frames
 from tidelog.pipeline.arrow_columns import frames_of
 from tidelog.pipeline.part import ColdPlace
 from tidelog.pipeline.partition_reader import open_objects
 from tidelog.tier.intake_area import consignment_of
 from tidelog.tier.intake_part import PartWriter, StagedPart
 from tidelog.tier.keys import TopicKeys
+from tidelog.topics.names import parse_topic_name
+
+_MOST_OPEN = 256
+# What the client of a store may hold of an object that is being written: one piece that fills, four on their way.
+_MOST_HELD_BYTES_A_PART = 40 << 20
+_MOST_HELD_BYTES = 160 << 20
 
 
 class StagingPlace(msgspec.Struct, frozen=True):
@@ -36,17 +45,17 @@ class StagingPlace(msgspec.Struct, frozen=True):
 
 def stage_rows(
     batches: Iterator[pa.RecordBatch], target: StagingPlace, app: str, version: int, partition: int
-) -> dict[str, StagedPart]:
-    """Stages all rows of a task; the parts by topic. What it raises leaves nothing that counts."""
+) -> dict[str, list[StagedPart]]:
+    """Stages all rows of a task; the parts by topic. What it raises leaves nothing behind."""
     staging = _Staging(target, consignment_of(app, version), partition)
     try:
         for batch in batches:
             for name, rows in _by_topic(batch, target.topic):
                 staging.write(name, rows)
+        return staging.finish()
     except BaseException as error:
-        staging.close(error)
+        staging.abandon(error)
         raise
-    return staging.close(None)
 
 
 def _by_topic(batch: pa.RecordBatch, topic: str | None) -> Iterator[tuple[str, pa.RecordBatch]]:
@@ -61,37 +70,68 @@ def _by_topic(batch: pa.RecordBatch, topic: str | None) -> Iterator[tuple[str, p
 
 
 class _Staging:
-    """The parts that one task writes."""
+    """The parts that one task writes: one open for each topic, as long as they are not too many or too large."""
 
     def __init__(self, target: StagingPlace, consignment: str, partition: int) -> None:
         self._place = target.place
         self._max_message_bytes = target.max_message_bytes
         self._consignment = consignment
         self._partition = partition
-        self._attempt = secrets.token_hex(8)
         self._writers: dict[str, PartWriter] = {}
+        self._held_bytes: dict[str, int] = {}
+        self._parts: dict[str, list[StagedPart]] = {}
 
     def write(self, topic: str, rows: pa.RecordBatch) -> None:
         if not rows.num_rows:
             return
         writer = self._writers.get(topic) or self._open(topic)
-        frames = frames_of(
+        try:
+            frames = self._frames_of(rows, writer.rows)
+        except InputError as error:
+            before = sum(part.rows for part in self._parts.get(topic, ())) + writer.rows
+            error.operation = f"task {self._partition}, behind its first {before} rows for {topic}"
+            raise
+        writer.write(frames.buffer, rows.num_rows)
+        self._held_bytes[topic] = min(self._held_bytes[topic] + len(frames.buffer), _MOST_HELD_BYTES_A_PART)
+        while len(self._writers) > _MOST_OPEN or sum(self._held_bytes.values()) > _MOST_HELD_BYTES:
+            self._finish(max(self._held_bytes, key=self._held_bytes.__getitem__))
+
+    def _frames_of(self, rows: pa.RecordBatch, first_row: int) -> Frames:
+        return frames_of(
             rows,
-            writer.rows,
+            first_row,
             timestamp_us=time.time_ns() // 1000,
             keeps_timestamps="timestamp" in rows.schema.names,
             max_message_bytes=self._max_message_bytes,
         )
-        writer.write(frames.buffer, rows.num_rows)
 
     def _open(self, topic: str) -> PartWriter:
-        namespace, _, name = topic.partition("/")
-        keys = TopicKeys(namespace, name, self._place.metadata_root)
-        key = keys.staged_part(self._consignment, self._partition, self._attempt)
+        name = parse_topic_name(topic)
+        keys = TopicKeys(name.namespace, name.name, self._place.metadata_root)
+        key = keys.staged_part(self._consignment, self._partition, secrets.token_hex(8))
         writer = self._writers[topic] = PartWriter(open_objects(self._place), key)
+        self._held_bytes[topic] = 0
         return writer
 
-    def close(self, error: BaseException | None) -> dict[str, StagedPart]:
+    def _finish(self, topic: str) -> None:
+        """Publishes what is open of a topic; its next rows make another part."""
+        del self._held_bytes[topic]
+        writer = self._writers.pop(topic)
+        writer.__exit__(None, None, None)
+        if writer.part is not None:
+            self._parts.setdefault(topic, []).append(writer.part)
+
+    def finish(self) -> dict[str, list[StagedPart]]:
+        """Publishes everything; the parts of each topic in the order of their rows."""
+        for topic in list(self._writers):
+            self._finish(topic)
+        return self._parts
+
+    def abandon(self, error: BaseException) -> None:
+        """Leaves nothing open. What was published goes when the write is aborted, or with the next sweep."""
         for writer in self._writers.values():
-            writer.__exit__(None if error is None else type(error), error, None)
-        return {topic: writer.part for topic, writer in self._writers.items() if writer.part is not None}
+            with contextlib.suppress(TidelogError):
+                writer.__exit__(type(error), error, None)
+        keys = [part.key for parts in self._parts.values() for part in parts]
+        with contextlib.suppress(TidelogError):
+            open_objects(self._place).delete(keys)

@@ -36,7 +36,7 @@ _BATCH = "streaming.sql.batchId"
 class Staged(WriterCommitMessage):
     """What a task has staged: parts by topic, of which write, and which task."""
 
-    def __init__(self, app: str, partition: int, parts: dict[str, StagedPart]) -> None:
+    def __init__(self, app: str, partition: int, parts: dict[str, list[StagedPart]]) -> None:
         self.app = app
         self.partition = partition
         self.parts = parts
@@ -85,14 +85,14 @@ class TopicWriter(DataSourceArrowWriter):
 
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
         """In the driver, when all tasks have succeeded."""
-        is_named = self._options.app is not None
-        HandOver(self._options.root, self._app, self._version, is_once=not is_named).commit(
-            parts_by_topic(messages), self._options.wait_seconds
-        )
+        self._over().commit(parts_by_topic(messages), self._options.wait_seconds)
 
     def abort(self, messages: list[WriterCommitMessage | None]) -> None:
         """In the driver, when something failed."""
-        HandOver(self._options.root, self._app, self._version).discard(parts_by_topic(messages), self._options.topic)
+        self._over().discard(parts_by_topic(messages), self._options.topic)
+
+    def _over(self) -> HandOver:
+        return HandOver(self._options.root, self._app, self._version, is_once=self._options.app is None)
 
 
 class TopicStreamWriter(DataSourceStreamArrowWriter):
@@ -110,38 +110,48 @@ class TopicStreamWriter(DataSourceStreamArrowWriter):
         app = self._options.app or query
         if app is None or batch is None:
             _logger.warning("Spark does not say which batch this is: its rows come at least once, not exactly once")
-            app, batch = self._own_name, "0"
+            app, batch = (
+                f"{self._own_name}-{secrets.token_hex(4)}",
+                "0",
+            )  # the next batch must not be taken for this one
         partition = task.partitionId()
         parts = stage_rows(iterator, self._place, app, int(batch), partition)
         return Staged(app, partition, parts)
 
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
         """In the driver, on an object that has seen nothing of the batch but this."""
-        for app in sorted({one.app for one in _staged(messages)}):
-            mine = [one for one in _staged(messages) if one.app == app]
-            is_once = app == self._own_name
-            over = HandOver(self._options.root, app, 0 if is_once else batchId, is_once=is_once)
-            over.commit(parts_by_topic(mine), self._options.wait_seconds)
+        for app, mine in _by_app(messages):
+            self._over(app, batchId).commit(parts_by_topic(mine), self._options.wait_seconds)
 
     def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
         """In the driver; it may come after a commit that succeeded, and then removes nothing."""
-        for app in {one.app for one in _staged(messages)}:
-            version = 0 if app == self._own_name else batchId
-            mine = [one for one in _staged(messages) if one.app == app]
-            HandOver(self._options.root, app, version).discard(parts_by_topic(mine), self._options.topic)
+        for app, mine in _by_app(messages):
+            self._over(app, batchId).discard(parts_by_topic(mine), self._options.topic)
+
+    def _over(self, app: str, batch: int) -> HandOver:
+        is_once = app.startswith(self._own_name)
+        return HandOver(self._options.root, app, 0 if is_once else batch, is_once=is_once)
 
 
 def parts_by_topic(messages: Sequence[WriterCommitMessage | None]) -> dict[str, list[StagedPart]]:
     """The parts of each topic, in order of the tasks that wrote them. A failed task has no message."""
     found: dict[str, list[StagedPart]] = {}
-    for message in sorted(_staged(messages), key=lambda one: one.partition):
-        for topic, part in message.parts.items():
-            found.setdefault(topic, []).append(part)
+    for message in _staged(messages):
+        for topic, parts in message.parts.items():
+            found.setdefault(topic, []).extend(parts)
     return found
 
 
+def _by_app(messages: Sequence[Any]) -> Iterator[tuple[str, list[Staged]]]:
+    """All of a batch have one name, unless Spark did not say which batch it is."""
+    staged = _staged(messages)
+    for app in dict.fromkeys(one.app for one in staged):
+        yield app, [one for one in staged if one.app == app]
+
+
 def _staged(messages: Sequence[Any]) -> list[Staged]:
-    return [message for message in messages if isinstance(message, Staged)]
+    """In order of the tasks."""
+    return sorted((one for one in messages if isinstance(one, Staged)), key=lambda one: one.partition)
 
 
 def _task() -> TaskContext:

@@ -21,6 +21,7 @@ from tidelog.errors import InputError
 from tidelog.pipeline.options import OptionReader
 from tidelog.pipeline.root import Root
 from tidelog.pipeline.schema import source_schema
+from tidelog.tier.intake_area import consignment_of
 from tidelog.topics.names import parse_topic_name
 
 # Spark's own, which it hands on with ours.
@@ -61,6 +62,8 @@ def _check_transaction(app: str | None, version: int | None, *, is_stream: bool)
         raise InputError("a stream numbers its batches itself", hint="Leave txnVersion out, or write in foreachBatch")
     if not is_stream and (app is None) != (version is None):
         raise InputError("txnAppId and txnVersion go together", hint="Give both, or neither")
+    if app is not None:
+        consignment_of(app, version or 0)  # says what a name may be
 
 
 def check_columns(schema: StructType, topic: str | None) -> None:

@@ -127,6 +127,19 @@ class IntakeArea:
         self._objects.remove_folder(prefix)
         return removed
 
+    def drop(self, app: str, version: int, parts: Iterable[StagedPart]) -> int:
+        """Removes what was staged again for a version that had been committed before; returns how many objects.
+
+        While the version is listed nothing is removed here: who takes it from the list removes all that was staged.
+        """
+        keys = [part.key for part in parts]
+        document = self._load()[0]
+        if document.find(consignment_of(app, version)) is not None or document.status(app, version).state != "taken":
+            return 0
+        self._objects.delete(keys)
+        self._objects.remove_folder(self._keys.consignment_prefix(consignment_of(app, version)))
+        return len(keys)
+
     def give_up(self, app: str, version: int) -> bool:
         """Forgets a version that was refused: its rows stay missing, and later versions go on. False: there is none."""
         id = consignment_of(app, version)

@@ -1,0 +1,153 @@
+"""Staging rows and handing them over, as tasks and drivers do it, in one process: what fails between the steps."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+
+import tidelog
+from tidelog.errors import InputError, NotTakenInError, StoreUnavailableError
+from tidelog.pipeline import partition_writer
+from tidelog.pipeline.consigning import HandOver, write_place
+from tidelog.pipeline.partition_writer import StagingPlace, stage_rows
+from tidelog.pipeline.root import Root, find_root
+from tidelog.tier.intake_part import StagedPart
+from tidelog.tier.metadata.sqlite import SqliteMetadataStore
+
+TOPIC = "shop/orders"
+Parts = dict[str, list[StagedPart]]
+
+
+def stage(root: Root, numbers: range, *, app: str = "nightly", version: int = 1, task: int = 0) -> Parts:
+    """What one task stages."""
+    batch = pa.record_batch({"value": [b"%d" % number for number in numbers]})
+    place = StagingPlace(write_place(root), TOPIC, 1 << 20)
+    return stage_rows(iter([batch]), place, app, version, task)
+
+
+def values(root: Root, topic: str = TOPIC) -> list[int]:
+    """What is in a topic."""
+    with root.open() as log:
+        return [int(message.value) for message in log.topic(topic).read()]
+
+
+def staged(root: Root) -> list[Path]:
+    """Every staged object."""
+    assert root.directory is not None
+    return [path for path in root.directory.rglob("*.tlog") if "intake" in path.parts or ".intake" in path.parts]
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Root:
+    """A directory that nobody owns."""
+    return find_root(tmp_path / "data")
+
+
+def test_what_is_staged_behind_the_commit_does_not_count(root: Root) -> None:
+    """A task that was thought dead may stage its rows again after the commit: they are in no topic."""
+    HandOver(root, "nightly", 1).commit(stage(root, range(5)), 10)
+    late = stage(root, range(5))
+    assert values(root) == list(range(5))
+    HandOver(root, "nightly", 1).commit(late, 10)
+    assert values(root) == list(range(5))
+    assert staged(root) == [], "what was written again for nothing is removed"
+
+
+def test_an_abort_leaves_what_another_driver_staged(root: Root) -> None:
+    """Two drivers run the same version: that one of them gives up takes nothing from the other."""
+    mine, theirs = stage(root, range(3)), stage(root, range(10, 13))
+    HandOver(root, "nightly", 1).discard(mine, TOPIC)
+    HandOver(root, "nightly", 1).commit(theirs, 10)
+    assert values(root) == [10, 11, 12]
+    assert staged(root) == []
+
+
+def test_an_abort_of_a_nameless_write_removes_everything(root: Root) -> None:
+    """Nobody else has its name, so what failed tasks have staged goes too."""
+    stage(root, range(3), app="once-f00d", version=0)
+    HandOver(root, "once-f00d", 0, is_once=True).discard({}, TOPIC)
+    assert staged(root) == []
+
+
+def test_a_commit_without_an_answer(root: Root, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The store has done it and does not say so: neither the abort that follows nor a second write changes anything."""
+    with tidelog.open(root.location, intake_check_seconds=3600) as log:
+        log.topic(TOPIC)
+        parts, commit = stage(root, range(5)), SqliteMetadataStore.commit
+
+        def without_answer(*arguments: object) -> None:
+            commit(*arguments)  # type: ignore[arg-type]
+            raise StoreUnavailableError("no answer")
+
+        with monkeypatch.context() as patched:
+            patched.setattr(SqliteMetadataStore, "commit", without_answer)
+            with pytest.raises((StoreUnavailableError, NotTakenInError)):
+                HandOver(root, "nightly", 1).commit(parts, 0.1)
+        HandOver(root, "nightly", 1).discard(parts, TOPIC)
+        again = stage(root, range(5))
+        committing = threading.Thread(target=lambda: HandOver(root, "nightly", 1).commit(again, 30))
+        committing.start()
+        log.topic(TOPIC).take_in()
+        committing.join()
+        assert [int(message.value) for message in log.topic(TOPIC).read()] == list(range(5))
+
+
+def test_a_topic_that_is_deleted_before_it_is_taken_in(root: Root) -> None:
+    """The rows go with it, and so does the memory of them: a topic made anew gets them when they are written again."""
+    with tidelog.open(root.location, intake_check_seconds=3600) as log:
+        log.topic(TOPIC)
+        with pytest.raises(NotTakenInError):
+            HandOver(root, "nightly", 1).commit(stage(root, range(5)), 0.1)
+        log.delete_topic(TOPIC)
+        assert staged(root) == []
+        assert log.topic(TOPIC).take_in() == 0
+    HandOver(root, "nightly", 1).commit(stage(root, range(5)), 10)
+    assert values(root) == list(range(5))
+
+
+def test_a_driver_that_dies_between_two_topics(root: Root, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One topic has its rows, the other gets them when the write is made again, and none has them twice."""
+    place = StagingPlace(write_place(root), None, 1 << 20)
+
+    def stage_both() -> Parts:
+        batch = pa.record_batch({"value": [b"1", b"2", b"3", b"4"], "topic": ["shop/a", "shop/b", "shop/a", "shop/b"]})
+        return stage_rows(iter([batch]), place, "nightly", 1, 0)
+
+    both = stage_both()
+    HandOver(root, "nightly", 1).commit({"shop/a": both["shop/a"]}, 10)
+    HandOver(root, "nightly", 1).commit(stage_both(), 10)
+    assert (values(root, "shop/a"), values(root, "shop/b")) == ([1, 3], [2, 4])
+
+
+def test_many_topics_are_staged_in_bounded_memory(root: Root, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With more topics than may be open at once each has several parts, and its rows in order."""
+    monkeypatch.setattr(partition_writer, "_MOST_OPEN", 3)
+    monkeypatch.setattr(partition_writer, "_MOST_HELD_BYTES", 2000)
+    place = StagingPlace(write_place(root), None, 1 << 20)
+    names = [f"shop/t{number}" for number in range(7)]
+    batches = [
+        pa.record_batch({"value": [b"%d" % n for n in range(first, first + 70)], "topic": names * 10})
+        for first in range(0, 700, 70)
+    ]
+    parts = stage_rows(iter(batches), place, "nightly", 1, 0)
+    assert all(len(some) > 1 for some in parts.values())
+    HandOver(root, "nightly", 1).commit(parts, 10)
+    for number, name in enumerate(names):
+        assert values(root, name) == list(range(number, 700, 7))
+
+
+def test_a_task_that_fails_leaves_nothing(root: Root, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither what it was writing nor the parts that it had finished; the error says which row."""
+    monkeypatch.setattr(partition_writer, "_MOST_HELD_BYTES", 10)
+
+    def batches() -> Iterator[pa.RecordBatch]:
+        yield pa.record_batch({"value": [b"x"] * 10})
+        yield pa.record_batch({"value": [b"x", None]})
+
+    with pytest.raises(InputError, match="task 4, behind its first 10 rows for shop/orders: row 1 has no value"):
+        stage_rows(batches(), StagingPlace(write_place(root), TOPIC, 1 << 20), "nightly", 1, 4)
+    assert staged(root) == []
