@@ -19,7 +19,6 @@ from tidelog.log.cache import Batch
 from tidelog.log.readable import Position
 from tidelog.log.reader import Reader
 from tidelog.log.removed import is_removed
-from tidelog.log.removed import is_removed
 from tidelog.log.repair import is_lost
 from tidelog.tier.joined import JoinedReader
 from tidelog.topics.delivery import READ_AHEAD
@@ -161,8 +160,6 @@ class Feed:
         lost = 0
         for reached, payload in enumerate(payloads, offset):
             try:
-                if is_removed(payload):
-                    continue  # it was taken out on purpose: nobody is told
                 if is_removed(payload):
                     continue  # it was taken out on purpose: nobody is told
                 if not is_lost(payload):
