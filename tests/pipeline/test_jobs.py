@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -20,6 +21,7 @@ from tidelog.pipeline.jobs.job import JobReport, Problem, Progress, counted_prog
 from tidelog.pipeline.jobs.proof import Proof, Tally, side_of, total
 
 TIMEOUT_SECONDS = 300
+GUIDE = Path(__file__).resolve().parent.parent.parent / "docs" / "guides" / "pipeline.md"
 
 
 class Result(NamedTuple):
@@ -139,6 +141,13 @@ def test_the_session_of_the_caller_stays(shell: Shell, spark: SparkSession) -> N
     """A job that finds a session uses it and does not end it."""
     assert shell.run("verify", *shell.root).code == 0
     assert spark.range(3).count() == 3
+
+
+def test_the_example_of_the_guide_runs(spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the guide shows works as it stands, in an empty directory."""
+    monkeypatch.chdir(tmp_path)
+    (example,) = re.findall(r"^```python spark\n(.*?)^```$", GUIDE.read_text("utf-8"), re.MULTILINE | re.DOTALL)
+    exec(compile(example, str(GUIDE), "exec"), {})
 
 
 def test_help_starts_without_spark() -> None:

@@ -19,9 +19,10 @@ from tidelog.pipeline.jobs.table import TableOptions, TableReport, table
 from tidelog.pipeline.jobs.table_columns import TableShape
 from tidelog.pipeline.jobs.table_commits import TableCommits
 from tidelog.pipeline.jobs.table_content import iceberg_content, parquet_content
-from tidelog.pipeline.jobs.table_iceberg import IcebergTable, open_catalog
+from tidelog.pipeline.jobs.table_files import table_place
+from tidelog.pipeline.jobs.table_iceberg import IcebergTable, iceberg_table
 from tidelog.pipeline.jobs.table_parquet import ParquetTable
-from tidelog.pipeline.jobs.table_reader import read_table, table_place
+from tidelog.pipeline.jobs.table_reader import read_table
 from tidelog.pipeline.jobs.table_target import Step, TableTarget
 from tidelog.pipeline.jobs.verify_table import TableProofReport, verify_table
 from tidelog.pipeline.root import Root, find_root
@@ -71,7 +72,7 @@ class World:
 
     def iceberg(self) -> IcebergTable:
         uri = f"sqlite:///{self.directory}/catalog.db"
-        return IcebergTable(open_catalog(uri, {"warehouse": (self.directory / "warehouse").as_uri()}), "shop.orders")
+        return iceberg_table(uri, "shop.orders", warehouse=(self.directory / "warehouse").as_uri())
 
 
 @pytest.fixture

@@ -28,8 +28,8 @@ CatalogPropertyOption = Annotated[
 def chosen_target(root: Root, name: str, catalog: str | None, properties: list[str] | None) -> TableTarget:
     """The table to be written."""
     if catalog is None:
+        from tidelog.pipeline.jobs.table_files import table_place
         from tidelog.pipeline.jobs.table_parquet import ParquetTable
-        from tidelog.pipeline.jobs.table_reader import table_place
 
         return ParquetTable(table_place(name, root.load().object_store))
     from tidelog.pipeline.jobs.table_iceberg import IcebergTable, open_catalog

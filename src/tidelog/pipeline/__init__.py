@@ -10,13 +10,15 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from tidelog.pipeline.cluster_package import cluster_settings, pack_for_cluster
+    from tidelog.pipeline.jobs.table_reader import read_table
     from tidelog.pipeline.session import register, spark_session
 
-__all__ = ["cluster_settings", "pack_for_cluster", "register", "spark_session"]
+__all__ = ["cluster_settings", "pack_for_cluster", "read_table", "register", "spark_session"]
 
 _HOMES = {
     "pack_for_cluster": "tidelog.pipeline.cluster_package",
     "cluster_settings": "tidelog.pipeline.cluster_package",
+    "read_table": "tidelog.pipeline.jobs.table_reader",
     "register": "tidelog.pipeline.session",
     "spark_session": "tidelog.pipeline.session",
 }

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import importlib
 import pickle
+import secrets
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from typing import TYPE_CHECKING, Any, TypeVar, get_type_hints
@@ -59,14 +60,19 @@ def run_on_workers(
     path = _path_of(function)
     result_type = get_type_hints(function)["return"]
     waves = _waves(items, items_per_task, _slots(spark))
+    tag = f"tidelog-{secrets.token_hex(8)}"
     pool = ThreadPoolExecutor(_WAVES_AT_ONCE, thread_name_prefix="tidelog-work")
+    running = {pool.submit(_run_wave, spark, path, wave, items_per_task, tag) for wave in waves}
     try:
-        running = {pool.submit(_run_wave, spark, path, wave, items_per_task) for wave in waves}
         while running:
             done, running = wait(running, return_when=FIRST_COMPLETED)
             yield from _results(done, result_type)
     finally:
-        pool.shutdown(wait=True, cancel_futures=True)
+        for future in running:
+            future.cancel()
+        if not all(future.done() for future in running):
+            spark.interruptTag(tag)  # whoever has seen enough does not wait for the rest
+        pool.shutdown(wait=True)
 
 
 def _results(done: set[Future[list[bytes]]], result_type: Any) -> Iterator[Any]:
@@ -103,13 +109,17 @@ def _waves(items: Sequence[Item], items_per_task: int, slots: int) -> list[Seque
     return [items[start : start + size] for start in range(0, len(items), size)]
 
 
-def _run_wave(spark: SparkSession, path: str, items: Sequence[object], items_per_task: int) -> list[bytes]:
+def _run_wave(spark: SparkSession, path: str, items: Sequence[object], items_per_task: int, tag: str) -> list[bytes]:
     from pyspark.sql import functions as sql
     from pyspark.sql.types import BinaryType
 
     tasks = -(-len(items) // items_per_task)
     work = sql.udf(_Work(path, items), BinaryType(), useArrow=False).asNondeterministic()
-    rows = spark.range(0, len(items), 1, tasks).select(work("id").alias("answer")).collect()
+    spark.addTag(tag)
+    try:
+        rows = spark.range(0, len(items), 1, tasks).select(work("id").alias("answer")).collect()
+    finally:
+        spark.removeTag(tag)
     return [bytes(row.answer) for row in rows]
 
 

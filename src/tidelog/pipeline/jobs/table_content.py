@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING
 
 from tidelog.errors import NotFoundError
 from tidelog.pipeline.jobs.table_commits import TableCommits
-from tidelog.pipeline.jobs.table_reader import read_files, table_place
+from tidelog.pipeline.jobs.table_files import table_place
+from tidelog.pipeline.jobs.table_reader import read_files
 from tidelog.pipeline.jobs.table_target import TargetState
 from tidelog.pipeline.jobs.verify_table import TableContent
 from tidelog.tier.store_settings import StoreSettings

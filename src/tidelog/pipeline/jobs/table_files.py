@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import io
+import os
 from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from functools import lru_cache
+from pathlib import Path
 from typing import Protocol
 from urllib.parse import unquote, urlsplit
 
@@ -63,6 +65,15 @@ class TablePlace(msgspec.Struct, frozen=True):
 
     def path_of(self, key: str) -> str | None:
         return local_path(f"{self.url.rstrip('/')}/{key}") if self.url.startswith("file:") else None
+
+
+def table_place(path: str | os.PathLike[str], settings: StoreSettings | None = None) -> TablePlace:
+    """The place of a Parquet table: a directory, or a store URL with the settings of its store."""
+    text = os.fspath(path)
+    if "://" not in text:
+        return TablePlace(Path(text).expanduser().absolute().as_uri(), StoreSettings())
+    is_local = text.startswith("file:")
+    return TablePlace(text, StoreSettings() if is_local or settings is None else settings)
 
 
 def local_path(url: str) -> str:

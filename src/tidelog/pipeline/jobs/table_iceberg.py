@@ -91,6 +91,11 @@ def open_catalog(uri: str, properties: dict[str, str]) -> Catalog:
     return load_catalog("tidelog", **{"type": kind, "uri": uri, **properties})
 
 
+def iceberg_table(catalog_uri: str, identifier: str, **properties: str) -> IcebergTable:
+    """The table `namespace.table` of a catalog. Properties with other signs than names have are given as `**{...}`."""
+    return IcebergTable(open_catalog(catalog_uri, properties), identifier)
+
+
 class IcebergTable:
     """One run's view of a table: what it found when it began, and what it adds."""
 

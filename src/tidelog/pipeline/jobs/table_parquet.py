@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import io
+import os
 from collections.abc import Sequence
 
 import msgspec
 import pyarrow.parquet as pq
 
 from tidelog.clock import Clock, SystemClock
+from tidelog.config import load_settings
 from tidelog.errors import ConflictError, InternalError
 from tidelog.pipeline.jobs.table_columns import TableShape
 from tidelog.pipeline.jobs.table_commits import (
@@ -19,10 +21,15 @@ from tidelog.pipeline.jobs.table_commits import (
     TableState,
     staged_prefix,
 )
-from tidelog.pipeline.jobs.table_files import TablePlace
+from tidelog.pipeline.jobs.table_files import TablePlace, table_place
 from tidelog.pipeline.jobs.table_rewriter import RewrittenFile
 from tidelog.pipeline.jobs.table_target import Step, TargetState
 from tidelog.pipeline.jobs.table_writer import WrittenPart
+
+
+def parquet_table(path: str | os.PathLike[str], **settings: object) -> ParquetTable:
+    """The table in a directory or at a store URL. `settings` say how the store is reached, as in `tidelog.open`."""
+    return ParquetTable(table_place(path, load_settings(None, os.environ, settings).object_store))
 
 
 class ParquetTable:

@@ -13,7 +13,6 @@ import os
 import pickle
 import re
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
@@ -25,9 +24,8 @@ from tidelog.config import load_settings
 from tidelog.errors import NotFoundError
 from tidelog.pipeline.jobs.table_columns import TableShape
 from tidelog.pipeline.jobs.table_commits import TableCommits
-from tidelog.pipeline.jobs.table_files import FilePlace, TablePlace
+from tidelog.pipeline.jobs.table_files import FilePlace, table_place
 from tidelog.pipeline.jobs.table_rewriter import widened_batch
-from tidelog.tier.store_settings import StoreSettings
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -35,15 +33,6 @@ if TYPE_CHECKING:
 _FORMAT = "tidelog_table_files"
 # Spark takes paths for patterns.
 _PATTERN_SIGNS = re.compile(r"[\[\]{}*?\\]")
-
-
-def table_place(path: str | os.PathLike[str], settings: StoreSettings | None = None) -> TablePlace:
-    """The place of a Parquet table: a directory, or a store URL with the settings of its store."""
-    text = os.fspath(path)
-    if "://" not in text:
-        return TablePlace(Path(text).expanduser().absolute().as_uri(), StoreSettings())
-    is_local = text.startswith("file:")
-    return TablePlace(text, StoreSettings() if is_local or settings is None else settings)
 
 
 def read_table(spark: SparkSession, path: str | os.PathLike[str], **settings: object) -> DataFrame:

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 from tidelog.errors import NotFoundError
 from tidelog.pipeline.jobs.job import JobReport, OnProgress, Problem, Progress, ignore_progress
 from tidelog.pipeline.jobs.proof import Proof, Tally, side_of
+from tidelog.pipeline.jobs.spark_errors import told_in_our_words
 from tidelog.pipeline.jobs.table_target import TargetState
 from tidelog.pipeline.jobs.topic_rows import read_rows
 from tidelog.pipeline.root import Root
@@ -61,13 +62,14 @@ def verify_table(
     topic_rows = _hashed_topic(spark, root, state, first)
     table_rows = _hashed(table.rows, state, "_" if state.values != "raw" else "")
     table_rows = table_rows.where(f"offset >= {first}")
-    on_progress(Progress("summing up the topic", 0, 2))
-    went_in = _tally(topic_rows)
-    on_progress(Progress("summing up the table", 1, 2))
-    came_out = _tally(table_rows)
-    proof = Proof(subject=f"{state.topic} and {table.name}", went_in=side_of(went_in), came_out=side_of(came_out))
-    problems = () if proof.holds else tuple(_differences(topic_rows, table_rows, state, table.name))
-    on_progress(Progress("summing up the table", 2, 2))
+    with told_in_our_words("compare"):
+        on_progress(Progress("summing up the topic", 0, 2))
+        went_in = _tally(topic_rows)
+        on_progress(Progress("summing up the table", 1, 2))
+        came_out = _tally(table_rows)
+        proof = Proof(subject=f"{state.topic} and {table.name}", went_in=side_of(went_in), came_out=side_of(came_out))
+        problems = () if proof.holds else tuple(_differences(topic_rows, table_rows, state, table.name))
+        on_progress(Progress("summing up the table", 2, 2))
     return TableProofReport(
         job="verify",
         topic=state.topic,
