@@ -2,21 +2,26 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Iterator
 from pathlib import Path
 
+import msgspec
 import pyarrow as pa
 import pytest
 
 import tidelog
+from tidelog.clock import SystemClock
 from tidelog.errors import InputError, NotTakenInError, StoreUnavailableError
+from tidelog.pipeline import hand_over as handing
 from tidelog.pipeline import partition_writer
 from tidelog.pipeline.consigning import HandOver, write_place
 from tidelog.pipeline.partition_writer import StagingPlace, stage_rows
 from tidelog.pipeline.root import Root, find_root
 from tidelog.tier.intake_part import StagedPart
 from tidelog.tier.metadata.sqlite import SqliteMetadataStore
+from tidelog.tier.owner import Owner
 
 TOPIC = "shop/orders"
 Parts = dict[str, list[StagedPart]]
@@ -151,3 +156,13 @@ def test_a_task_that_fails_leaves_nothing(root: Root, monkeypatch: pytest.Monkey
     with pytest.raises(InputError, match="task 4, behind its first 10 rows for shop/orders: row 1 has no value"):
         stage_rows(batches(), StagingPlace(write_place(root), TOPIC, 1 << 20), "nightly", 1, 4)
     assert staged(root) == []
+
+
+def test_another_process_with_the_number_of_a_dead_one() -> None:
+    """A temporary owner is gone when the process that has its number now was started after it had claimed the topic."""
+    node = f"intake.{handing._host()}.{os.getppid()}.f00d"
+    now_us = SystemClock().now_us()
+    owner = Owner(epoch=1, claim="c", lineage="l", node=node, claimed_us=now_us)
+    assert not handing._is_abandoned(owner)
+    long_ago = msgspec.structs.replace(owner, claimed_us=now_us - 10 * 365 * 86400 * 1_000_000)
+    assert handing._is_abandoned(long_ago)

@@ -50,8 +50,11 @@ from tidelog.topics.topic import Topic
 from tidelog.wiring import open_directory
 
 _logger = logging.getLogger("tidelog.pipeline")
-_WAIT_FOR_OWNER_SECONDS = 3.0
+# Soon, since who has the topic may be another write that is done in a moment; then seldom, since it is its owner.
+_FIRST_WAIT_SECONDS = 0.2
+_LONGEST_WAIT_SECONDS = 3.0
 _ALIVE_FOR_US = 60_000_000
+_CLOCK_DOUBT_SECONDS = 2
 _NODE = re.compile(r"intake\.([A-Za-z0-9-]+)\.([0-9]+)\.([0-9a-f]+)", re.ASCII)
 # The claims of this process that are at work now: other threads may write to the same topic.
 _at_work: set[str] = set()
@@ -61,13 +64,14 @@ def take_in(
     root: Root, name: TopicName, area: IntakeArea, app: str, version: int, timeout_seconds: float
 ) -> IntakeStatus:
     """Returns once a committed version is in its topic; NotTakenInError when its owner does not take it in in time."""
-    deadline = time.monotonic() + timeout_seconds
+    deadline, pause_seconds = time.monotonic() + timeout_seconds, _FIRST_WAIT_SECONDS
     while True:
         status = area.wait(app, version, 0)
         if status.state != "taken":
             take_in_unowned(root, name)
             left_seconds = max(0.0, deadline - time.monotonic())
-            status = area.wait(app, version, min(_WAIT_FOR_OWNER_SECONDS, left_seconds))
+            status = area.wait(app, version, min(pause_seconds, left_seconds))
+            pause_seconds = min(2 * pause_seconds, _LONGEST_WAIT_SECONDS)
         if status.state == "taken":
             return status
         if time.monotonic() >= deadline:
@@ -168,17 +172,30 @@ def _is_abandoned(owner: Owner) -> bool:
     host, pid, token = match[1], int(match[2]), match[3]
     if host != _host():
         return SystemClock().now_us() - owner.claimed_us > _ALIVE_FOR_US
-    return token not in _at_work if pid == os.getpid() else not _is_running(pid)
+    return token not in _at_work if pid == os.getpid() else not _is_running(pid, owner.claimed_us)
 
 
-def _is_running(pid: int) -> bool:
+def _is_running(pid: int, since_us: int) -> bool:
+    """Whether there is such a process, and was then: numbers are given again, in a container after a moment."""
     try:
         os.kill(pid, 0)
     except ProcessLookupError:
         return False
     except OSError:
-        return True  # somebody else's process
-    return True
+        pass  # somebody else's process
+    started_us = _started_us(pid)
+    return started_us is None or started_us <= since_us
+
+
+def _started_us(pid: int) -> int | None:
+    """When a process was started; None where the machine does not say."""
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text("utf-8", "replace").rpartition(")")[2].split()
+        seconds_ago = time.clock_gettime(time.CLOCK_BOOTTIME) - int(fields[19]) / os.sysconf("SC_CLK_TCK")
+    except (OSError, IndexError, ValueError, AttributeError):
+        return None
+    # Whole ticks, and a clock that was set meanwhile: some seconds earlier rather than later.
+    return SystemClock().now_us() - int((seconds_ago + _CLOCK_DOUBT_SECONDS) * 1_000_000)
 
 
 def _host() -> str:
