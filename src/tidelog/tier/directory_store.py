@@ -86,13 +86,20 @@ class DirectoryStore(ObstoreStore):
         self.head(source)
         with self._on_disk("copy", source) as original, self._on_disk("copy", target) as path:
             self._files.make_directories(path.parent)
-            unfinished = _unfinished_name(path)
             with self._lock.held():
-                os.link(original, unfinished)  # objects are replaced, never changed, so two names may share one content
-                self._files.rename(unfinished, path)
-                with contextlib.suppress(FileNotFoundError):  # if the target was such a copy already, both names stay
-                    self._files.remove(unfinished)
+                self._link(original, path)  # objects are replaced, never changed, so two names may share one content
             self._files.sync_directory(path.parent)
+
+    def _link(self, original: Path, path: Path) -> None:
+        """A name that is free is given in one step: whoever is killed leaves nothing beside it that looks like it."""
+        with contextlib.suppress(FileExistsError):
+            os.link(original, path)
+            return
+        unfinished = _unfinished_name(path)
+        os.link(original, unfinished)
+        self._files.rename(unfinished, path)
+        with contextlib.suppress(FileNotFoundError):  # if the target was such a copy already, both names stay
+            self._files.remove(unfinished)
 
     def delete(self, keys: str | Iterable[str]) -> None:
         parents = set()

@@ -165,7 +165,12 @@ class TableCommits:
             self._store.put(_SCHEMA_FILE, schema_file)
         # By name, from the commits: another run may have published files that this state does not know of.
         self._store.delete(state.replaced)
-        self._store.delete([info.key for info in self._store.list(_PLACE) if self._is_over(info.key, state)])
+        over = {info.key for info in self._store.list(_PLACE) if self._is_over(info.key, state)}
+        self._store.delete(sorted(over))
+        for folder in sorted({key.rpartition("/")[0] for key in over}):
+            self._store.remove_folder(f"{folder}/")
+        uploads = self._store.unfinished_uploads(_PLACE)
+        self._store.delete_unfinished([one for one in uploads if self._is_over(one.key, state)])
 
     def _publish(self, key: str, name: str) -> None:
         try:
@@ -182,6 +187,7 @@ class TableCommits:
         """Removes what a run has staged that was not committed."""
         prefix = staged_prefix(number, attempt)
         self._store.delete([info.key for info in self._store.list(prefix)])
+        self._store.remove_folder(prefix)
 
     def _exists(self, key: str) -> bool:
         try:

@@ -84,9 +84,8 @@ class TopicVerification:
     @property
     def has_joint(self) -> bool:
         """Whether the files begin where the objects end, or before, and are counted from there on."""
-        begin = self.files.start_offset
-        counted = self.files.tally.first_offset
-        return begin is None or (begin <= self.cold_end and counted in (None, self.cold_end))
+        begin, counted = self.files.start_offset, self.files.tally.first_offset
+        return begin is None or self._look is None or (begin <= self.cold_end and counted in (None, self.cold_end))
 
     def result(self) -> TopicCheck:
         """What is shown."""
