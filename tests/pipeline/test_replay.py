@@ -188,3 +188,6 @@ def test_csv_files_become_messages(
     assert json.loads(found[1].value) == {"id": "2", "at": "2026-01-02 00:00:00", "text": None}
     assert [one.timestamp.day for one in found if one.timestamp is not None] == [1, 2, 3]
     assert run(["pipeline", "backfill", str(tmp_path / "c.csv"), "--to", "shop/csv", "--root", root.location]) == 3
+    (tmp_path / "d.csv").write_text("id;at;text\n4;yesterday;fourth\n", "utf-8")
+    assert run(["pipeline", "backfill", str(tmp_path / "d.csv"), *arguments[2:]]) == 2
+    assert "yesterday" in capsys.readouterr().err

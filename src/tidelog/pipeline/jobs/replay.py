@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import hashlib
 import time
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -18,7 +19,7 @@ import msgspec
 from tidelog.errors import InputError, NotFoundError
 from tidelog.pipeline.jobs.job import JobReport, OnProgress, Progress, ignore_progress
 from tidelog.pipeline.jobs.proof import Proof
-from tidelog.pipeline.jobs.replay_rows import COLUMNS, StepWriter
+from tidelog.pipeline.jobs.replay_rows import COLUMNS, StepWriter, Written
 from tidelog.pipeline.jobs.replay_steps import Step, open_steps
 from tidelog.pipeline.jobs.spark_errors import told_in_our_words
 from tidelog.pipeline.jobs.topic_rows import read_rows
@@ -131,6 +132,11 @@ def _identity(root: Root, topic: str, selection: Selection) -> str:
     return msgspec.json.encode({name: value for name, value in parts.items() if value}).decode()
 
 
+def _notes(written: Written) -> Iterator[str]:
+    if written.unproven_messages:
+        yield f"{written.unproven_messages} messages came in beside another run of this replay, and are in its proof"
+
+
 def report_of(
     writer: StepWriter, done: list[Step], source: str, target: str, name: str, seconds: float
 ) -> ReplayReport:
@@ -140,6 +146,7 @@ def report_of(
     return ReplayReport(
         job="replay",
         proofs=(Proof(subject=f"{source} to {target}", went_in=went_in, came_out=came_out),),
+        notes=tuple(_notes(written)),
         seconds=round(seconds, 3),
         source=source,
         target=target,

@@ -33,6 +33,7 @@ class Written:
         self.came_out = Tally(kind="rows")
         self.first_offset: int | None = None
         self.next_offset: int | None = None
+        self.unproven_messages = 0
 
     def sides(self) -> tuple[Side, Side]:
         """For a proof. The offsets of source and target are not comparable, and left out."""
@@ -57,19 +58,15 @@ class StepWriter:
     def write(self, step: Step, rows: DataFrame) -> None:
         """Brings the rows of a step into the topic, or finds that they are there, and reads them back."""
         check_columns(rows.schema, self._topic)
-        columns = [name for name in COLUMNS if name in rows.columns]
+        rows, columns = _with_times(rows), [name for name in COLUMNS if name in rows.columns]
         status = self._steps.status(step)
         if status.state in ("unknown", "refused"):
             went_in = self._append(step, rows, columns)
         else:
-            went_in = _tally(rows.agg(*_sums(columns)).first())
+            with told_in_our_words("the rows cannot be read"):
+                went_in = _tally(rows.agg(*_sums(columns)).first())
             self._steps.wait(step)
-        status = self._steps.status(step)
-        self.written.went_in += went_in
-        if status.first_offset is not None and status.next_offset is not None:
-            self._read_back(status.first_offset, status.next_offset, columns)
-        elif went_in.messages:
-            raise DataError(f"the rows of {step.first} to {step.end} were written, and are not in {self._topic}")
+        self._read_back(step, went_in, columns)
 
     def _append(self, step: Step, rows: DataFrame, columns: Sequence[str]) -> Tally:
         from pyspark.sql import Observation
@@ -82,15 +79,29 @@ class StepWriter:
         counted = observed.get
         return _summed(counted["messages"], counted["digest"])
 
-    def _read_back(self, first_offset: int, next_offset: int, columns: Sequence[str]) -> None:
-        written = self.written
-        written.first_offset = first_offset if written.first_offset is None else written.first_offset
-        written.next_offset = next_offset
-        if first_offset < next_offset:
-            rows = read_rows(
-                self._spark, self._root, {self._topic: (first_offset, next_offset)}, columns=",".join(columns)
-            )
+    def _read_back(self, step: Step, went_in: Tally, columns: Sequence[str]) -> None:
+        status, written = self._steps.status(step), self.written
+        if status.first_offset is None or status.next_offset is None:
+            if went_in.messages and status.state != "taken":
+                raise DataError(f"the rows of {step.first} to {step.end} were written, and are not in {self._topic}")
+            written.unproven_messages += went_in.messages  # another run is further, and its rows are the newest known
+            return
+        written.went_in += went_in
+        written.first_offset = status.first_offset if written.first_offset is None else written.first_offset
+        written.next_offset = status.next_offset
+        if status.first_offset < status.next_offset:
+            offsets = {self._topic: (status.first_offset, status.next_offset)}
+            rows = read_rows(self._spark, self._root, offsets, columns=",".join(columns))
             written.came_out += _tally(rows.agg(*_sums(columns)).first())
+
+
+def _with_times(rows: DataFrame) -> DataFrame:
+    """A row that was to have a time and has none gets that of the write here, so that it is counted as it is stored."""
+    from pyspark.sql import functions as sql
+
+    if "timestamp" not in rows.columns:
+        return rows
+    return rows.withColumn("timestamp", sql.coalesce("timestamp", sql.current_timestamp()))
 
 
 def _tally(row: Row | None) -> Tally:

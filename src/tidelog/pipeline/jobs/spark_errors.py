@@ -1,4 +1,5 @@
-"""What Spark says when something goes wrong, as errors of ours: a mistake in SQL, or what a task of ours has raised."""
+"""What Spark says when something goes wrong, as errors of ours: a mistake in SQL, data that it does not fit, or what a
+task of ours has raised."""
 
 from __future__ import annotations
 
@@ -11,11 +12,13 @@ from tidelog.errors import InputError, TidelogError
 
 # How the traceback of a task ends.
 _RAISED = re.compile(r"tidelog\.errors\.(\w+): ([^\n]+)")
+# What Spark says of values that cannot be what they are taken for: the class 22 of SQL's states, data exceptions.
+_DATA = re.compile(r"\[[A-Z][A-Z_.]+\] ([^\n]+?) SQLSTATE: 22")
 
 
 @contextmanager
 def told_in_our_words(what: str) -> Iterator[None]:
-    """Whatever Spark raises in the body, as the error that a task raised, or as InputError for SQL that makes no sense.
+    """Whatever Spark raises in the body, as the error that a task raised, or as InputError where the input is wrong.
 
     Anything else stays what it is.
     """
@@ -33,6 +36,9 @@ def told_in_our_words(what: str) -> Iterator[None]:
 
 
 def _ours(error: Exception) -> TidelogError | None:
+    wrong = _DATA.search(str(error))
+    if wrong is not None:
+        return InputError(f"the data does not fit: {wrong[1]}")
     found = _RAISED.search(str(error))
     kind = None if found is None else getattr(errors, found[1], None)
     if found is None or not (isinstance(kind, type) and issubclass(kind, TidelogError)):
