@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 import pytest
 from pyspark.sql import SparkSession
+from tests.pipeline.spark_servers import run_driver
 
 import tidelog
 from tidelog.cli import pipeline_submit
@@ -158,6 +159,31 @@ def test_help_starts_without_spark() -> None:
     )
     finished = subprocess.run([sys.executable, "-c", code], capture_output=True, timeout=TIMEOUT_SECONDS, check=False)
     assert finished.returncode == 0, finished.stderr
+
+
+# The command line as a process of its own: table, then verify of both, as one JSON document.
+ELSEWHERE = """
+import contextlib, io, json, sys
+from tidelog.cli.main import main
+
+def told(*arguments):
+    out = io.StringIO()
+    with contextlib.redirect_stdout(out):
+        code = main(["pipeline", *arguments, "--json", "--master", sys.argv[1], "--root", sys.argv[2]])
+    return code, json.loads(out.getvalue())["proofs"][0]
+
+place = sys.argv[2] + "-table"
+runs = [told("table", "shop/orders", "--to", place), told("verify"), told("verify", "--table", place)]
+print(json.dumps([[code, (proof["came_out"] or proof["went_in"])["messages"]] for code, proof in runs]))
+"""
+
+
+@pytest.mark.parametrize("where", ["spark_cluster", "spark_connect"])
+def test_the_same_command_runs_elsewhere(where: str, shell: Shell, request: pytest.FixtureRequest) -> None:
+    """On a cluster of two workers, and through a Spark Connect server, a job does what it does here."""
+    master = request.getfixturevalue(where)
+    told = run_driver(ELSEWHERE, master, shell.root[1], XDG_CACHE_HOME=str(shell.directory / "cache"))
+    assert json.loads(told) == [[0, 30], [0, 30], [0, 30]]
 
 
 def test_spark_submit_runs_a_job(shell: Shell) -> None:
