@@ -13,7 +13,7 @@ import pytest
 
 import tidelog
 from tidelog.clock import SystemClock
-from tidelog.errors import InputError, NotTakenInError, StoreUnavailableError
+from tidelog.errors import InputError, LogFailedError, NotTakenInError, StoreUnavailableError
 from tidelog.pipeline import hand_over as handing
 from tidelog.pipeline import partition_writer
 from tidelog.pipeline.consigning import HandOver, write_place
@@ -22,6 +22,7 @@ from tidelog.pipeline.root import Root, find_root
 from tidelog.tier.intake_part import StagedPart
 from tidelog.tier.metadata.sqlite import SqliteMetadataStore
 from tidelog.tier.owner import Owner
+from tidelog.topics.storage import LogDirectory
 
 TOPIC = "shop/orders"
 Parts = dict[str, list[StagedPart]]
@@ -60,6 +61,32 @@ def test_what_is_staged_behind_the_commit_does_not_count(root: Root) -> None:
     HandOver(root, "nightly", 1).commit(late, 10)
     assert values(root) == list(range(5))
     assert staged(root) == [], "what was written again for nothing is removed"
+
+
+def test_a_full_disk_while_rows_are_taken_in(root: Root, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The error says that they are handed over; they come in once when there is room, whether written again or not."""
+
+    def full(*_: object) -> None:
+        raise LogFailedError("closed, and the disk is full")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(LogDirectory, "topic", full)
+        with pytest.raises(NotTakenInError, match="Do not write it again"):
+            HandOver(root, "nightly", 1).commit(stage(root, range(5)), 0.1)
+    HandOver(root, "nightly", 1).commit(stage(root, range(5)), 10)
+    assert values(root) == list(range(5))
+
+
+def test_two_drivers_at_once(root: Root) -> None:
+    """Under one name and version: the rows of exactly one of them come in, whole, and nothing staged stays."""
+    parts = [stage(root, range(first, first + 50)) for first in (0, 100, 200)]
+    drivers = [threading.Thread(target=HandOver(root, "nightly", 1).commit, args=(one, 30)) for one in parts]
+    for driver in drivers:
+        driver.start()
+    for driver in drivers:
+        driver.join()
+    assert values(root) in [list(range(first, first + 50)) for first in (0, 100, 200)]
+    assert staged(root) == []
 
 
 def test_an_abort_leaves_what_another_driver_staged(root: Root) -> None:

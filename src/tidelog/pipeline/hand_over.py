@@ -33,6 +33,7 @@ from tidelog.errors import (
     InputError,
     LockedError,
     NotTakenInError,
+    ReopenError,
     RetryError,
     TidelogError,
 )
@@ -88,7 +89,7 @@ def take_in_unowned(root: Root, name: TopicName) -> bool:
         return _in_directory(root, root.directory, name) if root.directory is not None else _in_bucket(root, name)
     except (LockedError, FencedError, ConflictError):
         return False  # somebody else has it, or has it now, and takes everything in
-    except RetryError as error:
+    except (RetryError, ReopenError) as error:  # the latter when the disk is full: what was handed over is safe
         _logger.warning("%s: could not be taken in now: %s", name, error)
         return False
 
