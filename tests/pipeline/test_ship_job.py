@@ -8,12 +8,14 @@ from typing import Any
 
 import pytest
 from pyspark.sql import SparkSession
+from tests.servers import ACCESS_KEY_ID, SECRET_ACCESS_KEY, S3Server
 
 import tidelog
 from tidelog.cli.app import run
 from tidelog.errors import ConflictError, InputError, LockedError, NotFoundError, NotSupportedError
 from tidelog.pipeline.jobs.gc import apply_gc, plan_gc
 from tidelog.pipeline.jobs.job import Progress
+from tidelog.pipeline.jobs.report import make_report
 from tidelog.pipeline.jobs.ship import ship
 from tidelog.pipeline.jobs.ship_object import FileRun, SendWork, send_object, work_of
 from tidelog.pipeline.open_topics import cold_place
@@ -139,6 +141,35 @@ def test_what_cannot_be_shipped_is_named(spark: SparkSession, root: Root, tmp_pa
     gone = FileRun(0, str(tmp_path / "elsewhere" / "wal.0.log"), 0, 10, 0, 1)
     with pytest.raises(InputError, match="a worker does not see"):
         send_object(SendWork(topic="a/b", place=place, key="k", runs=(gone,), codec="none", level=3))
+
+
+def test_a_bucket_is_shipped_to_looked_at_and_swept(spark: SparkSession, s3_server: S3Server, tmp_path: Path) -> None:
+    """Over S3: workers send with the settings of the root; gc and report need nothing but the bucket."""
+    settings: dict[str, Any] = {
+        "store_endpoint": s3_server.endpoint,
+        "store_access_key_id": ACCESS_KEY_ID,
+        "store_secret_access_key": SECRET_ACCESS_KEY,
+    }
+    url = s3_server.url("ship-job")
+    with tidelog.open(tmp_path / "s3", store=url, metadata="bucket", ship_max_delay_seconds=3600, **settings) as log:
+        for _ in range(100):
+            log.topic("shop/orders").append(b"x" * 500)
+    root = find_root(tmp_path / "s3", **settings, max_object_bytes=20_000)
+    shipped = ship(spark, root)
+    assert (shipped.is_good, shipped.topics[0].shipped_offset) == (True, 100)
+    assert shipped.topics[0].objects > 1
+    bucket = find_root(url, **settings)
+    orphan = TopicKeys("shop", "orders").object(ObjectId(0, 9, 1))
+    with tidelog.open(tmp_path / "s3", ship_max_delay_seconds=3600, **settings) as log:
+        log.topic("shop/orders")
+        assert log.tier is not None
+        log.tier.objects.put(orphan, b"left over by an owner that died")
+    plan, _ = plan_gc(spark, bucket)
+    done = apply_gc(spark, bucket, plan)
+    assert (done.is_good, done.removed_objects) == (True, 1)
+    report = make_report(bucket, tmp_path / "page.html", spark=spark, exact=True)
+    assert (report.is_good, report.messages, report.hot_bytes) == (True, 100, 0)
+    assert len(contents(bucket)["shop/orders"]) == 100
 
 
 def test_the_command_ships(spark: SparkSession, root: Root, capsys: pytest.CaptureFixture[str]) -> None:
