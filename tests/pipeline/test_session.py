@@ -15,10 +15,10 @@ from tests.pipeline.spark_servers import run_driver
 
 import pyspark_tidelog
 import tidelog
-from pyspark_tidelog.daemon import without_zipped_copies
 from tidelog.pipeline import class_archive, gateway, session
 from tidelog.pipeline.gateway import GatewayError
-from tidelog.pipeline.session_settings import DAEMON_MODULE, JAVA_OPTIONS, defaults_for
+from tidelog.pipeline.session_settings import JAVA_OPTIONS, defaults_for
+from tidelog.pipeline.spark_home import installed_home, lean_home
 
 TOPIC = "shop/orders"
 
@@ -51,14 +51,13 @@ def test_a_running_session_is_used(spark: SparkSession) -> None:
 
 
 def test_a_session_is_set_up_for_topics(spark: SparkSession) -> None:
-    """No page of its own, times in UTC, workers on the Python of the driver, forked from a process without tidelog."""
+    """No page of its own, times in UTC, workers on the Python of the driver that import no zipped Spark."""
     assert spark.sparkContext.uiWebUrl is None
     assert spark.conf.get("spark.sql.session.timeZone") == "UTC"
-    assert spark.conf.get("spark.python.daemon.module") == DAEMON_MODULE
     assert os.environ["PYSPARK_PYTHON"] == sys.executable
     worker = spark.sparkContext.parallelize([0], 1).map(lambda _: (sys.executable, list(sys.path))).first()
     assert worker[0] == sys.executable
-    assert not any(entry.endswith(".zip") and "pyspark" in entry for entry in worker[1])
+    assert not any(entry.endswith("pyspark.zip") and os.path.exists(entry) for entry in worker[1])
 
 
 def test_a_failing_query_is_told_once(spark: SparkSession, capfd: pytest.CaptureFixture[str]) -> None:
@@ -120,14 +119,15 @@ def test_an_archive_that_java_cannot_bear_is_given_up(monkeypatch: pytest.Monkey
     use = f"-XX:SharedArchiveFile={archive}"
     started: list[str] = []
 
-    def start_context(settings: dict[str, str]) -> None:
+    def start_context(settings: dict[str, str], home: Path | None) -> None:
         started.append(settings[JAVA_OPTIONS])
         if use in settings[JAVA_OPTIONS]:
             raise GatewayError("a bus error")
 
     monkeypatch.setattr(session, "_start_context", start_context)
     monkeypatch.setattr(class_archive, "archive_options", lambda *_: [use])
-    session._start_java({JAVA_OPTIONS: "-Dmine=1"})
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    session._start_java({JAVA_OPTIONS: "-Dmine=1", "spark.master": "local"})
     assert [use in options for options in started] == [True, False]
     assert all(options.endswith("-Dmine=1") for options in started)
     assert not archive.exists()
@@ -141,20 +141,27 @@ def test_a_missing_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_defaults_fit_the_master() -> None:
-    """A local session has few shuffle partitions and sockets of its own; a cluster is left to its settings."""
+    """A local session has few shuffle partitions and stays on this machine; a cluster is left to its settings."""
     assert defaults_for("local[8]")["spark.sql.shuffle.partitions"] == "16"
     assert defaults_for("local")["spark.sql.shuffle.partitions"] == "4"
     assert "spark.sql.shuffle.partitions" not in defaults_for("spark://host:7077")
-    assert "spark.python.daemon.module" not in defaults_for("yarn")
+    assert "spark.driver.host" not in defaults_for("yarn")
 
 
 def test_workers_take_the_installed_spark(tmp_path: Path) -> None:
-    """Zips that lie in the installed package go from the path; those of another Spark stay, and so does all else."""
-    site, other = tmp_path / "site", tmp_path / "other"
-    for package in ("pyspark", "py4j"):
-        (site / package).mkdir(parents=True)
-        (site / package / "__init__.py").write_text("", "utf-8")
-    inside = [str(site / "pyspark" / "python" / "lib" / "pyspark.zip"), str(site / "pyspark" / "jars" / "spark.jar")]
-    outside = str(other / "python" / "lib" / "pyspark.zip")
-    assert without_zipped_copies([*inside, outside, str(site)]) == [outside, str(site)]
-    assert without_zipped_copies([*inside, str(other)]) == [*inside, str(other)]
+    """The home of local sessions has all of Spark but its zips, is made once, and is done without if it cannot be."""
+    lean = lean_home(tmp_path / "cache")
+    assert lean is not None
+    assert (lean / "bin" / "spark-submit").is_file()
+    assert (lean / "jars").samefile(installed_home() / "jars")
+    assert not (lean / "python").exists()
+    assert lean_home(tmp_path / "cache") == lean
+    assert list((tmp_path / "cache").iterdir()) == [lean]
+    (tmp_path / "file").touch()
+    assert lean_home(tmp_path / "file" / "cache") is None
+
+
+def test_another_spark_keeps_its_home(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """A distribution that SPARK_HOME names may not be the installed package, so its files are taken."""
+    monkeypatch.setenv("SPARK_HOME", str(tmp_path))
+    assert lean_home(tmp_path / "cache") is None

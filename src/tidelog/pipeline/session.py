@@ -5,8 +5,8 @@ Invariants:
 - What the caller sets wins over every default; a session that runs already is used as it is.
 - Java is found and asked first: a machine without it gets an error that says how to get it, not a broken gateway.
 - Nothing is written but the user's cache; for a local session, a cache that cannot be used only costs time.
-- Python workers are forked from a process that imports nothing of ours (`pyspark_tidelog.daemon`), since the client of
-  object stores hangs in the child of a process that has used it. The driver itself forks nothing.
+- Python workers are forked by Spark's daemon, which imports nothing of ours: the client of object stores hangs in the
+  child of a process that has used it. The driver itself forks nothing.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from tidelog.pipeline.cluster_package import sending_settings
 from tidelog.pipeline.gateway import GatewayError, start_gateway
 from tidelog.pipeline.java import find_java
 from tidelog.pipeline.session_settings import DEFAULTS, JAVA_OPTIONS, defaults_for, text_of
+from tidelog.pipeline.spark_home import installed_home, lean_home
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -142,22 +143,23 @@ def _has_gateway() -> bool:
 
 def _start_java(settings: dict[str, str]) -> None:
     """Starts Java and the context in it; once more without the archive of classes, should it be to blame."""
-    java, own = find_java(), settings.get(JAVA_OPTIONS, "")
+    java, own, cache = find_java(), settings.get(JAVA_OPTIONS, ""), class_archive.cache_directory()
+    home = lean_home(cache) if settings["spark.master"].startswith("local") else None
     told = {name: value for name, value in settings.items() if name.startswith("spark.driver.")}
-    archive = class_archive.archive_options(java, _jars(), told, class_archive.cache_directory())
+    archive = class_archive.archive_options(java, (home or installed_home()) / "jars", told, cache)
     try:
-        _start_context(settings | {JAVA_OPTIONS: _java_options(archive, own)})
+        _start_context(settings | {JAVA_OPTIONS: _java_options(archive, own)}, home)
     except GatewayError:
         if not class_archive.discard(archive):
             raise
-        _start_context(settings | {JAVA_OPTIONS: _java_options([], own)})
+        _start_context(settings | {JAVA_OPTIONS: _java_options([], own)}, home)
 
 
-def _start_context(settings: dict[str, str]) -> None:
+def _start_context(settings: dict[str, str], home: Path | None) -> None:
     from pyspark import SparkConf, SparkContext
 
     conf = SparkConf().setAll(list(settings.items()))
-    with _packages_on_path():
+    with _environment(_variables(home)):
         gateway = start_gateway(conf)
     SparkContext(conf=conf, gateway=gateway)
 
@@ -169,25 +171,27 @@ def _java_options(archive: list[str], own: str) -> str:
     return " ".join([f"-Dlog4j2.configurationFile={quiet}", "-Xlog:disable", "-XX:+UseSerialGC", *archive, own]).strip()
 
 
-def _jars() -> Path:
-    from pyspark.find_spark_home import _find_spark_home
-
-    return Path(_find_spark_home(), "jars")
+def _variables(home: Path | None) -> dict[str, str]:
+    """For Java and its Python workers: which Spark, and tidelog where this process found it, be it installed or not."""
+    variables = {} if home is None else {"SPARK_HOME": str(home)}
+    if _PACKAGES.name not in _INSTALLED:
+        variables["PYTHONPATH"] = os.pathsep.join(filter(None, [os.environ.get("PYTHONPATH"), str(_PACKAGES)]))
+    return variables
 
 
 @contextmanager
-def _packages_on_path() -> Iterator[None]:
-    """Workers find tidelog where this process found it, be it installed or not."""
-    before = os.environ.get("PYTHONPATH")
-    if _PACKAGES.name not in _INSTALLED:
-        os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [before, str(_PACKAGES)]))
+def _environment(variables: dict[str, str]) -> Iterator[None]:
+    """These variables, for as long as it takes to start a process that inherits them."""
+    before = {name: os.environ.get(name) for name in variables}
+    os.environ.update(variables)
     try:
         yield
     finally:
-        if before is None:
-            os.environ.pop("PYTHONPATH", None)
-        else:
-            os.environ["PYTHONPATH"] = before
+        for name, value in before.items():
+            if value is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = value
 
 
 def _configured(builder: SparkSession.Builder, settings: dict[str, str]) -> SparkSession.Builder:

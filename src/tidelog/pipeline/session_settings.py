@@ -9,7 +9,6 @@ import os
 import re
 
 JAVA_OPTIONS = "spark.driver.extraJavaOptions"
-DAEMON_MODULE = "pyspark_tidelog.daemon"
 _FEWEST_SHUFFLE_PARTITIONS = 4
 
 DEFAULTS = {
@@ -31,9 +30,6 @@ LOCAL_DEFAULTS = {
     "spark.sql.streaming.checkpointFileManagerClass": (
         "org.apache.spark.sql.execution.streaming.checkpointing.FileSystemBasedCheckpointFileManager"
     ),
-    "spark.python.daemon.module": DAEMON_MODULE,
-    # Rows between Java and Python need no network, and other users of the machine cannot reach such a socket.
-    "spark.python.unix.domain.socket.enabled": "true",
 }
 
 
