@@ -54,8 +54,8 @@ th { color: var(--quiet); font-weight: 600; font-size: 0.82rem; }
 td.number, th.number { text-align: right; font-variant-numeric: tabular-nums; }
 td.name { white-space: normal; overflow-wrap: anywhere; min-width: 11rem; }
 td.prose { white-space: normal; }
-table.kept td { white-space: normal; padding: 0.42rem 0.4rem; }
-table.kept td:nth-child(2) { width: 60%; }
+table.kept td { padding: 0.42rem 0.4rem; }
+table.kept td:nth-child(2) { width: 50%; }
 .share { display: flex; min-width: 8rem; height: 0.7rem; border-radius: 3px; overflow: hidden; }
 .share { background: var(--grid); }
 .kept .share { min-width: 3rem; }
