@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -12,14 +14,18 @@ from tidelog.errors import CorruptionError, InputError
 from tidelog.log.frame import Frames, encode_many
 from tidelog.log.removed import REMOVED_PAYLOAD
 from tidelog.testing import FaultyStore
-from tidelog.tier import blocks, replacement_build
+from tidelog.tier import blocks, replacement_build, replacement_plan
+from tidelog.tier.cold_copy import ColdCopy
 from tidelog.tier.descriptor import Codec, Descriptor
+from tidelog.tier.history import History
 from tidelog.tier.keys import ObjectId
 from tidelog.tier.object_check import ObjectCheck
 from tidelog.tier.object_store import ObjectStore
 from tidelog.tier.replacement_build import FramesTally, RemovedOffsets, build_object, read_old
 from tidelog.tier.replacement_plan import plan_merges
 from tidelog.tier.replacement_switch import begin
+from tidelog.tier.retention import is_safe_to_remove
+from tidelog.tier.takeover import _shipped_by
 
 # Planning
 
@@ -172,6 +178,70 @@ def test_damage_in_an_old_object_is_not_carried_on() -> None:
         build(topic, run, 1)
     assert str(caught.value.path) == key
     assert [name.generation for name in topic.object_names()] == [0] * 4
+
+
+def topic_of_three_owners() -> PublishedTopic:
+    """Ten messages of the first, twenty of the second, and the newest object of the third."""
+    topic = PublishedTopic()
+    topic.publish(10)
+    topic.take_over("b")
+    topic.publish(10)
+    topic.publish(10)
+    topic.take_over("c")
+    topic.publish(10)
+    return topic
+
+
+def test_it_is_told_who_wrote_what() -> None:
+    """Also when what was put together is put together again, and when the descriptor was stored and read."""
+    topic = topic_of_three_owners()
+    (run,) = plan_of(topic)
+    work = begin(topic.catalog, topic.store, topic.clock)
+    work.switch(built(topic, work, [run]))
+    found = topic.descriptors()[0]
+    assert (found.epoch, found.epochs) == (2, ((0, 1), (10, 2)))
+    assert [found.written_until(epoch) for epoch in (0, 1, 2, 3)] == [0, 10, 30, 30]
+    topic.publish(40)
+    topic.take_over("d")
+    topic.publish(1)
+    (run,) = plan_of(topic)
+    assert build(topic, run, 2).descriptor.epochs == ((0, 1), (10, 2), (30, 3))
+
+
+def test_whose_messages_they_are_is_the_same_after_a_compaction() -> None:
+    """Loses, without this: a former owner takes what it has shipped for its unshipped tail, and returns it twice."""
+    topic = topic_of_three_owners()
+
+    def look() -> list[object]:
+        return [
+            *(is_safe_to_remove(topic.catalog, topic.store, 0, end, max_epoch=1) for end in (5, 10, 11, 30)),
+            *(is_safe_to_remove(topic.catalog, topic.store, 0, 30, max_epoch=epoch) for epoch in (0, 1, 2)),
+            *(_shipped_by(epoch, 0, 35, topic.catalog) for epoch in (0, 1, 2, 3)),
+            *(_shipped_by(1, start, 35, topic.catalog) for start in (5, 9, 10, 20)),
+            *(copied(topic, epoch) for epoch in (0, 1, 2)),
+        ]
+
+    before = look()
+    work = begin(topic.catalog, topic.store, topic.clock)
+    work.switch(built(topic, work, plan_of(topic)))
+    assert len(topic.descriptors()) == 2
+    assert look() == before
+    assert before[:2] == [True, True]
+
+
+def copied(topic: PublishedTopic, epoch: int) -> list[tuple[int, int]]:
+    with ThreadPoolExecutor(2) as executor:
+        return ColdCopy(History(topic.catalog, topic.store, executor), epoch).ranges(3, 25)
+
+
+def test_a_descriptor_stays_small_however_many_owners_there_were(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A run ends where it would have to tell too many of them."""
+    monkeypatch.setattr(replacement_plan, "MAX_EPOCHS", 3)
+    topic = PublishedTopic()
+    for number in range(9):
+        topic.take_over(f"n{number}")
+        topic.publish(10)
+    assert [(run.start_offset, run.next_offset) for run in plan_of(topic)] == [(0, 30), (30, 60), (60, 80)]
 
 
 def test_the_descriptor_tells_what_those_before_told() -> None:

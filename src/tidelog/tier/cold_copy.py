@@ -33,9 +33,8 @@ class ColdCopy:
             if descriptor.start_offset > last:
                 break
             start = max(begin, descriptor.start_offset)
-            reached = (
-                self._checked(start, min(last, descriptor.end_offset)) if descriptor.epoch <= self._epoch else start
-            )
+            until = min(last + 1, descriptor.written_until(self._epoch))
+            reached = self._checked(start, until - 1) if start < until else start
             if reached == start:
                 continue
             if found and found[-1][1] + 1 == start:

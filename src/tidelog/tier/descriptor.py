@@ -11,6 +11,8 @@ Invariants
   place of a frame, with "zstd" that of a block.
 - Times are the least and the greatest of the messages, which need not be in order of time. `reached_time_us` is the
   greatest of this object and of all before it, so it grows from one to the next: a time is found by bisection.
+- `epoch` is that of the owner who wrote it. A compacted object has messages of several: `epochs` says from which offset
+  on which one, both growing, and `epoch` is the last. Without `epochs` all of it counts as written under `epoch`.
 - What does not hold together is refused when it is read: nothing in here is believed because it is in our store.
 """
 
@@ -47,6 +49,16 @@ class Descriptor(msgspec.Struct, frozen=True, kw_only=True):
     created_us: int
     completed: bool = True
     offset_index: tuple[tuple[int, int], ...]
+    epochs: tuple[tuple[int, int], ...] | msgspec.UnsetType = msgspec.UNSET
+
+    @property
+    def all_epochs(self) -> tuple[tuple[int, int], ...]:
+        """From which offset on it was written under which epoch, in order."""
+        return ((self.start_offset, self.epoch),) if isinstance(self.epochs, msgspec.UnsetType) else self.epochs
+
+    def written_until(self, epoch: int) -> int:
+        """The first offset of it that was written under a later epoch than this; `next_offset` when none was."""
+        return next((offset for offset, written in self.all_epochs if written > epoch), self.next_offset)
 
     @property
     def next_offset(self) -> int:
@@ -127,11 +139,19 @@ def _check(descriptor: Descriptor, start_offset: int) -> None:
     name, numbers = parse_object_id(descriptor.object_id), (start_offset, descriptor.end_offset, descriptor.epoch)
     _require(name is not None and name[:3] == numbers, "the name of its object says something else")
     _require(descriptor.size > 0 and descriptor.raw_size > 0, "it has no bytes")
+    _require(_epochs_agree(descriptor), "its epochs contradict each other")
     _require(_times_agree(descriptor), "its times contradict each other")
     index = descriptor.offset_index
     _require(bool(index) and index[0] == (start_offset, 0), "its index does not begin with the object")
     _require(all(a[0] < b[0] and a[1] < b[1] for a, b in pairwise(index)), "its index is not in order")
     _require(index[-1][0] <= descriptor.end_offset and index[-1][1] < descriptor.size, "its index leaves the object")
+
+
+def _epochs_agree(descriptor: Descriptor) -> bool:
+    epochs = descriptor.all_epochs
+    grow = all(a[0] < b[0] and a[1] < b[1] for a, b in pairwise(epochs))
+    begins = bool(epochs) and epochs[0][0] == descriptor.start_offset
+    return begins and grow and epochs[-1][0] <= descriptor.end_offset and epochs[-1][1] == descriptor.epoch
 
 
 def _times_agree(descriptor: Descriptor) -> bool:

@@ -88,9 +88,21 @@ def build_object(
     ).descriptor()
     _compare(found, content, before.tally(), after.tally())
     descriptor = msgspec.structs.replace(
-        found, reached_time_us=old[-1].reached_time_us, created_us=max(one.created_us for one in old)
+        found,
+        reached_time_us=old[-1].reached_time_us,
+        created_us=max(one.created_us for one in old),
+        epochs=_epochs(old),
     )
     return Built(descriptor=descriptor, went_in=before.tally(), came_out=after.tally(), removed=rewriting.count)
+
+
+def _epochs(old: Sequence[Descriptor]) -> tuple[tuple[int, int], ...] | msgspec.UnsetType:
+    """Under which epoch what was written; not said where it is one."""
+    found: list[tuple[int, int]] = []
+    for offset, epoch in (one for descriptor in old for one in descriptor.all_epochs):
+        if not found or found[-1][1] < epoch:
+            found.append((offset, epoch))
+    return tuple(found) if len(found) > 1 else msgspec.UNSET
 
 
 def _compare(found: Descriptor, content: _Content, before: FramesTally, after: FramesTally) -> None:

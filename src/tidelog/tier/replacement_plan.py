@@ -23,6 +23,8 @@ from tidelog.tier.replacement import Replaced
 DEFAULT_TARGET_BYTES = 256 << 20
 # What one new object replaces is written down in one entry, which has at most a MiB.
 MAX_RUN_OBJECTS = 1000
+# A descriptor says which owner wrote which part of its object; it is read often, and has to stay small.
+MAX_EPOCHS = 1024
 IsWanted = Callable[[Descriptor], bool]
 
 
@@ -100,6 +102,7 @@ class _Gathering:
         self._is_wanted = is_wanted
         self._open: list[tuple[Descriptor, str]] = []
         self._bytes = 0
+        self._epochs = 0
 
     def take(
         self,
@@ -124,6 +127,7 @@ class _Gathering:
             if self._is_wanted(descriptor):
                 self._open.append((descriptor, one.version))
                 self._bytes += descriptor.size
+                self._epochs += len(descriptor.all_epochs)
         if self._open:
             yield self._close()
 
@@ -132,11 +136,12 @@ class _Gathering:
             self._open[-1][0].next_offset == descriptor.start_offset
             and self._bytes + descriptor.size <= self._target_bytes
             and len(self._open) < MAX_RUN_OBJECTS
+            and self._epochs + len(descriptor.all_epochs) <= MAX_EPOCHS
             and self._is_wanted(descriptor)
         )
 
     def _close(self) -> list[tuple[Descriptor, str]]:
-        closed, self._open, self._bytes = self._open, [], 0
+        closed, self._open, self._bytes, self._epochs = self._open, [], 0, 0
         return closed
 
 

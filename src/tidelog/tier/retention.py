@@ -216,7 +216,8 @@ def is_safe_to_remove(
     if reached >= next_offset:
         return True
     for descriptor in catalog.walk(reached):
-        is_foreign = max_epoch is not None and descriptor.epoch > max_epoch
+        wanted = min(next_offset, descriptor.next_offset)
+        is_foreign = max_epoch is not None and descriptor.written_until(max_epoch) < wanted
         if is_foreign or descriptor.start_offset > reached or not _is_there(catalog, objects, descriptor):
             return False
         reached = descriptor.next_offset

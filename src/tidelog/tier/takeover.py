@@ -318,7 +318,8 @@ def _shipped_by(epoch: int, start_offset: int, next_offset: int, catalog: Catalo
     """The first of the offsets here that was not published under our epochs: somebody else's, or nobody's."""
     reached = start_offset
     for descriptor in catalog.walk(start_offset):
-        if descriptor.epoch > epoch or descriptor.start_offset > reached or reached >= next_offset:
+        until = descriptor.written_until(epoch)
+        if until <= reached or descriptor.start_offset > reached or reached >= next_offset:
             break
-        reached = descriptor.next_offset
+        reached = until
     return min(reached, next_offset)
