@@ -6,16 +6,18 @@ import os
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pyarrow as pa
 import pytest
+from tests.servers import ACCESS_KEY_ID, SECRET_ACCESS_KEY, S3Server
 
 import tidelog
 from tidelog.clock import SystemClock
 from tidelog.errors import InputError, LogFailedError, NotTakenInError, StoreUnavailableError
+from tidelog.pipeline import consigning, partition_writer
 from tidelog.pipeline import hand_over as handing
-from tidelog.pipeline import partition_writer
 from tidelog.pipeline.consigning import HandOver, write_place
 from tidelog.pipeline.partition_writer import StagingPlace, stage_rows
 from tidelog.pipeline.root import Root, find_root
@@ -74,6 +76,34 @@ def test_a_full_disk_while_rows_are_taken_in(root: Root, monkeypatch: pytest.Mon
         with pytest.raises(NotTakenInError, match="Do not write it again"):
             HandOver(root, "nightly", 1).commit(stage(root, range(5)), 0.1)
     HandOver(root, "nightly", 1).commit(stage(root, range(5)), 10)
+    assert values(root) == list(range(5))
+
+
+def test_a_store_that_goes_away(s3_server: S3Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Before the commit nothing was written, behind it the error says that all is handed over; it comes in once."""
+    settings = {
+        "store_endpoint": s3_server.endpoint,
+        "store_access_key_id": ACCESS_KEY_ID,
+        "store_secret_access_key": SECRET_ACCESS_KEY,
+        "store_max_retries": "0",
+    }
+    root = find_root(s3_server.url("store-goes-away"), **settings)
+    parts, take_in = stage(root, range(5)), handing.take_in
+
+    def take_in_without_store(*arguments: Any) -> None:
+        s3_server.kill()
+        take_in(*arguments)
+
+    s3_server.kill()
+    with pytest.raises(StoreUnavailableError):
+        HandOver(root, "nightly", 1).commit(parts, 5)
+    s3_server.start()
+    with monkeypatch.context() as patched:
+        patched.setattr(consigning, "take_in", take_in_without_store)
+        with pytest.raises(NotTakenInError, match="Do not write"):
+            HandOver(root, "nightly", 1).commit(parts, 0.5)
+    s3_server.start()
+    HandOver(root, "nightly", 1).commit(stage(root, range(5)), 30)
     assert values(root) == list(range(5))
 
 

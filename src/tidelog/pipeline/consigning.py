@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
-from tidelog.errors import InputError
+from tidelog.errors import InputError, NotTakenInError, RetryError
 from tidelog.files import LocalFiles
 from tidelog.pipeline.hand_over import take_in
 from tidelog.pipeline.part import ColdPlace
@@ -66,7 +66,7 @@ class HandOver:
             _refuse_live(self._root, parse_topic_name(topic))  # one that cannot be is found before any is committed
         was_committed = {topic for topic, staged in sorted(parts.items()) if not self._commit(topic, staged)}
         for topic, staged in sorted(parts.items()):
-            with self._area(topic) as area:
+            with _committed_already(topic), self._area(topic) as area:
                 take_in(self._root, parse_topic_name(topic), area, self._app, self._version, wait_seconds)
                 if topic in was_committed:
                     area.drop(self._app, self._version, staged)
@@ -96,6 +96,21 @@ class HandOver:
             yield IntakeArea(objects, metadata, _keys(parse_topic_name(topic), place))
         finally:
             metadata.close()
+
+
+@contextmanager
+def _committed_already(topic: str) -> Iterator[None]:
+    """From here on no error may sound as if the rows were to be written again."""
+    try:
+        yield
+    except NotTakenInError:
+        raise
+    except RetryError as error:
+        raise NotTakenInError(
+            f"the rows are handed over to {topic}, and it is not known whether they are taken in: {error.message}",
+            operation="write",
+            hint="They come in when the owner of the topic runs. Do not write them again",
+        ) from error
 
 
 def _refuse_live(root: Root, name: TopicName) -> None:

@@ -67,13 +67,13 @@ def take_in(
     """Returns once a committed version is in its topic; NotTakenInError when its owner does not take it in in time."""
     deadline, pause_seconds = time.monotonic() + timeout_seconds, _FIRST_WAIT_SECONDS
     while True:
-        status = area.wait(app, version, 0)
-        if status.state != "taken":
+        status = _wait(area, app, version, 0)
+        if status is None or status.state != "taken":
             take_in_unowned(root, name)
             left_seconds = max(0.0, deadline - time.monotonic())
-            status = area.wait(app, version, min(pause_seconds, left_seconds))
+            status = _wait(area, app, version, min(pause_seconds, left_seconds))
             pause_seconds = min(2 * pause_seconds, _LONGEST_WAIT_SECONDS)
-        if status.state == "taken":
+        if status is not None and status.state == "taken":
             return status
         if time.monotonic() >= deadline:
             raise NotTakenInError(
@@ -81,6 +81,16 @@ def take_in(
                 operation="write",
                 hint="It comes in when the owner of the topic runs. Do not write it again",
             )
+
+
+def _wait(area: IntakeArea, app: str, version: int, seconds: float) -> IntakeStatus | None:
+    """None while the store gives no answer: what was committed is safe there, and the wait is not over."""
+    try:
+        return area.wait(app, version, seconds)
+    except RetryError as error:
+        _logger.warning("%s: it cannot be asked now how far version %d is: %s", app, version, error)
+        time.sleep(seconds)
+        return None
 
 
 def take_in_unowned(root: Root, name: TopicName) -> bool:
