@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from tidelog.cli.pipeline_job import MasterOption, RootOption, run_job
+from tidelog.cli.pipeline_job import MasterOption, RootOption, job_root, run_job
 from tidelog.cli.session import Session
 
 if TYPE_CHECKING:
@@ -40,6 +41,9 @@ def replay(
     target_root: Annotated[
         str | None, typer.Option("--target-root", metavar="DIR|URL", help="Where the target is [default: --root].")
     ] = None,
+    target_metadata: Annotated[
+        str | None, typer.Option("--target-metadata", metavar="URL", help="Where the catalog of --target-root is.")
+    ] = None,
     name: NameOption = None,
     root: RootOption = None,
     master: MasterOption = None,
@@ -52,9 +56,8 @@ def replay(
     """
     from tidelog.pipeline.jobs.replay import Selection
     from tidelog.pipeline.jobs.replay import replay as job
-    from tidelog.pipeline.root import find_root
 
-    into = None if target_root is None else find_root(target_root)
+    into = None if target_root is None else job_root(replace(session, metadata=target_metadata), target_root)
     selection = Selection(where=where, select=tuple(select or ()))
     run_job(
         *(session, "replay", root, master),
