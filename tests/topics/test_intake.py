@@ -303,3 +303,24 @@ def test_a_tail_without_such_rows_is_given_back(tmp_path: Path) -> None:
         assert log.topic(NAME).next_offset == 2
     with open_node(world, "a", tier_settings()) as log:
         assert values(log.topic(NAME)) == [b"a", b"b", b"mine"]
+
+
+@pytest.mark.parametrize("metadata", ["sqlite", "bucket"])
+def test_a_directory_that_is_given_a_store_takes_what_waits_along(tmp_path: Path, metadata: str) -> None:
+    """What was handed over before, wherever the catalog is from then on; and what was done stays done."""
+    root, local = tmp_path / "data", Storage(LOCAL, None, None, {})
+    with writer(local, root) as area:
+        hand_over(area, "etl", 0, payloads([b"a"]))
+        with local.open(root) as log:
+            log.topic(NAME).append(b"mine")
+        hand_over(area, "etl", 1, payloads([b"b", b"c"]), parts=2)
+    place = Storage("shared_fs", f"file://{tmp_path}/bucket", metadata, {})
+    with place.open(root) as log:
+        assert values(log.topic(NAME)) == [b"a", b"mine", b"b", b"c"]
+        log.topic(NAME).ship()
+        log.topic(NAME).take_in()
+        assert list(place.objects().list(KEYS.intake_prefix)) == []
+        assert not list((root / ".intake").rglob("*.tlog"))
+        again = Storage("shared_fs", f"file://{tmp_path}/bucket", f"sqlite://{root}/metadata.db", {})
+        with writer(again if metadata == "sqlite" else place, root) as area:
+            assert hand_over(area, "etl", 1, payloads([b"b", b"c"])) == "already committed"

@@ -6,6 +6,7 @@
 Invariants
 - Whoever hands rows over is another process, and writes to the real file system: nothing is made here before that.
 - Rows are safe when they are on the disk; then what was staged goes.
+- A directory that is given a store takes what waits along.
 - What was staged a day ago and never committed is removed when the topic is opened.
 """
 
@@ -20,6 +21,7 @@ from tidelog.clock import Clock
 from tidelog.errors import TidelogError
 from tidelog.log import Log, LogSettings
 from tidelog.tier.background import Background, Task
+from tidelog.tier.catalog import Catalog
 from tidelog.tier.daemon_pool import DaemonPool
 from tidelog.tier.history_counters import HistoryCounters
 from tidelog.tier.history_ranges import Fetcher, HistorySettings
@@ -27,6 +29,8 @@ from tidelog.tier.intake_ledger import LocalLedger, OpenMetadata
 from tidelog.tier.intake_rows import Staging
 from tidelog.tier.intake_taker import IntakeTaker
 from tidelog.tier.keys import TopicKeys
+from tidelog.tier.metadata.store import Check, Put
+from tidelog.tier.object_store import ObjectStore
 from tidelog.tier.stores import open_store
 from tidelog.tier.sweep import STAGED_AGE_US
 from tidelog.tier.tier_settings import TierSettings
@@ -35,6 +39,7 @@ from tidelog.topics.names import TopicName
 _logger = logging.getLogger("tidelog.topics")
 STAGING_DIRECTORY = ".intake"
 _FETCHING_THREADS = 2
+_COPIED_AT_ONCE_BYTES = 8 << 20
 
 
 def staging_url(root: Path) -> str:
@@ -89,6 +94,30 @@ class LocalIntakes:
             intake.start(self._background)
         return intake
 
+    def bring_along(self, name: TopicName, catalog: Catalog, objects: ObjectStore) -> None:
+        """What was handed over while the directory had no store, into the one that it was given. Can be interrupted.
+
+        Before the topic is claimed for the first time: one that has an owner there already is another one.
+        """
+        keys = TopicKeys(name.namespace, name.name)
+        if not self._has_staging or catalog.owner() is not None:
+            return
+        here = self._opened().objects
+        staged = [info.key for info in here.list(keys.intake_prefix)]
+        for key in staged:
+            _copy(here, objects, key)
+        self._bring_document(keys, catalog)
+        if staged:
+            self._remove(keys, staged)
+
+    def _bring_document(self, keys: TopicKeys, catalog: Catalog) -> None:
+        local = self._open_metadata(False)
+        entry = None if local is None else local.get(keys.intake)
+        if local is None or entry is None or catalog.metadata.get(catalog.keys.intake) is not None:
+            return  # where the metadata is the same file, it is there already
+        catalog.metadata.commit([Check(catalog.keys.intake, None)], [Put(catalog.keys.intake, entry.value)])
+        local.delete(keys.intake)
+
     def delete(self, name: TopicName) -> None:
         """A topic that is made again under this name has nothing to take in."""
         keys = TopicKeys(name.namespace, name.name)
@@ -136,3 +165,9 @@ class LocalIntakes:
         objects.delete(names)
         for consignment in filter(None, map(keys.parse_staged, names)):
             objects.remove_folder(keys.consignment_prefix(consignment))
+
+
+def _copy(source: ObjectStore, target: ObjectStore, key: str) -> None:
+    with target.open_writer(key) as writer:
+        while data := source.read_range(key, writer.bytes_written, _COPIED_AT_ONCE_BYTES):
+            writer.write(data)

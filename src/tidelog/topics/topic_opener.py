@@ -96,6 +96,7 @@ class TopicOpener:
             self._refuse_without_store(effective, settings)
             settle_topic_info(self._files, directory, name, self._clock, own)
             return self._open_local(name, effective, seal, first_offset)
+        self._intakes.bring_along(name, self._catalog(name, self.tier), self.tier.objects)
         tiered = self.tier.open_log(
             *(directory, name.namespace, name.name, self._log_settings, effective),
             time_field=TIMESTAMP_FIELD,
