@@ -153,6 +153,26 @@ def test_tombstones_go_when_nothing_is_left_before_them(spark: SparkSession, tmp
     assert [message[0] for message in bucket.messages(PRICES)] == [1, 3, 5, 6]
 
 
+def test_a_damaged_topic_is_left_alone_and_named(spark: SparkSession, tmp_path: Path) -> None:
+    """By key and without: the others are compacted, and the report says what is wrong with which."""
+    bucket = Bucket(tmp_path)
+    names = ("shop/damaged", "shop/damaged-table", "shop/good")
+    with bucket.open() as log:
+        for name in names:
+            topic = log.topic(name, compaction="by_key" if name.endswith("table") else "none")
+            for number in range(4):
+                topic.append(b"value %d" % number, key=b"key")
+                topic.ship()
+    for name in names[:2]:
+        path = tmp_path / "store/storage/topics" / name / "objects" / "data-1-1-e1.tlog"
+        path.write_bytes(path.read_bytes()[:-1] + b"x")
+    report = compact(spark, bucket.root, None, LATER)
+    assert [problem.topic for problem in report.problems] == list(names[:2])
+    assert all("checksum" in problem.reason for problem in report.problems)
+    assert (only(report), report.is_good) == ({"shop/good": (3, 1)}, False)
+    assert len(bucket.objects("shop/damaged")) == len(bucket.objects("shop/damaged-table")) == 4
+
+
 def test_a_dry_run_shows_and_changes_nothing(
     spark: SparkSession, bucket: Bucket, capsys: pytest.CaptureFixture[str]
 ) -> None:

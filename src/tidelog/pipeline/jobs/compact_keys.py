@@ -14,6 +14,7 @@ from array import array
 from bisect import bisect_left
 from typing import TYPE_CHECKING
 
+from tidelog.pipeline.jobs.spark_errors import told_in_our_words
 from tidelog.pipeline.jobs.topic_rows import read_rows
 from tidelog.pipeline.root import Root
 from tidelog.tier.replacement_build import RemovedOffsets
@@ -67,7 +68,8 @@ def superseded_offsets(
     if start >= stop:
         return SupersededOffsets(array("Q"), array("Q"))
     rows = read_rows(spark, root, {topic: (start, stop)}, columns="key,value,offset,timestamp")
-    found = _words(rows, tombstones_before_us).toArrow().sort_by("word")
+    with told_in_our_words(f"looking for what is superseded in {topic}"):
+        found = _words(rows, tombstones_before_us).toArrow().sort_by("word")
     words, bits = array("Q"), array("Q")
     for chunk in found.to_batches():
         words.extend(chunk.column("word").to_pylist())
