@@ -163,8 +163,10 @@ def test_help_starts_without_spark() -> None:
 
 # The command line as a process of its own: table, then verify of both, as one JSON document.
 ELSEWHERE = """
-import contextlib, io, json, sys
+import contextlib, io, json, sys, tidelog
 from tidelog.cli.main import main
+
+spark = tidelog.spark_session("jobs", sys.argv[1])  # which the commands find, and leave alone
 
 def told(*arguments):
     out = io.StringIO()

@@ -40,6 +40,8 @@ MasterOption = Annotated[
         "--master", metavar="URL", help="Where Spark runs: local[*], spark://host:7077, sc://host [default: here]."
     ),
 ]
+# Of sessions here, and of those through Spark Connect.
+_SESSION_MODULES = ("pyspark.sql.session", "pyspark.sql.connect.session")
 Report = TypeVar("Report", bound="JobReport")
 
 
@@ -85,8 +87,8 @@ def _spark(job: str, master: str | None) -> Iterator[SparkSession]:
 
 
 def _is_running() -> bool:
-    session = sys.modules.get("pyspark.sql")
-    return session is not None and session.SparkSession.getActiveSession() is not None
+    loaded = [sys.modules[name] for name in _SESSION_MODULES if name in sys.modules]
+    return any(module.SparkSession.getActiveSession() is not None for module in loaded)
 
 
 def tell(session: Session, report: Report, show: Callable[[Output, Report], None] | None = None) -> None:
