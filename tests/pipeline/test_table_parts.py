@@ -7,19 +7,26 @@ import datetime
 import json
 import math
 from decimal import Decimal
+from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from pyiceberg.catalog.sql import SqlCatalog
+from pyiceberg.exceptions import CommitStateUnknownException
 
 from tidelog.errors import ConflictError, DataError, InputError
 from tidelog.pipeline.jobs.avro_values import avro_decoder, avro_fields
+from tidelog.pipeline.jobs.proof import Proof, Tally, side_of
 from tidelog.pipeline.jobs.row_tally import tally_rows
-from tidelog.pipeline.jobs.table_columns import RowMaker, evolved, fields_of, inferred_fields, parsed_shape
+from tidelog.pipeline.jobs.table_columns import RowMaker, evolved, fields_of, inferred_fields, parsed_shape, raw_shape
 from tidelog.pipeline.jobs.table_commits import FORMAT, Commit, TableCommits, TableFile, staged_prefix
+from tidelog.pipeline.jobs.table_files import write_batches
 from tidelog.pipeline.jobs.table_fitting import MisfitError, fitter
+from tidelog.pipeline.jobs.table_iceberg import iceberg_table
+from tidelog.pipeline.jobs.table_target import Step
 from tidelog.pipeline.jobs.table_types import (
     from_json,
     joined,
@@ -30,6 +37,7 @@ from tidelog.pipeline.jobs.table_types import (
     type_of,
     widened,
 )
+from tidelog.pipeline.jobs.table_writer import WrittenPart
 from tidelog.testing import FaultyStore
 
 JSON_VALUES = st.recursive(
@@ -417,3 +425,45 @@ def test_a_commit_with_names_that_are_not_ours_is_refused(name: str) -> None:
     TableCommits(store).commit(commit_of(0, 0, 10, removed=(name,)))
     with pytest.raises(DataError, match="contradicts itself"):
         TableCommits(store).state()
+
+
+# Iceberg
+
+
+def test_a_commit_whose_answer_was_lost_counts_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A catalog that commits and then fails to say so: the files stay, and they are in the table once."""
+    target = iceberg_table(f"sqlite:///{tmp_path}/catalog.db", "shop.orders", warehouse=(tmp_path / "wh").as_uri())
+    shape = raw_shape()
+    assert target.begin() is None
+    target.prepare(shape)
+    key = target.new_key("a1", 0, 0)
+    rows = pa.RecordBatch.from_pylist([{"offset": 0, "value": b"v"}], schema=shape.schema)
+    with target.place.writing(key) as sink:
+        size = write_batches(sink, shape.schema, [rows])
+    tally = Tally(messages=1, first_offset=0, last_offset=0, kind="rows")
+    part = WrittenPart(key=key, start=0, stop=1, bytes=size, went_in=tally, came_out=tally, rejected=0)
+    proof = Proof(subject="a", went_in=side_of(tally), came_out=side_of(tally))
+    step = Step(
+        topic="shop/orders",
+        attempt="a1",
+        shape=shape,
+        first_offset=0,
+        next_offset=1,
+        written=(part,),
+        rewritten=(),
+        proof=proof,
+    )
+    commit_table = SqlCatalog.commit_table
+
+    def commit_and_forget(*arguments: Any) -> None:
+        commit_table(*arguments)
+        raise CommitStateUnknownException("no answer")
+
+    monkeypatch.setattr(SqlCatalog, "commit_table", commit_and_forget)
+    target.commit(step)
+    monkeypatch.undo()
+    state = target.begin()
+    assert state is not None
+    assert state.next_offset == 1
+    assert list(target.files()) == [key]
+    assert target.place.reading(key).size() == size

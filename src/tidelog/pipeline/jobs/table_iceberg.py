@@ -106,6 +106,7 @@ class IcebergTable:
         self._catalog = catalog
         self._table: Table | None = None
         self._began_at: TargetState | None = None
+        self._is_undecided = False
 
     @property
     def place(self) -> IcebergPlace:
@@ -142,12 +143,15 @@ class IcebergTable:
                     return
             raise ConflictError(f"others change {self.name} all the time", hint="Run it again when they are done")
         except ConflictError:
-            self.discard(step.attempt, _new_files(step))
+            if not self._is_undecided:  # else a commit that nobody heard of may still come to refer to them
+                self.discard(step.attempt, _new_files(step))
             raise
 
     def _is_committed(self, step: Step) -> bool:
         """One attempt; False when somebody else has changed the table meanwhile, but not what is ours in it."""
         table = self._loaded.refresh()
+        if _find_attempt(table, step.attempt):
+            return True  # of an attempt before, whose answer was lost on the way
         if state_of(table) != self._began_at:
             raise ConflictError(
                 f"another run has written this part of {self.name} first; nothing of this one counts",
@@ -160,7 +164,8 @@ class IcebergTable:
         except CommitFailedException:
             return False
         except CommitStateUnknownException:
-            return _find_attempt(table.refresh(), step.attempt)
+            self._is_undecided = True
+            return False
         return True
 
     def discard(self, attempt: str, keys: Sequence[str]) -> None:
