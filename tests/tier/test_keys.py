@@ -68,7 +68,10 @@ def test_topics_and_subscriptions_round_trip(root: str, namespace: str, topic: s
     assert key.startswith(keys.topics_prefix(root))
 
 
-@given(st.text(max_size=60) | st.from_regex(r"data-[0-9]{1,22}-[0-9]{1,22}-e[0-9]{1,22}(-c[0-9]{1,22})?\.tlog", fullmatch=True))
+@given(
+    st.text(max_size=60)
+    | st.from_regex(r"data-[0-9]{1,22}-[0-9]{1,22}-e[0-9]{1,22}(-c[0-9]{1,22})?\.tlog", fullmatch=True)
+)
 def test_names_that_were_not_built_here_are_not_ours(name: str) -> None:
     """What parses is exactly what building would give."""
     found = parse_object_id(name)

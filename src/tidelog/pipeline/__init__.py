@@ -11,11 +11,25 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from tidelog.pipeline.cluster_package import cluster_settings, pack_for_cluster
     from tidelog.pipeline.jobs.table_reader import read_table
+    from tidelog.pipeline.listener import LagListener
+    from tidelog.pipeline.root import Root, find_root
     from tidelog.pipeline.session import register, spark_session
 
-__all__ = ["cluster_settings", "pack_for_cluster", "read_table", "register", "spark_session"]
+__all__ = [
+    "LagListener",
+    "Root",
+    "cluster_settings",
+    "find_root",
+    "pack_for_cluster",
+    "read_table",
+    "register",
+    "spark_session",
+]
 
 _HOMES = {
+    "LagListener": "tidelog.pipeline.listener",
+    "Root": "tidelog.pipeline.root",
+    "find_root": "tidelog.pipeline.root",
     "pack_for_cluster": "tidelog.pipeline.cluster_package",
     "cluster_settings": "tidelog.pipeline.cluster_package",
     "read_table": "tidelog.pipeline.jobs.table_reader",
