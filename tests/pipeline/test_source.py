@@ -138,6 +138,7 @@ def test_several_topics_and_patterns(spark: SparkSession, shop: Path) -> None:
         ({"subscribe": "shop/nothing"}, "there is no topic shop/nothing"),
         ({"startingTimestamp": str(2**52)}, "no message of the starting time"),
         ({"endingOffsets": json.dumps({TOPIC: 601})}, "failOnDataLoss"),
+        ({"startingOffsets": json.dumps({TOPIC: 601})}, "was to be read from 601 on"),
     ],
 )
 def test_mistakes_are_named(spark: SparkSession, shop: Path, options: dict[str, Any], problem: str) -> None:
@@ -213,6 +214,41 @@ def test_a_stream_says_how_far_behind_it_is(spark: SparkSession, shop: Path, tmp
     first = query.recentProgress[0]["sources"][0]
     assert json.loads(first["endOffset"]) == {TOPIC: {"0": 500}}
     assert json.loads(first["latestOffset"]) == {TOPIC: {"0": 600}}
+
+
+@pytest.mark.parametrize(
+    ("options", "problem"),
+    [
+        ({"endingOffsets": "latest"}, "a stream has no end"),
+        ({"startingOffsets": json.dumps({TOPIC: 601})}, "was to be read from 601 on"),
+    ],
+)
+def test_mistakes_of_a_stream_are_named(
+    spark: SparkSession, shop: Path, tmp_path: Path, options: dict[str, str], problem: str
+) -> None:
+    """An end that would be ignored, and a beginning that the topic has not come to, stop the query."""
+    reader = spark.readStream.format("tidelog").option("root", str(shop / "data")).option("subscribe", TOPIC)
+    with pytest.raises(PySparkException, match=problem):
+        _drain(reader.options(**options).load(), tmp_path / "checkpoint")
+
+
+def test_a_checkpoint_of_other_topics_is_told_from_a_topic_that_is_gone(
+    spark: SparkSession, shop: Path, tmp_path: Path
+) -> None:
+    """Whoever changes what a query subscribes to learns that the checkpoint is of another subscription."""
+    for topic in ("shop/returns", TOPIC):
+        reader = spark.readStream.format("tidelog").option("root", str(shop / "data")).option("subscribe", topic)
+        frame = reader.option("startingOffsets", "earliest").load()
+        if topic == TOPIC:
+            with pytest.raises(PySparkException, match="shop/returns was read up to offset 10 by the query of this"):
+                _drain(frame, tmp_path / "checkpoint")
+        else:
+            _drain(frame, tmp_path / "checkpoint")
+
+
+def _drain(frame: DataFrame, checkpoint: Path) -> None:
+    writer = frame.writeStream.format("noop").option("checkpointLocation", str(checkpoint))
+    writer.trigger(availableNow=True).start().awaitTermination()
 
 
 def test_bytes_limit_a_batch(spark: SparkSession, shop: Path, tmp_path: Path) -> None:

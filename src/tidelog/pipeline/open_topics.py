@@ -73,6 +73,12 @@ class OpenTopics:
         """The offset that the next message gets, of every topic."""
         return {topic: self.log(topic).next_offset for topic in self.names()}
 
+    def check_start(self, topic: str, start: int) -> None:
+        """A read that is to begin where the topic has not come to yet would give nothing and say nothing."""
+        latest = self.log(topic).next_offset
+        if start > latest:
+            self.lost(f"{topic}: it ends at offset {latest}, and was to be read from {start} on")
+
     def readable_range(self, topic: str, start: int, stop: int) -> tuple[int, int]:
         """The same range if all of it is there; see the head of the module for what happens otherwise."""
         log = self.log(topic)

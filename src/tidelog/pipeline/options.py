@@ -62,6 +62,8 @@ def parse_source_options(given: Mapping[str, str]) -> SourceOptions:
     """The options of a read; InputError names the one that is wrong and what would be right."""
     options = _SourceReader(given, _NAMES)
     topics, pattern = options.subscription()
+    starting, ending = options.positions("starting"), options.positions("ending")
+    _check_places({"starting": starting, "ending": ending}, topics, pattern)
     return SourceOptions(
         root=options.root(),
         topics=topics,
@@ -69,8 +71,8 @@ def parse_source_options(given: Mapping[str, str]) -> SourceOptions:
         columns=options.parsed("columns", parse_columns) or (),
         include_headers=options.truth("includeHeaders", False),
         fail_on_data_loss=options.truth("failOnDataLoss", True),
-        starting=options.positions("starting"),
-        ending=options.positions("ending"),
+        starting=starting,
+        ending=ending,
         when_no_later_message=options.strategy(),
         min_partitions=options.number("minPartitions"),
         max_records_per_partition=options.number("maxRecordsPerPartition"),
@@ -221,6 +223,16 @@ def _checked_topics(names: list[str], option: str) -> tuple[str, ...]:
     if not names:
         raise InputError(f"the option {option} names no topic")
     return tuple(dict.fromkeys(str(parse_topic_name(name)) for name in names))
+
+
+def _check_places(given: Mapping[str, Positions | None], topics: tuple[str, ...] | None, pattern: str | None) -> None:
+    """A place for a topic that is not read is a slip in its name; ignored, the one that is meant is read whole."""
+    for end, positions in given.items():
+        for topic in () if positions is None else (*positions.offsets, *positions.times_us):
+            is_read = topic in topics if topics is not None else re.fullmatch(pattern or "", topic) is not None
+            if not is_read:
+                read = f"what matches {pattern}" if topics is None else ", ".join(topics)
+                raise InputError(f"a {end} place is given for {topic}, which is not read", hint=f"Read is {read}")
 
 
 def _unknown(name: str, known: list[str]) -> InputError:

@@ -28,6 +28,7 @@ _NO_DIRECTORY = Path("/nonexistent/tidelog")
 _VARIABLE_PREFIX = "TIDELOG_"
 _BUCKET = "bucket"
 _CONFIG = "config"
+_SCHEMES = ("s3:", "gs:", "az:", "file:")
 
 
 class Root(msgspec.Struct, frozen=True):
@@ -71,6 +72,10 @@ def find_root(location: str | os.PathLike[str], metadata: str | None = None, **s
     if text.startswith("memory:"):
         hint = "Use file:///path or a bucket"
         raise ConfigError("memory:// is inside one process, and Spark reads in others", hint=hint)
+    if "://" not in text and text.startswith(_SCHEMES):
+        raise ConfigError(
+            f"{text} is neither a directory nor a store", hint="A store has two slashes: s3://bucket/prefix"
+        )
     known = settings_of(Settings)
     for name in settings:
         if name not in known and name != _CONFIG:

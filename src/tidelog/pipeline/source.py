@@ -62,7 +62,10 @@ class TidelogDataSource(DataSource):
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:
         from tidelog.pipeline.stream_source import TopicStreamReader
 
-        return TopicStreamReader(parse_source_options(self.options), checked_schema(schema))
+        options = parse_source_options(self.options)
+        if options.ending is not None:
+            raise InputError("a stream has no end", hint="Leave the ending offsets out; a batch query has both ends")
+        return TopicStreamReader(options, checked_schema(schema))
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
         from tidelog.pipeline.sink import batch_writer
@@ -117,6 +120,7 @@ class TopicReader(DataSourceReader):
         _refuse_empty_ranges(options)
         stop = resolve_end(options.ending, topic, log)
         start = resolve_start(options.starting, topic, log, "earliest", options.when_no_later_message)
+        topics.check_start(topic, start)
         if start > stop and options.starting is not None and options.ending is not None:
             raise InputError(f"{topic}: the starting offset {start} is behind the ending offset {stop}")
         return topics.readable_range(topic, start, stop)

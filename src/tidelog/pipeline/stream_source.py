@@ -66,7 +66,9 @@ class TopicStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def _start_of(self, topic: str) -> int:
         options = self._options
         log = self._topics.log(topic)
-        return resolve_start(options.starting, topic, log, "latest", options.when_no_later_message)
+        start = resolve_start(options.starting, topic, log, "latest", options.when_no_later_message)
+        self._topics.check_start(topic, start)
+        return start
 
     def prepareForTriggerAvailableNow(self) -> None:
         self._target = self._topics.ends()
@@ -100,9 +102,17 @@ class TopicStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         for topic, offset in begun.items():
             reached = ends.get(topic)
             if reached is None or reached < offset:
-                self._topics.lost(_loss(topic, offset, reached))
+                self._topics.lost(self._loss(topic, offset, reached))
                 ends[topic] = offset
         return ends
+
+    def _loss(self, topic: str, offset: int, reached: int | None) -> str:
+        read = f"was read up to offset {offset}"
+        if reached is not None:
+            return f"{topic} ends at offset {reached}, and {read}: it was deleted and made again, or lost its end"
+        if self._options.topics is not None and topic not in self._options.topics:
+            return f"{topic} {read} by the query of this checkpoint, and is not among the topics of this one"
+        return f"{topic} is gone, and {read}"
 
     def _known_ends(self, begun: Mapping[str, int]) -> dict[str, int]:
         ends: dict[str, int] = {}
@@ -163,11 +173,3 @@ class TopicStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         opened, self._opened = self._opened, None
         if opened is not None:
             opened.close()
-
-
-def _loss(topic: str, offset: int, reached: int | None) -> str:
-    if reached is None:
-        return f"{topic} is gone, and was read up to offset {offset}"
-    return (
-        f"{topic} ends at offset {reached}, and was read up to {offset}: it was deleted and made again, or lost its end"
-    )

@@ -117,12 +117,14 @@ class LogDirectory(DirectoryTasks):
         return "shared_fs" if self.info.store.startswith("file:") else "object_store"
 
     def _look(self, place: Place) -> DirectoryInfo:
-        known = read_info(self._files, self.root) if self._files.is_directory(self.root) else None
+        is_there = self._files.is_directory(self.root)
+        known = read_info(self._files, self.root) if is_there else None
         if known is None and place.store is None:
+            no_log = f"this is no log directory: there is no {DIRECTORY_FILE} in it"
             raise NotFoundError(
-                f"this is not a log directory: there is no {DIRECTORY_FILE} in it",
+                no_log if is_there else "there is no directory",
                 path=self.root,
-                hint="Check the path; opening it without read_only makes it one",
+                hint="Check the path; a log directory is made when a topic is first written there",
             )
         settled = settle_place(self.root, LOCAL if known is None else known.place, place)
         return DirectoryInfo(
