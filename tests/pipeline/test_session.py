@@ -64,8 +64,48 @@ def test_a_failing_query_is_told_once(spark: SparkSession, capfd: pytest.Capture
     """Why a task failed is the exception; nothing is printed besides."""
     with pytest.raises(PySparkException, match="is not true"):
         spark.range(4).selectExpr("assert_true(id < 2)").collect()
+    with pytest.raises(PySparkException, match="nosuch"):
+        spark.range(4).where("nosuch = 1")
     time.sleep(0.2)
     assert capfd.readouterr() == ("", "")
+
+
+def test_a_failing_write_is_told_once(spark: SparkSession, shop: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    """A row that is no message fails the write with one exception, and without Spark's account of its clean-up."""
+    frame = spark.range(1).selectExpr("CAST(NULL AS string) AS value")
+    with pytest.raises(PySparkException, match="has no value"):
+        frame.write.format("tidelog").option("root", str(shop)).option("topic", TOPIC).mode("append").save()
+    time.sleep(0.2)
+    assert capfd.readouterr() == ("", "")
+
+
+INTERRUPTED_START = """
+import os, signal, threading, time, tidelog
+from pathlib import Path
+
+def interrupt():
+    children = Path(f"/proc/{os.getpid()}/task/{os.getpid()}/children")
+    while not children.read_text():
+        time.sleep(0.01)
+    time.sleep(0.3)
+    os.kill(os.getpid(), signal.SIGINT)
+
+from tidelog.pipeline import java, session
+session.find_java = lambda found=java.find_java(): found  # so that the first child is Spark's
+threading.Thread(target=interrupt, daemon=True).start()
+try:
+    tidelog.spark_session(master="local[1]")
+except KeyboardInterrupt:
+    print("interrupted")
+"""
+
+
+def test_no_java_outlives_a_start_that_was_interrupted() -> None:
+    """Ctrl-C while Java starts ends both: a Java that stayed would hold the output of the command open for ever."""
+    command = [sys.executable, "-c", INTERRUPTED_START]
+    # It returns when no process has the other end of the pipes any more.
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "interrupted\n", "")
 
 
 def test_importing_tidelog_imports_no_spark() -> None:

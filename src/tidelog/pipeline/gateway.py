@@ -1,15 +1,18 @@
 """Starts the Java side of a Spark session, and listens to what it says on its standard error.
 
 Invariants: whatever Java says reaches the standard error of this process, except for the one line that every start of
-Spark prints; when Java does not start, what it said is in the error.
+Spark prints; when Java does not start, what it said is in the error. No Java outlives a start that was interrupted.
 """
 
 from __future__ import annotations
 
 import fcntl
 import os
+import signal
 import threading
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
 
 from tidelog.errors import ConfigError
 from tidelog.pipeline.java import JAVA_HINT
@@ -37,7 +40,10 @@ def start_gateway(conf: SparkConf) -> JavaGateway:
     ours, theirs = os.pipe()
     try:
         _enlarge(ours)
-        gateway = launch_gateway(conf, {"stderr": theirs})  # type: ignore[no-untyped-call]
+        with _interrupt_later() as interrupts:
+            gateway = launch_gateway(conf, {"stderr": theirs})  # type: ignore[no-untyped-call]
+            if interrupts:
+                gateway.proc.stdin.close()  # by this Java knows that it is not needed any more
     except PySparkRuntimeError as error:
         os.close(theirs)
         said = _rest_of(ours)
@@ -49,6 +55,31 @@ def start_gateway(conf: SparkConf) -> JavaGateway:
     os.close(theirs)
     threading.Thread(target=_pass_on, args=(ours,), name="tidelog-spark-stderr", daemon=True).start()
     return gateway
+
+
+@contextmanager
+def _interrupt_later() -> Iterator[list[int]]:
+    """Ctrl-C counts when Java is up: before that, Spark's launcher would leave a Java that waits for ever.
+
+    A second Ctrl-C counts at once.
+    """
+    interrupts: list[int] = []
+    if threading.current_thread() is not threading.main_thread():
+        yield interrupts  # Python interrupts the main thread alone
+        return
+    usual = signal.getsignal(signal.SIGINT)
+
+    def note(number: int, _: Any) -> None:
+        interrupts.append(number)
+        signal.signal(signal.SIGINT, usual)
+
+    signal.signal(signal.SIGINT, note)
+    try:
+        yield interrupts
+    finally:
+        signal.signal(signal.SIGINT, usual)
+    if interrupts:
+        signal.raise_signal(signal.SIGINT)
 
 
 def _enlarge(pipe: int) -> None:

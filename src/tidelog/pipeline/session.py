@@ -11,6 +11,7 @@ Invariants:
 
 from __future__ import annotations
 
+import logging
 import os
 import sys
 from collections.abc import Iterator
@@ -126,12 +127,20 @@ def _started(app_name: str, master: str, settings: dict[str, str]) -> SparkSessi
     from pyspark.sql import SparkSession
 
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+    _tell_errors_once()
     settings = {"spark.app.name": app_name, **defaults_for(master), **settings, "spark.master": master}
     if not master.startswith("local"):
         settings |= sending_settings(settings, class_archive.cache_directory())
     if not _has_gateway():
         _start_java(settings)
     return _configured(SparkSession.Builder(), settings).getOrCreate()
+
+
+def _tell_errors_once() -> None:
+    """Whoever gets an exception of Spark's need not read it on the standard error too, as a line of JSON."""
+    from pyspark.logger import PySparkLogger
+
+    PySparkLogger.getLogger("SQLQueryContextLogger").setLevel(logging.CRITICAL)
 
 
 def _has_gateway() -> bool:
