@@ -60,7 +60,7 @@ def test_every_row_comes_once(tmp_path: Path, place: str) -> None:
     ran = (tmp_path / "ran").read_text("utf-8").splitlines()
     assert RANDOM_KILLS or all(line.endswith("killed") for line in ran), f"a step was never reached: {ran}"
     rows = contents(str(tmp_path / "source"), "shop/from")
-    assert rows == [(b"row %d" % number, b"%d" % (number % 5)) for number in range(len(kills) * 180)]
+    assert rows == [(b"row %d" % number, b"%d" % (number % 5)) for number in range(len(kills) * 120)]
     assert contents(sink, "shop/to") == rows
 
 

@@ -20,7 +20,7 @@ from pyspark.sql import SparkSession
 import tidelog
 
 ROWS_PER_BATCH = 60
-_BATCHES_AT_ONCE = 3
+_BATCHES_AT_ONCE = 2
 
 
 def append_rows(source: str) -> None:
