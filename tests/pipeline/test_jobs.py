@@ -18,6 +18,7 @@ import tidelog
 from tidelog.cli import pipeline_submit
 from tidelog.cli.main import main
 from tidelog.errors import InputError
+from tidelog.pipeline.jobs import verify as verify_job
 from tidelog.pipeline.jobs.job import JobReport, Problem, Progress, counted_progress
 from tidelog.pipeline.jobs.proof import Proof, Tally, side_of, total
 
@@ -69,6 +70,18 @@ def side(messages: int, digest: int, kind: str = "frames") -> Tally:
     last = messages - 1 if messages else None
     first = 0 if messages else None
     return Tally(messages=messages, first_offset=first, last_offset=last, digest=digest, kind=kind)  # type: ignore[arg-type]
+
+
+def test_ctrl_c_says_how_to_go_on(shell: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever stops a job learns that it may be run again, and gets the exit code of an interrupt."""
+
+    def interrupted(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(verify_job, "verify", interrupted)
+    result = shell.run("verify", *shell.root)
+    assert (result.code, result.out) == (130, "")
+    assert "run it again" in result.err
 
 
 def test_tallies_add_up_in_any_order() -> None:

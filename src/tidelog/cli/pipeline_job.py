@@ -67,8 +67,12 @@ def run_job(
 ) -> None:
     """Runs a job in a session of its own and tells its report; `show` draws what only this job has."""
     place = job_root(session, root)
-    with _spark(job, master) as spark, progress_bars(session.output) as on_progress:
-        report = work(spark, place, on_progress)
+    try:
+        with _spark(job, master) as spark, progress_bars(session.output) as on_progress:
+            report = work(spark, place, on_progress)
+    except KeyboardInterrupt:
+        session.output.note(f"{job} was interrupted; run it again, and what it had done already counts once")
+        raise
     tell(session, report, show)
 
 
