@@ -151,6 +151,22 @@ def test_a_mistake_in_a_selection_is_told(spark: SparkSession, root: Root, selec
 # Files
 
 
+def test_a_mistake_leaves_no_trace(spark: SparkSession, root: Root, tmp_path: Path) -> None:
+    """A wrong column makes no topic that cannot be opened, and the command may be put right and run again."""
+    (tmp_path / "rows.csv").write_text("id,text\n1,a\n2,b\n", "utf-8")
+    files, header = [str(tmp_path / "rows.csv")], {"header": "true"}
+    mapping = Mapping(value="nothing")
+    with pytest.raises(InputError, match="no column nothing"):
+        backfill(spark, root, files, "shop/rows", format="csv", mapping=mapping, options=header)
+    with pytest.raises(InputError, match="cannot be understood"):
+        replay(spark, root, "shop/orders", "shop/some", selection=Selection(where="nothing = 1"))
+    with root.open() as log:
+        assert log.topics() == ["shop/orders"]
+    mapping = Mapping(value="text")
+    backfill(spark, root, files, "shop/rows", format="csv", mapping=mapping, options=header)
+    assert values(root, "shop/rows") == ["a", "b"]
+
+
 def test_parquet_files_become_messages(spark: SparkSession, root: Root, tmp_path: Path) -> None:
     """File by file in the order of their names; by columns, or whole rows as JSON; a second run writes nothing."""
     for number in range(3):

@@ -97,6 +97,8 @@ def replay(
     first, end = _range(root, source, start_offset, end_offset)
     identity = _identity(root, source, selection)
     name = name or f"topic-{hashlib.sha256(identity.encode()).hexdigest()[:20]}"
+    # A mistake in the SQL is told before the target remembers anything of it.
+    selection.of(read_rows(spark, root, {source: (first, end)}, includeHeaders=True))
     with open_steps(into, target, name, identity) as steps:
         writer, done = StepWriter(spark, into, target, steps), list[Step]()
         for step in steps.all(first, lambda at: min(at + step_messages, end)):

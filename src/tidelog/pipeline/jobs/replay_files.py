@@ -101,6 +101,7 @@ def backfill(
     files = reading.files()
     name = name or f"files-{hashlib.sha256(msgspec.json.encode([format, sorted(paths)])).hexdigest()[:20]}"
     source = f"{len(files)} {format} files of {', '.join(paths)}"
+    mapping.of(reading.rows(files[:1]))  # a wrong column or format is told before the target remembers anything of it
     with open_steps(root, target, name, f"{source} ({_fingerprint(files, mapping)})") as steps:
         writer, done = StepWriter(spark, root, target, steps), list[Step]()
         for step in steps.all(0, lambda at: _end_of_step(files, at, step_bytes)):
