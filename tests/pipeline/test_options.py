@@ -45,7 +45,7 @@ def test_a_store_with_a_slash_too_few_is_not_taken_for_a_directory(slip: str) ->
 
 def test_a_root_that_is_not_there_is_told_from_one_that_is_no_log(tmp_path: Path) -> None:
     """A typo in a path and a directory of something else are different mistakes."""
-    with pytest.raises(NotFoundError, match="there is no directory"):
+    with pytest.raises(NotFoundError, match="there is no such directory"):
         find_root(tmp_path / "typo").open()
     with pytest.raises(NotFoundError, match=r"no tidelog\.json in it"):
         find_root(tmp_path).open()

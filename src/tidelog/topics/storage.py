@@ -120,9 +120,9 @@ class LogDirectory(DirectoryTasks):
         is_there = self._files.is_directory(self.root)
         known = read_info(self._files, self.root) if is_there else None
         if known is None and place.store is None:
-            no_log = f"this is no log directory: there is no {DIRECTORY_FILE} in it"
+            why = f"there is no {DIRECTORY_FILE} in it" if is_there else "there is no such directory"
             raise NotFoundError(
-                no_log if is_there else "there is no directory",
+                f"this is not a log directory: {why}",
                 path=self.root,
                 hint="Check the path; a log directory is made when a topic is first written there",
             )
