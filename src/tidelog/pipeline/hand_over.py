@@ -27,6 +27,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from tidelog.clock import SystemClock
+from tidelog.config import Settings
 from tidelog.errors import (
     ConflictError,
     FencedError,
@@ -54,6 +55,7 @@ _logger = logging.getLogger("tidelog.pipeline")
 # Soon, since who has the topic may be another write that is done in a moment; then seldom, since it is its owner.
 _FIRST_WAIT_SECONDS = 0.2
 _LONGEST_WAIT_SECONDS = 3.0
+_BULK_SYNC_BYTES = 256 << 20
 _ALIVE_FOR_US = 60_000_000
 _CLOCK_DOUBT_SECONDS = 2
 _NODE = re.compile(r"intake\.([A-Za-z0-9-]+)\.([0-9]+)\.([0-9a-f]+)", re.ASCII)
@@ -105,7 +107,7 @@ def take_in_unowned(root: Root, name: TopicName) -> bool:
 
 
 def _in_directory(root: Root, directory: Path, name: TopicName) -> bool:
-    with open_directory(directory, root.load(), runs_in_background=False) as log:
+    with open_directory(directory, _bulk_settings(root), runs_in_background=False) as log:
         if log.tier is not None:
             catalog = log.tier.catalog(name.namespace, name.name)
             if not _may_own(catalog, log.info.node):
@@ -117,6 +119,14 @@ def _in_directory(root: Root, directory: Path, name: TopicName) -> bool:
         if log.tier is not None:
             _ship_if_possible(topic)
     return True
+
+
+def _bulk_settings(root: Root) -> Settings:
+    """What is taken in is staged until it is synced, so syncs may be as far apart as is fast, unless somebody has set
+    how far."""
+    if "fsync_max_batch_bytes" in root.settings:
+        return root.load()
+    return root.load(fsync_max_batch_bytes=_BULK_SYNC_BYTES)
 
 
 def _ship_if_possible(topic: Topic) -> None:
@@ -156,7 +166,7 @@ def _temporary_owner(root: Root) -> Iterator[LogDirectory]:
                 metadata=root.metadata,
             )
             remember(LocalFiles(), Path(place), info)
-            log = open_directory(Path(place), root.load(), runs_in_background=False)
+            log = open_directory(Path(place), _bulk_settings(root), runs_in_background=False)
             try:
                 yield log
             finally:

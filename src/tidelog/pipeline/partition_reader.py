@@ -10,6 +10,7 @@ Invariants
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Iterator
 from functools import lru_cache
 from pathlib import Path
@@ -89,6 +90,13 @@ def _from_objects(
         reader.close()
     if not reader.reached_stop and not skips_gaps:
         raise OffsetOutOfRangeError(f"{part.topic}: offset {reader.offset} is not in the store any more")
+
+
+@lru_cache(1)
+def spare_collections() -> None:
+    """Once in a worker, when everything is loaded: Spark collects garbage after every task, and would look at every
+    module each time, which takes as long as reading some MiB."""
+    gc.freeze()
 
 
 def open_objects(place: ColdPlace) -> ObjectStore:

@@ -23,7 +23,7 @@ from tidelog.errors import InputError, TidelogError
 from tidelog.log.frame import Frames
 from tidelog.pipeline.arrow_columns import frames_of
 from tidelog.pipeline.part import ColdPlace
-from tidelog.pipeline.partition_reader import open_objects
+from tidelog.pipeline.partition_reader import open_objects, spare_collections
 from tidelog.tier.intake_area import consignment_of
 from tidelog.tier.intake_part import PartWriter, StagedPart
 from tidelog.tier.keys import TopicKeys
@@ -47,6 +47,7 @@ def stage_rows(
     batches: Iterator[pa.RecordBatch], target: StagingPlace, app: str, version: int, partition: int
 ) -> dict[str, list[StagedPart]]:
     """Stages all rows of a task; the parts by topic. What it raises leaves nothing behind."""
+    spare_collections()
     staging = _Staging(target, consignment_of(app, version), partition)
     try:
         for batch in batches:

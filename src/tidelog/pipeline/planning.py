@@ -139,7 +139,8 @@ def plan_parts(plans: Sequence[TopicPlan], limits: Limits) -> list[ReadPart]:
     """The parts of all topics: as many as their bytes ask for, and at least as many as wanted."""
     plans = [plan for plan in plans if plan.records > 0]
     total = sum(plan.bytes for plan in plans)
-    wanted = max(limits.min_parts or 1, math.ceil(total / limits.max_bytes))
+    # Rounded: one part more for the last few bytes would keep all cores but one waiting for it.
+    wanted = max(limits.min_parts or 1, round(total / limits.max_bytes))
     parts: list[ReadPart] = []
     for plan in plans:
         share = plan.bytes / total if total else 1 / len(plans)

@@ -63,6 +63,18 @@ class DirectoryStore(ObstoreStore):
         self._files = LocalFiles()
         self._lock = DirectoryLock(directory)
 
+    def read_range(self, key: str, start: int, length: int) -> memoryview:
+        """Straight from the file, which spares a buffer of zeros and two changes of threads. Errors are obstore's."""
+        path = self._directory / check_key(key)
+        if start >= 0 and length > 0:
+            with contextlib.suppress(OSError):
+                file = self._files.open(path)
+                try:
+                    return memoryview(file.read_at(start, length))
+                finally:
+                    file.close()
+        return super().read_range(key, start, length)
+
     def list(self, prefix: str = "", *, start_after: str | None = None) -> Iterator[ObjectInfo]:
         found = sorted(super().list(prefix, start_after=start_after))
         if not found:
