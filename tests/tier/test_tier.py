@@ -112,6 +112,17 @@ def test_keys_that_are_no_topics_are_passed_over(bench: Bench) -> None:
     assert list(bench.tier.topics()) == [("shop", "orders")]
 
 
+@pytest.mark.parametrize("kinds", [("intake",), ("replays/nightly",), ("intake", "replays/nightly", "replays/other")])
+def test_what_is_only_spoken_of_is_no_topic(bench: Bench, kinds: tuple[str, ...]) -> None:
+    """Rows that wait for a name, or a replay into it, make a topic of it when somebody opens it, and not before."""
+    keys = TopicKeys("shop", "later")
+    for kind in kinds:
+        bench.metadata.put(keys.metadata_prefix + kind, b"{}")
+    assert list(bench.tier.topics()) == []
+    bench.metadata.put(keys.owner, b"{}")
+    assert list(bench.tier.topics()) == [("shop", "later")]
+
+
 def test_installations_in_one_store_are_apart() -> None:
     """Each root has its topics, its owners and its epochs."""
     metadata = FaultyMetadata()

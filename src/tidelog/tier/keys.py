@@ -145,9 +145,13 @@ class TopicKeys:
         """What a compaction replaces from an offset on."""
         return f"{self.replacements_prefix}{padded(generation)}/{padded(start)}"
 
+    @property
+    def replays_prefix(self) -> str:
+        return self._metadata + "replays/"
+
     def replay(self, name: str) -> str:
         """How far a replay into the topic is, by the name of the replay."""
-        return f"{self._metadata}replays/{check_part(name)}"
+        return f"{self.replays_prefix}{check_part(name)}"
 
     @property
     def intake(self) -> str:

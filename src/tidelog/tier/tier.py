@@ -81,13 +81,22 @@ class Tier:
                 start = keys[0] + "0"
                 continue
             topic = TopicKeys(found.namespace, found.topic, self._root)
-            if keys[0] != topic.intake or self._knows_more(topic):
+            if self._makes_topic(topic, keys[0]):
                 yield found.namespace, found.topic
             start = end_of(topic.metadata_prefix)
 
-    def _knows_more(self, topic: TopicKeys) -> bool:
-        """What was handed over to a name that nobody has opened yet makes no topic."""
-        return len(self.metadata.keys(topic.metadata_prefix, limit=2)) > 1
+    def _makes_topic(self, topic: TopicKeys, first: str) -> bool:
+        """What was handed over to a name that nobody has opened yet, or is to be replayed into it, makes no topic."""
+        for prefix, behind in (
+            (topic.intake, topic.intake + "0"),
+            (topic.replays_prefix, end_of(topic.replays_prefix)),
+        ):
+            if first.startswith(prefix):
+                others = self.metadata.keys(topic.metadata_prefix, start=behind, limit=1)
+                if not others:
+                    return False
+                first = others[0]
+        return True
 
     def open_log(
         self,
