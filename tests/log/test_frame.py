@@ -14,11 +14,13 @@ import time
 import tracemalloc
 import zlib
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.twins import agreed, outcome
 
 from tidelog.errors import InputError
 from tidelog.log import frame, frame_python
@@ -35,21 +37,7 @@ DANUBE_FRAME = bytes.fromhex(
 OFFSETS = st.sampled_from([0, 1, 255, 70_000, 1 << 32, MAX_OFFSET - 12]) | st.integers(0, MAX_OFFSET - 12)
 PAYLOADS = st.lists(st.binary(min_size=1, max_size=90), max_size=12)
 ANY_INT = st.integers(-3, 200) | st.sampled_from([-(1 << 63) - 1, -(1 << 63), (1 << 63) - 1, 1 << 63, 1 << 64, 1 << 70])
-
-
-def outcome(function: Callable[..., Any], *arguments: Any) -> tuple[Any, ...]:
-    """What a call gave, in a form that two implementations can be compared by."""
-    try:
-        return "returned", function(*arguments)
-    except Exception as error:  # noqa: BLE001 - whatever it is, the twin must raise the same
-        return "raised", type(error), str(error)
-
-
-def assert_twins_agree(name: str, *arguments: Any) -> tuple[Any, ...]:
-    """Both implementations gave this one outcome."""
-    native = outcome(getattr(kernel, name), *arguments)
-    assert native == outcome(getattr(twin, name), *arguments)
-    return native
+assert_twins_agree = partial(agreed, kernel, twin)
 
 
 def flip(data: bytes, at: int, by: int) -> bytes:

@@ -10,14 +10,16 @@ import sys
 import sysconfig
 import threading
 import tracemalloc
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.twins import agreed, outcome
 
 from tidelog.errors import DataError, InputError, MessageTooLargeError
 from tidelog.log import frame
@@ -49,21 +51,7 @@ TIMES = st.integers(-62_135_596_800_000_000, 253_402_300_799_999_999)
 EXTENSIONS = st.sampled_from([b"", b"\x03\x08" + bytes(8), b"\x09\x02ab"])
 PAYLOADS = st.builds(encode_message, st.binary(max_size=40), KEYS, HEADERS, TIMES, EXTENSIONS)
 SPECIAL = st.sampled_from([REMOVED, REMOVED, LOST])
-
-
-def outcome(function: Callable[..., Any], *arguments: Any) -> tuple[Any, ...]:
-    """What a call gave, in a form that two implementations can be compared by."""
-    try:
-        return "returned", function(*arguments)
-    except Exception as error:  # noqa: BLE001 - whatever it is, the twin must raise the same
-        return "raised", type(error), str(error)
-
-
-def assert_twins_agree(name: str, *arguments: Any) -> tuple[Any, ...]:
-    """Both implementations gave this one outcome."""
-    native = outcome(getattr(kernel, name), *arguments)
-    assert native == outcome(getattr(twin, name), *arguments)
-    return native
+assert_twins_agree = partial(agreed, kernel, twin)
 
 
 def places(frames: Frames) -> tuple[bytes, bytes, bytes]:

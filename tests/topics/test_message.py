@@ -12,14 +12,16 @@ import sys
 import sysconfig
 import tracemalloc
 from array import array
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from types import MappingProxyType
 from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.twins import agreed, outcome
 
 from tidelog.errors import DataError, InputError
 from tidelog.log import frame
@@ -36,21 +38,7 @@ HEADERS = st.dictionaries(st.text(max_size=8), st.binary(max_size=12), max_size=
 TIMES = st.integers(LEAST_US, MOST_US) | st.sampled_from([LEAST_US, -1, 0, 951_782_400_000_000, MOST_US])
 KEYS = st.none() | st.binary(max_size=12)
 EXTENSIONS = st.binary(max_size=12) | st.just(b"\x03\x08" + bytes(8)) | st.just(b"\x01\x00\x03\x08" + bytes(8))
-
-
-def outcome(function: Callable[..., Any], *arguments: Any) -> tuple[Any, ...]:
-    """What a call gave, in a form that two implementations can be compared by."""
-    try:
-        return "returned", function(*arguments)
-    except Exception as error:  # noqa: BLE001 - whatever it is, the twin must raise the same
-        return "raised", type(error), str(error)
-
-
-def assert_twins_agree(name: str, *arguments: Any) -> tuple[Any, ...]:
-    """Both implementations gave this one outcome."""
-    native = outcome(getattr(codec, name), *arguments)
-    assert native == outcome(getattr(twin, name), *arguments)
-    return native
+assert_twins_agree = partial(agreed, codec, twin)
 
 
 def decoded(payload: bytes, offset: int = 0) -> Message:

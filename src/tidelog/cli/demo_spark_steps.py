@@ -16,7 +16,6 @@ from tidelog.cli.demo_store_steps import Bucket, open_node
 from tidelog.cli.output import human_bytes
 from tidelog.errors import ConfigError
 from tidelog.secret import Secret
-from tidelog.tier.store_settings import StoreSettings
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -70,9 +69,11 @@ def root_of(place: Bucket) -> Root:
 
 def query(spark: SparkSession, place: Bucket, messages: int) -> Step:
     """Reads everything from the bucket, in SQL."""
+    from tidelog.pipeline.jobs.topic_rows import root_options
+
     root = root_of(place)
     started = time.perf_counter()
-    frame = spark.read.format("tidelog").options(root=root.location, subscribe=TOPIC, **root.settings).load()
+    frame = spark.read.format("tidelog").options(subscribe=TOPIC, **root_options(root)).load()
     frame.createOrReplaceTempView("orders")
     found = spark.sql("""
         SELECT count(*) AS messages, count(DISTINCT offset) AS offsets, max(offset) AS last,
@@ -92,11 +93,13 @@ def query(spark: SparkSession, place: Bucket, messages: int) -> Step:
 
 def write(spark: SparkSession, owner: Path, place: Bucket) -> Step:
     """Writes what it found to another topic, beside the process that owns it."""
+    from tidelog.pipeline.jobs.topic_rows import root_options
+
     root = root_of(place)
     with open_node(owner, place) as log:
         topic = log.topic(CUSTOMERS)
         counts = spark.sql("SELECT key, to_json(struct(count(*) AS orders)) AS value FROM orders GROUP BY key")
-        options = {**root.settings, "root": root.location, "topic": CUSTOMERS, "txnAppId": "demo", "txnVersion": "1"}
+        options = {**root_options(root), "topic": CUSTOMERS, "txnAppId": "demo", "txnVersion": "1"}
         for _ in range(2):
             counts.write.format("tidelog").options(**options).mode("append").save()
         written = list(topic.read())
@@ -135,12 +138,10 @@ def _same(before: JobReport, after: JobReport) -> bool:
 
 def _make_table(spark: SparkSession, root: Root, directory: Path, step: Step) -> None:
     from tidelog.pipeline.jobs.table import table
-    from tidelog.pipeline.jobs.table_files import TablePlace
-    from tidelog.pipeline.jobs.table_parquet import ParquetTable
+    from tidelog.pipeline.jobs.table_parquet import parquet_table
 
     path = (directory / "table").resolve()
-    path.mkdir(exist_ok=True)
-    made = table(spark, root, TOPIC, ParquetTable(TablePlace(path.as_uri(), StoreSettings())))
+    made = table(spark, root, TOPIC, parquet_table(path))
     rows = spark.read.parquet(str(path)).count()
     step.findings.append(f"{path.name}/ is the topic as a Parquet table of {rows:,} rows")
     step.numbers["table_rows"] = rows

@@ -39,13 +39,13 @@ def report(
         run_job(
             *(session, "report", root, master),
             lambda spark, place, on_progress: make_report(
-                place, to, topics, spark=spark, exact=exact, max_details=details, on_progress=on_progress
+                place, to, topics or None, spark=spark, exact=exact, max_details=details, on_progress=on_progress
             ),
             _show,
         )
         return
     with progress_bars(session.output) as on_progress:
-        made = make_report(job_root(session, root), to, topics, max_details=details, on_progress=on_progress)
+        made = make_report(job_root(session, root), to, topics or None, max_details=details, on_progress=on_progress)
     tell(session, made, _show)
 
 

@@ -66,7 +66,7 @@ def verify(
 
     run_job(
         *(session, "verify", root, master),
-        lambda spark, place, on_progress: job.verify(spark, place, topics, on_progress),
+        lambda spark, place, on_progress: job.verify(spark, place, topics or None, on_progress),
         show,
     )
 

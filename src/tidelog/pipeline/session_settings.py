@@ -25,8 +25,8 @@ LOCAL_DEFAULTS = {
     "spark.driver.bindAddress": "127.0.0.1",
     # The executors' share is in it too. Java takes it only as it needs it.
     "spark.driver.memory": "2g",
-    # The checkpoint of a local stream is in local files. Spark's default manager starts programs to look for links,
-    # half of the time of a small batch; this one writes and renames in the same order, through the older interface.
+    # The checkpoint of a local stream is in local files. Spark's default manager starts programs to look for links;
+    # this one writes and renames in the same order, through the older interface.
     "spark.sql.streaming.checkpointFileManagerClass": (
         "org.apache.spark.sql.execution.streaming.checkpointing.FileSystemBasedCheckpointFileManager"
     ),

@@ -110,10 +110,8 @@ class TopicStreamWriter(DataSourceStreamArrowWriter):
         app = self._options.app or query
         if app is None or batch is None:
             _logger.warning("Spark does not say which batch this is: its rows come at least once, not exactly once")
-            app, batch = (
-                f"{self._own_name}-{secrets.token_hex(4)}",
-                "0",
-            )  # the next batch must not be taken for this one
+            # A name of its own, so that the next batch is not taken for this one.
+            app, batch = f"{self._own_name}-{secrets.token_hex(4)}", "0"
         partition = task.partitionId()
         parts = stage_rows(iterator, self._place, app, int(batch), partition)
         return Staged(app, partition, parts)

@@ -23,12 +23,12 @@ from typing import TYPE_CHECKING, NamedTuple
 import msgspec
 
 from tidelog.clock import Clock, SystemClock
-from tidelog.errors import InputError, NotFoundError, NotSupportedError, TidelogError
+from tidelog.errors import InputError, TidelogError
+from tidelog.pipeline.jobs.choosing import cataloged_topics, chosen_topics, store_of
 from tidelog.pipeline.jobs.compact_build import BuildDone, BuildWork, build_run
 from tidelog.pipeline.jobs.compact_keys import SupersededOffsets, superseded_offsets
 from tidelog.pipeline.jobs.compact_topic import CompactedTopic, CompactOptions, TopicCompaction
 from tidelog.pipeline.jobs.job import JobReport, OnProgress, Problem, Progress, ignore_progress
-from tidelog.pipeline.open_topics import cold_place
 from tidelog.pipeline.part import ColdPlace
 from tidelog.pipeline.root import Root
 from tidelog.pipeline.work import run_on_workers
@@ -43,8 +43,8 @@ from tidelog.tier.stores import open_store
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-    from tidelog.topics.storage import LogDirectory
 
+_WITHOUT_STORE = "Compaction is about objects in a store: there are none"
 _TOPICS_AT_ONCE = 4
 __all__ = ["CompactOptions", "CompactReport", "CompactedTopic", "compact"]
 
@@ -77,7 +77,8 @@ def compact(
     began, options = time.monotonic(), options or CompactOptions()
     _check(options)
     with root.open() as log:
-        place, names = _place(root, log), _chosen(log, topics)
+        place = store_of(root, log, _WITHOUT_STORE)
+        names = chosen_topics(cataloged_topics(log), topics, root.location)
     objects = open_store(place.store_url, place.store_settings)
     with open_metadata_store(place.metadata_url, objects) as metadata:
         job = _Job(spark, root, place, objects, metadata, options, clock or SystemClock(), on_progress)
@@ -191,21 +192,3 @@ def _check(options: CompactOptions) -> None:
         raise InputError(f"min_dirty_ratio is above 0 and at most 1, not {options.min_dirty_ratio}")
     if options.tombstone_seconds < 0 or options.grace_seconds < 0:
         raise InputError("tombstone_seconds and grace_seconds cannot be negative")
-
-
-def _place(root: Root, log: LogDirectory) -> ColdPlace:
-    place = cold_place(root, log)
-    if place is None:
-        raise NotSupportedError(
-            "these topics have no store", path=log.root, hint="Compaction is about objects in a store: there are none"
-        )
-    return place
-
-
-def _chosen(log: LogDirectory, topics: Sequence[str] | None) -> list[str]:
-    assert log.tier is not None, "there is a store"
-    known = sorted("/".join(topic) for topic in log.tier.topics())
-    missing = next((name for name in topics or () if name not in known), None)
-    if missing is not None:
-        raise NotFoundError(f"the catalog has no topic {missing}", hint="`tidelog topic list` shows them")
-    return known if not topics else list(dict.fromkeys(topics))

@@ -21,13 +21,12 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from tidelog.clock import Clock, SystemClock
-from tidelog.errors import InputError, NotFoundError, NotSupportedError
+from tidelog.errors import InputError
+from tidelog.pipeline.jobs.choosing import cataloged_topics, chosen_topics, store_of
 from tidelog.pipeline.jobs.gc_plan import Found, GcPlan, TopicGarbage, found_in
 from tidelog.pipeline.jobs.gc_topic import FindWork, Removed, RemoveWork, find_garbage, remove_garbage
 from tidelog.pipeline.jobs.job import JobReport, OnProgress, Problem, counted_progress, ignore_progress
 from tidelog.pipeline.jobs.proof import Proof
-from tidelog.pipeline.open_topics import cold_place
-from tidelog.pipeline.part import ColdPlace
 from tidelog.pipeline.root import Root
 from tidelog.pipeline.work import run_on_workers
 from tidelog.tier.rebuild import topics_in
@@ -38,6 +37,7 @@ if TYPE_CHECKING:
 
     from tidelog.topics.storage import LogDirectory
 
+_WITHOUT_STORE = "Without one nothing is left over: there is nothing to do"
 # A small topic is looked at sooner than a task is started.
 _TOPICS_A_TASK = 16
 _WRONG = {"LOST": "the object is gone", "DAMAGED": "the object has another size than its descriptor says"}
@@ -67,8 +67,9 @@ def plan_gc(
     """Looks at these topics, all by default, and changes nothing."""
     began, now_us = time.monotonic(), (clock or SystemClock()).now_us()
     with root.open() as log:
-        place = _place(root, log)
-        names, notes = _chosen(log, topics), tuple(_without_catalog(log))
+        place = store_of(root, log, _WITHOUT_STORE)
+        names = chosen_topics(cataloged_topics(log), topics, root.location)
+        notes = tuple(_without_catalog(log))
     works = [FindWork(place=place, topic=name, now_us=now_us, grace_seconds=grace_seconds) for name in names]
     results = run_on_workers(spark, find_garbage, works, items_per_task=max(1, min(_TOPICS_A_TASK, len(works) // 16)))
     looked = sorted(counted_progress(results, "looking at topics", len(works), on_progress), key=lambda one: one.topic)
@@ -83,7 +84,7 @@ def apply_gc(spark: SparkSession, root: Root, plan: GcPlan, *, on_progress: OnPr
     """Carries out a plan."""
     began = time.monotonic()
     with root.open() as log:
-        place = _place(root, log)
+        place = store_of(root, log, _WITHOUT_STORE)
     if plan.store != place.store_url:
         raise InputError(f"this plan is for {plan.store}, not for {place.store_url}", hint="Make one for this root")
     works = [RemoveWork(place=place, garbage=one) for one in plan.topics if _has_work(one)]
@@ -96,29 +97,11 @@ def apply_gc(spark: SparkSession, root: Root, plan: GcPlan, *, on_progress: OnPr
     return _report(plan, proofs, problems, tuple(_notes(plan)), time.monotonic() - began, done)
 
 
-def _place(root: Root, log: LogDirectory) -> ColdPlace:
-    place = cold_place(root, log)
-    if place is None:
-        raise NotSupportedError(
-            "these topics have no store", path=log.root, hint="Without one nothing is left over: there is nothing to do"
-        )
-    return place
-
-
-def _chosen(log: LogDirectory, topics: Sequence[str] | None) -> list[str]:
-    assert log.tier is not None, "there is a store"
-    known = sorted("/".join(topic) for topic in log.tier.topics())
-    missing = next((name for name in topics or () if name not in known), None)
-    if missing is not None:
-        raise NotFoundError(f"the catalog has no topic {missing}", hint="`tidelog topic list` shows them")
-    return known if topics is None else list(dict.fromkeys(topics))
-
-
 def _without_catalog(log: LogDirectory) -> Iterator[str]:
     """Objects of topics that no catalog knows may be all that is left of them: they are named, and left alone."""
     assert log.tier is not None, "there is a store"
-    known = {"/".join(topic) for topic in log.tier.topics()}
-    for name in sorted({"/".join(topic) for topic in topics_in(log.tier.objects)} - known):
+    found = {"/".join(topic) for topic in topics_in(log.tier.objects)}
+    for name in sorted(found - set(cataloged_topics(log))):
         yield f"left out: the store has objects of {name}, and there is no catalog of it"
 
 

@@ -18,8 +18,9 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from tidelog.clock import Clock, SystemClock
-from tidelog.errors import InputError, NotFoundError
+from tidelog.errors import InputError
 from tidelog.files import LocalFiles, explained
+from tidelog.pipeline.jobs.choosing import chosen_topics
 from tidelog.pipeline.jobs.job import JobReport, OnProgress, Problem, Progress, ignore_progress
 from tidelog.pipeline.jobs.report_exact import exact_times
 from tidelog.pipeline.jobs.report_figures import TopicFigures, gather_figures, topic_names
@@ -76,7 +77,7 @@ def make_report(
     if exact and spark is None:
         raise InputError("only a Spark session can count every message", operation="report", hint="Give it one")
     begin = clock.monotonic()
-    names = _chosen(root, topics)
+    names = chosen_topics(topic_names(root), topics, root.location)
     figures = sorted(_figures(root, names, spark, on_progress), key=lambda one: one.name)
     bins = choose_bins(figures)
     page = Page(
@@ -92,14 +93,6 @@ def make_report(
     with explained("report", path):
         LocalFiles().write_atomically(path, data)
     return _report(path, len(data), figures, clock.monotonic() - begin)
-
-
-def _chosen(root: Root, topics: Sequence[str] | None) -> list[str]:
-    known = topic_names(root)
-    missing = next((name for name in topics or () if name not in known), None)
-    if missing is not None:
-        raise NotFoundError(f"there is no topic {missing}", path=root.location, hint="`tidelog topic list` shows them")
-    return known if topics is None else list(dict.fromkeys(topics))
 
 
 def _figures(

@@ -14,7 +14,7 @@ import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from tidelog.errors import NotFoundError
+from tidelog.pipeline.jobs.choosing import chosen_topics
 from tidelog.pipeline.jobs.job import JobReport, OnProgress, Progress, counted_progress, ignore_progress
 from tidelog.pipeline.jobs.proof import Proof
 from tidelog.pipeline.jobs.verify_files import FilesWork, check_files
@@ -22,12 +22,10 @@ from tidelog.pipeline.jobs.verify_object import check_object
 from tidelog.pipeline.jobs.verify_topic import TopicCheck, TopicVerification
 from tidelog.pipeline.root import Root
 from tidelog.pipeline.work import run_on_workers
-from tidelog.topics.names import parse_topic_name
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-    from tidelog.topics.storage import LogDirectory
 
 # Once to see it, once more to be sure that nobody changed it at that moment, and one for what came meanwhile.
 _LOOKS = 3
@@ -48,7 +46,7 @@ def verify(
     """Reads everything of these topics, of all by default."""
     began = time.monotonic()
     with root.open() as log:
-        names = _chosen(log, topics)
+        names = chosen_topics(log.topics(), topics, root.location)
         checks = [TopicVerification(log, root, name) for name in names]
         _Verification(spark, checks, on_progress).run()
         done = [check.result() for check in checks]
@@ -60,14 +58,6 @@ def verify(
         notes=tuple(note for check in checks for note in check.notes()),
         seconds=round(time.monotonic() - began, 3),
     )
-
-
-def _chosen(log: LogDirectory, topics: Sequence[str] | None) -> list[str]:
-    known = log.topics()
-    for name in topics or ():
-        if str(parse_topic_name(name)) not in known:
-            raise NotFoundError(f"there is no topic {name}", hint="`tidelog topic list` shows them")
-    return list(dict.fromkeys(topics)) if topics else known
 
 
 class _Verification:
