@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import itertools
 import struct
-from collections.abc import Iterator
 
 import msgspec
 import pytest
@@ -22,16 +20,12 @@ from tidelog.errors import (
     NotFoundError,
     StoreUnavailableError,
 )
-from tidelog.log.frame import encode_many
 from tidelog.testing import FaultyStore, History, World, cut_world_everywhere
-from tidelog.tier import object_check
 from tidelog.tier.catalog import Catalog
 from tidelog.tier.descriptor import Codec
 from tidelog.tier.keys import ObjectId, TopicKeys
 from tidelog.tier.metadata.bucket import BucketMetadataStore
 from tidelog.tier.metadata.store import MetadataStore
-from tidelog.tier.object_chain import choose_chain
-from tidelog.tier.object_check import ObjectCheck
 from tidelog.tier.object_store import ObjectStore
 from tidelog.tier.rebuild import RebuildReport, rebuild_catalog, topics_in
 from tidelog.tier.stores import open_store
@@ -80,12 +74,6 @@ def spoil(store: ObjectStore, name: tuple[int, ...], at: int = -1) -> None:
     data = bytearray(store.get(key).data)
     data[at] ^= 1
     store.put(key, bytes(data))
-
-
-@pytest.fixture(params=KINDS)
-def topic(request: pytest.FixtureRequest) -> PublishedTopic:
-    """A topic over each kind of metadata store."""
-    return PublishedTopic(request.param)
 
 
 # The whole way
@@ -251,82 +239,6 @@ def test_a_topic_that_is_being_deleted_is_not_brought_back(topic: PublishedTopic
 
 
 # Which objects
-
-
-@pytest.mark.parametrize(
-    ("names", "chain", "holes"),
-    [
-        ([(0, 9, 1), (10, 19, 1)], [(0, 9, 1), (10, 19, 1)], []),
-        ([(0, 9, 1), (0, 9, 2)], [(0, 9, 2)], []),
-        ([(0, 9, 1), (0, 4, 2)], [(0, 4, 2)], []),
-        ([(0, 9, 1), (0, 4, 1)], [(0, 9, 1)], []),
-        ([(0, 9, 1), (0, 4, 2), (10, 19, 3)], [(0, 9, 1), (10, 19, 3)], []),
-        ([(0, 9, 1), (0, 4, 1), (5, 19, 1)], [(0, 4, 1), (5, 19, 1)], []),
-        ([(0, 9, 1), (20, 29, 1)], [(0, 9, 1), (20, 29, 1)], [(10, 19)]),
-        ([(0, 9, 1), (0, 14, 0), (20, 29, 1)], [(0, 14, 0), (20, 29, 1)], [(15, 19)]),
-        ([(5, 9, 7)], [(5, 9, 7)], []),
-        ([], [], []),
-    ],
-)
-def test_of_overlapping_objects_the_highest_epoch_wins_that_leads_on(
-    names: list[tuple[int, int, int]], chain: list[tuple[int, int, int]], holes: list[tuple[int, int]]
-) -> None:
-    """Then the one that leads furthest, then the longest; a hole only where nothing leads on."""
-    found = choose_chain(ObjectId(*name) for name in names)
-    assert list(found.objects) == [ObjectId(*name) for name in chain]
-    assert list(found.holes) == holes
-    assert {*found.objects, *found.unused} == {ObjectId(*name) for name in names}
-
-
-def test_a_topic_that_begins_within_an_object_begins_with_it() -> None:
-    """Of those that hold the start the best one is taken, wherever it begins."""
-    names = [ObjectId(0, 9, 1), ObjectId(5, 9, 2), ObjectId(10, 19, 1), ObjectId(0, 3, 9)]
-    assert choose_chain(names, 7).objects == (ObjectId(5, 9, 2), ObjectId(10, 19, 1))
-    assert choose_chain(names, 3).objects[0] == ObjectId(0, 9, 1)
-    assert choose_chain(names, 25) == ((), (), tuple(sorted(names)))
-    assert choose_chain([ObjectId(10, 19, 1)], 4).holes == ((4, 9),)
-
-
-NAMES = st.lists(
-    st.builds(
-        lambda start, count, *rest: ObjectId(start, start + count, *rest), *[st.integers(0, 7)] * 3, st.integers(0, 1)
-    ),
-    max_size=7,
-    unique=True,
-)
-
-
-def all_chains(names: list[ObjectId], at: int) -> Iterator[list[ObjectId]]:
-    """Every way on from an offset: to whatever begins there, else to what begins next."""
-    behind = [name.start for name in names if name.start >= at]
-    if not behind:
-        yield []
-        return
-    for name in names:
-        if name.start == min(behind):
-            for rest in all_chains(names, name.end + 1):
-                yield [name, *rest]
-
-
-def missing_in(chain: list[ObjectId]) -> int:
-    """How many offsets a chain leaves out."""
-    return sum(b.start - a.end - 1 for a, b in itertools.pairwise(chain))
-
-
-@settings(max_examples=300)
-@given(names=NAMES)
-def test_the_chain_is_the_best_of_all(names: list[ObjectId]) -> None:
-    """Against every chain there is: none misses less, and from each link on none is better."""
-    chosen = list(choose_chain(names).objects)
-    if not names:
-        assert chosen == []
-        return
-    assert chosen in list(all_chains(names, 0))
-    for index in range(len(chosen)):
-        ways = [chain for chain in all_chains(names, chosen[index].start) if chain]
-        assert missing_in(chosen[index:]) == min(missing_in(chain) for chain in ways)
-        fewest = [chain for chain in ways if missing_in(chain) == missing_in(chosen[index:])]
-        assert chosen[index][2:] == max(chain[0][2:] for chain in fewest), "epoch first, then generation"
 
 
 @settings(max_examples=60)
@@ -512,35 +424,7 @@ def test_an_object_that_vanishes_on_the_way_is_noticed() -> None:
     assert metadata.keys(KEYS.metadata_prefix) == []
 
 
-# Reading an object
-
-
-@pytest.mark.parametrize("range_bytes", [17, 64, 1000])
-@pytest.mark.parametrize("codec", ["none", "zstd"])
-def test_any_range_size_gives_the_same_descriptor(
-    range_bytes: int, codec: Codec, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Frames and blocks that are larger than a range, and cut anywhere."""
-    store = FaultyStore(clock=ManualClock(NOW_US))
-    expected = put_object(store, ObjectId(5, 60, 3), NOW_US, codec)
-    monkeypatch.setattr(object_check, "RANGE_BYTES", range_bytes)
-    (info,) = store.list(KEYS.objects_prefix)
-    found = ObjectCheck(store, info, expected.name, TIME_FIELD).descriptor()
-    assert found == expected
-
-
-def test_an_index_has_an_entry_every_thousand_messages_and_four_mebibytes() -> None:
-    """By the same rule as the shipper's, so that seeking costs the same after a rebuild."""
-    store = FaultyStore()
-    many = encode_many(0, [b"m"] * 2500 + [b"x" * (3 << 20)] * 3)
-    name = ObjectId(0, many.count - 1, 1)
-    store.put(KEYS.object(name), many.buffer)
-    (info,) = store.list(KEYS.objects_prefix)
-    descriptor = ObjectCheck(store, info, name, None).descriptor()
-    assert [offset for offset, _ in descriptor.offset_index][:3] == [0, 1000, 2000]
-    assert descriptor.offset_index[-1][0] == 2502
-    assert (descriptor.first_time_us, descriptor.last_time_us) == (None, None)
-    assert store.traffic.bytes_read == info.size
+# Telling
 
 
 def test_progress_is_told_in_bytes() -> None:

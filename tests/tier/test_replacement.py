@@ -2,92 +2,33 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 import msgspec
 import pytest
 from tests.tier.published import KEYS, KINDS, TIME_FIELD, PublishedTopic, topic_in
+from tests.tier.replacing import (
+    HOUR,
+    Watched,
+    built,
+    clean_up,
+    compact,
+    plan_of,
+    read_all,
+    state_of,
+    sweep_plan,
+    tell,
+)
 
-from tidelog.errors import ConflictError, DataError, NotFoundError
-from tidelog.log.frame import HEADER, Frames
-from tidelog.testing import FaultyMetadata, FaultyStore, History, World, cut_world_everywhere
-from tidelog.testing.faults import Call
-from tidelog.tier.catalog import Catalog
+from tidelog.errors import ConflictError, NotFoundError
+from tidelog.testing import History, World, cut_world_everywhere
 from tidelog.tier.descriptor import Codec
 from tidelog.tier.history import History as Cold
 from tidelog.tier.history_check import check_history
 from tidelog.tier.keys import ObjectId
-from tidelog.tier.older_catalog import refuse_older_catalog
-from tidelog.tier.rebuild import rebuild_catalog
-from tidelog.tier.replacement import Replacement, ReplacementState, read_state
-from tidelog.tier.replacement_build import Built, build_object
 from tidelog.tier.replacement_cleanup import CleanupReport, apply_cleanup, plan_cleanup
-from tidelog.tier.replacement_plan import Run, plan_merges
-from tidelog.tier.replacement_switch import Replacing, begin, finish
-from tidelog.tier.retention import apply_cold, finish_cold, plan_cold
-from tidelog.tier.sweep import SweepPlan, apply_sweep, plan_sweep
-
-MIB = 1 << 20
-HOUR = 3600
-
-
-@pytest.fixture(params=KINDS)
-def topic(request: pytest.FixtureRequest) -> PublishedTopic:
-    """A topic over each kind of metadata store."""
-    return PublishedTopic(request.param)
-
-
-def digest(frames: Frames, start: int, stop: int) -> int:
-    """A sum over offsets and checksums, as the jobs have one."""
-    found = 0
-    for index in range(start, stop):
-        offset, _, crc = HEADER.unpack_from(frames.buffer, frames.start_of(index))
-        found += hash((offset, crc)) & 0xFFFF_FFFF
-    return found
-
-
-def plan_of(topic: PublishedTopic, target_bytes: int = MIB) -> list[Run]:
-    return plan_merges(topic.catalog, target_bytes=target_bytes).runs
-
-
-def build(topic: PublishedTopic, run: Run, generation: int, codec: Codec = "none") -> Built:
-    return build_object(
-        *(topic.store, KEYS, run.descriptors, generation), codec=codec, digest=digest, time_field=TIME_FIELD
-    )
-
-
-def built(topic: PublishedTopic, work: Replacing, runs: Sequence[Run], codec: Codec = "none") -> list[Replacement]:
-    return [
-        Replacement(descriptor=build(topic, run, work.generation, codec).descriptor, replaced=run.replaced)
-        for run in runs
-    ]
-
-
-def compact(topic: PublishedTopic, *, codec: Codec = "none", target_bytes: int = MIB) -> list[Replacement]:
-    """What a job does, in one process."""
-    work = begin(topic.catalog, topic.store, topic.clock)
-    return work.switch(built(topic, work, plan_of(topic, target_bytes), codec))
-
-
-def clean_up(topic: PublishedTopic) -> CleanupReport:
-    return apply_cleanup(plan_cleanup(topic.catalog, topic.clock.now_us(), HOUR), topic.catalog, topic.store)
-
-
-def read_all(topic: PublishedTopic, catalog: Catalog | None = None) -> list[tuple[int, bytes]]:
-    """All that history has, through a catalog that may remember an older one."""
-    with ThreadPoolExecutor(2) as executor:
-        catalog = catalog or topic.catalog
-        reader = Cold(catalog, topic.store, executor).read(catalog.start_offset(), catalog.next_offset())
-        found: list[tuple[int, bytes]] = []
-        while (batch := reader.next_batch()) is not None:
-            found += enumerate(batch.payloads(), batch.first_offset)
-        return found
-
-
-def state_of(topic: PublishedTopic) -> ReplacementState:
-    return read_state(topic.catalog)[0]
-
+from tidelog.tier.replacement_switch import begin, finish
+from tidelog.tier.sweep import apply_sweep
 
 # Switching
 
@@ -147,24 +88,6 @@ def test_every_offset_is_found_at_every_step(kind: str) -> None:
     look()
     assert watched.looks > (3 if kind == "multi-key" else 8)
     assert topic.names_in_catalog() == [ObjectId(0, 14, 1, 1), ObjectId(15, 17, 1)]
-
-
-class Watched:
-    """A topic of which somebody takes a look before every change of its metadata."""
-
-    def __init__(self, kind: str) -> None:
-        self.look: object = None
-        self.looks = 0
-        store = FaultyStore(on_call=self._on_call if kind == "bucket" else None)
-        metadata = None if kind == "bucket" else FaultyMetadata(on_call=self._on_call, multi_key=kind == "multi-key")
-        self.topic = PublishedTopic(kind, store, metadata)
-
-    def _on_call(self, call: Call) -> None:
-        look, self.look = self.look, None
-        if callable(look):
-            self.looks += 1
-            look()
-        self.look = look
 
 
 def test_a_walk_that_was_overtaken_sees_no_hole(topic: PublishedTopic) -> None:
@@ -292,197 +215,6 @@ def test_a_cleanup_does_not_disturb_who_builds(topic: PublishedTopic) -> None:
     assert len(clean_up(topic).objects) == 3
     assert len(work.switch(made)) == 1
     assert [one.generation for one in state_of(topic).waiting] == [2]
-
-
-# Retention, beside it
-
-
-def test_retention_that_is_faster_stops_the_switch(topic: PublishedTopic) -> None:
-    """An object that begins below the start is not brought back; what was made for nothing goes."""
-    topic.publish_hourly(6)
-    work = begin(topic.catalog, topic.store, topic.clock)
-    made = built(topic, work, plan_of(topic))
-    apply_cold(topic.owned, topic.store, plan_cold(topic.catalog, topic.clock.now_us(), 5 * HOUR - 1, None))
-    kept = topic.names_in_catalog()
-    assert (kept[0].start, work.switch(made)) == (20, [])
-    assert topic.names_in_catalog() == kept
-    topic.clock.advance(HOUR)
-    report = clean_up(topic)
-    assert report.objects[0] == KEYS.object(ObjectId(0, 49, 1, 1))
-    assert topic.object_names() == kept
-
-
-def test_retention_keeps_a_compacted_object_until_all_of_it_is_due(topic: PublishedTopic) -> None:
-    """Then it goes as any other, with what a crash left of the old ones."""
-    topic.publish_hourly(6)
-    planned = plan_cold(topic.catalog, topic.clock.now_us(), 5 * HOUR - 1, None)
-    compact(topic)
-    apply_cold(topic.owned, topic.store, planned)
-    assert topic.names_in_catalog() == [ObjectId(0, 49, 1, 1), ObjectId(50, 59, 1)]
-    assert [offset for offset, _ in read_all(topic)] == list(range(20, 60))
-    apply_cold(topic.owned, topic.store, plan_cold(topic.catalog, topic.clock.now_us(), HOUR + 1, None))
-    finish_cold(topic.owned, topic.store)
-    assert topic.names_in_catalog() == [ObjectId(50, 59, 1)]
-    topic.clock.advance(HOUR)
-    clean_up(topic)
-    assert topic.object_names() == [ObjectId(50, 59, 1)]
-
-
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("step", range(12))
-def test_retention_at_any_step_of_a_switch_loses_nothing(kind: str, step: int) -> None:
-    """Loses, without versions on both sides: the owner deletes the descriptor that has just replaced an old one."""
-    watched = Watched(kind)
-    topic = watched.topic
-    topic.publish_hourly(6, count=3)
-    expected = read_all(topic)
-    plan = plan_cold(topic.catalog, topic.clock.now_us(), 5 * HOUR - 1, None)
-    left = [step]
-
-    def look() -> None:
-        left[0] -= 1
-        if left[0] == -1:
-            apply_cold(topic.owned, topic.store, plan)
-
-    watched.look = look
-    compact(topic)
-    watched.look = None
-    apply_cold(topic.owned, topic.store, plan)
-    assert read_all(topic) == expected[6:]
-    assert topic.catalog.covers(6, 18)
-
-
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("step", range(8))
-def test_a_switch_at_any_step_of_retention_loses_nothing(kind: str, step: int) -> None:
-    """The owner has read a descriptor and is about to remove it when it is replaced."""
-    watched = Watched(kind)
-    topic = watched.topic
-    topic.publish_hourly(6, count=3)
-    expected = read_all(topic)
-    work = begin(topic.catalog, topic.store, topic.clock)
-    made = built(topic, work, plan_of(topic))
-    left = [step]
-
-    def look() -> None:
-        left[0] -= 1
-        if left[0] == -1:
-            work.switch(made)
-
-    watched.look = look
-    try:
-        apply_cold(topic.owned, topic.store, plan_cold(topic.catalog, topic.clock.now_us(), 5 * HOUR - 1, None))
-    except ConflictError:
-        finish_cold(topic.owned, topic.store)
-    watched.look = None
-    assert read_all(topic) == expected[6:]
-    assert topic.catalog.covers(6, 18)
-
-
-# The sweep, and rebuilding
-
-
-def sweep_plan(topic: PublishedTopic) -> SweepPlan:
-    return plan_sweep(topic.catalog, topic.store, None, topic.clock.now_us())
-
-
-def tell(plan: SweepPlan) -> dict[str, int]:
-    kinds = ("left_over", "orphans", "uncovered", "pending", "replaced", "newer", "lost", "damaged")
-    return {kind: len(found) for kind in kinds if (found := getattr(plan, kind))}
-
-
-@pytest.mark.parametrize("is_newer", [True, False])
-def test_the_sweep_leaves_alone_what_is_being_made(topic: PublishedTopic, is_newer: bool) -> None:
-    """Loses, without this: a sweep removes a new object right before the catalog switches to it."""
-    topic.publish_hourly(4)
-    if is_newer:
-        topic.take_over("b")
-    work = begin(topic.catalog, topic.store, topic.clock)
-    made = built(topic, work, plan_of(topic))
-    plan = sweep_plan(topic)
-    assert tell(plan) == {"pending": 1}
-    apply_sweep(plan, topic.catalog, topic.store)
-    work.switch(made)
-    after = sweep_plan(topic)
-    assert tell(after) == {"replaced": 3}
-    assert apply_sweep(after, topic.catalog, topic.store).objects == ()
-
-
-@pytest.mark.parametrize("is_newer", [True, False])
-def test_the_sweep_removes_what_was_made_in_vain(topic: PublishedTopic, is_newer: bool) -> None:
-    """An abandoned generation is nobody's, whatever epoch its objects are of."""
-    topic.publish_hourly(4)
-    work = begin(topic.catalog, topic.store, topic.clock)
-    built(topic, work, plan_of(topic))
-    work.abandon()
-    if is_newer:
-        topic.take_over("b")
-    plan = sweep_plan(topic)
-    assert tell(plan) == {"orphans": 1}
-    assert apply_sweep(plan, topic.catalog, topic.store).objects == (KEYS.object(ObjectId(0, 29, 1, 1)),)
-
-
-def rebuilt(topic: PublishedTopic) -> list[ObjectId]:
-    rebuild_catalog(
-        topic.metadata, KEYS, topic.store, clock=topic.clock, time_field=TIME_FIELD, replace=True, node="rebuild"
-    )
-    return topic.names_in_catalog()
-
-
-def test_a_rebuild_prefers_what_was_compacted(topic: PublishedTopic) -> None:
-    """While the old objects wait for their deletion, and when they are gone."""
-    topic.publish_hourly(6)
-    expected = read_all(topic)
-    compact(topic)
-    names = [ObjectId(0, 49, 1, 1), ObjectId(50, 59, 1)]
-    assert (rebuilt(topic), read_all(topic)) == (names, expected)
-    topic.clock.advance(HOUR)
-    assert len(clean_up(topic).objects) == 5
-    assert (rebuilt(topic), read_all(topic)) == (names, expected)
-
-
-def test_a_rebuild_in_the_middle_of_a_compaction_is_not_undone(topic: PublishedTopic) -> None:
-    """The versions are others then: the switch does not happen, or has happened, and nothing is lost."""
-    topic.publish_hourly(6)
-    expected = read_all(topic)
-    work = begin(topic.catalog, topic.store, topic.clock)
-    made = built(topic, work, plan_of(topic))
-    rebuilt(topic)
-    work.switch(made)
-    assert read_all(topic) == expected
-    topic.clock.advance(HOUR)
-    clean_up(topic)
-    assert read_all(topic) == expected
-
-
-def test_a_catalog_that_was_lost_does_not_make_a_name_used_twice(topic: PublishedTopic) -> None:
-    """The generation goes on behind those that the names of the objects tell."""
-    topic.publish_hourly(6)
-    compact(topic)
-    topic.metadata.delete(KEYS.replacement_state)
-    assert begin(topic.catalog, topic.store, topic.clock).generation == 2
-
-
-@pytest.mark.parametrize("known", [2, 3, 5])
-@pytest.mark.parametrize("is_cleaned", [True, False])
-def test_a_catalog_from_before_a_compaction_is_not_gone_on_with(known: int, is_cleaned: bool) -> None:
-    """Loses, without this: the metadata comes from a backup, and no object begins where that ends."""
-    metadata = FaultyMetadata()
-    topic = PublishedTopic(metadata=metadata)
-    topic.publish_hourly(known)
-    backup = metadata.contents()
-    topic.publish_hourly(6 - known)
-    compact(topic)
-    refuse_older_catalog(topic.catalog, topic.store)
-    if is_cleaned:
-        topic.clock.advance(HOUR)
-        clean_up(topic)
-        refuse_older_catalog(topic.catalog, topic.store)
-    restored = FaultyMetadata()
-    for key, value in backup.items():
-        restored.put(key, value)
-    with pytest.raises(DataError, match="older than the bucket"):
-        refuse_older_catalog(Catalog(restored, KEYS), topic.store, known_epoch=0 if known == 5 else None)
 
 
 # Cleaning up

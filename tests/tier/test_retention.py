@@ -27,12 +27,6 @@ from tidelog.tier.sweep import apply_sweep, plan_sweep
 HOUR = 3600
 
 
-@pytest.fixture(params=KINDS)
-def topic(request: pytest.FixtureRequest) -> PublishedTopic:
-    """A topic over each kind of metadata store."""
-    return PublishedTopic(request.param)
-
-
 def plan_of(topic: PublishedTopic, age: int | None = None, size: int | None = None) -> ColdPlan:
     return plan_cold(topic.catalog, topic.clock.now_us(), age, size)
 

@@ -17,12 +17,6 @@ from tidelog.tier.sweep import SweepPlan, SweepReport, SweptObject, apply_sweep,
 DAY = 24 * 3600
 
 
-@pytest.fixture(params=KINDS)
-def topic(request: pytest.FixtureRequest) -> PublishedTopic:
-    """A topic over each kind of metadata store."""
-    return PublishedTopic(request.param)
-
-
 def plan_of(topic: PublishedTopic, *, in_flight: set[str] | None = None, as_owner: bool = True) -> SweepPlan:
     owned = topic.owned if as_owner else None
     return plan_sweep(topic.catalog, topic.store, owned, topic.clock.now_us(), in_flight=in_flight)

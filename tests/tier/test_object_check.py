@@ -1,0 +1,44 @@
+"""An object that is read to its last byte gives the descriptor that its shipper published."""
+
+from __future__ import annotations
+
+import pytest
+from tests.tier.published import KEYS, TIME_FIELD, put_object
+
+from tidelog.clock import ManualClock
+from tidelog.log.frame import encode_many
+from tidelog.testing import FaultyStore
+from tidelog.tier import object_check
+from tidelog.tier.descriptor import Codec
+from tidelog.tier.keys import ObjectId
+from tidelog.tier.object_check import ObjectCheck
+
+NOW_US = 1_700_000_000_000_000
+
+
+@pytest.mark.parametrize("range_bytes", [17, 64, 1000])
+@pytest.mark.parametrize("codec", ["none", "zstd"])
+def test_any_range_size_gives_the_same_descriptor(
+    range_bytes: int, codec: Codec, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Frames and blocks that are larger than a range, and cut anywhere."""
+    store = FaultyStore(clock=ManualClock(NOW_US))
+    expected = put_object(store, ObjectId(5, 60, 3), NOW_US, codec)
+    monkeypatch.setattr(object_check, "RANGE_BYTES", range_bytes)
+    (info,) = store.list(KEYS.objects_prefix)
+    found = ObjectCheck(store, info, expected.name, TIME_FIELD).descriptor()
+    assert found == expected
+
+
+def test_an_index_has_an_entry_every_thousand_messages_and_four_mebibytes() -> None:
+    """By the same rule as the shipper's, so that seeking costs the same after a rebuild."""
+    store = FaultyStore()
+    many = encode_many(0, [b"m"] * 2500 + [b"x" * (3 << 20)] * 3)
+    name = ObjectId(0, many.count - 1, 1)
+    store.put(KEYS.object(name), many.buffer)
+    (info,) = store.list(KEYS.objects_prefix)
+    descriptor = ObjectCheck(store, info, name, None).descriptor()
+    assert [offset for offset, _ in descriptor.offset_index][:3] == [0, 1000, 2000]
+    assert descriptor.offset_index[-1][0] == 2502
+    assert (descriptor.first_time_us, descriptor.last_time_us) == (None, None)
+    assert store.traffic.bytes_read == info.size
