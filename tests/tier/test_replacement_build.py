@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.tier.published import KEYS, TIME_FIELD, PublishedTopic
-from tests.tier.test_replacement import build, built, digest, plan_of
+from tests.tier.replacing import build, built, plan_of
 
 from tidelog.errors import CorruptionError, InputError
 from tidelog.log.frame import Frames, encode_many
@@ -26,6 +26,7 @@ from tidelog.tier.replacement_plan import plan_merges
 from tidelog.tier.replacement_switch import begin
 from tidelog.tier.retention import is_safe_to_remove
 from tidelog.tier.takeover import _shipped_by
+from tidelog.topics.columns import frames_digest
 
 # Planning
 
@@ -115,7 +116,7 @@ def test_the_bytes_depend_on_the_messages_alone(payloads: list[list[bytes]], cod
         for division in (payloads, [together], [[payload] for payload in together]):
             store = FaultyStore()
             old = objects_of(store, division)
-            made.append(build_object(store, KEYS, old, 3, codec=codec, digest=digest))
+            made.append(build_object(store, KEYS, old, 3, codec=codec, digest=frames_digest))
             assert payloads_in(store, made[-1].descriptor) == together
             assert made[-1].went_in == made[-1].came_out
             assert made[-1].descriptor.name == ObjectId(0, len(together) - 1, 1, 3)
@@ -127,7 +128,7 @@ def test_a_message_that_is_larger_than_a_block_has_one_of_its_own() -> None:
     huge = bytes(blocks.MAX_BLOCK_BYTES + 1)
     store = FaultyStore()
     old = objects_of(store, [[huge, b"a", b"b"], [huge], [b"c", huge, huge]])
-    made = build_object(store, KEYS, old, 1, codec="zstd", digest=digest)
+    made = build_object(store, KEYS, old, 1, codec="zstd", digest=frames_digest)
     assert payloads_in(store, made.descriptor) == [huge, b"a", b"b", huge, b"c", huge, huge]
 
 
@@ -142,7 +143,7 @@ def test_messages_are_removed_and_offsets_stay(codec: Codec, payloads: list[list
     store = FaultyStore()
     old = objects_of(store, payloads)
     made = build_object(
-        *(store, KEYS, old, 1), codec=codec, digest=digest, removed=RemovedOffsets(first_offset=0, bits=bits)
+        *(store, KEYS, old, 1), codec=codec, digest=frames_digest, removed=RemovedOffsets(first_offset=0, bits=bits)
     )
     together = [payload for some in payloads for payload in some]
     expected = [REMOVED_PAYLOAD if offset in gone else payload for offset, payload in enumerate(together)]
