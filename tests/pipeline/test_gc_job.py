@@ -14,7 +14,7 @@ from pyspark.sql import SparkSession
 import tidelog
 from tidelog.cli.app import run
 from tidelog.clock import SystemClock
-from tidelog.errors import DataError, InputError, NotSupportedError
+from tidelog.errors import DataError, InputError, NotFoundError, NotSupportedError
 from tidelog.log.frame import encode
 from tidelog.pipeline.jobs.gc import GcReport, apply_gc, plan_gc
 from tidelog.pipeline.jobs.gc_plan import GcPlan, TopicGarbage, read_plan, write_plan
@@ -220,3 +220,5 @@ def test_a_plan_that_was_changed_is_refused(tmp_path: Path) -> None:
     path.write_bytes(path.read_bytes().replace(b"file:///x", b"file:///y"))
     with pytest.raises(DataError, match="checksum"):
         read_plan(path)
+    with pytest.raises(NotFoundError, match="there is no plan.*gc --plan FILE"):
+        read_plan(tmp_path / "nothing")

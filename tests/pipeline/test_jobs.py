@@ -7,6 +7,7 @@ import os
 import re
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import NamedTuple
 
@@ -152,8 +153,10 @@ def test_table_on_the_command_line(shell: Shell) -> None:
 
 
 def test_the_session_of_the_caller_stays(shell: Shell, spark: SparkSession) -> None:
-    """A job that finds a session uses it and does not end it."""
+    """A job that finds a session uses it and does not end it, whichever thread it runs in."""
     assert shell.run("verify", *shell.root).code == 0
+    with ThreadPoolExecutor(1) as pool:
+        assert pool.submit(shell.run, "verify", *shell.root).result().code == 0
     assert spark.range(3).count() == 3
 
 

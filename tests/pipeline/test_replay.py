@@ -206,4 +206,26 @@ def test_csv_files_become_messages(
     assert run(["pipeline", "backfill", str(tmp_path / "c.csv"), "--to", "shop/csv", "--root", root.location]) == 3
     (tmp_path / "d.csv").write_text("id;at;text\n4;yesterday;fourth\n", "utf-8")
     assert run(["pipeline", "backfill", str(tmp_path / "d.csv"), *arguments[2:]]) == 2
-    assert "yesterday" in capsys.readouterr().err
+    told = capsys.readouterr().err
+    assert "yesterday" in told
+    assert "Logger" not in told
+
+
+def test_files_that_cannot_be_read_are_told_as_such(
+    spark: SparkSession, root: Root, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Files of another format, a store without its jar, a damaged file: wrong input with a hint, and no Java."""
+    (tmp_path / "rows.csv").write_text("id,text\n1,a\n", "utf-8")
+    spark.range(3).coalesce(1).write.parquet(str(tmp_path / "some"))
+    (tmp_path / "some" / "part-zz.parquet").write_bytes(b"PAR1 and nothing else")
+    for path, *arguments, problem in [
+        (str(tmp_path / "rows.csv"), "say so: --format csv"),
+        (str(tmp_path / "rows.csv"), "--format", "csv", "--separator", "", "Check --format and --separator"),
+        ("s3a://bucket/rows.csv", "--format", "csv", "Spark needs a jar"),
+        (str(tmp_path / "some"), "part-zz.parquet"),
+    ]:
+        assert run(["pipeline", "backfill", path, *arguments, "--to", "shop/rows", "--root", root.location]) == 2
+        told = capsys.readouterr().err
+        assert problem in told
+        assert "Py4J" not in told
+        assert "\tat " not in told

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import xml.etree.ElementTree as ElementTree
 from collections.abc import Iterator
 from pathlib import Path
@@ -99,6 +100,12 @@ def test_the_figures_of_a_topic_are_those_of_its_catalog_and_files(root: Path) -
     assert orders.kept_messages == (0, 50, 50)
     (billing,) = orders.subscriptions
     assert (billing.name, billing.offset, billing.lag_messages) == ("billing", 30, 70)
+
+
+def test_offsets_on_the_page_are_those_of_proofs() -> None:
+    """Both ends belong to the topic, as in the proof of `verify`; a topic without messages has none."""
+    page = page_of(TopicFigures(name="a/b", start_offset=3, next_offset=5), TopicFigures(name="a/empty"))
+    assert re.findall(r"\b\d+ to \d+\b", texts(page)) == ["3 to 4"]
 
 
 def test_messages_are_counted_once_over_time(root: Path) -> None:

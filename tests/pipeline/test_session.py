@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -39,6 +40,18 @@ def shop(tmp_path: Path) -> Path:
 def test_a_session_that_nobody_prepared_knows_the_format(spark: SparkSession, shop: Path) -> None:
     """A new session has none of the registrations of the first, and finds `tidelog` all the same."""
     assert count_messages(spark.newSession(), shop) == 3
+
+
+def test_a_thread_of_its_own_writes_once_it_has_registered(spark: SparkSession, shop: Path) -> None:
+    """Spark looks for a format to write to in the session of the thread, and a new thread has none."""
+
+    def append() -> None:
+        rows = tidelog.pipeline.register(spark).range(2).selectExpr("CAST(id AS string) AS value")
+        rows.write.format("tidelog").option("root", str(shop)).option("topic", TOPIC).mode("append").save()
+
+    with ThreadPoolExecutor(1) as pool:
+        pool.submit(append).result()
+    assert count_messages(spark, shop) == 5
 
 
 def test_a_running_session_is_used(spark: SparkSession) -> None:

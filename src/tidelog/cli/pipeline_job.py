@@ -40,8 +40,7 @@ MasterOption = Annotated[
         "--master", metavar="URL", help="Where Spark runs: local[*], spark://host:7077, sc://host [default: here]."
     ),
 ]
-# Of sessions here, and of those through Spark Connect.
-_SESSION_MODULES = ("pyspark.sql.session", "pyspark.sql.connect.session")
+_CONNECT_MODULE = "pyspark.sql.connect.session"
 Report = TypeVar("Report", bound="JobReport")
 
 
@@ -66,9 +65,11 @@ def run_job(
     show: Callable[[Output, Report], None] | None = None,
 ) -> None:
     """Runs a job in a session of its own and tells its report; `show` draws what only this job has."""
+    from tidelog.pipeline.jobs.spark_errors import told_in_our_words
+
     place = job_root(session, root)
     try:
-        with _spark(job, master) as spark, progress_bars(session.output) as on_progress:
+        with _spark(job, master) as spark, progress_bars(session.output) as on_progress, told_in_our_words(job):
             report = work(spark, place, on_progress)
     except KeyboardInterrupt:
         session.output.note(f"{job} was interrupted; run it again, and what it had done already counts once")
@@ -91,8 +92,11 @@ def _spark(job: str, master: str | None) -> Iterator[SparkSession]:
 
 
 def _is_running() -> bool:
-    loaded = [sys.modules[name] for name in _SESSION_MODULES if name in sys.modules]
-    return any(module.SparkSession.getActiveSession() is not None for module in loaded)
+    """Whichever thread began it: a session of this process, or one through Spark Connect."""
+    if "pyspark" in sys.modules and sys.modules["pyspark"].SparkContext._active_spark_context is not None:
+        return True
+    connect = sys.modules.get(_CONNECT_MODULE)
+    return connect is not None and connect.SparkSession.getActiveSession() is not None
 
 
 def tell(session: Session, report: Report, show: Callable[[Output, Report], None] | None = None) -> None:

@@ -110,13 +110,30 @@ def resolve_start(positions: Positions | None, topic: str, log: Ends, default: E
     found = _time_of(positions, topic)
     if found is None:
         return _edge_or_offset(positions, topic, log, default)
-    offset, latest = log.offset_at(found), log.next_offset
+    latest, offset = log.next_offset, log.offset_at(found)
     if offset >= latest and when_no_later == "error":
         raise InputError(
             f"{topic} has no message of the starting time or later",
             hint='startingOffsetsByTimestampStrategy "latest" begins at the end then',
         )
     return offset
+
+
+def resolve_range(
+    starting: Positions | None, ending: Positions | None, topic: str, log: Ends, when_no_later: str
+) -> tuple[int, int]:
+    """Where a batch read of a topic begins and ends; InputError when the two were given the wrong way round.
+
+    The beginning is looked up first: what is appended between the two looks must not make it lie behind the end.
+    """
+    latest = log.next_offset
+    start = resolve_start(starting, topic, log, "earliest", when_no_later)
+    stop = resolve_end(ending, topic, log)
+    if start <= stop or starting is None or ending is None:
+        return start, stop
+    if start >= latest and _time_of(starting, topic) is not None:
+        return stop, stop  # no message is that late, and beginning at the end of all is beginning at the end asked for
+    raise InputError(f"{topic}: the starting offset {start} is behind the ending offset {stop}")
 
 
 def resolve_end(positions: Positions | None, topic: str, log: Ends) -> int:

@@ -62,11 +62,17 @@ def spark_session(app_name: str = "tidelog", master: str | None = None, **conf: 
 def register(spark: SparkSession) -> SparkSession:
     """Makes `format("tidelog")` known to a session of yours, and gives it back.
 
-    Where tidelog is installed Spark finds the format by itself; this is for the case that it is not.
+    Where tidelog is installed Spark finds the format by itself; this is for the case that it is not. In a thread of its
+    own a program calls it too: Spark looks for a format to write to in the session that the thread has, and a new
+    thread has none.
     """
+    from pyspark.sql import SparkSession
+
     from tidelog.pipeline.source import TidelogDataSource
 
     spark.dataSource.register(TidelogDataSource)
+    if isinstance(spark, SparkSession):  # over Spark Connect it is another class, and the session goes with every plan
+        SparkSession._get_j_spark_session_class(spark._jvm).setActiveSession(spark._jsparkSession)
     return spark
 
 
@@ -140,7 +146,8 @@ def _tell_errors_once() -> None:
     """Whoever gets an exception of Spark's need not read it on the standard error too, as a line of JSON."""
     from pyspark.logger import PySparkLogger
 
-    PySparkLogger.getLogger("SQLQueryContextLogger").setLevel(logging.CRITICAL)
+    for name in ("SQLQueryContextLogger", "DataFrameQueryContextLogger"):
+        PySparkLogger.getLogger(name).setLevel(logging.CRITICAL)
 
 
 def _has_gateway() -> bool:

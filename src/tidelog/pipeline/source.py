@@ -27,7 +27,7 @@ from tidelog.errors import InputError
 from tidelog.pipeline.open_topics import OpenTopics
 from tidelog.pipeline.options import SourceOptions, parse_source_options
 from tidelog.pipeline.part import ColdPlace, ReadPart
-from tidelog.pipeline.positions import resolve_end, resolve_start
+from tidelog.pipeline.positions import resolve_range
 from tidelog.pipeline.schema import source_schema
 
 if TYPE_CHECKING:
@@ -118,11 +118,8 @@ class TopicReader(DataSourceReader):
     def _range(self, topics: OpenTopics, topic: str) -> tuple[int, int]:
         options, log = self._options, topics.log(topic)
         _refuse_empty_ranges(options)
-        stop = resolve_end(options.ending, topic, log)
-        start = resolve_start(options.starting, topic, log, "earliest", options.when_no_later_message)
+        start, stop = resolve_range(options.starting, options.ending, topic, log, options.when_no_later_message)
         topics.check_start(topic, start)
-        if start > stop and options.starting is not None and options.ending is not None:
-            raise InputError(f"{topic}: the starting offset {start} is behind the ending offset {stop}")
         return topics.readable_range(topic, start, stop)
 
     def read(self, partition: InputPartition) -> Iterator[Any]:

@@ -14,7 +14,7 @@ from pathlib import Path
 import msgspec
 
 from tidelog.codec import decode_document, encode_document
-from tidelog.errors import DataError, TidelogError
+from tidelog.errors import DataError, NotFoundError, TidelogError
 from tidelog.files import LocalFiles, explained
 from tidelog.pipeline.jobs.proof import Side
 from tidelog.tier.keys import TopicKeys
@@ -100,6 +100,8 @@ def write_plan(path: Path, plan: GcPlan) -> None:
 
 def read_plan(path: Path) -> GcPlan:
     """A plan that was kept; DataError when it is none, or names what it has no business with."""
+    if not path.exists():
+        raise NotFoundError("there is no plan", path=path, hint="Make one: `tidelog pipeline gc --plan FILE`")
     with explained("gc", path):
         data = LocalFiles().read(path)
     try:

@@ -22,6 +22,7 @@ from tidelog.pipeline.jobs.job import OnProgress, Progress, ignore_progress
 from tidelog.pipeline.jobs.replay import ReplayReport, report_of
 from tidelog.pipeline.jobs.replay_rows import StepWriter
 from tidelog.pipeline.jobs.replay_steps import Step, open_steps
+from tidelog.pipeline.jobs.spark_errors import told_as_bad_input
 from tidelog.pipeline.root import Root
 from tidelog.topics.names import parse_topic_name
 
@@ -33,6 +34,10 @@ DEFAULT_STEP_BYTES = 256 << 20
 # Of these a plan is made with a scan for each, one behind the other, so that rows stay in order.
 _MAX_STEP_FILES = 64
 FileFormat = Literal["parquet", "csv"]
+_FORMAT_HINTS: dict[FileFormat, str] = {
+    "parquet": "If they are CSV files, say so: --format csv",
+    "csv": "Check --format and --separator",
+}
 
 
 class Mapping(msgspec.Struct, frozen=True, kw_only=True):
@@ -144,18 +149,23 @@ class _Reading:
 
         listing = self._spark.read.format("binaryFile").option("recursiveFileLookup", "true")
         try:
-            rows = listing.load(self._paths).select("path", "length", sql.unix_micros("modificationTime")).collect()
-        except AnalysisException as error:
-            raise NotFoundError(f"the files cannot be listed: {error.getMessage()}", hint="Check the path") from error
+            with told_as_bad_input("the files cannot be listed", "Check the path; Spark needs a jar for some stores"):
+                rows = listing.load(self._paths).select("path", "length", sql.unix_micros("modificationTime")).collect()
+        except InputError as error:
+            if not isinstance(error.__cause__, AnalysisException):
+                raise
+            raise NotFoundError(error.message, hint="Check the path") from error
         found = sorted(SourceFile(row[0], row[1], row[2]) for row in rows)
         if not found:
-            raise NotFoundError(f"there are no files in {', '.join(self._paths)}", hint="Check the path")
+            named = ", ".join(self._paths)
+            raise NotFoundError(f"there are no files in {named}, or empty ones alone", hint="Check the path")
         return found
 
     def rows(self, files: Sequence[SourceFile]) -> DataFrame:
         """The rows of some files, one file behind the other."""
         if self._schema is None:
-            self._schema = self._reader().option("recursiveFileLookup", "true").load(self._paths).schema
+            with told_as_bad_input(f"the files cannot be read as {self._format}", _FORMAT_HINTS[self._format]):
+                self._schema = self._reader().option("recursiveFileLookup", "true").load(self._paths).schema
         parts = [self._reader().schema(self._schema).load(file.path) for file in files]
         return reduce(lambda before, behind: before.union(behind), parts)
 

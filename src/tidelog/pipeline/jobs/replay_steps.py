@@ -116,7 +116,7 @@ class ReplaySteps:
             raise ConflictError(
                 f"the replay {self._name} was begun with another source: {state.source}, not {self._source}",
                 operation="replay",
-                hint="Give this one a name of its own; what it has in common with the other one is written again then",
+                hint="Give this one a name of its own (--name); what both have in common is written again then",
             )
         return state, entry.version
 

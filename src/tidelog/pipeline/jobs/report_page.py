@@ -203,7 +203,7 @@ def _topic_row(page: Page, index: int, largest: int) -> str:
         f"<td>{share_bar(topic.cold_bytes, topic.hot_bytes, largest, title)}</td>",
         _number(f"{topic.unshipped_messages:,}"),
         _number(f"{topic.lag_messages:,}" if topic.subscriptions else ""),
-        _number(f"{topic.start_offset:,} to {topic.next_offset:,}"),
+        _number(f"{topic.start_offset:,} to {topic.next_offset - 1:,}" if topic.messages else ""),
     ]
     return f'<tr><td class="name">{name}</td>{"".join(cells)}</tr>'
 
