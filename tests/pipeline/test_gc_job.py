@@ -220,5 +220,5 @@ def test_a_plan_that_was_changed_is_refused(tmp_path: Path) -> None:
     path.write_bytes(path.read_bytes().replace(b"file:///x", b"file:///y"))
     with pytest.raises(DataError, match="checksum"):
         read_plan(path)
-    with pytest.raises(NotFoundError, match="there is no plan.*gc --plan FILE"):
+    with pytest.raises(NotFoundError, match=r"there is no plan.*gc --plan FILE"):
         read_plan(tmp_path / "nothing")
