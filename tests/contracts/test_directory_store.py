@@ -302,6 +302,18 @@ def test_the_name_of_the_directory_is_no_key(tmp_path: Path) -> None:
     assert [info.key for info in store.list()] == []
 
 
+def test_the_system_is_told_what_is_not_read_again(store: DirectoryStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where it can be told: elsewhere its cache keeps what it likes."""
+    told: list[tuple[int, int, int]] = []
+    monkeypatch.setattr(os, "posix_fadvise", lambda file, *advice: told.append(advice))
+    store.put("a", b"0123456789")
+    store.let_go_below("a", 4)
+    assert told == [(0, 4, os.POSIX_FADV_DONTNEED)]
+    monkeypatch.delattr(os, "posix_fadvise")
+    store.let_go_below("a", 10)
+    assert len(told) == 1
+
+
 def test_an_empty_folder_can_be_removed_while_others_write(store: DirectoryStore, directory: Path) -> None:
     """Nobody who begins to write there fails because of it, and what is in it stays."""
     stop = threading.Event()

@@ -164,6 +164,14 @@ class TestRanges:
         found = [bytes(store.read_range("a", start, length)) for start, length in ranges]
         assert found == [b"0123456789", b"456", b"89", b"9", b"", b"", b""]
 
+    def test_what_was_let_go_is_still_there(self, store: ObjectStore) -> None:
+        """It is a hint about memory: nothing is lost by it, and an object that is gone needs none."""
+        store.put("a", b"0123456789")
+        for position in (0, 4, 10, 99):
+            store.let_go_below("a", position)
+            assert bytes(store.read_range("a", 0, 10)) == b"0123456789"
+        store.let_go_below("none", 1)
+
     def test_ranges_before_the_beginning_are_refused(self, store: ObjectStore) -> None:
         """A negative number is a mistake of the caller's."""
         store.put("a", b"0123456789")

@@ -75,6 +75,17 @@ class DirectoryStore(ObstoreStore):
                     file.close()
         return super().read_range(key, start, length)
 
+    def let_go_below(self, key: str, position: int) -> None:
+        """What is not on the disk yet stays in the system's cache, whatever is said here."""
+        if not hasattr(os, "posix_fadvise"):
+            return
+        with contextlib.suppress(OSError):
+            descriptor = os.open(self._directory / check_key(key), os.O_RDONLY | os.O_CLOEXEC)
+            try:
+                os.posix_fadvise(descriptor, 0, position, os.POSIX_FADV_DONTNEED)
+            finally:
+                os.close(descriptor)
+
     def list(self, prefix: str = "", *, start_after: str | None = None) -> Iterator[ObjectInfo]:
         found = sorted(super().list(prefix, start_after=start_after))
         if not found:

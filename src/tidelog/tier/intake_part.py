@@ -5,14 +5,14 @@
 
 Invariants
 - A part is written once, under a name that no other attempt has, and appears whole or not at all.
-- What is read of a part has been checked: every frame, its number, how many there are, how many bytes. Read to its
-  end, its checksum is too.
+- What is read of a part has been checked: every frame, its number, how many there are, how many bytes. Whoever reads
+  all of it for the first time checks its checksum as well.
 - A part without rows is not written.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from types import TracebackType
 from typing import Self
 
@@ -84,18 +84,31 @@ class PartWriter:
             self.part = StagedPart(key=self._key, rows=self.rows, bytes=size, checksum=checksum_text(self._crc))
 
 
-def read_part(fetcher: Fetcher, part: StagedPart, first_row: int = 0) -> Iterator[Frames]:
-    """The frames of a part from a row on, checked; CorruptionError or NotFoundError when they are not there as said."""
+def read_part(
+    fetcher: Fetcher, part: StagedPart, first_row: int = 0, done_below: Callable[[int], None] | None = None
+) -> Iterator[Frames]:
+    """The frames of a part from a row on, checked; CorruptionError or NotFoundError when they are not there as said.
+
+    `done_below` is told up to which byte of the part its frames have been used.
+    """
     reader = ObjectFrames(fetcher, part.key, _described(part), first_row, part.rows, ahead=True)
-    crc = 0
     try:
         while (frames := reader.next_frames()) is not None:
-            crc = crc32(memoryview(frames.buffer)[frames.start_of(0) : frames.end], crc)
             passed = max(0, first_row - frames.first_offset)
             yield frames.slice(passed, frames.count)
+            if done_below is not None:
+                done_below(reader.position)
     finally:
         reader.close()
-    if first_row == 0 and checksum_text(crc) != part.checksum:
+
+
+def read_whole_part(fetcher: Fetcher, part: StagedPart) -> Iterator[Frames]:
+    """All frames of a part; behind the last one it is known that the part is what was committed."""
+    crc = 0
+    for frames in read_part(fetcher, part):
+        crc = crc32(memoryview(frames.buffer)[frames.start_of(0) : frames.end], crc)
+        yield frames
+    if checksum_text(crc) != part.checksum:
         raise CorruptionError(
             f"a checksum that is not {part.checksum} of its manifest", path=part.key, byte=0, operation="take in"
         )

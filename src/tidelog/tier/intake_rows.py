@@ -18,7 +18,7 @@ from tidelog.log.frame import Frames, encode_many
 from tidelog.log.repair import LOST_PAYLOAD
 from tidelog.tier.history_ranges import Fetcher
 from tidelog.tier.intake_document import Consignment
-from tidelog.tier.intake_part import StagedPart, decode_manifest, read_part
+from tidelog.tier.intake_part import StagedPart, decode_manifest, read_part, read_whole_part
 from tidelog.tier.object_store import ObjectStore
 
 _logger = logging.getLogger("tidelog.tier")
@@ -48,7 +48,7 @@ class ConsignmentRows:
         parts = self._manifest()
         kept: list[Frames] | None = [] if self._consignment.bytes <= _KEPT_BYTES else None
         for part in parts:
-            for frames in read_part(self._staging.fetcher, part):
+            for frames in read_whole_part(self._staging.fetcher, part):
                 self._check_sizes(frames, max_message_bytes)
                 if kept is not None:
                     kept.append(frames)
@@ -91,8 +91,11 @@ class ConsignmentRows:
             begin += part.rows
 
     def _from_part(self, part: StagedPart, row: int) -> Iterator[Frames]:
+        def let_go_below(position: int) -> None:
+            self._staging.objects.let_go_below(part.key, position)
+
         try:
-            for frames in read_part(self._staging.fetcher, part, row):
+            for frames in read_part(self._staging.fetcher, part, row, let_go_below):
                 for some in _some_at_a_time(frames):
                     yield some
                     row += some.count

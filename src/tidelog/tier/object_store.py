@@ -97,6 +97,10 @@ class ObjectStore(ABC):
     def read_range(self, key: str, start: int, length: int) -> memoryview:
         """Up to `length` bytes from `start` on; fewer only at the end of the object, none behind it."""
 
+    def let_go_below(self, key: str, position: int) -> None:
+        """A hint: the bytes before `position` are not read again, so memory that holds them can serve for others."""
+        return
+
     @abstractmethod
     def head(self, key: str) -> ObjectInfo: ...
 
