@@ -1,0 +1,231 @@
+"""Records: the payloads of the engine's log, each kind as a type of its own.
+
+    OPERATION         one operation of an entry: `operation_record`
+    STRUCTURE         the tree's own changes (splits, page images)                      own: nothing
+    COMPENSATION      the undo of one operation                                         own: compensated_lsn u64
+    CHECKPOINT_BEGIN  a fuzzy checkpoint begins                                         own: position u64, time_us u64
+    CHECKPOINT_END    it is complete                                                    own: msgpack of its state
+    ROLLBACK_BEGIN    entries above a seq are going to be undone                        own: target_seq, from_lsn u64
+    ROLLBACK_END      they are                                                          own: target_seq, begin_lsn u64
+    VACUUM            versions that retention removes                                   own: nothing
+    MARKS             the orchestrator's low-water mark                                 own: low_water_mark u64
+
+What stands before and behind `own` is in `record_header`. Only operations are ever undone.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable
+from typing import Final
+
+import msgspec
+
+from tidelog.engine.master import CheckpointState
+from tidelog.engine.operation_record import OperationRecord, decode_operation
+from tidelog.engine.record_header import (
+    CHECKPOINT_BEGIN,
+    CHECKPOINT_END,
+    COMPENSATION,
+    HEADER_BYTES,
+    MARKS,
+    OPERATION,
+    ROLLBACK_BEGIN,
+    ROLLBACK_END,
+    STRUCTURE,
+    VACUUM,
+    Header,
+    decode_header,
+    encode_header,
+)
+from tidelog.errors import DataError
+
+_ONE = struct.Struct("<Q")
+_TWO = struct.Struct("<QQ")
+_decode_state = msgspec.msgpack.Decoder(CheckpointState).decode
+
+
+class StructureRecord(msgspec.Struct, frozen=True, gc=False):
+    """A change of the tree's shape, or a page's image before its first change."""
+
+    updates: bytes
+
+
+class CompensationRecord(msgspec.Struct, frozen=True, gc=False):
+    """The undo of one operation's updates. `undo_next_lsn` is what is to be undone next, 0 for nothing."""
+
+    transaction: int
+    previous_lsn: int
+    undo_next_lsn: int
+    compensated_lsn: int
+    updates: bytes
+
+
+class CheckpointBeginRecord(msgspec.Struct, frozen=True, gc=False):
+    """Where a fuzzy checkpoint begins: the position of this record's own frame."""
+
+    position: int
+    time_us: int
+
+
+class CheckpointEndRecord(msgspec.Struct, frozen=True):
+    """A checkpoint is complete: what was known when it began."""
+
+    state: CheckpointState
+
+
+class RollbackBeginRecord(msgspec.Struct, frozen=True, gc=False):
+    """Entries above `target_seq` are going to be undone, backwards from the newest, which is at `from_lsn`."""
+
+    target_seq: int
+    from_lsn: int
+
+
+class RollbackEndRecord(msgspec.Struct, frozen=True, gc=False):
+    """The rollback that began at `begin_lsn` is complete."""
+
+    target_seq: int
+    begin_lsn: int
+
+
+class VacuumRecord(msgspec.Struct, frozen=True, gc=False):
+    """Versions that retention removes."""
+
+    updates: bytes
+
+
+class MarksRecord(msgspec.Struct, frozen=True, gc=False):
+    """How far the orchestrator says that all have come."""
+
+    low_water_mark: int
+
+
+Record = (
+    OperationRecord
+    | StructureRecord
+    | CompensationRecord
+    | CheckpointBeginRecord
+    | CheckpointEndRecord
+    | RollbackBeginRecord
+    | RollbackEndRecord
+    | VacuumRecord
+    | MarksRecord
+)
+
+_Decoder = Callable[[Header, bytes, bytes, int], Record]
+
+_STRUCTURE_HEADER: Final = encode_header(STRUCTURE, 0)
+_VACUUM_HEADER: Final = encode_header(VACUUM, 0)
+
+
+def encode_structure(updates: bytes) -> bytes:
+    """The record of a change of the tree's shape."""
+    return _STRUCTURE_HEADER + updates
+
+
+def encode_vacuum(updates: bytes) -> bytes:
+    """The record of versions that go."""
+    return _VACUUM_HEADER + updates
+
+
+def encode_compensation(
+    transaction: int, previous_lsn: int, undo_next_lsn: int, compensated_lsn: int, updates: bytes
+) -> bytes:
+    """The record of an operation that was undone."""
+    header = encode_header(
+        *(COMPENSATION, _ONE.size),
+        transaction=transaction,
+        previous_lsn=previous_lsn,
+        undo_next_lsn=undo_next_lsn,
+    )
+    return b"".join((header, _ONE.pack(compensated_lsn), updates))
+
+
+def encode_checkpoint_begin(position: int, time_us: int) -> bytes:
+    """The record with which a checkpoint begins; `position` is that of its own frame."""
+    return encode_header(CHECKPOINT_BEGIN, _TWO.size) + _TWO.pack(position, time_us)
+
+
+def encode_checkpoint_end(state: CheckpointState) -> bytes:
+    """The record of a complete checkpoint."""
+    own = msgspec.msgpack.encode(state)
+    return encode_header(CHECKPOINT_END, len(own)) + own
+
+
+def encode_rollback_begin(target_seq: int, from_lsn: int) -> bytes:
+    """The record with which a rollback begins."""
+    return encode_header(ROLLBACK_BEGIN, _TWO.size) + _TWO.pack(target_seq, from_lsn)
+
+
+def encode_rollback_end(target_seq: int, begin_lsn: int) -> bytes:
+    """The record of a complete rollback."""
+    return encode_header(ROLLBACK_END, _TWO.size) + _TWO.pack(target_seq, begin_lsn)
+
+
+def encode_marks(low_water_mark: int) -> bytes:
+    """The record of a new low-water mark."""
+    return encode_header(MARKS, _ONE.size) + _ONE.pack(low_water_mark)
+
+
+def decode_record(payload: bytes, lsn: int) -> Record:
+    """A record of any kind; DataError when it is none."""
+    header = decode_header(payload, lsn)
+    if header.kind == OPERATION:
+        return decode_operation(payload, lsn)
+    own, updates = payload[HEADER_BYTES : header.updates_offset], payload[header.updates_offset :]
+    if updates and header.kind not in _WITH_UPDATES:
+        raise DataError(f"a record of kind {header.kind} has page updates, LSN {lsn}")
+    return _DECODERS[header.kind](header, own, updates, lsn)
+
+
+def _decode_structure(header: Header, own: bytes, updates: bytes, lsn: int) -> Record:
+    _expect_bytes(header, own, 0, lsn)
+    return StructureRecord(updates)
+
+
+def _decode_vacuum(header: Header, own: bytes, updates: bytes, lsn: int) -> Record:
+    _expect_bytes(header, own, 0, lsn)
+    return VacuumRecord(updates)
+
+
+def _decode_compensation(header: Header, own: bytes, updates: bytes, lsn: int) -> Record:
+    _expect_bytes(header, own, _ONE.size, lsn)
+    (compensated_lsn,) = _ONE.unpack(own)
+    return CompensationRecord(
+        *(header.transaction, header.previous_lsn, header.undo_next_lsn, compensated_lsn, updates)
+    )
+
+
+def _decode_checkpoint_end(header: Header, own: bytes, updates: bytes, lsn: int) -> Record:
+    try:
+        return CheckpointEndRecord(_decode_state(own))
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        raise DataError(f"the state of a checkpoint cannot be read, LSN {lsn}: {error}") from error
+
+
+def _decode_numbers(make: Callable[..., Record], numbers: struct.Struct) -> _Decoder:
+    """For the kinds that are a few numbers and nothing else."""
+
+    def decode(header: Header, own: bytes, updates: bytes, lsn: int) -> Record:
+        _expect_bytes(header, own, numbers.size, lsn)
+        return make(*numbers.unpack(own))
+
+    return decode
+
+
+def _expect_bytes(header: Header, own: bytes, size: int, lsn: int) -> None:
+    if len(own) != size:
+        raise DataError(f"a record of kind {header.kind} has {len(own)} bytes of its own, not {size}, LSN {lsn}")
+
+
+_WITH_UPDATES = {STRUCTURE, COMPENSATION, VACUUM}
+_DECODERS: dict[int, _Decoder] = {
+    STRUCTURE: _decode_structure,
+    COMPENSATION: _decode_compensation,
+    CHECKPOINT_BEGIN: _decode_numbers(CheckpointBeginRecord, _TWO),
+    CHECKPOINT_END: _decode_checkpoint_end,
+    ROLLBACK_BEGIN: _decode_numbers(RollbackBeginRecord, _TWO),
+    ROLLBACK_END: _decode_numbers(RollbackEndRecord, _TWO),
+    VACUUM: _decode_vacuum,
+    MARKS: _decode_numbers(MarksRecord, _ONE),
+}
