@@ -13,6 +13,7 @@ Invariants
   greatest of this object and of all before it, so it grows from one to the next: a time is found by bisection.
 - `epoch` is that of the owner who wrote it. A compacted object has messages of several: `epochs` says from which offset
   on which one, both growing, and `epoch` is the last. Without `epochs` all of it counts as written under `epoch`.
+- `position` is for logs whose readers know bytes, not offsets (an engine's): how many bytes of frames are before it.
 - What does not hold together is refused when it is read: nothing in here is believed because it is in our store.
 """
 
@@ -20,7 +21,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from itertools import pairwise
-from typing import Literal
+from typing import Annotated, Literal
 
 import msgspec
 
@@ -50,6 +51,14 @@ class Descriptor(msgspec.Struct, frozen=True, kw_only=True):
     completed: bool = True
     offset_index: tuple[tuple[int, int], ...]
     epochs: tuple[tuple[int, int], ...] | msgspec.UnsetType = msgspec.UNSET
+    position: Annotated[int, msgspec.Meta(ge=0)] | msgspec.UnsetType = msgspec.UNSET
+
+    @property
+    def start_position(self) -> int:
+        """How many bytes of frames are before it in the log; DataError where nobody wrote it down."""
+        if isinstance(self.position, msgspec.UnsetType):
+            raise DataError(f"the descriptor of {self.object_id} does not say its position in the log")
+        return self.position
 
     @property
     def all_epochs(self) -> tuple[tuple[int, int], ...]:

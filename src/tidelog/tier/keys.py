@@ -23,6 +23,12 @@ Objects, below the URL of the store:
     storage/topics/{namespace}/{topic}/intake/{consignment}/manifest-{token}.json             which of them count
     storage/topics/{namespace}/{topic}/objects/data-{start}-{end}-e{epoch}-c{generation}.tlog     the same, compacted
 
+An engine has a place of its own, which is no topic's: `storage/engine/{name}/` with the same metadata keys for its log
+(`segments/`, `owner`, `start`, ...), `manifest`, and the objects
+
+    storage/engine/{name}/objects/data-{start}-{end}-e{epoch}.tlog                  records of its log
+    storage/engine/{name}/checkpoints/checkpoint-{seq}-{lsn}-e{epoch}.tckp          its state at a seq
+
 Invariants
 - Twenty digits hold every 64-bit offset, so descriptor keys are in the order of offsets; `cur` sorts behind them.
 - Building and parsing are inverse: a name that was not built here parses to None, and there is one spelling for each.
@@ -39,6 +45,7 @@ from typing import NamedTuple
 from tidelog.errors import InputError
 
 DEFAULT_ROOT = "tidelog"
+DEFAULT_ENGINE = "main"
 CURRENT = "cur"
 MAX_OFFSET = (1 << 64) - 1
 MAX_PART_LENGTH = 200
@@ -46,11 +53,13 @@ MAX_PART_LENGTH = 200
 MAX_KEY_LENGTH = 900
 
 _TOPICS = "storage/topics"
+_ENGINE = "storage/engine"
 _PART = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]*", re.ASCII)
 _DESCRIPTOR = re.compile(r"[0-9]{20}", re.ASCII)
 _NUMBER = r"(0|[1-9][0-9]{0,19})"
 _INTAKE = re.compile(r"([0-9a-f]{32}-(?:0|[1-9][0-9]{0,19}))/[^/]+", re.ASCII)
 _OBJECT = re.compile(rf"data-{_NUMBER}-{_NUMBER}-e{_NUMBER}(?:-c([1-9][0-9]{{0,19}}))?\.tlog", re.ASCII)
+_CHECKPOINT = re.compile(rf"checkpoint-{_NUMBER}-{_NUMBER}-e{_NUMBER}\.tckp", re.ASCII)
 _TOPIC_KEY = re.compile(rf"{_TOPICS}/([^/]+)/([^/]+)/(.+)", re.ASCII)
 
 
@@ -81,13 +90,22 @@ class ObjectId(NamedTuple):
 class TopicKeys:
     """All keys and object names of one topic."""
 
+    noun = "topic"
+    """What it is that these keys belong to, for those who tell people about it."""
+
+    sends_ahead = False
+    """Whether an object may be there before the one in front of it is published."""
+
     def __init__(self, namespace: str, topic: str, root: str = DEFAULT_ROOT) -> None:
         for part in (root, namespace, topic):
             check_part(part)
+        self._set_place(f"{_TOPICS}/{namespace}/{topic}/", root)
+
+    def _set_place(self, place: str, root: str) -> None:
         self._root = root
-        self._objects = f"{_TOPICS}/{namespace}/{topic}/objects/"
-        self._intake = f"{_TOPICS}/{namespace}/{topic}/intake/"
-        self._metadata = f"{root}/{_TOPICS}/{namespace}/{topic}/"
+        self._objects = f"{place}objects/"
+        self._intake = f"{place}intake/"
+        self._metadata = f"{root}/{place}"
 
     @property
     def metadata_prefix(self) -> str:
@@ -221,6 +239,55 @@ class TopicKeys:
         if not key.startswith(self._objects):
             return None
         return parse_object_id(key.removeprefix(self._objects))
+
+
+class CheckpointId(NamedTuple):
+    """The name of an engine's state in the store: at which seq, how far its log was shipped then, and who wrote it."""
+
+    seq: int
+    lsn: int
+    epoch: int
+
+    def __str__(self) -> str:
+        return f"checkpoint-{self.seq}-{self.lsn}-e{self.epoch}.tckp"
+
+
+class EngineKeys(TopicKeys):
+    """All keys and object names of one engine: those of a log, and its own."""
+
+    noun = "engine"
+    sends_ahead = True
+
+    def __init__(self, name: str = DEFAULT_ENGINE, root: str = DEFAULT_ROOT) -> None:
+        for part in (root, name):
+            check_part(part)
+        self.name = name
+        self._set_place(f"{_ENGINE}/{name}/", root)
+        self._checkpoints = f"{_ENGINE}/{name}/checkpoints/"
+
+    @property
+    def engine_manifest(self) -> str:
+        """What the engine says about itself, as one document."""
+        return self._metadata + "manifest"
+
+    @property
+    def checkpoints_prefix(self) -> str:
+        """Where its states are, in the object store."""
+        return self._checkpoints
+
+    def checkpoint(self, name: CheckpointId) -> str:
+        """Where a state is, relative to the store's URL."""
+        for number in name:
+            _checked_number(number, "a seq, LSN or epoch")
+        return self._checkpoints + str(name)
+
+    def parse_checkpoint(self, key: str) -> CheckpointId | None:
+        """The numbers in the name of a state; None for a key that we would not have built."""
+        match = _CHECKPOINT.fullmatch(key.removeprefix(self._checkpoints))
+        if match is None or not key.startswith(self._checkpoints):
+            return None
+        found = CheckpointId(*(int(number) for number in match.groups()))
+        return found if max(found) <= MAX_OFFSET else None
 
 
 def consignment_name(app: str, version: int) -> str:

@@ -6,7 +6,8 @@ Signs of it
 - `cur` names a descriptor that is not there, at or behind the catalog's end. It is written together with that
   descriptor, or after it.
 - An object begins where the catalog ends, and its epoch is higher than that of any owner the catalog has had.
-- An object begins there, and another one behind it. An owner sends nothing before the object in front is published.
+- An object begins there, and another one behind it. The owner of a topic sends nothing before the object in front is
+  published. (An engine's does, so there this is no sign.)
 - A compacted object reaches there or behind it: only what was published is compacted. One that begins earlier is looked
   for where the newest object of the catalog is gone: it has been replaced, and the oldest are deleted first.
 One object alone, of an epoch that is known, is no sign: a crash between its upload and its publishing leaves that.
@@ -51,6 +52,8 @@ def refuse_older_catalog(catalog: Catalog, objects: ObjectStore, known_epoch: in
 def _is_sign(name: ObjectId, known_epoch: int, catalog: Catalog, objects: ObjectStore) -> bool:
     if name.generation or name.epoch != known_epoch:
         return name.generation > 0 or name.epoch > known_epoch
+    if catalog.keys.sends_ahead:
+        return False
     return any(behind.epoch >= name.epoch for behind in _objects_at(catalog, objects, name.end + 1))
 
 

@@ -23,6 +23,9 @@ from tidelog.tier.metadata.store import Check, Delete, Put
 from tidelog.tier.owner import Owner
 
 RESCUE_HINT = "What it had accepted and not shipped stays on its disk: `tidelog topic rescue` shows it"
+_HINTS = {
+    "engine": "Its orchestrator still has what it had not shipped; `tidelog.restore_engine` makes a new copy of it"
+}
 
 
 class Step(NamedTuple):
@@ -101,10 +104,14 @@ class Ownership:
             raise
 
     def _fenced(self, by: Owner | None) -> FencedError:
+        noun = self.catalog.keys.noun
         who = (
-            "the topic was deleted elsewhere" if by is None else f"{by.node} owns the topic now, with epoch {by.epoch}"
+            f"the {noun} was deleted elsewhere"
+            if by is None
+            else f"{by.node} owns the {noun} now, with epoch {by.epoch}"
         )
-        return FencedError(f"{who}; epoch {self.epoch} can change nothing any more", hint=RESCUE_HINT)
+        hint = _HINTS.get(noun, RESCUE_HINT)
+        return FencedError(f"{who}; epoch {self.epoch} can change nothing any more", hint=hint)
 
 
 def new_claim() -> str:
@@ -123,6 +130,8 @@ def claim_topic(catalog: Catalog, node: str, clock: Clock, claim: str, min_epoch
         versions = catalog.metadata.commit([check], [Put(key, documents.encode(owner))])
     except ConflictError as error:
         raise ConflictError(
-            "another node claimed the topic at the same moment", operation="claim", hint="Open it again to take it over"
+            f"another node claimed the {catalog.keys.noun} at the same moment",
+            operation="claim",
+            hint="Open it again to take it over",
         ) from error
     return Ownership(catalog, owner, versions[key], previous)

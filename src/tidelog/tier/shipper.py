@@ -4,8 +4,9 @@
 
 Invariants
 - Everything below `shipped_offset` is in a published object. It only grows.
-- One object after the other, each beginning where the one before ended. An object is part of the topic when its
-  descriptor is published, under this owner's epoch; until then it is nothing, and a sweep removes it.
+- One object after the other, each beginning where the one before ended. Several may be sent at once (`outgoing.py`),
+  and are published in order. An object is part of the topic when its descriptor is published, under this owner's epoch;
+  until then it is nothing, and a sweep removes it.
 - An attempt that failed is made again as it was planned, under the same name; one whose publishing is undecided is
   published again, not uploaded again.
 - Nothing at or above the gate is shipped, whoever asks. Messages that count only together are in one object.
@@ -17,8 +18,11 @@ from __future__ import annotations
 import contextlib
 import logging
 import random
+import sys
 from collections.abc import Callable
 from threading import Lock
+
+import msgspec
 
 from tidelog.clock import Clock
 from tidelog.errors import ClosedError, DataError, FencedError, NotFoundError, StoreUnavailableError, TidelogError
@@ -29,6 +33,7 @@ from tidelog.tier.descriptor import Descriptor
 from tidelog.tier.keys import ObjectId
 from tidelog.tier.object_store import ObjectStore
 from tidelog.tier.older_catalog import refuse_older_catalog
+from tidelog.tier.outgoing import Outgoing, OutgoingQueue
 from tidelog.tier.owned_catalog import OwnedCatalog
 from tidelog.tier.shipment import Place, Shipment, bytes_behind, plan_shipment, whole_groups
 from tidelog.tier.shipper_statistics import ShipperCounters, ShipperStatistics
@@ -47,7 +52,11 @@ Send = Callable[[Shipment, str], Uploaded]
 
 
 class Shipper:
-    """Ships one log. `gate` gives the first offset that must not be shipped yet; without one, all may."""
+    """Ships one log. `gate` gives the first offset that must not be shipped yet; without one, all may.
+
+    `concurrency` objects are sent at once. `first_position` is for a log whose objects say how many bytes of frames are
+    before them: how many are before `next_offset`, if nothing was shipped yet.
+    """
 
     def __init__(
         self,
@@ -60,6 +69,8 @@ class Shipper:
         next_offset: int,
         gate: Gate | None = None,
         group_of: GroupOf | None = None,
+        concurrency: int = 1,
+        first_position: int | None = None,
     ) -> None:
         self.shipped_offset = next_offset
         self.gate = gate
@@ -78,9 +89,10 @@ class Shipper:
         self._is_closed = False
         self._resume = self._known_place()
         self._reached_time_us: int | None = None
-        self._knows_reached_time = False
-        self._planned: Shipment | None = None
-        self._attempted: ObjectId | None = None
+        self._position = first_position
+        self._knows_newest = False
+        self._has_looked = False
+        self._outgoing = OutgoingQueue(concurrency)
         self._unpublished: tuple[Descriptor, Place] | None = None
         self._waiting_since: float | None = None
         self._failures = 0
@@ -92,15 +104,17 @@ class Shipper:
 
     # Shipping
 
-    def ship(self) -> int:
-        """Ships everything that is synced and below the gate now; returns the first offset that is not shipped."""
+    def ship(self, max_objects: int | None = None) -> int:
+        """Ships everything that is synced and below the gate now; returns the first offset that is not shipped.
+
+        After `max_objects` it leaves the rest for the next call.
+        """
         stop_offset = whole_groups(self._log, self._allowed(), self._group_of)
         with self._shipping:
             begin = self._clock.monotonic()
             try:
                 with explained("ship", self._log.directory):
-                    while self.shipped_offset < stop_offset:
-                        self._ship_one(stop_offset)
+                    self._ship_up_to(stop_offset, max_objects)
             except TidelogError as error:
                 self._counters.failed(error)
                 raise
@@ -113,35 +127,50 @@ class Shipper:
         durable = self._log.durable_offset
         return durable if self.gate is None else min(durable, self.gate())
 
+    def _ship_up_to(self, stop_offset: int, max_objects: int | None) -> None:
+        left = sys.maxsize if max_objects is None else max_objects
+        while self.shipped_offset < stop_offset and left > 0:
+            self._ship_one(stop_offset)
+            left -= 1
+
     def _ship_one(self, stop_offset: int) -> None:
         if self._unpublished is None:
-            shipment = self._planned or self._plan(stop_offset)
-            self._planned = shipment
-            self._unpublished = self._upload(shipment), shipment.end
-            self._planned = None
+            self._plan_ahead(stop_offset)
+            self._unpublished = self._sent(), self._outgoing.first.shipment.end
+            self._outgoing.remove_first()
         self._check_open()
         descriptor, end = self._unpublished
         self._owned.publish(descriptor)
         self._unpublished = None
         self._published(descriptor, end)
 
-    def _plan(self, stop_offset: int) -> Shipment:
-        shipment = plan_shipment(
-            *(self._log, self.shipped_offset, stop_offset, self._settings.max_object_bytes, self._resume),
-            group_of=self._group_of,
-        )
-        assert shipment is not None, "what is synced is in the files"
-        return shipment
+    def _plan_ahead(self, stop_offset: int) -> None:
+        """What failed before is tried again as it was planned."""
+        while self._outgoing.has_room:
+            resume = self._outgoing.last.shipment.end if self._outgoing else self._resume
+            offset = self._outgoing.last.shipment.next_offset if self._outgoing else self.shipped_offset
+            if offset >= stop_offset:
+                return
+            shipment = plan_shipment(
+                *(self._log, offset, stop_offset, self._settings.max_object_bytes, resume), group_of=self._group_of
+            )
+            assert shipment is not None, "what is synced is in the files"
+            name = ObjectId(shipment.first_offset, shipment.next_offset - 1, self._owned.epoch)
+            self._outgoing.add(Outgoing(name, shipment))
 
-    def _upload(self, shipment: Shipment) -> Descriptor:
+    def _sent(self) -> Descriptor:
+        """The first of those that are planned, once it is in the store; others are on their way meanwhile."""
         self._check_open()
-        name = self._name_of(shipment)
-        self._learn_reached_time()  # what may fail comes before the upload, which is not to be made twice
-        self._refuse_to_overwrite(name)
+        self._learn_from_newest()  # what may fail comes before the upload, which is not to be made twice
+        self._outgoing.begin_all(self._refuse_to_overwrite, self._send)
+        outgoing = self._outgoing.first
+        return self._describe(outgoing.name, outgoing.shipment, outgoing.sent(self._send))
+
+    def _send(self, name: ObjectId, shipment: Shipment) -> Uploaded:
         with self._counters.uploading(str(name), shipment.raw_bytes):
             uploaded = self.send(shipment, self._owned.catalog.keys.object(name))
         self._counters.uploaded(uploaded.info.size, shipment.raw_bytes)
-        return self._describe(name, shipment, uploaded)
+        return uploaded
 
     def _send_from_here(self, shipment: Shipment, key: str) -> Uploaded:
         upload = Upload(
@@ -150,21 +179,20 @@ class Shipper:
         )
         return upload.send(self._objects, key)
 
-    def _refuse_to_overwrite(self, name: ObjectId) -> None:
+    def _refuse_to_overwrite(self, outgoing: Outgoing) -> None:
         """A name is used by one owner, so what is there under a new one was sent by somebody with the same epoch."""
-        if self._attempted == name:
-            return
-        key = self._owned.catalog.keys.object(name)
+        key = self._owned.catalog.keys.object(outgoing.name)
         with contextlib.suppress(NotFoundError):
             self._objects.head(key)
             raise DataError(
-                f"{key} is there already: somebody else ships this topic to {self._objects.url}",
+                f"{key} is there already: somebody else ships this {self._owned.catalog.keys.noun} to "
+                f"{self._objects.url}",
                 operation="ship",
-                hint="Every owner of a topic must use the same metadata; name it when the directory is opened",
+                hint="Every owner of it must use the same metadata; name it when the directory is opened",
             )
-        if self._attempted is None:
+        if not self._has_looked:
             self._refuse_older_catalog()
-        self._attempted = name
+            self._has_looked = True
 
     def _refuse_older_catalog(self) -> None:
         """Once, before the first object: a machine that was set back would ship other messages under known offsets."""
@@ -193,16 +221,23 @@ class Shipper:
             epoch=name.epoch,
             created_us=self._clock.now_us(),
             offset_index=uploaded.offset_index,
+            position=msgspec.UNSET if self._position is None else self._position,
         )
 
-    def _learn_reached_time(self) -> None:
-        if not self._knows_reached_time:
-            newest = self._owned.catalog.newest()
-            self._reached_time_us = None if newest is None else newest.reached_time_us
-            self._knows_reached_time = True
+    def _learn_from_newest(self) -> None:
+        if self._knows_newest:
+            return
+        newest = self._owned.catalog.newest()
+        if newest is not None:
+            self._reached_time_us = newest.reached_time_us
+            if self._position is not None:
+                self._position = newest.start_position + newest.raw_size
+        self._knows_newest = True
 
     def _published(self, descriptor: Descriptor, end: Place) -> None:
         self._reached_time_us = descriptor.reached_time_us
+        if self._position is not None:
+            self._position += descriptor.raw_size
         self._resume = end
         self.shipped_offset = descriptor.next_offset
         self._waiting_since = None
@@ -270,6 +305,7 @@ class Shipper:
     def close(self) -> None:
         """Nothing is sent or published from now on; what is under way is given up before it is published."""
         self._is_closed = True
+        self._outgoing.close()
 
     def _check_open(self) -> None:
         if self._is_closed:
@@ -283,13 +319,9 @@ class Shipper:
 
     def in_flight(self) -> list[str]:
         """Keys of objects that are on their way, or are there and about to be published."""
-        planned, unpublished = self._planned, self._unpublished
-        names = [] if planned is None else [self._name_of(planned)]
+        names, unpublished = self._outgoing.names(), self._unpublished
         names += [] if unpublished is None else [unpublished[0].name]
         return [self._owned.catalog.keys.object(name) for name in names]
-
-    def _name_of(self, shipment: Shipment) -> ObjectId:
-        return ObjectId(shipment.first_offset, shipment.next_offset - 1, self._owned.epoch)
 
     def statistics(self) -> ShipperStatistics:
         """One moment of it."""

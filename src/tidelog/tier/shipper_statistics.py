@@ -34,7 +34,7 @@ class ShipperStatistics(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ShipperCounters:
-    """Counts for one shipper; it ships one object at a time, any thread may take a snapshot."""
+    """Counts for one shipper; any thread may take a snapshot."""
 
     def __init__(self) -> None:
         self.cycle_seconds = Stopwatch()
@@ -45,16 +45,16 @@ class ShipperCounters:
         self._errors_in_a_row = 0
         self._last_error: str | None = None
         self._last_object_id: str | None = None
-        self._uploading: tuple[str, int] | None = None
+        self._uploading: dict[str, int] = {}
 
     @contextlib.contextmanager
     def uploading(self, object_id: str, raw_bytes: int) -> Iterator[None]:
-        """While an object is on its way."""
-        self._uploading = object_id, raw_bytes
+        """While an object is on its way. Several may be."""
+        self._uploading[object_id] = raw_bytes
         try:
             yield
         finally:
-            self._uploading = None
+            self._uploading.pop(object_id, None)
 
     def uploaded(self, size: int, raw_bytes: int) -> None:
         self._bytes_uploaded += size
@@ -84,7 +84,7 @@ class ShipperCounters:
     ) -> ShipperStatistics:
         """Everything, with where the shipper stands now."""
         cycles = self.cycle_seconds.snapshot()
-        uploading = self._uploading
+        uploading = dict(self._uploading)
         age_us = 0 if oldest_unshipped_us is None else max(0, now_us - oldest_unshipped_us)
         return ShipperStatistics(
             shipped_offset=shipped_offset,
@@ -101,6 +101,6 @@ class ShipperCounters:
             errors_in_a_row=self._errors_in_a_row,
             last_error=self._last_error,
             last_object_id=self._last_object_id,
-            uploading=None if uploading is None else uploading[0],
-            uploading_raw_bytes=0 if uploading is None else uploading[1],
+            uploading=next(iter(uploading), None),
+            uploading_raw_bytes=sum(uploading.values()),
         )
