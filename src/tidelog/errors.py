@@ -3,7 +3,9 @@
     TidelogError
     ├── RetryError            try again: nothing was done, or what was done is still safe
     │   ├── BackpressureError     the writer is behind and the timeout passed; no offset was used
+    │   ├── DeadlockError         transactions waited for each other, and this one was chosen to give way
     │   ├── DiskFullError         no room on the disk; make room, accepted messages wait in memory
+    │   ├── LockTimeoutError      another transaction kept a lock for longer than the time given
     │   ├── LockedError           another process owns the directory
     │   ├── NotTakenInError       rows are handed over and safe, and the topic's owner has not taken them in yet
     │   └── StoreUnavailableError an object or metadata store gave no answer; read back before you write again
@@ -75,6 +77,13 @@ class BackpressureError(RetryError):
     """The hand-over to the writer stayed full until the timeout. No offset was used."""
 
 
+class DeadlockError(RetryError):
+    """Transactions waited for each other in a circle. This one gave way: its locks are free, nothing was written.
+
+    Run the whole transaction again, from its first read on.
+    """
+
+
 class DiskFullError(RetryError):
     """The disk has no room. New appends are refused until a retried write goes through.
 
@@ -85,6 +94,10 @@ class DiskFullError(RetryError):
     def __init__(self, message: str, *, offset: int | None = None, path: str | Path | None = None) -> None:
         super().__init__(message, path=path, hint="Free some space; writing goes on by itself")
         self.offset = offset
+
+
+class LockTimeoutError(RetryError):
+    """A lock on a bucket or a key was not free in time. The transaction still has what it had; it may ask again."""
 
 
 class LockedError(RetryError):
