@@ -176,14 +176,17 @@ class Files(ABC):
 
 
 class LocalFiles(Files):
-    """The real file system."""
+    """The real file system. With `syncs_times` a sync of a file covers its times too, which nothing here needs."""
+
+    def __init__(self, *, syncs_times: bool = False) -> None:
+        self._syncs_times = syncs_times
 
     def create(self, path: Path) -> File:
-        return _LocalFile(os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644))
+        return _LocalFile(os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644), self._syncs_times)
 
     def open(self, path: Path, *, write: bool = False) -> File:
         flags = os.O_RDWR if write else os.O_RDONLY
-        return _LocalFile(os.open(path, flags | os.O_CLOEXEC))
+        return _LocalFile(os.open(path, flags | os.O_CLOEXEC), self._syncs_times)
 
     def list(self, directory: Path) -> list[str]:
         return sorted(os.listdir(directory))
@@ -228,8 +231,9 @@ class LocalFiles(Files):
 
 
 class _LocalFile:
-    def __init__(self, descriptor: int) -> None:
+    def __init__(self, descriptor: int, syncs_times: bool) -> None:
         self._descriptor = descriptor
+        self._syncs_times = syncs_times
 
     def write_at(self, position: int, data: bytes | memoryview) -> None:
         written = os.pwrite(self._descriptor, data, position)
@@ -254,7 +258,10 @@ class _LocalFile:
         return b"".join(parts)
 
     def sync(self) -> None:
-        os.fdatasync(self._descriptor)
+        if self._syncs_times:
+            os.fsync(self._descriptor)
+        else:
+            os.fdatasync(self._descriptor)
 
     def truncate(self, size: int) -> None:
         os.ftruncate(self._descriptor, size)

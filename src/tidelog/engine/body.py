@@ -13,8 +13,8 @@ Invariants
 - The same data and metadata give the same body, whatever order the metadata came in; no metadata takes no bytes.
 - `crc` is that of the body before it was compressed, `size` counts the data alone: both are the same on every replica,
   however its body is stored.
-- What is decoded comes from a disk or a network. No more memory is taken than `size` and the bound on metadata allow, and
-  whatever does not fit together raises DataError.
+- What is decoded comes from a disk or a network. No more memory is taken than `size` and the bound on metadata allow;
+  what does not fit together raises DataError.
 """
 
 from __future__ import annotations

@@ -64,6 +64,11 @@ class ActiveFile:
         return self._file is not None
 
     @property
+    def holds_frames(self) -> bool:
+        """Whether there is something in that file."""
+        return self._segment is not None and self._segment.size > 0
+
+    @property
     def is_old(self) -> bool:
         """Whether the file is due for sealing by age."""
         seconds = self.seconds_until_old

@@ -55,6 +55,7 @@ class Handover:
         self._room_queue = RoomQueue(self._fits, self._accept)
         self._holder: ThreadWaiter | None = None
         self._sync_waiters: list[tuple[int, Waiter]] = []
+        self._file_end_waiters: list[tuple[int, Waiter]] = []
         self._listeners: list[Waiter] = []
         self._bell = Doorbell(self.mutex)
         # What `try_append` looks at, kept ready so that a message costs as few steps as possible: the open chunk, the
@@ -291,6 +292,17 @@ class Handover:
                 self._wake()
             return True
 
+    def wait_file_end(self) -> None:
+        """Returns once everything that was accepted before is in files that nothing is added to any more."""
+        waiter = ThreadWaiter()
+        with self.mutex:
+            if self.stall is not None:
+                raise self.stall()
+            self._file_end_waiters.append((self.next_offset, waiter))
+            if self._somebody_sleeps:
+                self._wake()
+        waiter.wait()
+
     def wait_for_news(self, offset: int, timeout_seconds: float | None) -> bool:
         """Returns once something was accepted at `offset` or nothing ever will be; False when the time passed."""
         waiter = ThreadWaiter()
@@ -337,6 +349,11 @@ class Handover:
         return bool(self._sync_waiters)
 
     @property
+    def file_end_due(self) -> bool:
+        """Whether somebody waits for the end of the file, and what belongs into it has been written."""
+        return any(target <= self.written_offset for target, _ in self._file_end_waiters)
+
+    @property
     def has_work(self) -> bool:
         """Whether something waits to be written."""
         return self.next_offset > self.written_offset
@@ -344,7 +361,7 @@ class Handover:
     def sleep(self, timeout_seconds: float | None) -> None:
         """Puts the writer to sleep until there is something to write, sync or finish, or the time passes."""
         with self.mutex:
-            if self.has_work or self._sync_waiters or self.closing:
+            if self.has_work or self._sync_waiters or self._file_end_waiters or self.closing:
                 return
             self._prepare_sleep()
         self._bell.sleep(timeout_seconds)
@@ -392,6 +409,13 @@ class Handover:
             self._sync_waiters = [entry for entry in self._sync_waiters if entry[0] > offset]
         finish_all(done)
 
+    def file_ended(self) -> None:
+        """The file is closed for good, synced: wakes those who waited for that."""
+        with self.mutex:
+            done = [waiter for target, waiter in self._file_end_waiters if target <= self.written_offset]
+            self._file_end_waiters = [entry for entry in self._file_end_waiters if entry[0] > self.written_offset]
+        finish_all(done)
+
     # When it ends, for now or for good
 
     def forget(self) -> None:
@@ -425,8 +449,8 @@ class Handover:
                 self._refuse(make_error)
             self.stall = make_error
             self.over = self.over or over
-            waiters = [waiter for _, waiter in self._sync_waiters]
-            self._sync_waiters = []
+            waiters = [waiter for _, waiter in self._sync_waiters + self._file_end_waiters]
+            self._sync_waiters, self._file_end_waiters = [], []
             if self.over:
                 self._wake()
         finish_all(waiters, make_error)

@@ -210,6 +210,10 @@ class Log(ReadableLog):
         """Returns once everything accepted so far is on the disk."""
         self._handover.wait_durable(self._handover.next_offset)
 
+    def end_file(self) -> None:
+        """Ends the file at the end: everything accepted so far is in files that nothing is added to any more."""
+        self._handover.wait_file_end()
+
     async def flush_async(self) -> None:
         """As `flush`, suspending the task."""
         if (durable := self._handover.durable_future(self._handover.next_offset)) is not None:

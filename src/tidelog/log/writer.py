@@ -87,7 +87,9 @@ class Writer:
         chunk = self._handover.take()
         if chunk is not None:
             self._write_chunk(chunk)
-        if self._sync_is_due():
+        if self._handover.file_end_due:
+            self._end_file()
+        elif self._sync_is_due():
             self._sync()
         elif chunk is None:
             if self._handover.closing:
@@ -176,6 +178,12 @@ class Writer:
             self._sync()
         self._active.seal()
         self._write_checkpoint()
+
+    def _end_file(self) -> None:
+        """Because somebody asked for it. A file without frames goes on: an empty one would be left behind."""
+        if self._active.holds_frames:
+            self._seal()
+        self._handover.file_ended()
 
     def _write_checkpoint(self) -> None:
         try:

@@ -1,0 +1,140 @@
+"""The engine's settings: each with its default, its effect and what it costs."""
+
+from __future__ import annotations
+
+from typing import Annotated, Final, Literal
+
+import msgspec
+
+from tidelog.errors import ConfigError
+
+Positive = Annotated[int, msgspec.Meta(ge=1)]
+
+MIB: Final = 1 << 20
+PAGE_BYTES: Final = 8192
+
+
+class EngineSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """How an engine writes, remembers, ships and forgets."""
+
+    # The log
+
+    wal_segment_size: Annotated[int, msgspec.Meta(ge=4096)] = 100_000_000
+    """Size at which a new file of the log is begun. Files leave the disk as a whole, so smaller ones free room sooner;
+    there are more of them, and each costs two syncs more."""
+
+    wal_segment_max_secs: Positive = 3600
+    """Age at which a file is ended however small it is, so that a quiet engine can let go of it too."""
+
+    wal_sync_mode: Literal["fsync", "fdatasync", "none"] = "fdatasync"
+    """What an apply waits for. "fdatasync": contents and size are on the disk. "fsync": the file's times too; nothing
+    more survives, and some file systems take longer. "none": the system has it. That survives a crash of the process;
+    after a power failure what was acknowledged may be lost, or the engine must be restored from its store."""
+
+    wal_compression: Literal["none", "zstd"] = "none"
+    """Compresses each object by itself before it is written, if that makes it smaller. Saves disk and upload, and costs
+    a few microseconds a KiB on every put and every read."""
+
+    wal_compression_level: Annotated[int, msgspec.Meta(ge=-7, le=19)] = -1
+    """Higher is smaller and slower; below zero it is fast and compresses little."""
+
+    inline_value_bytes: Annotated[int, msgspec.Meta(ge=0, le=512)] = 128
+    """Objects up to this size, metadata included, are kept in the index itself: read without a second look at the log,
+    at the price of a larger index. 0 keeps none there."""
+
+    # The index
+
+    buffer_pool_size: Annotated[int, msgspec.Meta(ge=64 * PAGE_BYTES)] = 64 * MIB
+    """Memory for pages of the index. About a tenth of the index is a good start; a version takes some 100 bytes of it,
+    so that the default holds the whole index of half a million objects and a tenth of that of five million. It is that
+    small because an engine is one part of a program, which has other uses for memory."""
+
+    page_size: Literal["8KB", "8KiB", "8192", 8192] = "8KB"
+    """Fixed: a page has 8192 bytes, and no other size is accepted."""
+
+    eviction_policy: Literal["lru"] = "lru"
+    """Which pages leave a full buffer pool: those that were not used for the longest time (second chance)."""
+
+    checkpoint_interval_secs: Annotated[float, msgspec.Meta(gt=0)] = 300
+    """How often dirty pages are written, so that opening after a crash has little to do again. More often means more
+    page images in the log."""
+
+    checkpoint_max_age_secs: Annotated[float, msgspec.Meta(gt=0)] = 3600
+    """How old the newest checkpoint in the store may become while there are new entries: what a restore has to replay.
+    Each is a full copy of the index."""
+
+    # The store
+
+    s3_bucket: str | None = None
+    """The bucket where cold data goes, for those who do not name a store by its URL. Needs `s3_prefix` for a part of
+    it."""
+
+    s3_prefix: str = ""
+    """Where in that bucket."""
+
+    shipping_interval_secs: Annotated[float, msgspec.Meta(gt=0)] = 10
+    """How often it is looked whether something can be shipped. It bounds the lag behind the low-water mark; each time
+    costs a few requests."""
+
+    shipping_batch_size: Positive = 100
+    """Most objects that are shipped at one time before it is looked again whether the engine still owns its store."""
+
+    shipping_concurrency: Annotated[int, msgspec.Meta(ge=1, le=64)] = 4
+    """Uploads at the same time. More is faster where the way to the store is long, and takes memory for each."""
+
+    s3_compression: Literal["none", "zstd"] = "none"
+    """Compresses what is shipped. "none" lets an object be read by one exact range request; "zstd" is smaller, and a
+    read fetches a block of about 1 MiB."""
+
+    cold_compression_level: Annotated[int, msgspec.Meta(ge=1, le=19)] = 9
+    """Higher is smaller and slower to ship; reading costs the same."""
+
+    hot_tier_bytes: Annotated[int, msgspec.Meta(ge=0)] = 1 << 30
+    """Bytes of the log that stay on the disk although they are shipped, the newest ones. More serves more reads without
+    the store."""
+
+    cold_cache_bytes: Annotated[int, msgspec.Meta(ge=0)] = 64 * MIB
+    """Memory for what was read from the store, so that it is not fetched again."""
+
+    replicas: tuple[str, ...] = ()
+    """Further stores, by URL, that get a copy of everything that is shipped."""
+
+    replication_mode: Literal["async", "sync"] = "async"
+    """"sync": the high-water mark moves only when all replicas have the data. "async": they follow."""
+
+    # What is kept
+
+    compaction_enabled: bool = True
+    """Whether shipped data is put together and rid of what nobody can read any more, in the background."""
+
+    compaction_interval_secs: Annotated[float, msgspec.Meta(gt=0)] = 3600
+    """How often it is looked for something to compact."""
+
+    compaction_size_threshold: Positive = 100_000_000
+    """Objects of the store below this size are put together. Larger makes fewer objects, and each compaction writes
+    more."""
+
+    keep_versions: Positive | None = None
+    """Newest versions of each object that stay readable. Default: all."""
+
+    keep_seconds: Positive | None = None
+    """How long a version stays readable after a newer one replaced it. Default: for ever."""
+
+    # For those who test
+
+    checks_invariants: bool = False
+    """Checks at run time what must always hold, such as that no page is written before its log. Costs some per cent."""
+
+    @property
+    def page_bytes(self) -> int:
+        """The one page size."""
+        return PAGE_BYTES
+
+    @property
+    def store_url(self) -> str | None:
+        """The store that `s3_bucket` and `s3_prefix` mean."""
+        if self.s3_bucket is None:
+            if self.s3_prefix:
+                raise ConfigError("s3_prefix is given without s3_bucket", hint="Name the bucket too, or give a store")
+            return None
+        return f"s3://{self.s3_bucket}/{self.s3_prefix.strip('/')}".rstrip("/")

@@ -1,0 +1,187 @@
+"""The files of the engine's log by position: the address of a byte since the log's beginning.
+
+Invariants
+- A position never changes, whatever file or object holds it. Files are contiguous, so one known frame (the anchor) and
+  the sizes of the files tell where each of them begins.
+- Readers take no lock: they look into a view that is replaced as a whole, and never changed.
+- A file is closed only when no reader holds it any more. One that was closed under a reader could be another file by
+  the time it reads.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections import deque
+from pathlib import Path
+from threading import Lock
+from typing import NamedTuple
+
+from tidelog.errors import CorruptionError, DataError
+from tidelog.files import File, Files
+from tidelog.log.boundary import byte_of_offset
+from tidelog.log.log import Log
+from tidelog.log.reader import FilePart
+
+_ALL = 1 << 64
+_MAX_OPEN_FILES = 64
+
+
+class Anchor(NamedTuple):
+    """A frame whose place is known, or the end of the log."""
+
+    lsn: int
+    position: int
+
+
+class WalSpan(NamedTuple):
+    """A file of the log at one moment: records and bytes from the first to the next (exclusive)."""
+
+    path: Path
+    first_lsn: int
+    next_lsn: int
+    first_position: int
+    next_position: int
+    created_us: int
+
+
+class _Handle:
+    """An open file that closes itself when nobody holds it any more."""
+
+    __slots__ = ("_file",)
+
+    def __init__(self, file: File) -> None:
+        self._file = file
+
+    def read(self, position: int, size: int) -> bytes:
+        return self._file.read_at(position, size)
+
+    def __del__(self) -> None:
+        self._file.close()
+
+
+class _PlacedFile:
+    """A file and where it begins; opened when it is read for the first time."""
+
+    __slots__ = ("first_lsn", "handle", "path", "start")
+
+    def __init__(self, path: Path, first_lsn: int, start: int) -> None:
+        self.path = path
+        self.first_lsn = first_lsn
+        self.start = start
+        self.handle: _Handle | None = None
+
+
+class _View(NamedTuple):
+    starts: list[int]
+    files: list[_PlacedFile]
+
+
+class WalFiles:
+    """Where every byte of the log is that is still on this disk."""
+
+    def __init__(self, log: Log, files: Files, anchor: Anchor) -> None:
+        self._log = log
+        self._files = files
+        self._anchor = anchor
+        self._refreshing = Lock()
+        self._opened: deque[_PlacedFile] = deque()
+        self._view = _View([], [])
+        self.refresh()
+
+    @property
+    def start_position(self) -> int:
+        """The first byte that is on this disk."""
+        starts = self._view.starts
+        return starts[0] if starts else self._anchor.position
+
+    def read(self, position: int, length: int) -> bytes | None:
+        """So many bytes; fewer when they are not in a file yet, None when they are not on this disk any more."""
+        starts, files = self._view
+        index = bisect_right(starts, position) - 1
+        if index < 0:
+            return None if starts else b""
+        file = files[index]
+        handle = file.handle or self._open(file)
+        return b"" if handle is None else handle.read(position - file.start, length)
+
+    def _open(self, file: _PlacedFile) -> _Handle | None:
+        """None when it was removed meanwhile."""
+        with self._refreshing:
+            if file.handle is None:
+                try:
+                    file.handle = _Handle(self._files.open(file.path))
+                except FileNotFoundError:
+                    return None
+                self._opened.append(file)
+                if len(self._opened) > _MAX_OPEN_FILES:
+                    self._opened.popleft().handle = None
+            return file.handle
+
+    def refresh(self) -> None:
+        """Looks which files there are now: some may have come, some may have gone."""
+        with self._refreshing:
+            parts = self._log.parts(0, _ALL)
+            known = {file.first_lsn: file for file in self._view.files}
+            start = self._first_start(parts, known)
+            files: list[_PlacedFile] = []
+            for part in parts:
+                first_lsn = part.segment.first_offset
+                files.append(known.get(first_lsn) or _PlacedFile(part.segment.path, first_lsn, start))
+                start += part.end_byte
+            self._opened = deque(file for file in self._opened if file in files)
+            self._view = _View([file.start for file in files], files)
+
+    def _first_start(self, parts: list[FilePart], known: dict[int, _PlacedFile]) -> int:
+        if not parts:
+            return self._anchor.position
+        first = known.get(parts[0].segment.first_offset)
+        return first.start if first is not None else self._start_by_anchor(parts)
+
+    def _start_by_anchor(self, parts: list[FilePart]) -> int:
+        """Where the first file begins, by the bytes between its beginning and the anchor."""
+        lsn, position = self._anchor
+        before = 0
+        for part in parts:
+            segment = part.segment
+            if segment.first_offset <= lsn <= part.next_offset:
+                start = position - before - byte_of_offset(self._files, FilePart(segment, lsn), lsn)
+                if start >= 0:
+                    return start
+            before += part.end_byte
+        raise DataError(
+            f"the log holds LSN {parts[0].segment.first_offset} to {parts[-1].next_offset - 1}, which says nothing "
+            f"about LSN {lsn} at position {position}",
+            path=self._log.directory,
+            hint="These files do not belong together; restore the engine from its store",
+        )
+
+    def spans(self) -> list[WalSpan]:
+        """The files, oldest first."""
+        self.refresh()
+        starts = {file.first_lsn: file.start for file in self._view.files}
+        spans: list[WalSpan] = []
+        for part in self._log.parts(0, _ALL):
+            segment = part.segment
+            start = starts.get(segment.first_offset, spans[-1].next_position if spans else None)
+            if start is not None:
+                lsns = (segment.first_offset, part.next_offset)
+                spans.append(WalSpan(segment.path, *lsns, start, start + part.end_byte, segment.created_us))
+        return spans
+
+    def missing(self, position: int, length: int, found: int) -> CorruptionError:
+        """What to say about bytes that should be there and are not."""
+        starts, files = self._view
+        file = files[max(0, bisect_right(starts, position) - 1)]
+        return CorruptionError(
+            f"a file of the log ends {length - found} bytes before the object that is at position {position} does",
+            path=file.path,
+            byte=position - file.start + found,
+            operation="read",
+        )
+
+    def close(self) -> None:
+        """Lets go of the files."""
+        with self._refreshing:
+            for file in self._view.files:
+                file.handle = None
+            self._opened.clear()
