@@ -176,10 +176,10 @@ class Files(ABC):
 
 
 class LocalFiles(Files):
-    """The real file system. With `syncs_times` a sync of a file covers its times too, which nothing here needs."""
+    """The real file system."""
 
-    def __init__(self, *, syncs_times: bool = False) -> None:
-        self._syncs_times = syncs_times
+    _syncs_times = False
+    """Whether the sync of a file covers its times too, which nothing here needs."""
 
     def create(self, path: Path) -> File:
         return _LocalFile(os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644), self._syncs_times)

@@ -22,8 +22,12 @@ def files_in_mode(files: Files, mode: SyncMode) -> Files:
     if mode == "none":
         return UnsyncedFiles(files)
     if mode == "fsync" and type(files) is LocalFiles:
-        return LocalFiles(syncs_times=True)
+        return _FullySyncedFiles()
     return files
+
+
+class _FullySyncedFiles(LocalFiles):
+    _syncs_times = True
 
 
 class UnsyncedFiles(Files):
