@@ -1,0 +1,86 @@
+"""An engine in memory, for tests of what stands on one: the model's states behind the public names."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+from tests.engine.model import Model, ModelBucket
+
+from tidelog.engine.entry import Entry, MetadataValue
+from tidelog.engine.marks import Marks
+from tidelog.engine.results import ObjectInfo, Result, StoredObject
+from tidelog.engine.transaction import Transaction, Transactions
+from tidelog.errors import InputError, NotFoundError
+
+
+class FakeEngine:
+    """Applies entries to the model, and keeps the marks as an engine does."""
+
+    def __init__(self, *, settles: bool = True) -> None:
+        self.model = Model()
+        self.marks = Marks()
+        self.transactions = Transactions(self)
+        self.settles = settles
+        self.batches: list[int] = []
+        self.truncation_mark = 0
+
+    @property
+    def applied_seq(self) -> int:
+        return self.model.applied_seq
+
+    @property
+    def low_water_mark(self) -> int:
+        return self.marks.low_water_mark
+
+    def transaction(self, timeout: float | None = 10.0) -> Transaction:
+        return self.transactions.begin(timeout)
+
+    def apply(self, seq: int, entry: Entry) -> Result:
+        return self.apply_many([(seq, entry)])[0]
+
+    def apply_many(self, entries: Iterable[tuple[int, Entry]]) -> list[Result]:
+        pairs = list(entries)
+        results = [self._apply_one(seq, entry) for seq, entry in pairs]
+        self.batches.append(len(pairs))
+        self.marks.applied(self.applied_seq)
+        if self.settles:
+            self.transactions.settle(self.applied_seq, [entry for _, entry in pairs])
+        return results
+
+    def _apply_one(self, seq: int, entry: Entry) -> Result:
+        if seq <= self.applied_seq:
+            if self.model.entries.get(seq) == entry:
+                return Result(seq, "nothing", "again")
+            raise InputError(f"seq {seq} was applied already, with another entry")
+        return Result(seq, "applied" if self.model.apply(seq, entry) else "refused")
+
+    def update_low_water_mark(self, seq: int) -> None:
+        self.marks.raise_low_water_mark(seq)
+
+    def rollback_to(self, seq: int) -> None:
+        self.marks.rolled_back(seq)
+        self.model.roll_back(seq)
+        self.transactions.rolled_back(seq)
+
+    def _bucket(self, bucket: str, seq: int | None) -> ModelBucket:
+        state = self.model.at(self.applied_seq if seq is None else seq)
+        if bucket not in state:
+            raise NotFoundError(f"no bucket {bucket!r}")
+        return state[bucket]
+
+    def read(self, bucket: str, key: str, seq: int | None = None) -> StoredObject:
+        found = self._bucket(bucket, seq).objects.get(key)
+        if found is None:
+            raise NotFoundError(f"no object {key!r}")
+        metadata: dict[str, MetadataValue] = {
+            name: value for name, value in found.metadata.items() if isinstance(value, str)
+        }
+        return StoredObject(found.data, metadata, found.seq, "hot")
+
+    def list_objects(self, bucket: str, prefix: str = "", seq: int | None = None) -> Iterator[ObjectInfo]:
+        for key, item in sorted(self._bucket(bucket, seq).objects.items()):
+            if key.startswith(prefix):
+                yield ObjectInfo(key, len(item.data), item.seq)
+
+    def digest(self, seq: int | None = None) -> str:
+        return self.model.digest(seq)
