@@ -160,6 +160,51 @@ def test_the_session_of_the_caller_stays(shell: Shell, spark: SparkSession) -> N
     assert spark.range(3).count() == 3
 
 
+BAD_LINES: list[tuple[str, int, str]] = [
+    ("compact --tombstone-seconds nan", 2, "greater than or equal to 0"),
+    ("compact --min-dirty-ratio 2", 2, "at most 1"),
+    ("verify shop/orders --table t", 2, "Leave the topics out"),
+    ("verify --root file:///nowhere/at/all", 3, "there is no such directory"),
+    ("verify --table nowhere", 3, "there is no table"),
+    ("verify --table a.b --catalog bogus", 2, "Check --catalog"),
+    ("verify --table a.b --catalog sqlite:////nowhere/at/all.db", 4, "Check --catalog"),
+    ("verify --table a.b --catalog http://127.0.0.1:1", 4, "gives no answer"),
+    ("table shop/orders --to=", 2, "is empty"),
+    ("table shop/orders --to t --schema a", 2, "--schema goes with"),
+    ("table shop/orders --to t --values json --headers", 2, "--headers goes with"),
+    ("table shop/orders --to t --values json --schema {bad", 2, "cannot be understood"),
+    ('table shop/orders --to t --values json --schema {"type":"struct","fields":[{}]}', 2, "a name and a type"),
+    ("table shop/orders --to t --values json --schema _OFFSET:long", 2, "that a table has already"),
+    ("table shop/orders --to t --values json --schema a:int,A:string", 2, "twice"),
+    ("table shop/orders --to a.b --catalog sqlite:///catalog.db", 2, "warehouse="),
+    ("gc --apply nowhere", 3, "gc --plan FILE"),
+    ("replay shop/orders shop/orders --target-root file:{directory}/store", 2, "into itself"),
+]
+
+
+def test_bad_input_is_told_with_the_fix(shell: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Wrong options end with a stable code and a hint, are never a bug of ours, and make no place that was mistyped."""
+    monkeypatch.chdir(shell.directory)
+    for line, code, problem in BAD_LINES:
+        words = [word.replace("{directory}", f"//{shell.directory}") for word in line.split()]
+        found = shell.run(*words, *(() if "--root" in words else shell.root))
+        assert (found.code, found.out) == (code, ""), f"{line}: {found}"
+        assert problem in found.err, line
+        assert "Traceback" not in found.err
+    assert not (shell.directory / "nowhere").exists()
+    assert not Path("/nowhere").exists()
+
+
+def test_no_topics_are_told_as_such(shell: Shell) -> None:
+    """Nothing is wrong where nothing is; that may be a slip in the name of the place."""
+    (shell.directory / "empty").mkdir()
+    for job in ("verify", "compact", "gc"):
+        found = shell.run(job, "--root", (shell.directory / "empty").as_uri())
+        assert found.code == 0
+        assert "note: there are no topics in file:" in found.err
+    assert shell.run("compact", "--by-key", "--tombstone-seconds", "inf", *shell.root).code == 0
+
+
 def test_the_example_of_the_guide_runs(spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What the guide shows works as it stands, in an empty directory."""
     monkeypatch.chdir(tmp_path)

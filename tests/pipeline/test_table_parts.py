@@ -149,6 +149,25 @@ def test_a_schema_survives_its_json(value: dict[str, Any]) -> None:
     assert from_json(json.loads(json.dumps(to_json(kind)))) == kind
 
 
+@pytest.mark.parametrize("depth", [30, 400, 900])
+def test_what_is_nested_deeply_is_text_from_some_level_on(depth: int) -> None:
+    """A value that no reader's schema could follow does not stop the table of its topic, and nothing of it is lost."""
+    values = [b'{"a": ' + b"[" * depth + b"1" + b"]" * depth + b"}", b'{"a": ' * depth + b"1" + b"}" * depth]
+    for value in values:
+        shape = evolved(None, inferred_fields([batch_of([value])]))
+        assert from_json(shape.columns) == shape.kind
+        maker = RowMaker(shape)
+        (row,) = maker.rows(batch_of([value])).to_pylist()
+        assert (maker.rejected, row["_rejected"]) == (0, None)
+
+
+@pytest.mark.parametrize("kind", ["decimal(39,2)", "decimal(5,9)", "decimal(", "decimal(5)", "decimal(a,b)", {}, 5])
+def test_a_type_that_no_table_has_is_named(kind: object) -> None:
+    """In a schema that somebody gives."""
+    with pytest.raises(InputError, match="cannot have a column of the type"):
+        from_json({"type": "struct", "fields": [{"name": "a", "type": kind}]})
+
+
 def test_values_that_are_no_objects_are_rejected_whole() -> None:
     """Nothing is lost: each is kept as it came, with the reason."""
     values = [b"nonsense", b"[1]", b"\xff", b"", b'{"_offset": 5}', b"[" * 100_000]
@@ -187,6 +206,9 @@ def test_values_fit(kind: pa.DataType, value: object, expected: object) -> None:
         (pa.decimal128(4, 2), 123.4),
         (pa.decimal128(6, 1), 1.25),
         (pa.date32(), "yesterday"),
+        (pa.float32(), 1e300),
+        (pa.timestamp("us", tz="UTC"), "0001-01-01T00:00:00+23:59"),
+        (pa.timestamp("us", tz="UTC"), "9999-12-31T23:59:59-23:59"),
         (pa.struct([pa.field("a", pa.int64())]), [1]),
     ],
 )

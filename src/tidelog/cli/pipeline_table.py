@@ -56,6 +56,7 @@ def table(
     from tidelog.pipeline.jobs import table as job
 
     _check_format(table_format, catalog)
+    _check_values(values, schema, headers=headers)
 
     def work(spark: SparkSession, place: Root, on_progress: OnProgress) -> TableReport:
         target = chosen_target(place, to, catalog, catalog_property)
@@ -72,6 +73,16 @@ def _check_format(table_format: str | None, catalog: str | None) -> None:
         raise InputError("an Iceberg table is in a catalog", hint="Name it: --catalog sqlite:////path/catalog.db")
     if table_format == "parquet" and catalog is not None:
         raise InputError("a Parquet table is in no catalog", hint="Leave --catalog out, or take --format iceberg")
+
+
+def _check_values(values: str, schema: str | None, *, headers: bool) -> None:
+    """What would be ignored was meant otherwise."""
+    from tidelog.errors import InputError
+
+    if values == "raw" and schema is not None:
+        raise InputError("raw values have no fields", hint="--schema goes with --values json or avro")
+    if values != "raw" and headers:
+        raise InputError("a table of fields has no headers", hint="--headers goes with --values raw")
 
 
 def _options(
@@ -95,17 +106,16 @@ def _parsed(text: str) -> dict[str, Any]:
     from pyspark.errors import PySparkException
     from pyspark.sql.types import StructType
 
+    from tidelog.codec import JSON_ERRORS
     from tidelog.errors import InputError
 
-    if text.lstrip().startswith("{"):
-        return msgspec.json.decode(text, type=dict[str, Any])
     try:
-        found: dict[str, Any] = msgspec.json.decode(StructType.fromDDL(text).json())
-        return found
-    except PySparkException as error:
-        raise InputError(
-            f"the schema cannot be understood: {error}", hint='Such as "amount double, name string"'
-        ) from error
+        as_json = text if text.lstrip().startswith("{") else StructType.fromDDL(text).json()
+        return msgspec.json.decode(as_json, type=dict[str, Any])
+    except (PySparkException, *JSON_ERRORS) as error:
+        reason = str(error).strip().partition("\n")[0]
+        hint = 'Such as "amount double, name string"'
+        raise InputError(f"the schema cannot be understood: {reason}", hint=hint) from error
 
 
 def _show(output: Output, report: TableReport) -> None:

@@ -43,9 +43,12 @@ def verify(
 
     With --table, a table that `tidelog pipeline table` wrote is compared with its topic: Spark counts and sums up both.
     """
+    from tidelog.errors import InputError
     from tidelog.pipeline.jobs import verify as job
 
     if table is not None:
+        if topics:
+            raise InputError("a table is compared with the topic that it was made of", hint="Leave the topics out")
         _verify_table(session, table, catalog, catalog_property, root, master)
         return
 

@@ -32,7 +32,8 @@ def chosen_target(root: Root, name: str, catalog: str | None, properties: list[s
         from tidelog.pipeline.jobs.table_parquet import ParquetTable
 
         return ParquetTable(table_place(name, root.load().object_store))
-    from tidelog.pipeline.jobs.table_iceberg import IcebergTable, open_catalog
+    from tidelog.pipeline.jobs.table_catalog import open_catalog
+    from tidelog.pipeline.jobs.table_iceberg import IcebergTable
 
     return IcebergTable(open_catalog(catalog, _properties(properties)), name)
 
@@ -45,7 +46,7 @@ def chosen_content(
 
     if catalog is None:
         return parquet_content(spark, name, root.load().object_store)
-    from tidelog.pipeline.jobs.table_iceberg import open_catalog
+    from tidelog.pipeline.jobs.table_catalog import open_catalog
 
     return iceberg_content(spark, open_catalog(catalog, _properties(properties)), name)
 

@@ -20,7 +20,8 @@ import msgspec
 
 from tidelog.config import Settings, load_settings
 from tidelog.config.settings import settings_of
-from tidelog.errors import ConfigError
+from tidelog.errors import ConfigError, NotFoundError
+from tidelog.tier.stores import canonical_url
 from tidelog.topics.storage import LogDirectory
 from tidelog.wiring import open_directory
 
@@ -59,9 +60,18 @@ class Root(msgspec.Struct, frozen=True):
 
     def open(self) -> LogDirectory:
         """Opens it for reading only. Close it, or use it in a `with` statement."""
+        self._require_store_directory()
         # What the checkpoint of a live owner vouches for is not read here: whoever reads messages checks every frame.
         settings = self.load(open_check_bytes=0)
         return open_directory(self.directory or _NO_DIRECTORY, settings, read_only=True)
+
+    def _require_store_directory(self) -> None:
+        """Whoever opens a file:// store makes its directory; a slip in its name would be an empty store then."""
+        if not self.location.startswith("file:"):
+            return
+        path = Path(canonical_url(self.location).removeprefix("file://"))
+        if not path.is_dir():
+            raise NotFoundError("there is no such directory", path=path, operation="open store", hint="Check the path")
 
 
 def find_root(location: str | os.PathLike[str], metadata: str | None = None, **settings: object) -> Root:

@@ -5,7 +5,7 @@ Invariant: only None stands for all topics. A program that has found no topic to
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from tidelog.errors import NotFoundError, NotSupportedError
 from tidelog.pipeline.open_topics import cold_place
@@ -24,6 +24,12 @@ def chosen_topics(known: Sequence[str], topics: Sequence[str] | None, where: str
     if missing is not None:
         raise NotFoundError(f"there is no topic {missing}", path=where, hint="`tidelog topic list` shows them")
     return names
+
+
+def notes_on(names: Sequence[str], where: str) -> Iterator[str]:
+    """Of a place without topics: that there is nothing wrong with nothing may be a slip in its name."""
+    if not names:
+        yield f"there are no topics in {where}"
 
 
 def cataloged_topics(log: LogDirectory) -> list[str]:

@@ -15,7 +15,7 @@ Invariants
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from queue import SimpleQueue
 from typing import TYPE_CHECKING, NamedTuple
@@ -24,7 +24,7 @@ import msgspec
 
 from tidelog.clock import Clock, SystemClock
 from tidelog.errors import InputError, TidelogError
-from tidelog.pipeline.jobs.choosing import cataloged_topics, chosen_topics, store_of
+from tidelog.pipeline.jobs.choosing import cataloged_topics, chosen_topics, notes_on, store_of
 from tidelog.pipeline.jobs.compact_build import BuildDone, BuildWork, build_run
 from tidelog.pipeline.jobs.compact_keys import SupersededOffsets, superseded_offsets
 from tidelog.pipeline.jobs.compact_topic import CompactedTopic, CompactOptions, TopicCompaction
@@ -46,6 +46,8 @@ if TYPE_CHECKING:
 
 _WITHOUT_STORE = "Compaction is about objects in a store: there are none"
 _TOPICS_AT_ONCE = 4
+# Infinity is a time that somebody may give; as a number of microseconds it is none.
+_FOR_EVER_SECONDS = 10**10
 __all__ = ["CompactOptions", "CompactReport", "CompactedTopic", "compact"]
 
 
@@ -83,7 +85,7 @@ def compact(
     with open_metadata_store(place.metadata_url, objects) as metadata:
         job = _Job(spark, root, place, objects, metadata, options, clock or SystemClock(), on_progress)
         job.compact_all(names)
-    return job.report(time.monotonic() - began)
+    return job.report(notes_on(names, root.location), time.monotonic() - began)
 
 
 class _Job:
@@ -158,7 +160,8 @@ class _Job:
         return own.get("compaction", self._root.load().tier.compaction) == "by_key"
 
     def _superseded(self, topic: str, catalog: Catalog) -> SupersededOffsets:
-        before_us = self._clock.now_us() - int(self._options.tombstone_seconds * 1_000_000)
+        kept_seconds = min(self._options.tombstone_seconds, _FOR_EVER_SECONDS)
+        before_us = self._clock.now_us() - int(kept_seconds * 1_000_000)
         ends = catalog.start_offset(), catalog.next_offset()
         return superseded_offsets(self._spark, self._root, topic, *ends, before_us)
 
@@ -168,14 +171,14 @@ class _Job:
             self._news.put(_News(done=1))
             yield done
 
-    def report(self, seconds: float) -> CompactReport:
+    def report(self, notes: Iterable[str], seconds: float) -> CompactReport:
         return CompactReport(
             job="compact",
             topics=tuple(one.result() for one in self._sorted()),
             is_dry_run=self._options.is_dry_run,
             proofs=tuple(proof for one in self._sorted() if (proof := one.proof()) is not None),
             problems=tuple(sorted(self._problems, key=lambda one: one.topic)),
-            notes=tuple(self._notes()),
+            notes=(*notes, *self._notes()),
             seconds=round(seconds, 3),
         )
 
@@ -190,5 +193,5 @@ class _Job:
 def _check(options: CompactOptions) -> None:
     if not 0 < options.min_dirty_ratio <= 1:
         raise InputError(f"min_dirty_ratio is above 0 and at most 1, not {options.min_dirty_ratio}")
-    if options.tombstone_seconds < 0 or options.grace_seconds < 0:
-        raise InputError("tombstone_seconds and grace_seconds cannot be negative")
+    if not (options.tombstone_seconds >= 0 and options.grace_seconds >= 0):
+        raise InputError("tombstone_seconds and grace_seconds are 0 or more")

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING
 
 from tidelog.clock import Clock, SystemClock
 from tidelog.errors import InputError
-from tidelog.pipeline.jobs.choosing import cataloged_topics, chosen_topics, store_of
+from tidelog.pipeline.jobs.choosing import cataloged_topics, chosen_topics, notes_on, store_of
 from tidelog.pipeline.jobs.gc_plan import Found, GcPlan, TopicGarbage, found_in
 from tidelog.pipeline.jobs.gc_topic import FindWork, Removed, RemoveWork, find_garbage, remove_garbage
 from tidelog.pipeline.jobs.job import JobReport, OnProgress, Problem, counted_progress, ignore_progress
@@ -69,7 +69,7 @@ def plan_gc(
     with root.open() as log:
         place = store_of(root, log, _WITHOUT_STORE)
         names = chosen_topics(cataloged_topics(log), topics, root.location)
-        notes = tuple(_without_catalog(log))
+        notes = (*notes_on(names, root.location), *_without_catalog(log))
     works = [FindWork(place=place, topic=name, now_us=now_us, grace_seconds=grace_seconds) for name in names]
     results = run_on_workers(spark, find_garbage, works, items_per_task=max(1, min(_TOPICS_A_TASK, len(works) // 16)))
     looked = sorted(counted_progress(results, "looking at topics", len(works), on_progress), key=lambda one: one.topic)

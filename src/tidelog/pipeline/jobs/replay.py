@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from tidelog.errors import InputError, NotFoundError
+from tidelog.pipeline.consigning import write_place
 from tidelog.pipeline.jobs.job import JobReport, OnProgress, Progress, ignore_progress
 from tidelog.pipeline.jobs.proof import Proof
 from tidelog.pipeline.jobs.replay_rows import COLUMNS, StepWriter, Written
@@ -24,6 +25,7 @@ from tidelog.pipeline.jobs.replay_steps import Step, open_steps
 from tidelog.pipeline.jobs.spark_errors import told_in_our_words
 from tidelog.pipeline.jobs.topic_rows import read_rows
 from tidelog.pipeline.root import Root
+from tidelog.tier.stores import canonical_url
 from tidelog.topics.names import parse_topic_name
 
 if TYPE_CHECKING:
@@ -90,7 +92,7 @@ def replay(
     """
     began, selection, into = time.monotonic(), selection or Selection(), target_root or root
     source, target = str(parse_topic_name(source)), str(parse_topic_name(target))
-    if (into.location, target) == (root.location, source):
+    if source == target and _store(root) == _store(into):
         raise InputError(f"{source} cannot be replayed into itself", hint="Name another topic as the target")
     if step_messages < 1:
         raise InputError(f"a step has one message at least, not {step_messages}")
@@ -108,6 +110,13 @@ def replay(
             done.append(step)
     on_progress(Progress(f"replaying {source}", end - first, end - first))
     return report_of(writer, done, source, target, name, time.monotonic() - began)
+
+
+def _store(root: Root) -> str:
+    """Where the topics of a root are in the end: a directory and its store are two addresses of the same ones."""
+    if root.directory is not None:
+        root = msgspec.structs.replace(root, location=str(root.directory.resolve()))
+    return canonical_url(write_place(root).store_url)
 
 
 def _range(root: Root, topic: str, start_offset: int | None, end_offset: int | None) -> tuple[int, int]:

@@ -22,7 +22,14 @@ from tidelog.errors import DataError, InputError, OffsetOutOfRangeError
 from tidelog.pipeline.jobs.avro_values import avro_fields
 from tidelog.pipeline.jobs.job import JobReport, OnProgress, counted_progress, ignore_progress
 from tidelog.pipeline.jobs.proof import Proof, side_of, total
-from tidelog.pipeline.jobs.table_columns import TableShape, evolved, fields_of, parsed_shape, raw_shape
+from tidelog.pipeline.jobs.table_columns import (
+    TableShape,
+    evolved,
+    fields_of,
+    parsed_shape,
+    raw_shape,
+    refuse_taken_names,
+)
 from tidelog.pipeline.jobs.table_commits import Values
 from tidelog.pipeline.jobs.table_rewriter import RewriteWork, RewrittenFile, rewrite_file
 from tidelog.pipeline.jobs.table_target import Step, TableTarget, TargetState
@@ -186,6 +193,7 @@ class _Run:
             fields = from_json(options.schema)
         if not pa.types.is_struct(fields):
             raise InputError("a schema names columns", hint='Such as "amount double, name string"')
+        refuse_taken_names(fields)
         if known is not None:
             self._refuse_contradictions(fields_of(known), fields)
             fields = widened(fields_of(known), fields)

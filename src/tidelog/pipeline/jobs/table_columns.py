@@ -92,6 +92,18 @@ def parsed_shape(values: Values, fields: pa.DataType, **more: Any) -> TableShape
     return TableShape(values=values, columns=to_json(pa.struct([*_OWN_COLUMNS, *own])), **more)
 
 
+def refuse_taken_names(fields: pa.DataType) -> None:
+    """Of a schema that somebody gives; in one that is inferred, such a field is a reason to reject its row."""
+    taken = {name.lower() for name in _OWN_NAMES}
+    for field in fields:
+        if field.name.lower() in taken:
+            raise InputError(
+                f"the schema has a column {field.name} twice, or one that a table has already",
+                hint=f"Case does not matter; a table has {', '.join(_OWN_NAMES)}",
+            )
+        taken.add(field.name.lower())
+
+
 def fields_of(shape: TableShape) -> pa.DataType:
     """The columns that come out of the values."""
     return pa.struct([field for field in shape.kind if field.name not in _OWN_NAMES])

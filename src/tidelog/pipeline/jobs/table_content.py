@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 def parquet_content(spark: SparkSession, path: str, settings: StoreSettings) -> TableContent:
     """A table of Parquet files."""
     place = table_place(path, settings)
-    commits = TableCommits(place.open())
+    commits = TableCommits(place.open_existing())
     state = commits.state()
     if state.newest is None:
         raise NotFoundError(f"there is no table in {place.url}", hint="`tidelog pipeline table` makes one")
@@ -40,10 +40,12 @@ def iceberg_content(spark: SparkSession, catalog: Catalog, name: str) -> TableCo
     """A table of an Iceberg catalog."""
     from pyiceberg.exceptions import NoSuchTableError
 
+    from tidelog.pipeline.jobs.table_catalog import told_of_catalog
     from tidelog.pipeline.jobs.table_iceberg import IcebergPlace, data_files, state_of
 
     try:
-        table = catalog.load_table(name)
+        with told_of_catalog():
+            table = catalog.load_table(name)
     except NoSuchTableError as error:
         raise NotFoundError(f"there is no table {name} in this catalog") from error
     state = state_of(table)

@@ -15,6 +15,7 @@ import msgspec
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from tidelog.errors import InputError, NotFoundError
 from tidelog.tier.object_store import ObjectStore, ObjectWriter
 from tidelog.tier.store_settings import StoreSettings
 from tidelog.tier.stores import open_store
@@ -51,6 +52,13 @@ class TablePlace(msgspec.Struct, frozen=True):
         """The store, kept open in this process."""
         return _opened(self)
 
+    def open_existing(self) -> ObjectStore:
+        """The same to read from: a directory that is not there is not made."""
+        path = self.path_of("")
+        if path is not None and not os.path.exists(path):
+            raise NotFoundError(f"there is no table in {self.url}", hint="`tidelog pipeline table` makes one")
+        return self.open()
+
     @contextmanager
     def writing(self, key: str) -> Iterator[pa.NativeFile]:
         with self.open().open_writer(key) as writer:
@@ -70,6 +78,10 @@ class TablePlace(msgspec.Struct, frozen=True):
 def table_place(path: str | os.PathLike[str], settings: StoreSettings | None = None) -> TablePlace:
     """The place of a Parquet table: a directory, or a store URL with the settings of its store."""
     text = os.fspath(path)
+    if not text:
+        raise InputError(
+            "the place of the table is empty", hint="Name a directory, or a store such as s3://bucket/table"
+        )
     if "://" not in text:
         return TablePlace(Path(text).expanduser().absolute().as_uri(), StoreSettings())
     is_local = text.startswith("file:")

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import datetime
 import decimal
+import struct
 from collections.abc import Callable
 from typing import Any
 
@@ -131,6 +132,15 @@ def _fit_double(value: Any) -> float:
         raise MisfitError(f"{value} does not fit into a double") from None
 
 
+def _fit_float(value: Any) -> float:
+    found = _fit_double(value)
+    try:
+        struct.pack("<f", found)  # the native one does not notice
+    except OverflowError:
+        raise MisfitError(f"{value} does not fit into a float") from None
+    return found
+
+
 def _fit_text(value: Any) -> str:
     if isinstance(value, str):
         return value
@@ -152,9 +162,11 @@ def _fit_time(value: Any) -> datetime.datetime:
         return value
     try:
         found = datetime.datetime.fromisoformat(value)
+        return found.astimezone(datetime.UTC) if found.tzinfo is not None else found.replace(tzinfo=datetime.UTC)
     except (TypeError, ValueError):
         raise _misfit(value, "a time such as 2026-01-31T12:00:00Z") from None
-    return found if found.tzinfo is not None else found.replace(tzinfo=datetime.UTC)
+    except OverflowError:
+        raise MisfitError(f"{value} is before the year 1 or behind 9999 in UTC") from None
 
 
 def _fit_date(value: Any) -> datetime.date:
@@ -168,7 +180,7 @@ def _fit_date(value: Any) -> datetime.date:
 
 _SIMPLE: dict[pa.DataType, Fit] = {
     pa.bool_(): _fit_boolean,
-    pa.float32(): _fit_double,
+    pa.float32(): _fit_float,
     pa.float64(): _fit_double,
     pa.string(): _fit_text,
     pa.binary(): _fit_bytes,

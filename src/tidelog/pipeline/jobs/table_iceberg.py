@@ -19,12 +19,13 @@ from typing import TYPE_CHECKING
 
 import msgspec
 import pyarrow as pa
-from pyiceberg.catalog import Catalog, load_catalog
+from pyiceberg.catalog import Catalog
 from pyiceberg.exceptions import CommitFailedException, CommitStateUnknownException, NoSuchTableError
 from pyiceberg.expressions import AlwaysTrue
 from pyiceberg.io import FileIO, load_file_io
 
 from tidelog.errors import ConflictError, DataError, InputError, InternalError, NotSupportedError
+from tidelog.pipeline.jobs.table_catalog import open_catalog, told_of_catalog
 from tidelog.pipeline.jobs.table_columns import TableShape
 from tidelog.pipeline.jobs.table_files import local_path
 from tidelog.pipeline.jobs.table_target import Step, TargetState
@@ -85,12 +86,6 @@ def _remove(io: FileIO, keys: Sequence[str]) -> None:
             continue
 
 
-def open_catalog(uri: str, properties: dict[str, str]) -> Catalog:
-    """The catalog at a URI: `sqlite:///path`, `postgresql://...`, or `http(s)://` for a REST catalog."""
-    kind = "rest" if uri.startswith(("http://", "https://")) else "sql"
-    return load_catalog("tidelog", **{"type": kind, "uri": uri, **properties})
-
-
 def iceberg_table(catalog_uri: str, identifier: str, **properties: str) -> IcebergTable:
     """The table `namespace.table` of a catalog. Properties with other signs than names have are given as `**{...}`."""
     return IcebergTable(open_catalog(catalog_uri, properties), identifier)
@@ -118,6 +113,7 @@ class IcebergTable:
             raise InternalError("a table is made before files are written for it")
         return self._table
 
+    @told_of_catalog()
     def begin(self) -> TargetState | None:
         self._table = _load(self._catalog, self.name)
         self._began_at = None if self._table is None else state_of(self._table)
@@ -125,6 +121,7 @@ class IcebergTable:
             raise InputError(f"{self.name} has data that is not from here", hint="Name another table")
         return self._began_at
 
+    @told_of_catalog()
     def prepare(self, shape: TableShape) -> None:
         if self._table is None:
             self._catalog.create_namespace_if_not_exists(self.name.rpartition(".")[0])
@@ -136,6 +133,7 @@ class IcebergTable:
     def files(self) -> Sequence[str]:
         return data_files(self._loaded)
 
+    @told_of_catalog()
     def commit(self, step: Step) -> None:
         try:
             for _ in range(_ATTEMPTS):

@@ -38,7 +38,7 @@ _PATTERN_SIGNS = re.compile(r"[\[\]{}*?\\]")
 def read_table(spark: SparkSession, path: str | os.PathLike[str], **settings: object) -> DataFrame:
     """The rows of a Parquet table, as of now. `settings` say how its store is reached, as those of `tidelog.open`."""
     place = table_place(path, load_settings(None, os.environ, settings).object_store)
-    commits = TableCommits(place.open())
+    commits = TableCommits(place.open_existing())
     state = commits.state()
     if state.newest is None:
         raise NotFoundError(f"there is no table in {place.url}", hint="`tidelog pipeline table` makes one")

@@ -13,10 +13,12 @@ Invariants
 - A column that exists is only ever widened: fields are added, whole numbers become doubles, short ones long. What does
   not fit into it is rejected row by row, never forced.
 - `null` and what is empty say nothing about a type.
+- What is nested deeper than readers of tables bear is text from there on, which holds anything.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -43,17 +45,22 @@ _BY_TYPE = {kind: name for name, kind in _NAMES.items()}
 _WHOLE = (pa.int8(), pa.int16(), pa.int32(), pa.int64())
 _NUMBERS = (*_WHOLE, pa.float32(), pa.float64())
 _MAX_LONG = (1 << 63) - 1
+_MAX_DEPTH = 40
+_MAX_DECIMAL_DIGITS = 38
+_DECIMAL = re.compile(r"decimal\((\d{1,2}),(\d{1,2})\)", re.ASCII)
 
 
 # Inferring
 
 
-def signature(value: object) -> Signature:
+def signature(value: object, depth: int = _MAX_DEPTH) -> Signature:
     """The shape of a value that was decoded from JSON. Most values of a topic share a few of them."""
+    if isinstance(value, dict | list) and not depth:
+        return ("str", ())
     if isinstance(value, dict):
-        return ("struct", tuple((name, signature(one)) for name, one in value.items()))
+        return ("struct", tuple((name, signature(one, depth - 1)) for name, one in value.items()))
     if isinstance(value, list):
-        return ("list", tuple(dict.fromkeys(signature(one) for one in value)))
+        return ("list", tuple(dict.fromkeys(signature(one, depth - 1) for one in value)))
     if isinstance(value, int) and not isinstance(value, bool) and not -_MAX_LONG <= value <= _MAX_LONG:
         return ("str", ())
     return (type(value).__name__, ())
@@ -216,16 +223,31 @@ def from_json(document: Any) -> pa.DataType:
     """The type of a JSON schema of Spark's; InputError for one that a table cannot have."""
     match document:
         case {"type": "struct", "fields": list(fields)}:
-            return pa.struct([pa.field(str(field["name"]), from_json(field["type"])) for field in fields])
+            return pa.struct([_field_from_json(field) for field in fields])
         case {"type": "array", "elementType": element}:
             return pa.list_(pa.field("element", from_json(element)))
         case str() if document in _NAMES:
             return _NAMES[document]
-        case str() if document.startswith("decimal("):
-            precision, scale = (int(part) for part in document[len("decimal(") : -1].split(","))
-            return pa.decimal128(precision, scale)
+        case str() if (decimal := _decimal_from(document)) is not None:
+            return decimal
         case _:
             raise InputError(
                 f"a table cannot have a column of the type {document}",
                 hint=f"Types are {', '.join(_NAMES)}, decimal, array and struct",
             )
+
+
+def _field_from_json(document: Any) -> pa.Field:
+    match document:
+        case {"name": str(name), "type": kind}:
+            return pa.field(name, from_json(kind))
+        case _:
+            raise InputError(f"a field of a schema has a name and a type, not {document}")
+
+
+def _decimal_from(text: str) -> pa.DataType | None:
+    match = _DECIMAL.fullmatch(text.replace(" ", ""))
+    if match is None:
+        return None
+    precision, scale = int(match[1]), int(match[2])
+    return pa.decimal128(precision, scale) if max(scale, 1) <= precision <= _MAX_DECIMAL_DIGITS else None

@@ -14,7 +14,7 @@ import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from tidelog.pipeline.jobs.choosing import chosen_topics
+from tidelog.pipeline.jobs.choosing import chosen_topics, notes_on
 from tidelog.pipeline.jobs.job import JobReport, OnProgress, Progress, counted_progress, ignore_progress
 from tidelog.pipeline.jobs.proof import Proof
 from tidelog.pipeline.jobs.verify_files import FilesWork, check_files
@@ -55,7 +55,7 @@ def verify(
         topics=tuple(done),
         proofs=tuple(Proof(subject=one.topic, went_in=one.side) for one in done),
         problems=tuple(problem for check in checks for problem in check.problems()),
-        notes=tuple(note for check in checks for note in check.notes()),
+        notes=(*notes_on(names, root.location), *(note for check in checks for note in check.notes())),
         seconds=round(time.monotonic() - began, 3),
     )
 
