@@ -114,7 +114,8 @@ _OPERATIONS: Final = (CreateBucket, DeleteBucket, PutObject, DeleteObject, CopyO
 class Batch(msgspec.Struct, frozen=True, tag=True):
     """Several operations that are applied together, in order, or refused together."""
 
-    entries: tuple[Operation, ...]
+    entries: Sequence[Operation]
+    """A tuple, whatever it was made from."""
 
     def __post_init__(self) -> None:
         force_setattr(self, "entries", _checked_operations(self.entries))
@@ -126,7 +127,7 @@ Entry = Operation | Batch
 def operations(entry: Entry) -> tuple[Operation, ...]:
     """The lone operations of an entry, in order."""
     if isinstance(entry, Batch):
-        return entry.entries
+        return tuple(entry.entries)
     if not isinstance(entry, _OPERATIONS):
         raise InputError(
             f"{_kind(entry)} is no entry",
