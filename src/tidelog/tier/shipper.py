@@ -266,6 +266,13 @@ class Shipper:
         except TidelogError as error:
             _logger.warning("%s: what goes with a published object failed: %s", self._log.directory, error)
 
+    @property
+    def shipped_position(self) -> int:
+        """How many bytes of frames are before `shipped_offset`; only for a log whose objects say so."""
+        self._learn_from_newest()
+        assert self._position is not None
+        return self._position
+
     # In the background
 
     def ship_if_due(self) -> float:

@@ -70,7 +70,7 @@ class Takeover:
             self._check_marker(marker, self._catalog.next_offset())
         if found is not None:
             self._refuse_older_catalog(found[0])
-        put_fenced_files_aside(self._files, self._directory, self._catalog, self._objects, self._clock)
+        self._settle_fenced_files()
         owned = self._claim(node, read_claim(self._files, self._directory))
         next_offset = owned.settle_in(self._first_of_all(first_offset))
         self._check_marker(marker, next_offset)
@@ -123,6 +123,9 @@ class Takeover:
         finish_deletion(self._claim(node, local), self._objects)
 
     # The files of an earlier time
+
+    def _settle_fenced_files(self) -> None:
+        put_fenced_files_aside(self._files, self._directory, self._catalog, self._objects, self._clock)
 
     def _put_aside_what_is_behind(self, owned: OwnedCatalog, next_offset: int) -> None:
         """The files here are the topic's own, but end before the catalog does: the newest are lost, and the store has

@@ -1,0 +1,70 @@
+"""Claiming an engine's place in the store: the next epoch, and the end of what is shipped.
+
+An engine does not go on from the store alone: its pages belong to its log. So where a topic puts files aside that are
+no longer its end, an engine refuses to open its store, and says how to make a new copy.
+
+Invariants
+- Nothing in the directory is moved or deleted.
+- A directory that is not the end of what is in the store is refused before anything is claimed.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from tidelog.clock import Clock
+from tidelog.errors import FencedError, InputError
+from tidelog.files import Files
+from tidelog.log.names import wal_files
+from tidelog.tier.catalog import Catalog
+from tidelog.tier.object_store import ObjectStore
+from tidelog.tier.owned_catalog import OwnedCatalog
+from tidelog.tier.takeover import Taken, Takeover, fenced_files
+
+RESTORE_HINT = "Make a new copy from the store: `tidelog.restore_engine` into an empty directory"
+
+
+class EngineTakeover(Takeover):
+    """A takeover that refuses where that of a topic would put files aside."""
+
+    def _settle_fenced_files(self) -> None:
+        if fenced_files(self._files, self._directory, self._catalog, self._objects, self._clock) is not None:
+            found = self._catalog.owner()
+            who = "another node" if found is None else f"{found[0].node}, with epoch {found[0].epoch},"
+            raise FencedError(
+                f"{who} owns the engine now, and has gone on where this directory has not",
+                path=self._directory,
+                hint=RESTORE_HINT,
+            )
+        self._refuse_other_store()
+        self._refuse_older_files(self._catalog.next_offset())
+
+    def _refuse_other_store(self) -> None:
+        """A log whose beginning is gone from this disk has it in some store: not in one that knows nothing of it."""
+        if self._has_files and self._catalog.owner() is None and (start := self._view(1).start_offset) > 1:
+            raise InputError(
+                f"the log begins at LSN {start} here, and {self._objects.url} has nothing before that",
+                path=self._directory,
+                hint="Open the engine with the store that has its older log",
+            )
+
+    def _refuse_older_files(self, next_lsn: int) -> None:
+        if self._has_files and (end := self._view(next_lsn).next_offset) < next_lsn:
+            raise FencedError(
+                f"the log ends at LSN {end - 1} here, and {self._objects.url} has it up to LSN {next_lsn - 1}: this "
+                "directory was set back",
+                path=self._directory,
+                hint=RESTORE_HINT,
+            )
+
+    def _put_aside_what_is_behind(self, owned: OwnedCatalog, next_offset: int) -> None:
+        self._refuse_older_files(next_offset)
+
+
+def claim_engine(
+    files: Files, directory: Path, catalog: Catalog, objects: ObjectStore, clock: Clock, node: str
+) -> Taken:
+    """Takes the next epoch for the log in this directory; the caller holds its lock."""
+    files.make_directories(directory)
+    is_new = catalog.owner() is None and not wal_files(files.list(directory))
+    return EngineTakeover(files, directory, catalog, objects, clock).take(node, 1 if is_new else 0)

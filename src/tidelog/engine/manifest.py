@@ -1,0 +1,252 @@
+"""The manifest: what an engine says about itself in the store, as one document that is changed by compare-and-swap.
+
+    high_water_mark, high_water_lsn     the last entry that is in the store, and the record that completes it
+    shipped_lsn, shipped_position       the first record, and the first byte of the log, that are not in the store
+    history_start_seq                   the oldest seq that may be asked for
+    rolled_back                         ranges of LSNs of which no entry counts
+    checkpoints                         states that a restore may begin with, oldest first
+    leaving                             keys of states that are to be deleted: the written plan
+    pins                                who reads states just now, until when
+
+Invariants
+- An epoch never goes back, and neither does a mark, an LSN or a position. The owner alone moves them, under its epoch.
+  A new owner rewrites the document before anything else: a change that an earlier one has begun fails on its version.
+- Pins may be set by anybody, on the version that was read. No state is deleted that a pin names, until the pin is old.
+- The document is checksummed and checked as a whole: what does not hold together is refused, never half believed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from itertools import pairwise
+from typing import Annotated
+
+import msgspec
+
+from tidelog.clock import Clock
+from tidelog.codec import decode_document, encode_document
+from tidelog.engine.gate import LsnRange
+from tidelog.errors import ConflictError, DataError
+from tidelog.tier.keys import MAX_OFFSET, EngineKeys
+from tidelog.tier.metadata.store import MAX_VALUE_BYTES, Check, MetadataStore, Put
+from tidelog.tier.owned_catalog import OwnedCatalog
+from tidelog.tier.ownership import Step
+
+_KIND = "engine-manifest"
+_VERSION = 1
+_ATTEMPTS = 20
+# Ranges before the oldest state are of no use to a restore; they are kept as long as there is room.
+MAX_RANGES = 10_000
+
+Number = Annotated[int, msgspec.Meta(ge=0)]
+
+
+class StoredCheckpoint(msgspec.Struct, frozen=True, kw_only=True):
+    """A state in the store: its object, the seq that it is the state of, and the LSN from which on the log goes on."""
+
+    key: str
+    seq: Number
+    lsn: Number
+    epoch: Number
+    rows: Number
+    size: Number
+    digest: str
+    created_us: int
+
+
+class Pin(msgspec.Struct, frozen=True, kw_only=True):
+    """Somebody reads this state, or is about to."""
+
+    name: str
+    key: str
+    until_us: int
+
+
+class Manifest(msgspec.Struct, frozen=True, kw_only=True):
+    """One version of it."""
+
+    epoch: Number
+    revision: Number = 0
+    high_water_mark: Number = 0
+    high_water_lsn: Number = 0
+    shipped_lsn: Number = 1
+    shipped_position: Number = 0
+    history_start_seq: Number = 0
+    rolled_back: tuple[LsnRange, ...] = ()
+    checkpoints: tuple[StoredCheckpoint, ...] = ()
+    leaving: tuple[str, ...] = ()
+    pins: tuple[Pin, ...] = ()
+    updated_us: int = 0
+
+    def is_pinned(self, key: str, now_us: int) -> bool:
+        """Whether somebody reads this state."""
+        return any(pin.key == key and pin.until_us > now_us for pin in self.pins)
+
+
+def encode_manifest(manifest: Manifest) -> bytes:
+    """The bytes of it; ranges that nobody needs any more are left out when there are too many."""
+    return encode_document(_KIND, _VERSION, _bounded(manifest))
+
+
+def decode_manifest(data: bytes, key: str, keys: EngineKeys) -> Manifest:
+    """The manifest in these bytes; DataError names the key when it cannot be one."""
+    try:
+        if len(data) > MAX_VALUE_BYTES:
+            raise DataError(f"{len(data)} bytes are too many")
+        manifest = decode_document(_KIND, _VERSION, data, Manifest)
+        _check(manifest, keys)
+    except DataError as error:
+        raise DataError(
+            f"the manifest {key} cannot be understood: {error.message}",
+            hint="Put a good copy of it back, or restore from a replica",
+        ) from error
+    return manifest
+
+
+def _bounded(manifest: Manifest) -> Manifest:
+    ranges = manifest.rolled_back
+    if len(ranges) <= MAX_RANGES or not manifest.checkpoints:
+        return manifest
+    oldest_lsn = manifest.checkpoints[0].lsn
+    return msgspec.structs.replace(manifest, rolled_back=tuple(one for one in ranges if one.last >= oldest_lsn))
+
+
+def _require(holds: bool, otherwise: str) -> None:
+    if not holds:
+        raise DataError(otherwise)
+
+
+def _check(manifest: Manifest, keys: EngineKeys) -> None:
+    numbers = (manifest.epoch, manifest.high_water_mark, manifest.shipped_lsn, manifest.shipped_position)
+    _require(max(numbers) <= MAX_OFFSET, "a number is too large")
+    _require(manifest.shipped_lsn >= 1, "its log begins with LSN 1")
+    _require(manifest.high_water_lsn < manifest.shipped_lsn, "its last entry is not shipped")
+    _require(bool(manifest.high_water_mark) == bool(manifest.high_water_lsn), "its last entry has no LSN")
+    ranges = manifest.rolled_back
+    _require(all(1 <= one.first <= one.last for one in ranges), "a range ends before it begins")
+    _require(all(a.last < b.first for a, b in pairwise(ranges)), "its ranges are not in order")
+    _require(not ranges or ranges[-1].last < manifest.shipped_lsn, "a range is not shipped")
+    _check_checkpoints(manifest, keys)
+
+
+def _check_checkpoints(manifest: Manifest, keys: EngineKeys) -> None:
+    states = manifest.checkpoints
+    for state in states:
+        name = keys.parse_checkpoint(state.key)
+        _require(name == (state.seq, state.lsn, state.epoch), f"{state.key} is not the name of that state")
+        _require(state.seq <= manifest.high_water_mark, "a state is newer than the last entry")
+        _require(state.lsn <= manifest.shipped_lsn, "a state is newer than the log")
+    _require(all((a.seq, a.lsn) < (b.seq, b.lsn) for a, b in pairwise(states)), "its states are not in order")
+    known = {state.key for state in states}
+    _require(not known.intersection(manifest.leaving), "a state is there and leaving")
+    _require(all(keys.parse_checkpoint(key) is not None for key in manifest.leaving), "it names what is no state")
+
+
+def read_manifest(metadata: MetadataStore, keys: EngineKeys) -> tuple[Manifest, str] | None:
+    """The manifest that is published, and its version; None where there is none."""
+    entry = metadata.get(keys.engine_manifest)
+    return None if entry is None else (decode_manifest(entry.value, entry.key, keys), entry.version)
+
+
+Change = Callable[[Manifest], Manifest]
+
+
+class OwnedManifest:
+    """The manifest in the hands of the engine's owner."""
+
+    def __init__(self, owned: OwnedCatalog, keys: EngineKeys, clock: Clock) -> None:
+        self._owned = owned
+        self._keys = keys
+        self._clock = clock
+
+    def read(self) -> Manifest:
+        """What is published now."""
+        found = read_manifest(self._owned.catalog.metadata, self._keys)
+        return Manifest(epoch=self._owned.epoch) if found is None else found[0]
+
+    def change(self, change: Change) -> Manifest:
+        """Publishes what `change` makes of it, and returns that. FencedError when somebody else owns the engine.
+
+        `change` is called again where others were faster (a restore sets pins). If it changes nothing, nothing is
+        written.
+        """
+        for _ in range(_ATTEMPTS - 1):
+            try:
+                return self._change_once(change)
+            except ConflictError:
+                continue
+        return self._change_once(change)
+
+    def settle_in(self) -> Manifest:
+        """After the claim: no earlier owner can change it from here on."""
+        return self.change(lambda manifest: manifest)
+
+    def _change_once(self, change: Change) -> Manifest:
+        found = read_manifest(self._owned.catalog.metadata, self._keys)
+        before = Manifest(epoch=0) if found is None else found[0]
+        if before.epoch > self._owned.epoch:
+            self._owned.ownership.verify()
+            raise DataError(f"the manifest is of epoch {before.epoch}, the owner of epoch {self._owned.epoch}")
+        changed = change(before)
+        if changed == before and before.epoch == self._owned.epoch:
+            return before
+        _refuse_to_go_back(before, changed)
+        after = msgspec.structs.replace(
+            changed, epoch=self._owned.epoch, revision=before.revision + 1, updated_us=self._clock.now_us()
+        )
+        _check(after, self._keys)
+        write = Put(self._keys.engine_manifest, encode_manifest(after))
+        self._owned.ownership.change([Step(write, None if found is None else found[1])])
+        return after
+
+
+_GROWING = ("high_water_mark", "high_water_lsn", "shipped_lsn", "shipped_position", "history_start_seq")
+
+
+def _refuse_to_go_back(before: Manifest, after: Manifest) -> None:
+    for name in _GROWING:
+        if getattr(after, name) < getattr(before, name):
+            raise DataError(f"{name} would go back from {getattr(before, name)} to {getattr(after, name)}")
+
+
+class Pinning:
+    """Pins of somebody who does not own the engine: a restore."""
+
+    def __init__(self, metadata: MetadataStore, keys: EngineKeys, clock: Clock, name: str, seconds: int) -> None:
+        self._metadata = metadata
+        self._keys = keys
+        self._clock = clock
+        self._name = name
+        self._seconds = seconds
+
+    def pin(self, key: str) -> bool:
+        """Nobody deletes this state for a while; False when it is on its way out already."""
+        until_us = self._clock.now_us() + self._seconds * 1_000_000
+        pin = Pin(name=self._name, key=key, until_us=until_us)
+        return self._set(lambda manifest: (*self._others(manifest), pin), key)
+
+    def release(self) -> None:
+        """It may go, as far as we are concerned."""
+        self._set(self._others, None)
+
+    def _others(self, manifest: Manifest) -> tuple[Pin, ...]:
+        now_us = self._clock.now_us()
+        return tuple(pin for pin in manifest.pins if pin.name != self._name and pin.until_us > now_us)
+
+    def _set(self, pins: Callable[[Manifest], tuple[Pin, ...]], key: str | None) -> bool:
+        for attempt in range(_ATTEMPTS):
+            found = read_manifest(self._metadata, self._keys)
+            if found is None or (key is not None and all(state.key != key for state in found[0].checkpoints)):
+                return False
+            after = msgspec.structs.replace(found[0], pins=pins(found[0]), revision=found[0].revision + 1)
+            try:
+                self._metadata.commit(
+                    [Check(self._keys.engine_manifest, found[1])],
+                    [Put(self._keys.engine_manifest, encode_manifest(after))],
+                )
+            except ConflictError:
+                if attempt + 1 == _ATTEMPTS:
+                    raise
+            else:
+                return True
+        return False
