@@ -1,6 +1,6 @@
-"""Builds the two C extensions; everything else about the package is in pyproject.toml.
+"""Builds the C extensions; everything else about the package is in pyproject.toml.
 
-Neither is needed: where one cannot be built, a warning says so, the install goes on, and its pure-Python twin is used.
+None is needed: where one cannot be built, a warning says so, the install goes on, and its pure-Python twin is used.
 """
 
 from __future__ import annotations
@@ -44,6 +44,10 @@ def _extension(name: str) -> Extension:
 
 
 setup(
-    ext_modules=[_extension("tidelog.log._kernel"), _extension("tidelog.topics._envelope")],
+    ext_modules=[
+        _extension("tidelog.log._kernel"),
+        _extension("tidelog.topics._envelope"),
+        _extension("tidelog.engine._engine"),
+    ],
     cmdclass={"build_ext": BuildOptionalExtensions},
 )

@@ -1,0 +1,346 @@
+/* Page updates: parsing them, and doing them again where a page has not got them yet.
+
+   Nothing of a record is done before all of its pages are in memory. */
+
+#ifndef TIDELOG_ENGINE_UPDATES_H
+#define TIDELOG_ENGINE_UPDATES_H
+
+#include "_engine_split.h"
+
+#define RECORD_HEADER_BYTES 32
+#define FEW_UPDATES 8
+
+typedef struct {
+    Page page;
+    uint32_t id;
+    uint8_t what;
+    int is_behind; /* the page has not got the record's changes */
+    Slice key, value, old;
+} Update;
+
+typedef struct {
+    Update *items; /* `few`, or allocated */
+    size_t count, room;
+    Update few[FEW_UPDATES];
+} Updates;
+
+static void updates_start(Updates *updates) {
+    updates->items = updates->few;
+    updates->count = 0;
+    updates->room = FEW_UPDATES;
+}
+
+static void updates_release(Updates *updates) {
+    if (updates->items != updates->few) {
+        PyMem_RawFree(updates->items);
+    }
+}
+
+static int updates_grow(Updates *updates) {
+    size_t room = 4 * updates->room;
+    Update *items = PyMem_RawMalloc(room * sizeof(Update));
+    if (items == NULL) {
+        PyErr_NoMemory();
+        return -1;
+    }
+    memcpy(items, updates->items, updates->count * sizeof(Update));
+    updates_release(updates);
+    updates->items = items;
+    updates->room = room;
+    return 0;
+}
+
+static int complain_of_record(EngineState *state, uint64_t lsn, const char *text) {
+    PyErr_Format(state->data_error, "record %llu: %s", (unsigned long long)lsn, text);
+    return -1;
+}
+
+/* One update at the beginning of `rest`, which moves on behind it. */
+static int update_parse(EngineState *state, Slice *rest, uint64_t lsn, Update *update) {
+    if (rest->size < UPDATE_HEADER_BYTES) {
+        return complain_of_record(state, lsn, "a page update is cut short");
+    }
+    const uint8_t *at = rest->data;
+    update->id = load_u32(at);
+    update->what = at[4];
+    if (update->what < UPDATE_INSERT || update->what > UPDATE_TRUNCATE) {
+        PyErr_Format(state->data_error, "record %llu: a page update of an unknown kind %d", (unsigned long long)lsn,
+                     (int)update->what);
+        return -1;
+    }
+    update->key = (Slice){at + UPDATE_HEADER_BYTES, load_u16(at + 5)};
+    update->value = (Slice){update->key.data + update->key.size, load_u16(at + 7)};
+    update->old = (Slice){update->value.data + update->value.size, load_u16(at + 9)};
+    size_t size = UPDATE_HEADER_BYTES + update->key.size + update->value.size + update->old.size;
+    if (size > rest->size) {
+        return complain_of_record(state, lsn, "a page update is cut short");
+    }
+    rest->data += size;
+    rest->size -= size;
+    return 0;
+}
+
+static int updates_parse(EngineState *state, Updates *updates, Slice rest, uint64_t lsn) {
+    updates->count = 0;
+    while (rest.size > 0) {
+        if (updates->count == updates->room && updates_grow(updates) < 0) {
+            return -1;
+        }
+        if (update_parse(state, &rest, lsn, &updates->items[updates->count]) < 0) {
+            return -1;
+        }
+        updates->count++;
+    }
+    return 0;
+}
+
+static int update_do(Update *update) {
+    Page *page = &update->page;
+    if (update->what == UPDATE_IMAGE) {
+        return page_put_image(page, update->value, update->id);
+    }
+    if (!page_look(page)) { /* looked at for each: an update before may have changed the same page */
+        return complain(page, "its header is damaged");
+    }
+    switch (update->what) {
+    case UPDATE_INSERT:
+        return page_insert(page, update->key, update->value);
+    case UPDATE_REPLACE:
+        return page_replace(page, update->key, update->value);
+    case UPDATE_REMOVE:
+        return page_remove(page, update->key);
+    default:
+        if (update->value.size != 4) {
+            PyErr_Format(page->data_error, "page %lu: a right sibling is a number of 4 bytes", (unsigned long)update->id);
+            return -1;
+        }
+        return page_truncate(page, update->key, load_u32(update->value.data));
+    }
+}
+
+static int note_dirtied(PyObject *dirtied, uint32_t id, uint64_t lsn) {
+    PyObject *key = PyLong_FromUnsignedLong(id);
+    int got = key == NULL ? -1 : PyDict_Contains(dirtied, key);
+    if (got == 0) {
+        PyObject *first = PyLong_FromUnsignedLongLong(lsn);
+        got = first == NULL ? -1 : PyDict_SetItem(dirtied, key, first);
+        Py_XDECREF(first);
+    }
+    Py_XDECREF(key);
+    return got < 0 ? -1 : 0;
+}
+
+/* Looks up the pages of a record: 0 all there, 1 one is missing (its update in `missing`), -1 error. */
+static int updates_look_up(EngineState *state, PyObject *pages, Updates *updates, uint64_t lsn, Update **missing) {
+    for (size_t index = 0; index < updates->count; index++) {
+        Update *update = &updates->items[index];
+        PyObject *object;
+        int got = pages_look_up(pages, update->id, &object);
+        if (got != 0) {
+            *missing = update;
+            return got;
+        }
+        if (page_take(state, object, &update->page, 1) < 0) {
+            return -1;
+        }
+        update->is_behind = page_lsn(&update->page) < lsn;
+    }
+    return 0;
+}
+
+/* Does a record's updates: 0 done, 1 a page is missing and nothing was done, -1 error. `dirtied` may be NULL. */
+static int updates_redo(EngineState *state, PyObject *pages, Updates *updates, uint64_t lsn, PyObject *dirtied,
+                        Update **missing) {
+    int got = updates_look_up(state, pages, updates, lsn, missing);
+    if (got != 0) {
+        return got;
+    }
+    for (size_t index = 0; index < updates->count; index++) {
+        if (updates->items[index].is_behind && update_do(&updates->items[index]) < 0) {
+            return -1;
+        }
+    }
+    for (size_t index = 0; index < updates->count; index++) {
+        Update *update = &updates->items[index];
+        if (update->is_behind) {
+            store_u64(update->page.at + LSN_AT, lsn);
+            if (dirtied != NULL && note_dirtied(dirtied, update->id, lsn) < 0) {
+                return -1;
+            }
+        }
+    }
+    return 0;
+}
+
+static int expect_pages(PyObject *pages) {
+    if (PyDict_Check(pages)) {
+        return 0;
+    }
+    PyErr_SetString(PyExc_TypeError, "pages must be a dict");
+    return -1;
+}
+
+static PyObject *engine_redo(PyObject *module, PyObject *const *arguments, Py_ssize_t count) {
+    EngineState *state = PyModule_GetState(module);
+    uint64_t lsn;
+    Py_buffer buffer;
+    if (expect_arguments("redo", count, 3, 3) < 0 || expect_pages(arguments[0]) < 0 ||
+        parse_u64(arguments[2], &lsn) < 0 || PyObject_GetBuffer(arguments[1], &buffer, PyBUF_SIMPLE) < 0) {
+        return NULL;
+    }
+    Updates updates;
+    Update *missing = NULL;
+    updates_start(&updates);
+    int got = updates_parse(state, &updates, (Slice){buffer.buf, (size_t)buffer.len}, lsn);
+    if (got == 0) {
+        got = updates_redo(state, arguments[0], &updates, lsn, NULL, &missing);
+    }
+    PyObject *answer = got < 0 ? NULL : PyLong_FromLongLong(got == 1 ? (long long)missing->id : -1);
+    updates_release(&updates);
+    PyBuffer_Release(&buffer);
+    return answer;
+}
+
+/* ---- whole frames ---- */
+
+static int record_updates(EngineState *state, Slice payload, uint64_t lsn, Slice *found) {
+    if (payload.size < RECORD_HEADER_BYTES) {
+        return complain_of_record(state, lsn, "it is too short for a record");
+    }
+    uint32_t start = load_u32(payload.data + 4);
+    if (start < RECORD_HEADER_BYTES || start > payload.size) {
+        return complain_of_record(state, lsn, "its page updates begin outside of it");
+    }
+    *found = (Slice){payload.data + start, payload.size - start};
+    return 0;
+}
+
+/* Goes on until the end or a missing page: 0, 1, or -1 on error. */
+static int redo_places(EngineState *state, PyObject *pages, const Places *places, uint64_t first_lsn, size_t *index,
+                       PyObject *dirtied, Updates *updates, Update **missing) {
+    for (; *index < places->count; *index += 1) {
+        Slice payload, rest;
+        uint64_t lsn = first_lsn + *index;
+        if (place_of(places, *index, &payload) < 0 || record_updates(state, payload, lsn, &rest) < 0 ||
+            updates_parse(state, updates, rest, lsn) < 0) {
+            return -1;
+        }
+        int got = updates_redo(state, pages, updates, lsn, dirtied, missing);
+        if (got != 0) {
+            return got;
+        }
+    }
+    return 0;
+}
+
+static PyObject *engine_redo_frames(PyObject *module, PyObject *const *arguments, Py_ssize_t count) {
+    EngineState *state = PyModule_GetState(module);
+    Places places;
+    uint64_t first_lsn;
+    size_t index;
+    if (expect_arguments("redo_frames", count, 6, 6) < 0 || expect_pages(arguments[0]) < 0 ||
+        parse_u64(arguments[1], &first_lsn) < 0 || parse_index(arguments[5], "start", &index) < 0 ||
+        places_take(&places, arguments + 2) < 0) {
+        return NULL;
+    }
+    Updates updates;
+    Update *missing = NULL;
+    updates_start(&updates);
+    PyObject *dirtied = PyDict_New();
+    int got = dirtied == NULL
+                  ? -1
+                  : redo_places(state, arguments[0], &places, first_lsn, &index, dirtied, &updates, &missing);
+    PyObject *answer = NULL;
+    if (got >= 0) {
+        long long page = got == 1 ? (long long)missing->id : -1;
+        PyObject *must_read = got == 1 && missing->what != UPDATE_IMAGE ? Py_True : Py_False;
+        answer = Py_BuildValue("(nLOO)", (Py_ssize_t)index, page, must_read, dirtied);
+    }
+    Py_XDECREF(dirtied);
+    updates_release(&updates);
+    places_release(&places);
+    return answer;
+}
+
+static PyObject *update_objects(const Update *update) {
+    return Py_BuildValue("(kiy#y#y#)", (unsigned long)update->id, (int)update->what, update->key.data,
+                         (Py_ssize_t)update->key.size, update->value.data, (Py_ssize_t)update->value.size,
+                         update->old.data, (Py_ssize_t)update->old.size);
+}
+
+static PyObject *engine_decode_updates(PyObject *module, PyObject *const *arguments, Py_ssize_t count) {
+    EngineState *state = PyModule_GetState(module);
+    uint64_t lsn;
+    Py_buffer buffer;
+    if (expect_arguments("decode_updates", count, 2, 2) < 0 || parse_u64(arguments[1], &lsn) < 0 ||
+        PyObject_GetBuffer(arguments[0], &buffer, PyBUF_SIMPLE) < 0) {
+        return NULL;
+    }
+    Slice rest = {buffer.buf, (size_t)buffer.len};
+    PyObject *list = PyList_New(0);
+    while (list != NULL && rest.size > 0) {
+        Update update;
+        PyObject *item = update_parse(state, &rest, lsn, &update) < 0 ? NULL : update_objects(&update);
+        if (item == NULL || PyList_Append(list, item) < 0) {
+            Py_CLEAR(list);
+        }
+        Py_XDECREF(item);
+    }
+    PyBuffer_Release(&buffer);
+    return list;
+}
+
+/* ---- putting back ---- */
+
+/* copies: a list of (page id, bytes of the page or None), checked before anything changes. */
+static int put_back_check(PyObject *copies) {
+    for (Py_ssize_t index = 0; index < PyList_GET_SIZE(copies); index++) {
+        PyObject *pair = PyList_GET_ITEM(copies, index);
+        PyObject *copy = PyTuple_Check(pair) && PyTuple_GET_SIZE(pair) == 2 ? PyTuple_GET_ITEM(pair, 1) : NULL;
+        int is_page = copy != NULL && PyBytes_Check(copy) && PyBytes_GET_SIZE(copy) == PAGE_BYTES;
+        if (copy == NULL || !PyLong_Check(PyTuple_GET_ITEM(pair, 0)) || !(is_page || copy == Py_None)) {
+            PyErr_SetString(PyExc_TypeError, "copies must be a list of (page id, bytes of a page or None)");
+            return -1;
+        }
+    }
+    return 0;
+}
+
+static int put_back_one(EngineState *state, PyObject *pages, PyObject *number, PyObject *copy) {
+    PyObject *object = PyDict_GetItemWithError(pages, number);
+    Page page;
+    if (object == NULL) {
+        return PyErr_Occurred() ? -1 : 0;
+    }
+    if (copy == Py_None) {
+        return PyDict_DelItem(pages, number);
+    }
+    if (page_take(state, object, &page, 1) < 0) {
+        return -1;
+    }
+    memcpy(page.at, PyBytes_AS_STRING(copy), PAGE_BYTES);
+    return 0;
+}
+
+static PyObject *engine_put_back(PyObject *module, PyObject *const *arguments, Py_ssize_t count) {
+    if (expect_arguments("put_back", count, 2, 2) < 0 || expect_pages(arguments[0]) < 0) {
+        return NULL;
+    }
+    if (!PyList_Check(arguments[1])) {
+        PyErr_SetString(PyExc_TypeError, "copies must be a list of (page id, bytes of a page or None)");
+        return NULL;
+    }
+    if (put_back_check(arguments[1]) < 0) {
+        return NULL;
+    }
+    for (Py_ssize_t index = 0; index < PyList_GET_SIZE(arguments[1]); index++) {
+        PyObject *pair = PyList_GET_ITEM(arguments[1], index);
+        if (put_back_one(PyModule_GetState(module), arguments[0], PyTuple_GET_ITEM(pair, 0),
+                         PyTuple_GET_ITEM(pair, 1)) < 0) {
+            return NULL;
+        }
+    }
+    Py_RETURN_NONE;
+}
+
+#endif

@@ -1,0 +1,368 @@
+"""Pages in memory: as many as there is room for, the others in the page file.
+
+Invariants
+- A page goes to the file in `write_page` and nowhere else, and not before the log has everything up to its LSN: waited
+  for, then checked.
+- Only one thread at a time changes pages (the applier). It holds a page (`hold`, `new(held=True)`) before it changes
+  it, until `settle` (the log has the records) or `take_back` (the log refused them; the pages are what they were). A held
+  page stays in memory. Whoever writes one to the file writes it as it was at the last settling.
+- Steal: a changed page may leave memory for the file before its transaction is complete. No-force: it need not.
+- `rec_lsn` of a dirty page is at most the LSN of the first change that the file does not have.
+- Readers look at `pages` without any lock; they come here only for what is missing, and wait for nobody but the disk.
+- The number of pages is bounded, unless more than that are held at once: `wants_settling` says so long before.
+
+Eviction is second chance: the page that came first goes, unless it was used since the last time it was looked at. The
+root stays for ever: every search begins there, and it counts them.
+
+Locks: `_writing` (one write at a time, so that an older copy never lands on a newer one) before `_mutex` (short; never
+held while the disk or the log works). Nobody waits for a settling while holding either.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Callable, Iterable
+from typing import NamedTuple
+
+import msgspec
+
+from tidelog.engine.page import (
+    PAGE_BYTES,
+    ROOT,
+    accesses_of,
+    check_page,
+    clear_reference,
+    is_referenced,
+    lsn_of,
+    new_page,
+    put_back,
+    sealed,
+)
+from tidelog.engine.page_file import PageFile
+from tidelog.errors import CorruptionError, DataError, InternalError
+
+# Below this a pool is rather a way down the tree for each of a few threads.
+MIN_PAGES = 16
+
+
+class BufferPoolStatistics(msgspec.Struct, frozen=True):
+    """A snapshot of the pool's counters."""
+
+    hits: int
+    misses: int
+    hit_rate: float
+    size_bytes: int
+    capacity_bytes: int
+    evictions: int
+    dirty: int
+    flushes: int
+
+
+class _Held(NamedTuple):
+    """What a page was when it was first held: None if it is new; and its rec_lsn, None if it was clean."""
+
+    before: bytes | None
+    rec_lsn: int | None
+
+
+def _always_durable(_lsn: int) -> bool:
+    return True
+
+
+def _wait_for_nothing(_lsn: int) -> None:
+    return None
+
+
+class BufferPool:
+    """The resident pages of one tree, `pages`, and their way from and to the page file."""
+
+    def __init__(
+        self,
+        file: PageFile,
+        size_bytes: int,
+        *,
+        wait_durable: Callable[[int], None] = _wait_for_nothing,
+        is_durable: Callable[[int], bool] = _always_durable,
+        rebuild: Callable[[int], bytearray] | None = None,
+        checks_invariants: bool = True,
+    ) -> None:
+        self.pages: dict[int, bytearray] = {}
+        self.capacity_pages = max(size_bytes // PAGE_BYTES, MIN_PAGES)
+        self.rebuild = rebuild
+        self._file = file
+        self._wait_durable = wait_durable
+        self._is_durable = is_durable
+        self._checks_invariants = checks_invariants
+        self._clock: deque[int] = deque()
+        self._dirty: dict[int, int] = {}
+        self._held: dict[int, _Held] = {}
+        self._holder = 0
+        self._pins: dict[int, int] = {}
+        self._loading: dict[int, threading.Event] = {}
+        self._writing = threading.Lock()
+        self._mutex = threading.Lock()
+        self._settled = threading.Condition(self._mutex)
+        self._settlings = 0
+        self._misses = self._evictions = self._flushes = 0
+
+    # ---- pages come into memory ----
+
+    def load(self, page_id: int) -> None:
+        """Brings a page into memory; it may be gone again by the time the caller looks, who then asks again."""
+        with self._mutex:
+            if page_id in self.pages:
+                return
+            other = self._loading.get(page_id)
+            if other is None:
+                self._loading[page_id] = threading.Event()
+        if other is not None:
+            other.wait()  # if that one failed, the caller comes again and meets the failure itself
+            return
+        try:
+            self._make_room()
+            self._admit(page_id, *self._read(page_id))
+        finally:
+            with self._mutex:
+                self._loading.pop(page_id).set()
+
+    def _read(self, page_id: int) -> tuple[bytearray, bool]:
+        """(page, whether it had to be rebuilt)."""
+        try:
+            return self._file.read_page(page_id), False
+        except CorruptionError:
+            if self.rebuild is None:
+                raise
+        page = self.rebuild(page_id)
+        fault = check_page(page, page_id)
+        if fault is not None:
+            raise DataError(f"page {page_id} was rebuilt from the log, and is not sound: {fault}")
+        return page, True
+
+    def _admit(self, page_id: int, page: bytearray, is_dirty: bool) -> None:
+        with self._mutex:
+            self.pages[page_id] = page
+            self._clock.append(page_id)
+            self._misses += 1
+            if is_dirty:
+                self._dirty.setdefault(page_id, lsn_of(page))
+
+    def new(self, page_id: int, level: int, *, held: bool = False) -> bytearray:
+        """An empty page that replaces whatever the file has under this number. Not dirty until it is changed."""
+        self._make_room()
+        page = new_page(page_id, level)
+        with self._mutex:
+            if page_id in self.pages:
+                raise InternalError(f"page {page_id} is in memory already")
+            self.pages[page_id] = page
+            self._clock.append(page_id)
+            if held:
+                self._note_holder()
+                self._held[page_id] = _Held(None, None)
+        return page
+
+    # ---- and leave it ----
+
+    def _make_room(self) -> None:
+        while (page_id := self._evict_clean()) is not None:
+            self._steal(page_id)
+
+    def _evict_clean(self) -> int | None:
+        """Evicts until there is room for one more; a dirty page to be written first, or None when that is all."""
+        with self._mutex:
+            while len(self.pages) + max(len(self._loading), 1) > self.capacity_pages:
+                page_id = self._next_victim()
+                if page_id is None or page_id in self._dirty:
+                    return page_id
+                self._drop(page_id)
+        return None
+
+    def _next_victim(self) -> int | None:
+        """Takes a page from the clock that may leave; None when there is none."""
+        for _ in range(2 * len(self._clock)):
+            page_id = self._clock.popleft()
+            if self._may_leave(page_id) and not is_referenced(self.pages[page_id]):
+                return page_id
+            if page_id in self.pages:
+                clear_reference(self.pages[page_id])
+            self._clock.append(page_id)
+        return None
+
+    def _may_leave(self, page_id: int) -> bool:
+        return page_id not in self._held and page_id not in self._pins and page_id != ROOT
+
+    def _drop(self, page_id: int) -> None:
+        del self.pages[page_id]
+        self._evictions += 1
+
+    def _steal(self, page_id: int) -> None:
+        """Writes a dirty page that left the clock, and drops it unless the applier wants it now."""
+        try:
+            self._write(page_id, waits=False)
+        finally:
+            with self._mutex:
+                if page_id not in self._dirty and self._may_leave(page_id):
+                    self._drop(page_id)
+                else:
+                    self._clock.append(page_id)
+
+    def pin(self, page_id: int) -> bool:
+        """Keeps a page in memory until `unpin`; False when it is not there."""
+        with self._mutex:
+            if page_id not in self.pages:
+                return False
+            self._pins[page_id] = self._pins.get(page_id, 0) + 1
+            return True
+
+    def unpin(self, page_id: int) -> None:
+        """Takes one pin away."""
+        with self._mutex:
+            count = self._pins.pop(page_id) - 1
+            if count:
+                self._pins[page_id] = count
+
+    # ---- changes ----
+
+    def hold(self, page_id: int) -> bool:
+        """Keeps a page, and what it is now, until it is settled or taken back; False when it is not in memory."""
+        if page_id in self._held:
+            return True
+        with self._mutex:
+            page = self.pages.get(page_id)
+            if page is None:
+                return False
+            self._note_holder()
+            self._held[page_id] = _Held(bytes(page), self._dirty.pop(page_id, None))
+        return True
+
+    def _note_holder(self) -> None:
+        if not self._held:
+            self._holder = threading.get_ident()
+
+    def dirtied(self, page_id: int, lsn: int) -> None:
+        """A page was changed by this record."""
+        if page_id not in self._dirty:
+            self._dirty[page_id] = lsn
+
+    @property
+    def wants_settling(self) -> bool:
+        """Whether so many pages are held that the applier should hand its records over and settle."""
+        return len(self._held) * 2 > self.capacity_pages
+
+    def begin_changes(self) -> None:
+        """From here on pages can be taken back to what they are now."""
+        self.settle()
+
+    def settle(self) -> None:
+        """The log has the records of all changes so far: nothing will be taken back."""
+        with self._mutex:
+            for page_id, held in self._held.items():
+                if held.rec_lsn is not None:
+                    self._dirty[page_id] = held.rec_lsn
+            self._end_holding()
+
+    def take_back(self) -> None:
+        """The log refused the records: all pages are what they were at the last settling, in one step for readers."""
+        with self._mutex:
+            put_back(self.pages, [(page_id, held.before) for page_id, held in self._held.items()])
+            for page_id, held in self._held.items():
+                self._dirty.pop(page_id, None)
+                if held.before is None:
+                    self._clock.remove(page_id)
+                elif held.rec_lsn is not None:
+                    self._dirty[page_id] = held.rec_lsn
+            self._end_holding()
+
+    def _end_holding(self) -> None:
+        self._held.clear()
+        self._settlings += 1
+        self._settled.notify_all()
+
+    # ---- pages go to the file ----
+
+    def write_page(self, page_id: int) -> None:
+        """Writes a page as it is at this moment or later, once the log has its records. One not in memory is written.
+
+        Waits for the applier if it holds the page. A write is durable after `sync`.
+        """
+        self._write(page_id, waits=True)
+
+    def _write(self, page_id: int, *, waits: bool) -> None:
+        settlings = self._settlings
+        while True:
+            with self._writing:
+                must_wait, image = self._image(page_id, settlings)
+                if image is not None:
+                    self._write_image(page_id, image)
+            if not (must_wait and waits):
+                return
+            self._wait_for_settling(page_id, settlings)
+
+    def _image(self, page_id: int, settlings: int) -> tuple[bool, bytes | None]:
+        """(whether to wait, the page as it was when last settled), provided that was after the count `settlings`."""
+        with self._mutex:
+            held, page = self._held.get(page_id), self.pages.get(page_id)
+            if held is None:
+                return False, None if page is None else sealed(page)
+            if self._settlings == settlings:
+                return True, None
+            return False, None if held.before is None else sealed(held.before)
+
+    def _wait_for_settling(self, page_id: int, settlings: int) -> None:
+        with self._mutex:
+            if self._held and self._holder == threading.get_ident():
+                raise InternalError(f"page {page_id} is to be written by the thread that has not settled its changes")
+            self._settled.wait_for(lambda: self._settlings != settlings)
+
+    def _write_image(self, page_id: int, image: bytes) -> None:
+        """The one place where a page goes to the file: never before its log."""
+        lsn = lsn_of(image)
+        self._wait_durable(lsn)
+        if self._checks_invariants and not self._is_durable(lsn):
+            raise InternalError(f"page {page_id} was to be written before its record {lsn} was durable")
+        self._file.write_page(page_id, image)
+        with self._mutex:
+            self._flushes += 1
+            held, page = self._held.get(page_id), self.pages.get(page_id)
+            if held is None:
+                if page is not None and lsn_of(page) == lsn:
+                    self._dirty.pop(page_id, None)
+            elif held.before is not None and lsn_of(held.before) == lsn:
+                self._held[page_id] = _Held(held.before, None)
+
+    def flush(self, page_ids: Iterable[int]) -> None:
+        """Writes those of the pages that are dirty, as they are now or later, and syncs the file."""
+        for page_id in sorted(page_ids):
+            if page_id in self._dirty or page_id in self._held:
+                self.write_page(page_id)
+        self.sync()
+
+    def sync(self) -> None:
+        """Everything written so far is durable when this returns."""
+        self._file.sync()
+
+    def dirty_pages(self) -> dict[int, int]:
+        """The dirty page table: {page: rec_lsn}."""
+        with self._mutex:
+            table = dict(self._dirty)
+            table.update((page_id, held.rec_lsn) for page_id, held in self._held.items() if held.rec_lsn is not None)
+            return table
+
+    def statistics(self) -> BufferPoolStatistics:
+        """Counters at this moment."""
+        root = self.pages.get(ROOT)
+        hits = 0 if root is None else accesses_of(root)
+        return BufferPoolStatistics(
+            hits=hits,
+            misses=self._misses,
+            hit_rate=hits / max(hits + self._misses, 1),
+            size_bytes=len(self.pages) * PAGE_BYTES,
+            capacity_bytes=self.capacity_pages * PAGE_BYTES,
+            evictions=self._evictions,
+            dirty=len(self.dirty_pages()),
+            flushes=self._flushes,
+        )
+
+    def close(self) -> None:
+        """Closes the page file; what was not flushed is in the log."""
+        self._file.close()

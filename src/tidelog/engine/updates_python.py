@@ -1,0 +1,166 @@
+"""The pure-Python twin of the C kernel for page updates: parsing them and doing them again.
+
+The same answers as `_engine.c`, slower. `updates.py` draws the bytes.
+
+Nothing of a record is done before all of its pages are in memory, so whoever is told of a missing page loads it and
+makes the same call again. A page that has a record's changes already (by its LSN) is left alone.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable
+from typing import NamedTuple
+
+from tidelog.engine.page_python import (
+    atomic,
+    expect_page,
+    insert_cell,
+    lsn_of,
+    opened,
+    put_image,
+    raise_lsn,
+    remove_cell,
+    replace_cell,
+    truncate_cells,
+)
+from tidelog.engine.tree_python import IMAGE, INSERT, REMOVE, REPLACE, TRUNCATE
+from tidelog.errors import DataError
+from tidelog.log.frame_python import Buffer, byte_view, places
+
+UPDATE_HEADER_BYTES = 11
+RECORD_HEADER_BYTES = 32
+
+_UPDATE = struct.Struct("<IBHHH")
+_U32 = struct.Struct("<I")
+
+Pages = dict[int, bytearray]
+
+
+class ParsedUpdate(NamedTuple):
+    """A page update; `what` is one of INSERT, REPLACE, REMOVE, IMAGE, TRUNCATE."""
+
+    page: int
+    what: int
+    key: bytes
+    value: bytes
+    old: bytes
+
+
+@atomic
+def decode_updates(updates: Buffer, lsn: int, /) -> list[tuple[int, int, bytes, bytes, bytes]]:
+    """All updates of a record: (page, what, key, value, old)."""
+    return [tuple(each) for each in parse(byte_view(updates), lsn)]  # type: ignore[misc]
+
+
+def parse(view: memoryview, lsn: int) -> list[ParsedUpdate]:
+    """The updates, each checked to lie inside of the record."""
+    found: list[ParsedUpdate] = []
+    position = 0
+    while position < len(view):
+        if position + UPDATE_HEADER_BYTES > len(view):
+            raise DataError(f"record {lsn}: a page update is cut short")
+        page, what, key_bytes, value_bytes, old_bytes = _UPDATE.unpack_from(view, position)
+        if not INSERT <= what <= TRUNCATE:
+            raise DataError(f"record {lsn}: a page update of an unknown kind {what}")
+        position += UPDATE_HEADER_BYTES
+        if position + key_bytes + value_bytes + old_bytes > len(view):
+            raise DataError(f"record {lsn}: a page update is cut short")
+        parts = []
+        for size in (key_bytes, value_bytes, old_bytes):
+            parts.append(bytes(view[position : position + size]))
+            position += size
+        found.append(ParsedUpdate(page, what, *parts))
+    return found
+
+
+def _insert(page: bytearray, update: ParsedUpdate) -> None:
+    insert_cell(page, update.key, update.value)
+
+
+def _replace(page: bytearray, update: ParsedUpdate) -> None:
+    replace_cell(page, update.key, update.value)
+
+
+def _remove(page: bytearray, update: ParsedUpdate) -> None:
+    remove_cell(page, update.key)
+
+
+def _image(page: bytearray, update: ParsedUpdate) -> None:
+    put_image(page, update.value, update.page)
+
+
+def _truncate(page: bytearray, update: ParsedUpdate) -> None:
+    opened(page)
+    if len(update.value) != 4:
+        raise DataError(f"page {update.page}: a right sibling is a number of 4 bytes")
+    truncate_cells(page, update.key, _U32.unpack(update.value)[0])
+
+
+_DO: dict[int, Callable[[bytearray, ParsedUpdate], None]] = {
+    INSERT: _insert,
+    REPLACE: _replace,
+    REMOVE: _remove,
+    IMAGE: _image,
+    TRUNCATE: _truncate,
+}
+
+
+def _redo_parsed(pages: Pages, parsed: list[ParsedUpdate], lsn: int, dirtied: dict[int, int]) -> ParsedUpdate | None:
+    """Does one record's updates; or the first one whose page is missing, and nothing was done."""
+    for update in parsed:
+        if update.page not in pages:
+            return update
+    behind = {update.page for update in parsed if lsn_of(_page(pages, update.page)) < lsn}
+    for update in parsed:
+        if update.page in behind:
+            _DO[update.what](pages[update.page], update)
+    for update in parsed:
+        if update.page in behind:
+            raise_lsn(pages[update.page], lsn)
+            dirtied.setdefault(update.page, lsn)
+    return None
+
+
+def _page(pages: Pages, page_id: int) -> bytearray:
+    page = pages[page_id]
+    expect_page(page, bytearray)
+    return page
+
+
+@atomic
+def redo(pages: Pages, updates: Buffer, lsn: int, /) -> int:
+    """Does the updates of one record where a page has not got them; a missing page, or -1 when all is done."""
+    missing = _redo_parsed(pages, parse(byte_view(updates), lsn), lsn, {})
+    return -1 if missing is None else missing.page
+
+
+def _updates_of(view: memoryview, lsn: int) -> memoryview:
+    if len(view) < RECORD_HEADER_BYTES:
+        raise DataError(f"record {lsn}: it is too short for a record")
+    start = _U32.unpack_from(view, 4)[0]
+    if not RECORD_HEADER_BYTES <= start <= len(view):
+        raise DataError(f"record {lsn}: its page updates begin outside of it")
+    return view[start:]
+
+
+@atomic
+def redo_frames(
+    pages: Pages, first_lsn: int, buffer: Buffer, positions: Buffer, lengths: Buffer, start: int, /
+) -> tuple[int, int, bool, dict[int, int]]:
+    """Does the records of whole frames from index `start` on.
+
+    Returns (index of the first record that is not done, the page that it misses or -1, whether that page must be read
+    from the file because it is not replaced as a whole, {page changed: first LSN}).
+    """
+    view = byte_view(buffer)
+    dirtied: dict[int, int] = {}
+    index = start
+    for index, position, length in places(view, positions, lengths, start):
+        lsn = first_lsn + index
+        parsed = parse(_updates_of(view[position : position + length], lsn), lsn)
+        missing = _redo_parsed(pages, parsed, lsn, dirtied)
+        if missing is not None:
+            return index, missing.page, missing.what != IMAGE, dirtied
+        index += 1  # noqa: PLW2901 - where to go on, if this was the last
+    return index, -1, False, dirtied
