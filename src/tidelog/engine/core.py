@@ -1,0 +1,192 @@
+"""The hot half of an engine: its log, its pages and what is built on them, opened and recovered.
+
+    wal/          the log: records of entries, with their values
+    pages.db      the version index
+    engine.ckpt   the last complete checkpoint
+
+Invariants
+- The lock of the log is the lock of the engine: one process has it open.
+- What is found when it opens is the state after the last entry that is whole in the log, whatever was cut off where.
+- Pages can be made from the log as long as all of it is here. Once files of it have left, `engine.ckpt` and the page
+  file are needed, or a restore from the store.
+"""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+from threading import RLock
+
+import msgspec
+
+from tidelog.clock import Clock
+from tidelog.engine.applier import Applier
+from tidelog.engine.btree import Tree
+from tidelog.engine.buckets import Buckets
+from tidelog.engine.buffer_pool import BufferPool
+from tidelog.engine.checkpointer import Checkpointer
+from tidelog.engine.marks import Marks
+from tidelog.engine.master import MASTER, CheckpointState, read_master
+from tidelog.engine.page_file import PageFile
+from tidelog.engine.page_rebuild import rebuild_page
+from tidelog.engine.record import CheckpointEndRecord, decode_record, encode_marks, encode_structure
+from tidelog.engine.record_header import CHECKPOINT_END
+from tidelog.engine.recovery import Recovery
+from tidelog.engine.settings import EngineSettings
+from tidelog.engine.survey import survey
+from tidelog.engine.undo import Undo
+from tidelog.engine.versions import Versions
+from tidelog.engine.wal import FIRST, Wal
+from tidelog.engine.wal_files import Anchor
+from tidelog.errors import DataError
+from tidelog.files import Files, explained
+
+_logger = logging.getLogger("tidelog.engine")
+WAL = "wal"
+PAGES = "pages.db"
+
+
+class Core:
+    """The parts of an open engine. `applying` is held by whoever changes anything."""
+
+    def __init__(
+        self,
+        directory: Path,
+        settings: EngineSettings,
+        files: Files,
+        clock: Clock,
+        wal: Wal,
+        state: CheckpointState | None,
+    ) -> None:
+        self.directory = directory
+        self.settings = settings
+        self.files = files
+        self.clock = clock
+        self.wal = wal
+        self.applying = RLock()
+        is_new = wal.next_lsn == 1
+        self.page_file = _page_file(files, directory / PAGES, is_new=state is None)
+        self.pool = BufferPool(
+            self.page_file,
+            settings.buffer_pool_size,
+            wait_durable=wal.wait_durable,
+            is_durable=lambda lsn: lsn <= wal.durable_lsn,
+            rebuild=self._rebuild,
+            checks_invariants=settings.checks_invariants,
+        )
+        self.tree = Tree(self.pool, self._log_structure) if state is None else self._tree_at(state)
+        if is_new:
+            self.tree.create()
+            wal.commit()
+            self.tree.settle()
+        begin = clock.monotonic()
+        recovery = Recovery(wal, self.tree, state)
+        report = recovery.run()
+        self.recovery = msgspec.structs.replace(report, seconds=clock.monotonic() - begin)
+        self.buckets = Buckets()
+        self.buckets.load(self.tree)
+        self.versions = Versions(self.tree, self.buckets)
+        self.marks = Marks(recovery.applied_seq, recovery.low_water_mark, recovery.high_water_mark)
+        self.applier = Applier(self.tree, wal, self.versions, settings, clock)
+        self.undo = Undo(self.tree, wal)
+        self.checkpointer = Checkpointer(
+            directory=directory,
+            files=files,
+            clock=clock,
+            tree=self.tree,
+            pool=self.pool,
+            wal=wal,
+            marks=self.marks,
+            applying=self.applying,
+            last=state,
+        )
+        self.checkpointer.history_start_seq = recovery.history_start_seq
+
+    @classmethod
+    def open(cls, directory: Path, settings: EngineSettings, files: Files, clock: Clock) -> Core:
+        """Opens what is in a directory, or begins a new engine in an empty one."""
+        with explained("open engine", directory):
+            files.make_directories(directory)
+            state, reason = read_master(files, directory)
+            anchor = FIRST if state is None else Anchor(state.begin_lsn, state.begin_position)
+            wal = Wal.open(directory / WAL, settings, files=files, clock=clock, anchor=anchor)
+            try:
+                if state is None:
+                    state = _found_in_log(wal, directory, reason)
+                return cls(directory, settings, files, clock, wal, _usable(state, wal, files, directory))
+            except BaseException:
+                wal.close()
+                raise
+
+    def close(self) -> None:
+        """Lets go of the files. Pages that are dirty stay what they were: the log has it all."""
+        try:
+            self.wal.close()
+        finally:
+            self.page_file.close()
+
+    def _tree_at(self, state: CheckpointState) -> Tree:
+        tree = Tree(self.pool, self._log_structure, state.next_page)
+        tree.image_floor = state.begin_lsn
+        return tree
+
+    def note_low_water_mark(self, seq: int) -> None:
+        """Remembered across restarts: what is at or below it is never rolled back. No sync is worth waiting for it."""
+        self.wal.add(encode_marks(seq))
+        self.wal.hand_over()
+
+    def roll_back(self, seq: int) -> None:
+        """Undoes every entry above a seq."""
+        self.undo.roll_back(seq)
+        self.buckets.load(self.tree)
+
+    def _log_structure(self, updates: bytes) -> int:
+        return self.wal.add(encode_structure(updates))
+
+    def _rebuild(self, page_id: int) -> bytearray:
+        """A page of the file is damaged: the log has all that was ever done to it, as far as it is here."""
+        return rebuild_page(page_id, self.wal.batches(self.wal.first_lsn, self.wal.durable_lsn + 1))
+
+
+def _page_file(files: Files, path: Path, *, is_new: bool) -> PageFile:
+    """Without a checkpoint nothing in the file is believed: all pages are in the log."""
+    return PageFile.create(files, path) if is_new or not files.exists(path) else PageFile(files, path)
+
+
+def _found_in_log(wal: Wal, directory: Path, reason: str | None) -> CheckpointState | None:
+    """Without `engine.ckpt`: the last checkpoint that the log says is complete."""
+    if wal.first_lsn == 1 and reason is None:
+        return None  # a new engine, or one that never made a checkpoint
+    found: CheckpointState | None = None
+    for frames in wal.batches(wal.first_lsn, wal.next_lsn):
+        *_, others = survey(frames.first_offset, frames.buffer, frames.positions, frames.lengths, 0, 0)
+        for index in others:
+            payload = frames.payloads(index, index + 1)[0]
+            if payload[0] == CHECKPOINT_END:
+                record = decode_record(payload, frames.first_offset + index)
+                assert isinstance(record, CheckpointEndRecord)
+                found = record.state
+    if found is None and wal.first_lsn > 1:
+        raise DataError(
+            f"{MASTER} {reason or 'is missing'}, and the log begins at LSN {wal.first_lsn} without a checkpoint in it",
+            path=directory,
+            hint="Restore the engine from its store into a new directory",
+        )
+    _logger.warning(
+        "%s: %s %s; the last checkpoint was looked for in the log", directory, MASTER, reason or "is missing"
+    )
+    return found
+
+
+def _usable(state: CheckpointState | None, wal: Wal, files: Files, directory: Path) -> CheckpointState | None:
+    """The checkpoint, if the page file that it speaks of is there; else all pages come from the log, from its start."""
+    if state is None or state.next_page <= 1 or files.exists(directory / PAGES):
+        return state
+    if wal.first_lsn > 1:
+        raise DataError(
+            f"{PAGES} is gone, and the log begins at LSN {wal.first_lsn}: the index cannot be made from it",
+            path=directory,
+            hint="Restore the engine from its store into a new directory",
+        )
+    _logger.warning("%s: %s is gone; the index is made anew from the log", directory, PAGES)
+    return None

@@ -1,0 +1,98 @@
+"""What runs beside an engine: checkpoints, shipping, letting go of files.
+
+Invariants
+- Nothing in here is needed for what was applied to be safe, and nothing that fails in here stops an apply.
+- One checkpoint at a time; one that has nothing new to say is not made by itself.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import Protocol
+
+from tidelog.engine.core import Core
+from tidelog.errors import TidelogError
+from tidelog.tier.background import Background, Task
+
+_logger = logging.getLogger("tidelog.engine")
+
+
+class ColdTier(Protocol):
+    """The cold half, where there is a store."""
+
+    def ship(self) -> int:
+        """Ships everything up to the low-water mark; the new high-water mark."""
+        ...
+
+    def truncation_mark(self) -> int:
+        """The high-water mark as the published manifest has it."""
+        ...
+
+    def checkpoint(self) -> None:
+        """Writes the state at the high-water mark into the store."""
+        ...
+
+    def start(self, background: Background) -> None:
+        """Ships and lets go by itself from now on."""
+        ...
+
+    def stop(self) -> None:
+        """Ends that. Waits for nothing that hangs."""
+        ...
+
+
+class Upkeep:
+    """The background of one engine."""
+
+    def __init__(self, core: Core, cold: ColdTier | None = None, *, runs_in_background: bool = True) -> None:
+        self._core = core
+        self.cold = cold
+        self._background = Background(2, "tidelog-engine")
+        self._task: Task | None = None
+        self._checkpointed_lsn = core.checkpointer.redo_lsn
+        self.failed_checkpoints = 0
+        if runs_in_background:
+            interval = core.settings.checkpoint_interval_secs
+            # After a long redo the next one would be as long: not for the whole interval.
+            is_long = core.recovery.records > 100_000
+            self._task = self._background.add(self._checkpoint_if_due, 1.0 if is_long else interval)
+            if cold is not None:
+                cold.start(self._background)
+
+    def checkpoint(self) -> int:
+        """One here, and one in the store where there is one; the seq of the one here."""
+        state = self._core.checkpointer.checkpoint()
+        self._checkpointed_lsn = self._core.wal.next_lsn
+        if self.cold is not None:
+            self.cold.checkpoint()
+        return state.applied_seq
+
+    def ship(self) -> int:
+        """Ships what may be shipped; the high-water mark then."""
+        if self.cold is None:
+            return self._core.marks.high_water_mark
+        return self.cold.ship()
+
+    def truncation_mark(self) -> int:
+        """0 without a store: then the orchestrator's log is the only other copy."""
+        return 0 if self.cold is None else self.cold.truncation_mark()
+
+    def stop(self) -> None:
+        """Ends everything that runs by itself."""
+        if self.cold is not None:
+            self.cold.stop()
+        if self._task is not None:
+            self._background.cancel(self._task)
+        self._background.close()
+
+    def _checkpoint_if_due(self) -> float:
+        interval = self._core.settings.checkpoint_interval_secs
+        if self._core.wal.next_lsn == self._checkpointed_lsn:
+            return interval
+        try:
+            self._core.checkpointer.checkpoint()
+            self._checkpointed_lsn = self._core.wal.next_lsn
+        except (TidelogError, OSError) as error:
+            self.failed_checkpoints += 1
+            _logger.error("%s: a checkpoint failed and is tried again: %s", self._core.directory, error)
+        return interval

@@ -1,0 +1,89 @@
+"""The version index: which version of an object is to be seen at a seq.
+
+Invariants
+- A version is seen at a seq when it is the newest of its key that is not after it, is no deletion, and belongs to the
+  bucket that is there at that seq: it was put after that bucket's creation.
+- Looking changes nothing, takes no lock and never waits for whoever applies. Each step looks at the tree as it is at
+  one moment, and versions that are not after the seq asked for do not change, so many steps see one state.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from tidelog.engine.btree import Tree
+from tidelog.engine.buckets import Buckets, BucketVersion
+from tidelog.engine.cell import Cell, decode_cell
+from tidelog.engine.version_keys import SEQ_BYTES, at, behind, object_prefix, objects_of, parse, seq_of
+
+
+class Found(NamedTuple):
+    """A version and its seq."""
+
+    seq: int
+    cell: Cell
+
+
+class Listed(NamedTuple):
+    """An object as it is to be seen, with its key."""
+
+    key: str
+    seq: int
+    cell: Cell
+
+
+class Versions:
+    """What is in an engine, at any seq."""
+
+    def __init__(self, tree: Tree, buckets: Buckets) -> None:
+        self.tree = tree
+        self.buckets = buckets
+        self._find = tree.find
+
+    def find(self, bucket: str, key: str, seq: int) -> Found | None:
+        """The version to be seen at a seq."""
+        created = self.buckets.created(bucket, seq)
+        return None if created is None else self.find_in(created, bucket, key, seq)
+
+    def find_in(self, created: BucketVersion, bucket: str, key: str, seq: int) -> Found | None:
+        """The same, in a bucket that is known to be there."""
+        prefix = object_prefix(bucket, key)
+        found = self._find(at(prefix, seq))
+        if found is None or len(found[0]) != len(prefix) + SEQ_BYTES or not found[0].startswith(prefix):
+            return None
+        return _seen(created, seq_of(found[0]), decode_cell(found[1]))
+
+    def history(self, bucket: str, key: str, seq: int) -> Iterator[Found]:
+        """All versions that are kept and are not after a seq, newest first, deletions and earlier buckets included."""
+        prefix = object_prefix(bucket, key)
+        for name, value in self.tree.scan(at(prefix, seq), behind(prefix)):
+            yield Found(seq_of(name), decode_cell(value))
+
+    def objects(self, bucket: str, key_prefix: str, seq: int, *, after: str | None = None) -> Iterator[Listed]:
+        """The objects of a bucket whose keys begin like this and are after another key, in order of key."""
+        created = self.buckets.created(bucket, seq)
+        if created is None:
+            return
+        start, stop = objects_of(bucket, key_prefix)
+        if after is not None:
+            start = max(start, behind(object_prefix(bucket, after)))
+        settled = b""
+        for name, value in self.tree.scan(start, stop):
+            prefix = name[:-SEQ_BYTES]
+            if prefix == settled or seq_of(name) > seq:
+                continue
+            settled = prefix
+            found = _seen(created, seq_of(name), decode_cell(value))
+            if found is not None:
+                yield Listed(parse(name).key or "", *found)
+
+    def is_empty(self, bucket: str, seq: int) -> bool:
+        """Whether no object of a bucket is to be seen."""
+        return next(self.objects(bucket, "", seq), None) is None
+
+
+def _seen(created: BucketVersion, seq: int, cell: Cell) -> Found | None:
+    if cell.is_tombstone or (seq, cell.order) < (created.seq, created.order):
+        return None
+    return Found(seq, cell)
