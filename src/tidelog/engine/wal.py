@@ -32,6 +32,8 @@ from tidelog.log.reader import FilePart
 from tidelog.log.settings import MIB, LogSettings
 from tidelog.log.statistics import Histogram
 
+__all__ = ["FIRST", "Anchor", "Wal", "WalSpan", "WalStatistics", "log_settings"]
+
 FIRST = Anchor(1, 0)
 """Where a log begins that is not the continuation of another."""
 _CHUNK_BYTES = 4 * MIB
@@ -76,7 +78,7 @@ class Wal:
     def __init__(self, log: Log, files: Files, anchor: Anchor) -> None:
         self.log = log
         self._files = WalFiles(log, files, anchor)
-        spans = self._files.spans()
+        spans = self._files.refresh()
         self.next_lsn = log.next_offset
         self.next_position = spans[-1].next_position if spans else anchor.position
         """Where the frame of the next record will begin."""
@@ -162,6 +164,7 @@ class Wal:
             raise InternalError(f"the log goes on at {self.log.next_offset} and the engine at LSN {first}")
         self.log.append_many(self._pending, timeout_seconds=timeout_seconds)
         self._pending, self._pending_bytes = [], 0
+        self._files.anchor = Anchor(self.next_lsn, self.next_position)
 
     def discard(self) -> bool:
         """Drops what was added and not handed over. True when some of it, since the last commit, had been."""
@@ -261,7 +264,11 @@ class Wal:
 
     def spans(self) -> list[WalSpan]:
         """The files of this moment, oldest first."""
-        return self._files.spans()
+        return self._files.refresh()
+
+    def was_read_lately(self, span: WalSpan) -> bool:
+        """Whether values in a file were read since this was asked last."""
+        return self._files.was_read(span.first_lsn)
 
     def remove_below(self, lsn: int) -> int:
         """Deletes files all of whose records are below an LSN, never the last one; the bytes that this freed."""

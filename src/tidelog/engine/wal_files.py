@@ -64,10 +64,10 @@ class _PlacedFile:
 
     __slots__ = ("first_lsn", "handle", "path", "start")
 
-    def __init__(self, path: Path, first_lsn: int, start: int) -> None:
-        self.path = path
-        self.first_lsn = first_lsn
-        self.start = start
+    def __init__(self, span: WalSpan) -> None:
+        self.path = span.path
+        self.first_lsn = span.first_lsn
+        self.start = span.first_position
         self.handle: _Handle | None = None
 
 
@@ -82,7 +82,9 @@ class WalFiles:
     def __init__(self, log: Log, files: Files, anchor: Anchor) -> None:
         self._log = log
         self._files = files
-        self._anchor = anchor
+        self.anchor = anchor
+        """The newest known place; whoever appends keeps it up to date, since the files it is in may go at any time."""
+        self._first_position = anchor.position
         self._refreshing = Lock()
         self._opened: deque[_PlacedFile] = deque()
         self._view = _View([], [])
@@ -92,14 +94,14 @@ class WalFiles:
     def start_position(self) -> int:
         """The first byte that is on this disk."""
         starts = self._view.starts
-        return starts[0] if starts else self._anchor.position
+        return starts[0] if starts else self._first_position
 
     def read(self, position: int, length: int) -> bytes | None:
         """So many bytes; fewer when they are not in a file yet, None when they are not on this disk any more."""
         starts, files = self._view
         index = bisect_right(starts, position) - 1
         if index < 0:
-            return None if starts else b""
+            return None if starts or position < self._first_position else b""
         file = files[index]
         handle = file.handle or self._open(file)
         return b"" if handle is None else handle.read(position - file.start, length)
@@ -117,36 +119,34 @@ class WalFiles:
                     self._opened.popleft().handle = None
             return file.handle
 
-    def refresh(self) -> None:
+    def refresh(self) -> list[WalSpan]:
         """Looks which files there are now: some may have come, some may have gone."""
         with self._refreshing:
-            parts = self._log.parts(0, _ALL)
             known = {file.first_lsn: file for file in self._view.files}
-            start = self._first_start(parts, known)
-            files: list[_PlacedFile] = []
-            for part in parts:
-                first_lsn = part.segment.first_offset
-                files.append(known.get(first_lsn) or _PlacedFile(part.segment.path, first_lsn, start))
-                start += part.end_byte
-            self._opened = deque(file for file in self._opened if file in files)
+            parts = self._log.parts(0, _ALL)
+            if not parts:
+                return []
+            first = known.get(parts[0].segment.first_offset)
+            parts, start = (parts, first.start) if first is not None else self._placed_by_anchor(parts)
+            spans = _spans(parts, start)
+            files = [known.get(span.first_lsn) or _PlacedFile(span) for span in spans]
             self._view = _View([file.start for file in files], files)
+            self._opened = deque(file for file in self._opened if file in files)
+            return spans
 
-    def _first_start(self, parts: list[FilePart], known: dict[int, _PlacedFile]) -> int:
-        if not parts:
-            return self._anchor.position
-        first = known.get(parts[0].segment.first_offset)
-        return first.start if first is not None else self._start_by_anchor(parts)
-
-    def _start_by_anchor(self, parts: list[FilePart]) -> int:
-        """Where the first file begins, by the bytes between its beginning and the anchor."""
-        lsn, position = self._anchor
+    def _placed_by_anchor(self, parts: list[FilePart]) -> tuple[list[FilePart], int]:
+        """The files and where the first of them begins, by the bytes between its beginning and the anchor."""
+        lsn, position = self.anchor
+        if lsn > parts[-1].next_offset:
+            self._log.flush()
+            parts = self._log.parts(0, _ALL)
         before = 0
         for part in parts:
             segment = part.segment
             if segment.first_offset <= lsn <= part.next_offset:
                 start = position - before - byte_of_offset(self._files, FilePart(segment, lsn), lsn)
                 if start >= 0:
-                    return start
+                    return parts, start
             before += part.end_byte
         raise DataError(
             f"the log holds LSN {parts[0].segment.first_offset} to {parts[-1].next_offset - 1}, which says nothing "
@@ -154,19 +154,6 @@ class WalFiles:
             path=self._log.directory,
             hint="These files do not belong together; restore the engine from its store",
         )
-
-    def spans(self) -> list[WalSpan]:
-        """The files, oldest first."""
-        self.refresh()
-        starts = {file.first_lsn: file.start for file in self._view.files}
-        spans: list[WalSpan] = []
-        for part in self._log.parts(0, _ALL):
-            segment = part.segment
-            start = starts.get(segment.first_offset, spans[-1].next_position if spans else None)
-            if start is not None:
-                lsns = (segment.first_offset, part.next_offset)
-                spans.append(WalSpan(segment.path, *lsns, start, start + part.end_byte, segment.created_us))
-        return spans
 
     def missing(self, position: int, length: int, found: int) -> CorruptionError:
         """What to say about bytes that should be there and are not."""
@@ -185,3 +172,14 @@ class WalFiles:
             for file in self._view.files:
                 file.handle = None
             self._opened.clear()
+
+
+def _spans(parts: list[FilePart], start: int) -> list[WalSpan]:
+    """Each file begins where the one before it ends."""
+    spans: list[WalSpan] = []
+    for part in parts:
+        segment, end = part.segment, start + part.end_byte
+        lsns = (segment.first_offset, part.next_offset)
+        spans.append(WalSpan(segment.path, *lsns, start, end, segment.created_us))
+        start = end
+    return spans
