@@ -124,6 +124,8 @@ class Transaction:
         """The owner, if this may still read and write."""
         owner = self._owner
         self._locks.check(owner)
+        if owner.seq > self._engine.applied_seq:
+            raise ConflictError("the log's end is being rolled back", hint="Run the transaction once more")
         if self._batch is not None:
             raise InputError("the transaction is prepared: its batch has been made", hint="Begin a new one")
         return owner

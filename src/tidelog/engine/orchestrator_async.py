@@ -1,0 +1,109 @@
+"""Driving an engine from an event loop: as `orchestrator.drive`, with the engine's work in a thread.
+
+The invariants are those of `orchestrator.py`. An engine waits for its disk, so everything that is asked of it runs in
+a worker thread, one thing at a time; the orchestrator is awaited in the loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Protocol, runtime_checkable
+
+from tidelog.engine.applying import apply_entries
+from tidelog.engine.orchestrator import BATCH_ENTRIES, POLL_SECONDS, AsyncOrchestrator, Driven, OnResult, Pair
+from tidelog.engine.results import Result
+
+
+@runtime_checkable
+class _RollsBack(Protocol):
+    async def agreed_seq(self, applied_seq: int) -> int: ...
+
+
+@runtime_checkable
+class _NotesApplied(Protocol):
+    async def note_applied(self, seq: int) -> None: ...
+
+
+@runtime_checkable
+class _Waits(Protocol):
+    async def wait(self, after_seq: int, timeout_seconds: float) -> object: ...
+
+
+async def drive_async(
+    engine: Driven,
+    orchestrator: AsyncOrchestrator,
+    *,
+    follow: bool = False,
+    up_to: int | None = None,
+    on_result: OnResult | None = None,
+) -> int:
+    """Applies what the orchestrator has, and returns the applied seq; with `follow` goes on until it is cancelled."""
+    driver = _AsyncDriver(engine, orchestrator, on_result)
+    await driver.catch_up(up_to)
+    while follow:
+        await driver.pause()
+        await driver.catch_up(up_to)
+    return engine.applied_seq
+
+
+class _AsyncDriver:
+    def __init__(self, engine: Driven, orchestrator: AsyncOrchestrator, on_result: OnResult | None) -> None:
+        self._engine = engine
+        self._orchestrator = orchestrator
+        self._on_result = on_result
+        self._seen_seq = engine.applied_seq
+        self._truncated_seq = 0
+
+    async def catch_up(self, up_to: int | None) -> None:
+        await self._roll_back()
+        batch: list[Pair] = []
+        async for pair in self._orchestrator.entries(self._seen_seq, up_to):
+            batch.append(pair)
+            if len(batch) == BATCH_ENTRIES:
+                await self._apply(batch)
+                batch = []
+        await self._apply(batch)
+
+    async def pause(self) -> None:
+        if isinstance(self._orchestrator, _Waits):
+            await self._orchestrator.wait(self._seen_seq, POLL_SECONDS * 10)
+        else:
+            await asyncio.sleep(POLL_SECONDS)
+
+    async def _apply(self, batch: list[Pair]) -> None:
+        """Applies a batch wholly even if the task is cancelled meanwhile: a thread cannot be stopped halfway."""
+        if batch:
+            applying = asyncio.ensure_future(asyncio.to_thread(apply_entries, self._engine, batch))
+            try:
+                results = await asyncio.shield(applying)
+            except asyncio.CancelledError:
+                await asyncio.wait([applying])
+                raise
+            self._seen_seq = batch[-1][0]
+            for result in results:
+                self._hear(result)
+        await self._tell_marks()
+
+    def _hear(self, result: Result) -> None:
+        if self._on_result is not None:
+            self._on_result(result)
+
+    async def _roll_back(self) -> None:
+        if not isinstance(self._orchestrator, _RollsBack):
+            return
+        agreed = await self._orchestrator.agreed_seq(self._engine.applied_seq)
+        if agreed < self._engine.applied_seq:
+            await asyncio.to_thread(self._engine.rollback_to, agreed)
+            self._seen_seq = agreed
+
+    async def _tell_marks(self) -> None:
+        engine, orchestrator = self._engine, self._orchestrator
+        if isinstance(orchestrator, _NotesApplied):
+            await orchestrator.note_applied(engine.applied_seq)
+        low = min(await orchestrator.low_water_mark(), engine.applied_seq)
+        if low > engine.low_water_mark:
+            await asyncio.to_thread(engine.update_low_water_mark, low)
+        mark = await asyncio.to_thread(lambda: engine.truncation_mark)
+        if mark > self._truncated_seq:
+            await orchestrator.truncate(mark)
+            self._truncated_seq = mark

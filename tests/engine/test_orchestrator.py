@@ -1,0 +1,398 @@
+"""Driving an engine from an orchestrator's log: order, marks, rollbacks, guarded entries, and entries as bytes."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections.abc import AsyncIterator
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tests.engine.fake_engine import FakeEngine
+from tests.engine.list_orchestrator import ForgetfulOrchestrator, ListOrchestrator
+
+from tidelog.engine.entry import Batch, CopyObject, CreateBucket, DeleteBucket, DeleteObject, Operation, PutObject
+from tidelog.engine.entry_codec import Carried
+from tidelog.engine.guard import Guarded, ListingRead, ObjectRead
+from tidelog.engine.orchestrator import (
+    BATCH_ENTRIES,
+    AsyncOrchestrator,
+    Orchestrator,
+    apply_entries,
+    decode_entry,
+    drive,
+    encode_entry,
+)
+from tidelog.engine.orchestrator_async import drive_async
+from tidelog.engine.results import Result
+from tidelog.errors import DataError, GapError, InputError
+
+
+def puts(first: int, last: int) -> dict[int, Carried]:
+    return {seq: PutObject("b", f"k{seq % 7}", b"%d" % seq) for seq in range(first, last + 1)}
+
+
+def log_of(last: int) -> dict[int, Carried]:
+    return {1: CreateBucket("b"), **puts(2, last)}
+
+
+def wait_until(condition: threading.Event) -> None:
+    assert condition.wait(10)
+
+
+# Driving
+
+
+def test_it_applies_everything_once_and_in_order() -> None:
+    """In batches with one sync each, and asking again applies nothing."""
+    engine, orchestrator = FakeEngine(), ListOrchestrator(log_of(600))
+    assert drive(engine, orchestrator) == 600
+    assert engine.batches == [BATCH_ENTRIES, BATCH_ENTRIES, 600 - 2 * BATCH_ENTRIES]
+    assert drive(engine, orchestrator) == 600
+    assert len(engine.batches) == 3
+    assert orchestrator.asked == [0, 600]
+
+
+def test_it_stops_where_it_is_told() -> None:
+    """`up_to` belongs to it; the next call goes on behind."""
+    engine, orchestrator = FakeEngine(), ListOrchestrator(log_of(50))
+    assert drive(engine, orchestrator, up_to=20) == 20
+    assert drive(engine, orchestrator) == 50
+
+
+def test_seqs_may_have_gaps() -> None:
+    """They are any numbers that grow: times, terms and indexes, offsets."""
+    engine = FakeEngine()
+    orchestrator = ListOrchestrator({1_000: CreateBucket("b"), 5_000: PutObject("b", "k", b"")})
+    assert drive(engine, orchestrator) == 5_000
+
+
+def test_the_low_water_mark_follows_what_is_applied() -> None:
+    """It is the orchestrator's, and never above what this engine has."""
+    engine, orchestrator = FakeEngine(), ListOrchestrator(log_of(10))
+    orchestrator.mark = 25
+    drive(engine, orchestrator, up_to=4)
+    assert engine.low_water_mark == 4
+    orchestrator.mark = 7
+    drive(engine, orchestrator)
+    assert engine.low_water_mark == 7
+    orchestrator.mark = 5
+    drive(engine, orchestrator)
+    assert engine.low_water_mark == 7
+
+
+def test_the_orchestrator_hears_how_far_it_may_truncate() -> None:
+    """Once for every time that the mark has moved."""
+    engine, orchestrator = FakeEngine(), ListOrchestrator(log_of(10))
+    drive(engine, orchestrator)
+    assert orchestrator.truncations == []
+    engine.truncation_mark = 6
+    drive(engine, orchestrator)
+    assert orchestrator.truncations == [6]
+
+
+def test_a_truncated_log_is_not_applied_from_its_middle() -> None:
+    """An engine that needs what is gone is told, and stays as it is."""
+    engine, orchestrator = FakeEngine(), ListOrchestrator(log_of(10))
+    drive(engine, orchestrator, up_to=3)
+    orchestrator.first_seq = 7
+    with pytest.raises(GapError):
+        drive(engine, orchestrator)
+    assert engine.applied_seq == 3
+
+
+def test_it_follows_until_it_is_stopped() -> None:
+    """Entries and marks that come later arrive without another call."""
+    engine, orchestrator, stop = FakeEngine(), ListOrchestrator(log_of(5)), threading.Event()
+    arrived = threading.Event()
+
+    def hear(result: Result) -> None:
+        if result.seq == 9:
+            arrived.set()
+
+    options = {"follow": True, "stop": stop, "on_result": hear}
+    thread = threading.Thread(target=drive, args=(engine, orchestrator), kwargs=options)
+    thread.start()
+    orchestrator.log = log_of(9)
+    wait_until(arrived)
+    orchestrator.mark = 9
+    deadline = time.monotonic() + 10
+    while engine.low_water_mark < 9 and time.monotonic() < deadline:
+        time.sleep(0.005)
+    stop.set()
+    thread.join(10)
+    assert (engine.applied_seq, engine.low_water_mark) == (9, 9)
+
+
+# A log that lost its end
+
+
+def test_a_lost_end_is_rolled_back_and_replaced() -> None:
+    """The engine then is what one would be that has only ever seen the new log."""
+    engine, orchestrator = FakeEngine(), ForgetfulOrchestrator(log_of(10))
+    drive(engine, orchestrator)
+    orchestrator.log = {**log_of(6), 7: PutObject("b", "other", b"1"), 8: DeleteObject("b", "k2")}
+    orchestrator.agreed = 6
+    other = FakeEngine()
+    drive(engine, orchestrator)
+    drive(other, ListOrchestrator(orchestrator.log))
+    assert engine.applied_seq == 8
+    assert engine.digest() == other.digest()
+
+
+def test_nothing_below_the_low_water_mark_is_rolled_back() -> None:
+    """All replicas have it: an orchestrator that lost that is wrong, and told so."""
+    engine, orchestrator = FakeEngine(), ForgetfulOrchestrator(log_of(10))
+    orchestrator.mark = 8
+    drive(engine, orchestrator)
+    orchestrator.agreed = 6
+    with pytest.raises(InputError, match="below the low-water mark"):
+        drive(engine, orchestrator)
+    assert engine.applied_seq == 10
+
+
+def test_another_log_is_noticed() -> None:
+    """With `compares_last`, before anything of it is applied; where the log was truncated nothing can be compared."""
+    engine, orchestrator = FakeEngine(), ListOrchestrator(log_of(10))
+    drive(engine, orchestrator)
+    orchestrator.log[11] = PutObject("b", "k", b"")
+    assert drive(engine, orchestrator, compares_last=True) == 11
+    orchestrator.first_seq = 12
+    drive(engine, orchestrator, compares_last=True)
+    orchestrator.first_seq = 1
+    orchestrator.log = {**log_of(10), 11: PutObject("b", "k", b"another"), 12: PutObject("b", "k", b"")}
+    with pytest.raises(InputError, match="another entry"):
+        drive(engine, orchestrator, compares_last=True)
+    assert engine.applied_seq == 11
+
+
+# Guarded entries
+
+
+def increment(key: str, seen_seq: int, value: int) -> Guarded:
+    return Guarded(Batch((PutObject("b", key, b"%d" % value),)), (ObjectRead("b", key, seen_seq),))
+
+
+def test_of_two_guarded_entries_the_first_one_counts() -> None:
+    """Both were made from the same state; the second would lose the first one's update, and is refused."""
+    engine = FakeEngine()
+    entries: dict[int, Carried] = {
+        1: CreateBucket("b"),
+        2: PutObject("b", "n", b"1"),
+        3: increment("n", 2, 2),
+        4: increment("n", 2, 2),
+        5: increment("n", 3, 3),
+    }
+    results = apply_entries(engine, entries.items())
+    assert [(result.seq, result.status) for result in results] == [
+        (1, "applied"),
+        (2, "applied"),
+        (3, "applied"),
+        (4, "refused"),
+        (5, "applied"),
+    ]
+    assert "'b'/'n' was changed" in str(results[3].reason)
+    assert engine.read("b", "n").data == b"3"
+
+
+def test_guarded_entries_that_do_not_meet_share_a_sync() -> None:
+    """Only what could change a verdict has to be applied before it."""
+    engine = FakeEngine()
+    engine.apply_many([(1, CreateBucket("b")), (2, CreateBucket("c")), (3, PutObject("b", "n", b"1"))])
+    engine.batches.clear()
+    listing = Guarded(Batch((PutObject("c", "x", b""),)), (ListingRead("c", "", _empty_listing(engine)),))
+    entries: list[tuple[int, Carried]] = [(4, PutObject("b", "m", b"")), (5, increment("n", 3, 2)), (6, listing)]
+    assert all(result.applied for result in apply_entries(engine, entries))
+    assert engine.batches == [3]
+    again: list[tuple[int, Carried]] = [(7, PutObject("c", "y", b"")), (8, listing), (9, increment("n", 5, 3))]
+    assert [result.status for result in apply_entries(engine, again)] == ["applied", "refused", "applied"]
+    assert engine.batches == [3, 1, 1]
+
+
+def _empty_listing(engine: FakeEngine) -> bytes:
+    with engine.transaction() as tx:
+        list(tx.list_objects("c"))
+        (read,) = tx.reads()
+    assert isinstance(read, ListingRead)
+    return read.digest
+
+
+@pytest.mark.parametrize("cut", range(1, 8))
+def test_the_verdict_is_the_same_however_the_log_is_cut(cut: int) -> None:
+    """Replicas that get it in other pieces, or start again in between, end in the same state."""
+    entries: dict[int, Carried] = {
+        1: CreateBucket("b"),
+        2: PutObject("b", "n", b"1"),
+        3: increment("n", 2, 2),
+        4: Batch((DeleteBucket("b", force=True), CreateBucket("b"))),
+        5: increment("n", 3, 9),
+        6: increment("n", 0, 1),
+        7: increment("n", 5, 5),
+    }
+    whole, parts = FakeEngine(), FakeEngine()
+    drive(whole, ListOrchestrator(entries))
+    drive(parts, ListOrchestrator(entries), up_to=cut)
+    drive(parts, ListOrchestrator(entries))
+    assert whole.digest() == parts.digest()
+    assert whole.read("b", "n").data == b"1"
+
+
+def test_a_refused_end_is_not_judged_again_and_again() -> None:
+    """The engine's applied seq does not reach it, and `drive` goes on behind it all the same."""
+    engine, orchestrator = FakeEngine(), ListOrchestrator({1: CreateBucket("b"), 2: increment("n", 1, 1)})
+    heard: list[Result] = []
+    stop = threading.Event()
+    options = {"follow": True, "stop": stop, "on_result": heard.append}
+    thread = threading.Thread(target=drive, args=(engine, orchestrator), kwargs=options)
+    thread.start()
+    while len(orchestrator.asked) < 4:
+        time.sleep(0.005)
+    stop.set()
+    thread.join(10)
+    assert [(result.seq, result.status) for result in heard] == [(1, "applied"), (2, "refused")]
+    assert engine.applied_seq == 1
+
+
+def test_a_guarded_entry_that_comes_again_changes_nothing() -> None:
+    """What it was judged by is gone, and its place in the log is passed."""
+    engine = FakeEngine()
+    apply_entries(engine, [(1, CreateBucket("b")), (2, increment("n", 0, 1)), (3, PutObject("b", "m", b""))])
+    (result,) = apply_entries(engine, [(2, increment("n", 0, 1))])
+    assert result.status == "nothing"
+    assert engine.applied_seq == 3
+
+
+# In an event loop
+
+
+class AsyncListOrchestrator:
+    """The list, for tasks."""
+
+    def __init__(self, inner: ForgetfulOrchestrator) -> None:
+        self.inner = inner
+        self.noted: list[int] = []
+
+    async def low_water_mark(self) -> int:
+        return self.inner.low_water_mark()
+
+    async def entries(self, after_seq: int, up_to: int | None = None) -> AsyncIterator[tuple[int, Carried]]:
+        for pair in self.inner.entries(after_seq, up_to):
+            await asyncio.sleep(0)
+            yield pair
+
+    async def truncate(self, seq: int) -> None:
+        self.inner.truncate(seq)
+
+    async def agreed_seq(self, applied_seq: int) -> int:
+        return self.inner.agreed_seq(applied_seq)
+
+    async def note_applied(self, seq: int) -> None:
+        self.noted.append(seq)
+
+
+def test_a_task_drives_an_engine() -> None:
+    """The same as in a thread: batches, marks, a rollback, and following until it is cancelled."""
+    engine, inner = FakeEngine(), ForgetfulOrchestrator(log_of(300))
+    orchestrator = AsyncListOrchestrator(inner)
+    inner.mark = 290
+    engine.truncation_mark = 4
+
+    async def play() -> None:
+        assert await drive_async(engine, orchestrator, up_to=280) == 280
+        assert engine.batches == [BATCH_ENTRIES, 280 - BATCH_ENTRIES]
+        assert (engine.low_water_mark, inner.truncations, orchestrator.noted[-1]) == (280, [4], 280)
+        following = asyncio.create_task(drive_async(engine, orchestrator, follow=True))
+        while engine.applied_seq < 300:
+            await asyncio.sleep(0.005)
+        inner.log = {**log_of(295), 296: PutObject("b", "new", b"")}
+        inner.agreed = 295
+        while engine.applied_seq != 296:
+            await asyncio.sleep(0.005)
+        following.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await following
+
+    asyncio.run(asyncio.wait_for(play(), 20))
+    assert engine.read("b", "new").seq == 296
+
+
+def test_orchestrators_are_known_by_their_methods() -> None:
+    """No class has to be inherited from."""
+    assert isinstance(ListOrchestrator(), Orchestrator)
+    assert isinstance(AsyncListOrchestrator(ForgetfulOrchestrator()), AsyncOrchestrator)
+    assert not isinstance(object(), Orchestrator)
+
+
+# Entries as bytes
+
+NAMES = st.text(st.characters(exclude_characters="\0", codec="utf-8"), min_size=1, max_size=20)
+OPERATIONS: st.SearchStrategy[Operation] = st.one_of(
+    st.builds(CreateBucket, NAMES),
+    st.builds(DeleteBucket, NAMES, st.booleans()),
+    st.builds(PutObject, NAMES, NAMES, st.binary(max_size=50), st.dictionaries(NAMES, st.one_of(NAMES, st.binary()))),
+    st.builds(DeleteObject, NAMES, NAMES),
+    st.builds(CopyObject, NAMES, NAMES, NAMES, NAMES),
+)
+BATCHES = st.builds(Batch, st.lists(OPERATIONS, min_size=1, max_size=4).map(tuple))
+SEQS = st.integers(0, (1 << 64) - 1)
+READS = st.one_of(st.builds(ObjectRead, NAMES, NAMES, SEQS), st.builds(ListingRead, NAMES, NAMES, st.binary()))
+CARRIED = st.one_of(OPERATIONS, BATCHES, st.builds(Guarded, BATCHES, st.lists(READS, max_size=3).map(tuple)))
+
+
+@given(CARRIED)
+def test_an_entry_comes_back_from_its_bytes(entry: Carried) -> None:
+    """Every kind of them, whatever is in it, also out of a part of a larger buffer."""
+    data = encode_entry(entry)
+    assert decode_entry(data) == entry
+    assert decode_entry(memoryview(b"x" + data)[1:]) == entry
+
+
+@given(CARRIED, st.data())
+def test_damaged_bytes_are_refused_or_another_valid_entry(entry: Carried, data: st.DataObject) -> None:
+    """Cut, lengthened or changed: DataError and nothing else, and what passes is an entry like any other."""
+    encoded = bytearray(encode_entry(entry))
+    position = data.draw(st.integers(0, len(encoded) - 1))
+    for damaged in (encoded[:position], encoded + b"\0"):
+        with pytest.raises(DataError, match="no entry"):
+            decode_entry(damaged)
+    encoded[position] ^= data.draw(st.integers(1, 255))
+    try:
+        found = decode_entry(encoded)
+    except DataError:
+        return
+    assert decode_entry(encode_entry(found)) == found
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        {"type": "PutObject", "bucket": "", "key": "k", "data": b""},
+        {"type": "PutObject", "bucket": "b", "key": "a\0b", "data": b""},
+        {"type": "PutObject", "bucket": "b" * 256, "key": "k", "data": b""},
+        {"type": "PutObject", "bucket": "b", "key": "k", "data": "text"},
+        {"type": "PutObject", "bucket": "b", "key": "k", "data": b"", "metadata": {"a": [1]}},
+        {"type": "Batch", "entries": []},
+        {"type": "Batch", "entries": [{"type": "Batch", "entries": [{"type": "CreateBucket", "bucket": "b"}]}]},
+        {"type": "Guarded", "batch": {"type": "CreateBucket", "bucket": "b"}, "reads": []},
+        {"type": "Unknown"},
+        {"bucket": "b"},
+        ["CreateBucket", "b"],
+        None,
+    ],
+)
+def test_bytes_that_no_entry_has_are_refused(body: object) -> None:
+    """Everything is checked that is checked when an entry is made by hand."""
+    with pytest.raises(DataError, match="no entry"):
+        decode_entry(b"\x01" + msgspec.msgpack.encode(body))
+
+
+@pytest.mark.parametrize(
+    "data", [b"", b"\x00", b"\x02\xc0", b"\x01" + b"\x91" * 100_000, b"\x01\x81\xa4type\xa2\xff\xff"]
+)
+def test_other_versions_and_nonsense_are_refused(data: bytes) -> None:
+    """Nested without end, not UTF-8, or of a version that is not known here."""
+    with pytest.raises(DataError, match="no entry"):
+        decode_entry(data)
