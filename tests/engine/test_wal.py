@@ -499,6 +499,16 @@ class TestFiles:
             with pytest.raises(DataError, match=f"about LSN {anchor.lsn}"), opened(files, anchor=anchor):
                 pass
 
+    def test_files_that_are_read_are_known(self) -> None:
+        """What is read stays on the disk longer; the question is about the time since it was asked last."""
+        with opened(FaultyFiles()) as wal:
+            filled(wal, 100)
+            wal.read_stored(HEADER_BYTES, 10)
+            assert [wal.was_read_lately(span) for span in wal.spans()[:2]] == [True, False]
+            assert not wal.was_read_lately(wal.spans()[0])
+            wal.remove_below(50)
+            assert not wal.was_read_lately(wal.spans()[0]._replace(first_lsn=1))
+
     def test_it_counts(self) -> None:
         """Statistics are those of the log and of what waits."""
         with opened(FaultyFiles()) as wal:

@@ -62,13 +62,14 @@ class _Handle:
 class _PlacedFile:
     """A file and where it begins; opened when it is read for the first time."""
 
-    __slots__ = ("first_lsn", "handle", "path", "start")
+    __slots__ = ("first_lsn", "handle", "path", "start", "was_read")
 
     def __init__(self, span: WalSpan) -> None:
         self.path = span.path
         self.first_lsn = span.first_lsn
         self.start = span.first_position
         self.handle: _Handle | None = None
+        self.was_read = False
 
 
 class _View(NamedTuple):
@@ -103,6 +104,7 @@ class WalFiles:
         if index < 0:
             return None if starts or position < self._first_position else b""
         file = files[index]
+        file.was_read = True
         handle = file.handle or self._open(file)
         return b"" if handle is None else handle.read(position - file.start, length)
 
@@ -154,6 +156,14 @@ class WalFiles:
             path=self._log.directory,
             hint="These files do not belong together; restore the engine from its store",
         )
+
+    def was_read(self, first_lsn: int) -> bool:
+        """Whether something in the file that begins there was read since this was asked last."""
+        for file in self._view.files:
+            if file.first_lsn == first_lsn:
+                was_read, file.was_read = file.was_read, False
+                return was_read
+        return False
 
     def missing(self, position: int, length: int, found: int) -> CorruptionError:
         """What to say about bytes that should be there and are not."""
