@@ -1,0 +1,242 @@
+"""Replicas: further stores that get a copy of everything an engine ships, so that any of them alone can restore it.
+
+    start, owner -> objects, each with its descriptor and `cur` -> states -> manifest
+
+Invariants
+- A replica is an engine's store in its own right: the same keys, the same documents. Its manifest is written last, and
+  tells only of what is there.
+- Objects are copied in order, and their checksum is compared with the descriptor on the way: damage is not copied.
+- Only what the engine's own catalog has is copied, so there is one history. A replica that somebody restored from and
+  went on with has a later epoch: it is left alone, and told as fenced.
+- A replica that was away catches up from where it is. One that is away holds up nothing, unless the mode is "sync":
+  then the high-water mark waits for all.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from threading import Lock
+
+import msgspec
+
+from tidelog.clock import Clock
+from tidelog.engine.manifest import Manifest, StoredCheckpoint, encode_manifest, read_manifest
+from tidelog.errors import CorruptionError, DataError, FencedError, NotFoundError, TidelogError
+from tidelog.log.frame import crc32
+from tidelog.tier.catalog import Catalog
+from tidelog.tier.descriptor import Descriptor, encode_descriptor
+from tidelog.tier.keys import EngineKeys
+from tidelog.tier.metadata.open import BUCKET, open_metadata_store
+from tidelog.tier.metadata.store import Check, MetadataStore, Put
+from tidelog.tier.object_store import ObjectStore
+from tidelog.tier.upload import checksum_text
+
+_RANGE_BYTES = 4 << 20
+_DAMAGE_HINT = "Put a good copy of the object in its place; what is behind it is not replicated before"
+
+
+class ReplicaStatistics(msgspec.Struct, frozen=True, kw_only=True):
+    """One moment of a replica. Lag is what the engine's store has and this one has not."""
+
+    url: str
+    high_water_mark: int
+    lag_bytes: int
+    objects_copied: int
+    bytes_copied: int
+    errors_total: int
+    errors_in_a_row: int
+    last_error: str | None
+    last_success_us: int | None
+
+
+class Origin(msgspec.Struct, frozen=True):
+    """What replicas are copies of."""
+
+    objects: ObjectStore
+    catalog: Catalog
+    keys: EngineKeys
+    epoch: int
+
+
+class Replica:
+    """One further store. One thread at a time brings it up to date; any may look."""
+
+    def __init__(self, objects: ObjectStore, clock: Clock) -> None:
+        self.objects = objects
+        self.manifest: Manifest | None = None
+        """What it has, as far as is known."""
+        self._clock = clock
+        self._metadata: MetadataStore | None = None
+        self._bringing = Lock()
+        self._objects_copied = 0
+        self._bytes_copied = 0
+        self._errors = 0
+        self._errors_in_a_row = 0
+        self._last_error: str | None = None
+        self._last_success_us: int | None = None
+
+    def bring_up_to(self, manifest: Manifest, origin: Origin) -> None:
+        """Copies what it has not, and then its manifest."""
+        with self._bringing:
+            try:
+                self._bring(manifest, origin)
+            except TidelogError as error:
+                self._errors += 1
+                self._errors_in_a_row += 1
+                self._last_error = str(error)
+                raise
+            self._errors_in_a_row, self._last_error = 0, None
+            self._last_success_us = self._clock.now_us()
+
+    def _bring(self, manifest: Manifest, origin: Origin) -> None:
+        metadata, keys = self._connected(), origin.keys
+        found = read_manifest(metadata, keys)
+        self._refuse_later_owner(Catalog(metadata, keys), origin.epoch)
+        if found is not None and _says_the_same(found[0], manifest):
+            self.manifest = found[0]
+            return
+        for key in (keys.start, keys.owner):
+            self._copy_entry(metadata, origin.catalog.metadata, key)
+        self._copy_log(metadata, manifest.shipped_lsn, origin)
+        self._copy_states(manifest, origin.objects)
+        self._put(
+            metadata, keys.engine_manifest, encode_manifest(msgspec.structs.replace(manifest, pins=(), leaving=()))
+        )
+        self._delete_old_states(manifest, keys)
+        self.manifest = manifest
+
+    def _connected(self) -> MetadataStore:
+        if self._metadata is None:
+            self._metadata = open_metadata_store(BUCKET, self.objects)
+        return self._metadata
+
+    def _refuse_later_owner(self, catalog: Catalog, epoch: int) -> None:
+        found = catalog.owner()
+        if found is not None and found[0].epoch > epoch:
+            raise FencedError(
+                f"{found[0].node} went on with the replica {self.objects.url}, with epoch {found[0].epoch}",
+                operation="replicate",
+                hint="It is the store of another engine now; take it out of the replicas of this one",
+            )
+
+    # The log
+
+    def _copy_log(self, metadata: MetadataStore, shipped_lsn: int, origin: Origin) -> None:
+        copied = Catalog(metadata, origin.keys)
+        for descriptor in origin.catalog.walk(max(1, copied.next_offset())):
+            if descriptor.start_offset >= shipped_lsn:
+                return
+            self._refuse_other_history(copied, descriptor)
+            self._copy_object(origin.objects, origin.keys.object(descriptor.name), descriptor)
+            self._put(metadata, origin.keys.descriptor(descriptor.start_offset), encode_descriptor(descriptor))
+            self._put_hint(copied, descriptor)
+
+    def _put_hint(self, copied: Catalog, descriptor: Descriptor) -> None:
+        value, version = copied.moved_current(descriptor.start_offset)
+        copied.metadata.commit([Check(copied.keys.current, version)], [Put(copied.keys.current, value)])
+
+    def _refuse_other_history(self, copied: Catalog, descriptor: Descriptor) -> None:
+        expected = max(1, copied.next_offset())
+        if descriptor.start_offset != expected:
+            raise DataError(
+                f"the replica {self.objects.url} ends at LSN {expected - 1}, where no object of this engine ends",
+                operation="replicate",
+                hint="Is it the replica of another engine? Give each engine a place of its own",
+            )
+
+    def _copy_object(self, source: ObjectStore, key: str, descriptor: Descriptor) -> None:
+        if self._has(key, descriptor.size):
+            return
+        crc = 0
+        with self.objects.open_writer(key) as writer:
+            for data in _ranges(source, key, descriptor.size):
+                crc = crc32(data, crc)
+                writer.write(data)
+            if checksum_text(crc) != descriptor.checksum:
+                raise CorruptionError(
+                    "a checksum that does not match", path=key, byte=0, operation="replicate", hint=_DAMAGE_HINT
+                )
+        self._objects_copied += 1
+        self._bytes_copied += descriptor.size
+
+    def _has(self, key: str, size: int) -> bool:
+        with contextlib.suppress(NotFoundError):
+            return self.objects.head(key).size == size
+        return False
+
+    # States and documents
+
+    def _copy_states(self, manifest: Manifest, source: ObjectStore) -> None:
+        for state in manifest.checkpoints:
+            if not self._has(state.key, state.size):
+                self._copy_state(state, source)
+
+    def _copy_state(self, state: StoredCheckpoint, source: ObjectStore) -> None:
+        with self.objects.open_writer(state.key) as writer:
+            for data in _ranges(source, state.key, state.size):
+                writer.write(data)
+        self._objects_copied += 1
+        self._bytes_copied += state.size
+
+    def _delete_old_states(self, manifest: Manifest, keys: EngineKeys) -> None:
+        """What the manifest no longer names, in the replica too; what is newer than it is somebody else's business."""
+        kept = {state.key for state in manifest.checkpoints}
+        listed = [info.key for info in self.objects.list(keys.checkpoints_prefix)]
+        names = [(key, keys.parse_checkpoint(key)) for key in listed if key not in kept]
+        newest = manifest.checkpoints[-1].seq if manifest.checkpoints else 0
+        self.objects.delete([key for key, name in names if name is not None and name.seq < newest])
+
+    def _copy_entry(self, metadata: MetadataStore, source: MetadataStore, key: str) -> None:
+        entry = source.get(key)
+        if entry is not None:
+            self._put(metadata, key, entry.value)
+
+    def _put(self, metadata: MetadataStore, key: str, value: bytes) -> None:
+        """On the version that was read: what somebody else writes meanwhile is not overwritten."""
+        there = metadata.get(key)
+        if there is None or there.value != value:
+            metadata.commit([Check(key, None if there is None else there.version)], [Put(key, value)])
+
+    def statistics(self, position: int) -> ReplicaStatistics:
+        """One moment of it; the engine's store has the log up to this position."""
+        known = self.manifest
+        return ReplicaStatistics(
+            url=self.objects.url,
+            high_water_mark=0 if known is None else known.high_water_mark,
+            lag_bytes=max(0, position - (0 if known is None else known.shipped_position)),
+            objects_copied=self._objects_copied,
+            bytes_copied=self._bytes_copied,
+            errors_total=self._errors,
+            errors_in_a_row=self._errors_in_a_row,
+            last_error=self._last_error,
+            last_success_us=self._last_success_us,
+        )
+
+    def close(self) -> None:
+        """Closing twice is fine."""
+        if self._metadata is not None:
+            self._metadata.close()
+
+
+def _ranges(source: ObjectStore, key: str, size: int) -> Iterator[memoryview]:
+    for start in range(0, size, _RANGE_BYTES):
+        length = min(_RANGE_BYTES, size - start)
+        data = source.read_range(key, start, length)
+        if len(data) != length:
+            raise CorruptionError(
+                f"an object that must have {size} bytes ends",
+                path=key,
+                byte=start + len(data),
+                operation="replicate",
+                hint=_DAMAGE_HINT,
+            )
+        yield data
+
+
+def _says_the_same(there: Manifest, wanted: Manifest) -> bool:
+    """Who reads states of the engine's store, and when it was written, does not matter to a replica."""
+    as_wanted = msgspec.structs.replace(
+        there, pins=wanted.pins, revision=wanted.revision, updated_us=wanted.updated_us, leaving=wanted.leaving
+    )
+    return as_wanted == wanted
