@@ -30,8 +30,8 @@ static PyMethodDef engine_methods[] = {
     METHOD("plan_split", engine_plan_split, "plan_split(pages, path, key, next_page): (page updates, new pages)."),
     METHOD("redo", engine_redo, "redo(pages, updates, lsn): -1 when done, or a missing page."),
     METHOD("redo_frames", engine_redo_frames,
-           "redo_frames(pages, first_lsn, buffer, positions, lengths, start): "
-           "(next index, missing page or -1, whether it must be read, {page: first LSN})."),
+           "redo_frames(pages, rec_lsns, first_lsn, buffer, positions, lengths, start): "
+           "(next index, missing page or -1, whether it must be read)."),
     METHOD("decode_updates", engine_decode_updates,
            "decode_updates(updates, lsn): a list of (page, what, key, value, old)."),
     METHOD("survey", engine_survey,

@@ -176,7 +176,7 @@ static int expect_pages(PyObject *pages) {
     if (PyDict_Check(pages)) {
         return 0;
     }
-    PyErr_SetString(PyExc_TypeError, "pages must be a dict");
+    PyErr_SetString(PyExc_TypeError, "pages and their LSNs must be dicts");
     return -1;
 }
 
@@ -238,25 +238,21 @@ static PyObject *engine_redo_frames(PyObject *module, PyObject *const *arguments
     Places places;
     uint64_t first_lsn;
     size_t index;
-    if (expect_arguments("redo_frames", count, 6, 6) < 0 || expect_pages(arguments[0]) < 0 ||
-        parse_u64(arguments[1], &first_lsn) < 0 || parse_index(arguments[5], "start", &index) < 0 ||
-        places_take(&places, arguments + 2) < 0) {
+    if (expect_arguments("redo_frames", count, 7, 7) < 0 || expect_pages(arguments[0]) < 0 ||
+        expect_pages(arguments[1]) < 0 || parse_u64(arguments[2], &first_lsn) < 0 ||
+        parse_index(arguments[6], "start", &index) < 0 || places_take(&places, arguments + 3) < 0) {
         return NULL;
     }
     Updates updates;
     Update *missing = NULL;
     updates_start(&updates);
-    PyObject *dirtied = PyDict_New();
-    int got = dirtied == NULL
-                  ? -1
-                  : redo_places(state, arguments[0], &places, first_lsn, &index, dirtied, &updates, &missing);
+    int got = redo_places(state, arguments[0], &places, first_lsn, &index, arguments[1], &updates, &missing);
     PyObject *answer = NULL;
     if (got >= 0) {
         long long page = got == 1 ? (long long)missing->id : -1;
         PyObject *must_read = got == 1 && missing->what != UPDATE_IMAGE ? Py_True : Py_False;
-        answer = Py_BuildValue("(nLOO)", (Py_ssize_t)index, page, must_read, dirtied);
+        answer = Py_BuildValue("(nLO)", (Py_ssize_t)index, page, must_read);
     }
-    Py_XDECREF(dirtied);
     updates_release(&updates);
     places_release(&places);
     return answer;
@@ -292,14 +288,15 @@ static PyObject *engine_decode_updates(PyObject *module, PyObject *const *argume
 
 /* ---- putting back ---- */
 
-/* copies: a list of (page id, bytes of the page or None), checked before anything changes. */
+/* copies: a list of (page id, the page as it was or None), checked before anything changes. */
 static int put_back_check(PyObject *copies) {
     for (Py_ssize_t index = 0; index < PyList_GET_SIZE(copies); index++) {
         PyObject *pair = PyList_GET_ITEM(copies, index);
         PyObject *copy = PyTuple_Check(pair) && PyTuple_GET_SIZE(pair) == 2 ? PyTuple_GET_ITEM(pair, 1) : NULL;
-        int is_page = copy != NULL && PyBytes_Check(copy) && PyBytes_GET_SIZE(copy) == PAGE_BYTES;
+        int is_page = copy != NULL && ((PyBytes_Check(copy) && PyBytes_GET_SIZE(copy) == PAGE_BYTES) ||
+                                       (PyByteArray_Check(copy) && PyByteArray_GET_SIZE(copy) == PAGE_BYTES));
         if (copy == NULL || !PyLong_Check(PyTuple_GET_ITEM(pair, 0)) || !(is_page || copy == Py_None)) {
-            PyErr_SetString(PyExc_TypeError, "copies must be a list of (page id, bytes of a page or None)");
+            PyErr_SetString(PyExc_TypeError, "copies must be a list of (page id, page or None)");
             return -1;
         }
     }
@@ -308,17 +305,17 @@ static int put_back_check(PyObject *copies) {
 
 static int put_back_one(EngineState *state, PyObject *pages, PyObject *number, PyObject *copy) {
     PyObject *object = PyDict_GetItemWithError(pages, number);
-    Page page;
+    Page page, before;
     if (object == NULL) {
         return PyErr_Occurred() ? -1 : 0;
     }
     if (copy == Py_None) {
         return PyDict_DelItem(pages, number);
     }
-    if (page_take(state, object, &page, 1) < 0) {
+    if (page_take(state, object, &page, 1) < 0 || page_take(state, copy, &before, 0) < 0) {
         return -1;
     }
-    memcpy(page.at, PyBytes_AS_STRING(copy), PAGE_BYTES);
+    memmove(page.at, before.at, PAGE_BYTES);
     return 0;
 }
 
@@ -327,7 +324,7 @@ static PyObject *engine_put_back(PyObject *module, PyObject *const *arguments, P
         return NULL;
     }
     if (!PyList_Check(arguments[1])) {
-        PyErr_SetString(PyExc_TypeError, "copies must be a list of (page id, bytes of a page or None)");
+        PyErr_SetString(PyExc_TypeError, "copies must be a list of (page id, page or None)");
         return NULL;
     }
     if (put_back_check(arguments[1]) < 0) {

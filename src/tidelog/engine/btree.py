@@ -9,8 +9,8 @@ Invariants
 - Readers (`find`, `get`, `scan`) take no lock, from any thread. All else is for one thread at a time, the applier.
 
 The order of a change: `prepare` (may log structure records), then the caller knows the LSN that its own record will
-have, then `insert`, `replace` or `remove` with that LSN, before the next `prepare`. `settle` when the log has all of it;
-after any failure in between `take_back`.
+have, then `insert`, `replace` or `remove` with that LSN, before the next `prepare`. `settle` when the log has all of
+it; after any failure in between `take_back`.
 """
 
 from __future__ import annotations
@@ -180,16 +180,14 @@ class Tree:
         """Does the page updates of whole frames of the log where a page has not got them."""
         index = start
         while index < frames.count:
-            done = redo_frames(self._pages, frames, index)
-            for page_id, lsn in done.first_lsns.items():
-                self._dirtied(page_id, lsn)
-                self.next_page = max(self.next_page, page_id + 1)
+            done = redo_frames(self._pages, self.pool.rec_lsns, frames, index)
             index = done.next_index
             if done.missing_page >= 0:
                 self._bring(done.missing_page, must_be_read=done.must_be_read)
         self._settled_next_page = self.next_page
 
     def _bring(self, page_id: int, *, must_be_read: bool) -> None:
+        self.next_page = max(self.next_page, page_id + 1)
         if must_be_read:
             self._load(page_id)
         else:

@@ -4,8 +4,8 @@ Invariants
 - A page goes to the file in `write_page` and nowhere else, and not before the log has everything up to its LSN: waited
   for, then checked.
 - Only one thread at a time changes pages (the applier). It holds a page (`hold`, `new(held=True)`) before it changes
-  it, until `settle` (the log has the records) or `take_back` (the log refused them; the pages are what they were). A held
-  page stays in memory. Whoever writes one to the file writes it as it was at the last settling.
+  it, until `settle` (the log has the records) or `take_back` (the log refused them; the pages are what they were). A
+  held page stays in memory. Whoever writes one to the file writes it as it was at the last settling.
 - Steal: a changed page may leave memory for the file before its transaction is complete. No-force: it need not.
 - `rec_lsn` of a dirty page is at most the LSN of the first change that the file does not have.
 - Readers look at `pages` without any lock; they come here only for what is missing, and wait for nobody but the disk.
@@ -23,7 +23,6 @@ from __future__ import annotations
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable
-from typing import NamedTuple
 
 import msgspec
 
@@ -44,6 +43,7 @@ from tidelog.errors import CorruptionError, DataError, InternalError
 
 # Below this a pool is rather a way down the tree for each of a few threads.
 MIN_PAGES = 16
+MAX_SPARE_COPIES = 256
 
 
 class BufferPoolStatistics(msgspec.Struct, frozen=True):
@@ -57,13 +57,6 @@ class BufferPoolStatistics(msgspec.Struct, frozen=True):
     evictions: int
     dirty: int
     flushes: int
-
-
-class _Held(NamedTuple):
-    """What a page was when it was first held: None if it is new; and its rec_lsn, None if it was clean."""
-
-    before: bytes | None
-    rec_lsn: int | None
 
 
 def _always_durable(_lsn: int) -> bool:
@@ -88,6 +81,7 @@ class BufferPool:
         checks_invariants: bool = True,
     ) -> None:
         self.pages: dict[int, bytearray] = {}
+        self.rec_lsns: dict[int, int] = {}  # of dirty pages; `dirty_pages` is the whole table
         self.capacity_pages = max(size_bytes // PAGE_BYTES, MIN_PAGES)
         self.rebuild = rebuild
         self._file = file
@@ -95,8 +89,11 @@ class BufferPool:
         self._is_durable = is_durable
         self._checks_invariants = checks_invariants
         self._clock: deque[int] = deque()
-        self._dirty: dict[int, int] = {}
-        self._held: dict[int, _Held] = {}
+        # What held pages were (None: new), and the rec_lsn of those that were dirty then. While a page is held, `rec_lsns`
+        # knows only of what came since.
+        self._held: dict[int, bytearray | None] = {}
+        self._held_rec_lsns: dict[int, int] = {}
+        self._spare_copies: list[bytearray] = []
         self._holder = 0
         self._pins: dict[int, int] = {}
         self._loading: dict[int, threading.Event] = {}
@@ -145,7 +142,7 @@ class BufferPool:
             self._clock.append(page_id)
             self._misses += 1
             if is_dirty:
-                self._dirty.setdefault(page_id, lsn_of(page))
+                self.rec_lsns.setdefault(page_id, lsn_of(page))
 
     def new(self, page_id: int, level: int, *, held: bool = False) -> bytearray:
         """An empty page that replaces whatever the file has under this number. Not dirty until it is changed."""
@@ -158,7 +155,7 @@ class BufferPool:
             self._clock.append(page_id)
             if held:
                 self._note_holder()
-                self._held[page_id] = _Held(None, None)
+                self._held[page_id] = None
         return page
 
     # ---- and leave it ----
@@ -172,7 +169,7 @@ class BufferPool:
         with self._mutex:
             while len(self.pages) + max(len(self._loading), 1) > self.capacity_pages:
                 page_id = self._next_victim()
-                if page_id is None or page_id in self._dirty:
+                if page_id is None or page_id in self.rec_lsns:
                     return page_id
                 self._drop(page_id)
         return None
@@ -201,7 +198,7 @@ class BufferPool:
             self._write(page_id, waits=False)
         finally:
             with self._mutex:
-                if page_id not in self._dirty and self._may_leave(page_id):
+                if page_id not in self.rec_lsns and self._may_leave(page_id):
                     self._drop(page_id)
                 else:
                     self._clock.append(page_id)
@@ -232,8 +229,18 @@ class BufferPool:
             if page is None:
                 return False
             self._note_holder()
-            self._held[page_id] = _Held(bytes(page), self._dirty.pop(page_id, None))
+            self._held[page_id] = self._copy(page)
+            if page_id in self.rec_lsns:
+                self._held_rec_lsns[page_id] = self.rec_lsns.pop(page_id)
         return True
+
+    def _copy(self, page: bytearray) -> bytearray:
+        """Memory is used again: to get and to give back that much with every batch costs more than the copy."""
+        if not self._spare_copies:
+            return bytearray(page)
+        copy = self._spare_copies.pop()
+        copy[:] = page
+        return copy
 
     def _note_holder(self) -> None:
         if not self._held:
@@ -241,8 +248,8 @@ class BufferPool:
 
     def dirtied(self, page_id: int, lsn: int) -> None:
         """A page was changed by this record."""
-        if page_id not in self._dirty:
-            self._dirty[page_id] = lsn
+        if page_id not in self.rec_lsns:
+            self.rec_lsns[page_id] = lsn
 
     @property
     def wants_settling(self) -> bool:
@@ -256,24 +263,23 @@ class BufferPool:
     def settle(self) -> None:
         """The log has the records of all changes so far: nothing will be taken back."""
         with self._mutex:
-            for page_id, held in self._held.items():
-                if held.rec_lsn is not None:
-                    self._dirty[page_id] = held.rec_lsn
             self._end_holding()
 
     def take_back(self) -> None:
         """The log refused the records: all pages are what they were at the last settling, in one step for readers."""
         with self._mutex:
-            put_back(self.pages, [(page_id, held.before) for page_id, held in self._held.items()])
-            for page_id, held in self._held.items():
-                self._dirty.pop(page_id, None)
-                if held.before is None:
+            put_back(self.pages, list(self._held.items()))
+            for page_id, before in self._held.items():
+                self.rec_lsns.pop(page_id, None)
+                if before is None:
                     self._clock.remove(page_id)
-                elif held.rec_lsn is not None:
-                    self._dirty[page_id] = held.rec_lsn
             self._end_holding()
 
     def _end_holding(self) -> None:
+        self.rec_lsns.update(self._held_rec_lsns)
+        self._held_rec_lsns.clear()
+        if len(self._spare_copies) < MAX_SPARE_COPIES:
+            self._spare_copies.extend(before for before in self._held.values() if before is not None)
         self._held.clear()
         self._settlings += 1
         self._settled.notify_all()
@@ -301,12 +307,13 @@ class BufferPool:
     def _image(self, page_id: int, settlings: int) -> tuple[bool, bytes | None]:
         """(whether to wait, the page as it was when last settled), provided that was after the count `settlings`."""
         with self._mutex:
-            held, page = self._held.get(page_id), self.pages.get(page_id)
-            if held is None:
-                return False, None if page is None else sealed(page)
-            if self._settlings == settlings:
+            if page_id not in self._held:
+                page = self.pages.get(page_id)
+            elif self._settlings == settlings:
                 return True, None
-            return False, None if held.before is None else sealed(held.before)
+            else:
+                page = self._held[page_id]
+            return False, None if page is None else sealed(page)
 
     def _wait_for_settling(self, page_id: int, settlings: int) -> None:
         with self._mutex:
@@ -323,17 +330,15 @@ class BufferPool:
         self._file.write_page(page_id, image)
         with self._mutex:
             self._flushes += 1
-            held, page = self._held.get(page_id), self.pages.get(page_id)
-            if held is None:
-                if page is not None and lsn_of(page) == lsn:
-                    self._dirty.pop(page_id, None)
-            elif held.before is not None and lsn_of(held.before) == lsn:
-                self._held[page_id] = _Held(held.before, None)
+            is_held = page_id in self._held
+            page = self._held[page_id] if is_held else self.pages.get(page_id)
+            if page is not None and lsn_of(page) == lsn:
+                (self._held_rec_lsns if is_held else self.rec_lsns).pop(page_id, None)
 
     def flush(self, page_ids: Iterable[int]) -> None:
         """Writes those of the pages that are dirty, as they are now or later, and syncs the file."""
         for page_id in sorted(page_ids):
-            if page_id in self._dirty or page_id in self._held:
+            if page_id in self.rec_lsns or page_id in self._held:
                 self.write_page(page_id)
         self.sync()
 
@@ -344,9 +349,7 @@ class BufferPool:
     def dirty_pages(self) -> dict[int, int]:
         """The dirty page table: {page: rec_lsn}."""
         with self._mutex:
-            table = dict(self._dirty)
-            table.update((page_id, held.rec_lsn) for page_id, held in self._held.items() if held.rec_lsn is not None)
-            return table
+            return self.rec_lsns | self._held_rec_lsns
 
     def statistics(self) -> BufferPoolStatistics:
         """Counters at this moment."""

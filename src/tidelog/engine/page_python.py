@@ -12,7 +12,7 @@ import functools
 import struct
 import threading
 import zlib
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import ParamSpec, TypeVar
 
 from tidelog.errors import DataError
@@ -483,9 +483,8 @@ def _fault_of_heap(page: Page, count: int, heap: int, dead: int) -> str | None:
 
 
 @atomic
-def put_back(pages: dict[int, bytearray], copies: Iterable[tuple[int, bytes | None]], /) -> None:
+def put_back(pages: dict[int, bytearray], copies: list[tuple[int, Page | None]], /) -> None:
     """Makes pages what they were, all in one step; those without a copy were not there and leave."""
-    copies = [(page_id, copy) for page_id, copy in copies]
     for page_id, copy in copies:
         if copy is None:
             pages.pop(page_id, None)

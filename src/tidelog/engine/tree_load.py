@@ -24,6 +24,7 @@ from tidelog.engine.page import (
     insert,
     set_header,
 )
+from tidelog.engine.tree_python import divider_of
 from tidelog.errors import InputError
 
 # A tenth stays free, so that the first inserts after a restore do not split every page.
@@ -70,6 +71,8 @@ class _Loader:
     def _go_on(self, level: int, key: bytes) -> bytearray:
         """Closes the page of a level and begins the next one, which its parent gets to know."""
         full, page_id = self._open[level], self._begin(level)
+        if level == 0:
+            key = divider_of(self._last_key or b"", key)
         set_header(self._pool.pages[full], page_id, self._lsn)
         if level + 1 == len(self._open):
             self._put(level + 1, b"", _CHILD.pack(full))

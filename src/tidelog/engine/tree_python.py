@@ -208,14 +208,14 @@ def _divide(page: bytearray, key: bytes) -> tuple[int, bytes]:
         return point, key_at(page, point)
     index = lower_bound(page, count, key)
     if index == count and count:
-        return count, _divider(key_at(page, count - 1), key)
+        return count, divider_of(key_at(page, count - 1), key)
     if count < 2:
         raise damage(page, "it is too small to be split")
     point = _middle(page, count)
-    return point, _divider(key_at(page, point - 1), key_at(page, point))
+    return point, divider_of(key_at(page, point - 1), key_at(page, point))
 
 
-def _divider(left: bytes, right: bytes) -> bytes:
+def divider_of(left: bytes, right: bytes) -> bytes:
     """The shortest beginning of `right` that is greater than `left`."""
     common = 0
     while common < len(left) and common < len(right) and left[common] == right[common]:

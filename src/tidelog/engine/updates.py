@@ -63,12 +63,11 @@ class Update(NamedTuple):
 
 
 class Redone(NamedTuple):
-    """How far `redo_frames` came: the next frame, the page that it misses (-1: none), and the pages it changed."""
+    """How far `redo_frames` came: the next frame, and the page that it misses (-1: none)."""
 
     next_index: int
     missing_page: int
     must_be_read: bool
-    first_lsns: dict[int, int]
 
 
 def encode(update: Update) -> bytes:
@@ -92,13 +91,13 @@ def decode(updates: bytes | memoryview, lsn: int = 0) -> list[Update]:
     return [Update(*parts) for parts in _kernel.decode_updates(updates, lsn)]
 
 
-def redo_frames(pages: Pages, frames: Frames, start: int = 0) -> Redone:
+def redo_frames(pages: Pages, rec_lsns: dict[int, int], frames: Frames, start: int = 0) -> Redone:
     """Does the records of whole frames from index `start` on, until the end or until a page is missing.
 
-    `must_be_read` is False when the record replaces the missing page as a whole: an empty one will do.
+    Pages that were changed join `rec_lsns` with the LSN of their first change, unless they are there. `must_be_read` is False when the record replaces the missing page as a whole: an empty one will do.
     """
-    positions, lengths = frames.positions, frames.lengths
-    return Redone(*_kernel.redo_frames(pages, frames.first_offset, frames.buffer, positions, lengths, start))
+    places = (frames.buffer, frames.positions, frames.lengths)
+    return Redone(*_kernel.redo_frames(pages, rec_lsns, frames.first_offset, *places, start))
 
 
 def reverse_of(update: Update) -> Update:

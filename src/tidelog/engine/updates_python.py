@@ -106,7 +106,7 @@ _DO: dict[int, Callable[[bytearray, ParsedUpdate], None]] = {
 }
 
 
-def _redo_parsed(pages: Pages, parsed: list[ParsedUpdate], lsn: int, dirtied: dict[int, int]) -> ParsedUpdate | None:
+def _redo_parsed(pages: Pages, parsed: list[ParsedUpdate], lsn: int, rec_lsns: dict[int, int]) -> ParsedUpdate | None:
     """Does one record's updates; or the first one whose page is missing, and nothing was done."""
     for update in parsed:
         if update.page not in pages:
@@ -118,7 +118,7 @@ def _redo_parsed(pages: Pages, parsed: list[ParsedUpdate], lsn: int, dirtied: di
     for update in parsed:
         if update.page in behind:
             raise_lsn(pages[update.page], lsn)
-            dirtied.setdefault(update.page, lsn)
+            rec_lsns.setdefault(update.page, lsn)
     return None
 
 
@@ -146,21 +146,27 @@ def _updates_of(view: memoryview, lsn: int) -> memoryview:
 
 @atomic
 def redo_frames(
-    pages: Pages, first_lsn: int, buffer: Buffer, positions: Buffer, lengths: Buffer, start: int, /
-) -> tuple[int, int, bool, dict[int, int]]:
-    """Does the records of whole frames from index `start` on.
+    pages: Pages,
+    rec_lsns: dict[int, int],
+    first_lsn: int,
+    buffer: Buffer,
+    positions: Buffer,
+    lengths: Buffer,
+    start: int,
+    /,
+) -> tuple[int, int, bool]:
+    """Does the records of whole frames from index `start` on; pages that were changed join `rec_lsns`.
 
     Returns (index of the first record that is not done, the page that it misses or -1, whether that page must be read
-    from the file because it is not replaced as a whole, {page changed: first LSN}).
+    from the file because it is not replaced as a whole).
     """
     view = byte_view(buffer)
-    dirtied: dict[int, int] = {}
     index = start
     for index, position, length in places(view, positions, lengths, start):
         lsn = first_lsn + index
         parsed = parse(_updates_of(view[position : position + length], lsn), lsn)
-        missing = _redo_parsed(pages, parsed, lsn, dirtied)
+        missing = _redo_parsed(pages, parsed, lsn, rec_lsns)
         if missing is not None:
-            return index, missing.page, missing.what != IMAGE, dirtied
+            return index, missing.page, missing.what != IMAGE
         index += 1  # noqa: PLW2901 - where to go on, if this was the last
-    return index, -1, False, dirtied
+    return index, -1, False
