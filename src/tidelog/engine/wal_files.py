@@ -165,16 +165,6 @@ class WalFiles:
                 return was_read
         return False
 
-    def was_read(self, first_lsn: int) -> bool:
-        """Whether a file was read since this was asked last. It costs readers nothing: who reads a file opens it."""
-        with self._refreshing:
-            file = next((file for file in self._view.files if file.first_lsn == first_lsn), None)
-            if file is None or file.handle is None:
-                return False
-            file.handle = None
-            self._opened = deque(one for one in self._opened if one is not file)
-            return True
-
     def missing(self, position: int, length: int, found: int) -> CorruptionError:
         """What to say about bytes that should be there and are not."""
         starts, files = self._view
