@@ -18,9 +18,10 @@ from tidelog.clock import SystemClock
 from tidelog.errors import InputError, LogFailedError, NotTakenInError, StoreUnavailableError
 from tidelog.pipeline import consigning, partition_writer
 from tidelog.pipeline import hand_over as handing
-from tidelog.pipeline.consigning import HandOver, write_place
+from tidelog.pipeline.consigning import HandOver, staging_place, write_place
 from tidelog.pipeline.partition_writer import StagingPlace, stage_rows
 from tidelog.pipeline.root import Root, find_root
+from tidelog.pipeline.sink_options import SinkOptions
 from tidelog.tier.intake_part import StagedPart
 from tidelog.tier.metadata.sqlite import SqliteMetadataStore
 from tidelog.tier.owner import Owner
@@ -223,3 +224,11 @@ def test_another_process_with_the_number_of_a_dead_one() -> None:
     assert not handing._is_abandoned(owner)
     long_ago = msgspec.structs.replace(owner, claimed_us=now_us - 10 * 365 * 86400 * 1_000_000)
     assert handing._is_abandoned(long_ago)
+
+
+def test_a_file_in_the_place_of_a_directory_is_named(tmp_path: Path) -> None:
+    """A root that can be no directory is wrong input, before any task has begun."""
+    (tmp_path / "file").touch()
+    options = SinkOptions(root=find_root(tmp_path / "file"), topic=TOPIC)
+    with pytest.raises(InputError, match="the path cannot be used: Not a directory"):
+        staging_place(options)

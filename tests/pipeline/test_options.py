@@ -36,6 +36,13 @@ def test_topics_without_a_place_are_read_by_default() -> None:
     assert options.topics == ("shop/orders", "shop/returns")
 
 
+def test_two_places_are_refused() -> None:
+    """The one that was not read would be missing without a word; twice the same is no mistake."""
+    with pytest.raises(InputError, match=r"two places are given: \./data and \./other"):
+        _parse(subscribe="shop/orders", path="./other")
+    assert _parse(subscribe="shop/orders", path="./data").topics == ("shop/orders",)
+
+
 @pytest.mark.parametrize("slip", ["s3:/bucket/prefix", "file:/data", "gs:bucket"])
 def test_a_store_with_a_slash_too_few_is_not_taken_for_a_directory(slip: str) -> None:
     """The error says how a store is written, not that a directory is missing."""

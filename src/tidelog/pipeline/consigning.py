@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
 from tidelog.errors import InputError, NotTakenInError, RetryError
-from tidelog.files import LocalFiles
+from tidelog.files import LocalFiles, explained
 from tidelog.pipeline.hand_over import take_in
 from tidelog.pipeline.part import ColdPlace
 from tidelog.pipeline.partition_writer import StagingPlace
@@ -115,7 +115,10 @@ def _committed_already(topic: str) -> Iterator[None]:
 
 def _refuse_live(root: Root, name: TopicName) -> None:
     """What is handed over to a topic that keeps nothing would wait for ever."""
-    info = None if root.directory is None else read_topic_info(LocalFiles(), name.directory(root.directory))
+    if root.directory is None:
+        return
+    with explained("write", root.directory):
+        info = read_topic_info(LocalFiles(), name.directory(root.directory))
     if info is not None and not info.reliable:
         raise InputError(f"{name} has reliable=False: it keeps nothing, and nothing can be handed over to it")
 

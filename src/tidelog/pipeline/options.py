@@ -102,7 +102,12 @@ class OptionReader:
         return self._given.get(name.lower())
 
     def root(self) -> Root:
-        location = self.text("root") or self.text("path") or self.text("dir")
+        places = [place for name in ("root", "path", "dir") if (place := self.text(name))]
+        if len(set(places)) > 1:
+            raise InputError(
+                f"two places are given: {' and '.join(places)}", hint="Give the option root, or load(path)"
+            )
+        location = places[0] if places else None
         if location is None:
             raise InputError(
                 "the option root is missing", hint="It is a log directory, or a store such as s3://bucket/prefix"
