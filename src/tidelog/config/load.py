@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
-from tidelog.config.settings import Settings, settings_of, tables_of
+from tidelog.config.settings import EngineConfig, Setting, Settings, settings_of, tables_of
 from tidelog.config.sources import CONFIG_VARIABLE, Given, from_environment, from_file, from_keywords
 from tidelog.config.values import convert
 
@@ -23,7 +23,31 @@ def load_settings(
 
     `config` defaults to TIDELOG_CONFIG, `environment` to that of the process.
     """
-    return load_as(Settings, config, os.environ if environment is None else environment, overrides or {})
+    known = settings_of(Settings)
+    elsewhere = dict.fromkeys(settings_of(EngineConfig).keys() - known, "It is for an engine: tidelog.open_engine")
+    environment = os.environ if environment is None else environment
+    given = _given(settings_of(EngineConfig), config, environment)
+    given |= from_keywords(known, overrides or {}, elsewhere)
+    _build(EngineConfig, given)  # what a file says about engines is checked, whoever reads it first
+    return _build(Settings, {name: one for name, one in given.items() if name in known})
+
+
+def load_engine_config(
+    config: str | os.PathLike[str] | None = None,
+    environment: Mapping[str, str] | None = None,
+    overrides: Mapping[str, object] | None = None,
+) -> EngineConfig:
+    """As `load_settings`, for whoever opens an engine. Keywords are an engine's and those of its store."""
+    known = settings_of(EngineConfig)
+    accepted = {name: setting for name, setting in known.items() if _is_for_engines(setting)}
+    elsewhere = dict.fromkeys(known.keys() - accepted, "It is for topics: tidelog.open")
+    given = _given(known, config, os.environ if environment is None else environment)
+    given |= from_keywords(accepted, overrides or {}, elsewhere)
+    return _build(EngineConfig, given)
+
+
+def _is_for_engines(setting: Setting) -> bool:
+    return setting.table in ("storage_engine", "object_store") or setting.name in ("dir", "store")
 
 
 def load_as(
@@ -34,11 +58,16 @@ def load_as(
 ) -> SettingsType:
     """`load_settings` for a subclass with more tables."""
     known = settings_of(settings_type)
+    return _build(settings_type, _given(known, config, environment) | from_keywords(known, overrides, {}))
+
+
+def _given(
+    known: Mapping[str, Setting], config: str | os.PathLike[str] | None, environment: Mapping[str, str]
+) -> dict[str, Given]:
+    """What the file and the environment say."""
     config = config or environment.get(CONFIG_VARIABLE)
     given = from_file(known, Path(config), environment) if config else {}
-    given |= from_environment(known, environment)
-    given |= from_keywords(known, overrides)
-    return _build(settings_type, given)
+    return given | from_environment(known, environment)
 
 
 def _build(settings_type: type[SettingsType], given: Mapping[str, Given]) -> SettingsType:

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import msgspec
 from msgspec import inspect
 
+from tidelog.engine.settings import EngineSettings
 from tidelog.log.settings import LogSettings
 from tidelog.secret import HIDDEN, Secret
 from tidelog.tier.keys import DEFAULT_ROOT
@@ -56,6 +57,17 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
         return list(describe(self).items())
 
 
+class EngineConfig(Settings, frozen=True, kw_only=True):
+    """What can be set where engines are opened: one file may have both, and the variables of an engine say that they
+    are: `TIDELOG_ENGINE_WAL_SEGMENT_SIZE`."""
+
+    storage_engine: EngineSettings = msgspec.field(default_factory=EngineSettings)
+    """How an engine writes, remembers, ships and forgets."""
+
+
+_VARIABLE_PREFIXES = {"storage_engine": "TIDELOG_ENGINE_"}
+
+
 class Setting(NamedTuple):
     """One setting of the catalogue. `kind` is its type as msgspec sees it, without the `| None`."""
 
@@ -71,6 +83,11 @@ class Setting(NamedTuple):
     @property
     def is_number(self) -> bool:
         return isinstance(self.kind, inspect.IntType | inspect.FloatType)
+
+    @property
+    def variable(self) -> str:
+        """The environment variable that sets it."""
+        return _VARIABLE_PREFIXES.get(self.table or "", "TIDELOG_") + self.name.upper()
 
     def value_in(self, settings: Settings) -> Any:
         """Its value there."""

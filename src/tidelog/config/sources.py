@@ -72,7 +72,7 @@ def from_file(known: Mapping[str, Setting], path: Path, environment: Mapping[str
 
 def from_environment(known: Mapping[str, Setting], environment: Mapping[str, str]) -> dict[str, Given]:
     """What the TIDELOG_* variables say."""
-    by_variable = {PREFIX + name.upper(): setting for name, setting in known.items()}
+    by_variable = {setting.variable: setting for setting in known.values()}
     found: dict[str, Given] = {}
     for variable in sorted(environment):
         if not variable.startswith(PREFIX) or variable in _OTHER_VARIABLES:
@@ -86,12 +86,15 @@ def from_environment(known: Mapping[str, Setting], environment: Mapping[str, str
     return found
 
 
-def from_keywords(known: Mapping[str, Setting], overrides: Mapping[str, object]) -> dict[str, Given]:
-    """What the caller says."""
+def from_keywords(
+    known: Mapping[str, Setting], overrides: Mapping[str, object], elsewhere: Mapping[str, str]
+) -> dict[str, Given]:
+    """What the caller says. `elsewhere` has the settings that others take, with where to give them."""
     found: dict[str, Given] = {}
     for name, value in overrides.items():
         if name not in known:
-            raise ConfigError(f"the keyword {name} is not a setting", hint=_nearest(name, known))
+            hint = elsewhere.get(name) or _nearest(name, known)
+            raise ConfigError(f"the keyword {name} is not a setting{' here' * (name in elsewhere)}", hint=hint)
         if value is not None:
             plain = os.fspath(value) if isinstance(value, os.PathLike) else value
             found[name] = Given(known[name], plain, f"the keyword {name}")

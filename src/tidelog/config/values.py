@@ -38,6 +38,13 @@ _UNITS = {
     "_ms": _Unit(parse_milliseconds, "milliseconds", "100ms", 10 * 365 * 86400 * 1000),
     "_seconds": _Unit(parse_seconds, "seconds", "1h", 10 * 365 * 86400),
 }
+# The engine's settings have names that were chosen before the endings were.
+_UNITS |= {
+    "_secs": _UNITS["_seconds"],
+    "_segment_size": _UNITS["_bytes"],
+    "_pool_size": _UNITS["_bytes"],
+    "_size_threshold": _UNITS["_bytes"],
+}
 
 
 def convert(given: Given) -> object:
@@ -78,6 +85,8 @@ def _read_text(given: Given) -> object:
         read = _TRUTH_VALUES.get(text.strip().lower())
     elif given.is_text and setting.is_number:
         read = _read_number(text)
+    elif isinstance(setting.kind, inspect.VarTupleType):
+        read = [part.strip() for part in text.split(",") if part.strip()]
     return text if read is None else read
 
 
@@ -99,9 +108,11 @@ def _expected(setting: Setting) -> str:
         text = f'{number} of {unit.noun} or text such as "{unit.example}"' if unit else number
         return text + _bounds(kind, unit)
     if isinstance(kind, inspect.LiteralType):
-        return "one of " + ", ".join(str(value) for value in kind.values)
+        return "one of " + ", ".join(dict.fromkeys(str(value) for value in kind.values))
     if isinstance(kind, inspect.BoolType):
         return "true or false"
+    if isinstance(kind, inspect.VarTupleType):
+        return "a list of texts, or one text with commas between them"
     return "text"
 
 

@@ -1,0 +1,188 @@
+"""The engine's settings, and how a file, variables and keywords reach them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from tidelog.config import load_engine_config, load_settings
+from tidelog.config.settings import EngineConfig, settings_of, tables_of
+from tidelog.engine.settings import EngineSettings
+from tidelog.engine.wal import log_settings
+from tidelog.errors import ConfigError
+
+EXAMPLE = """
+[storage_engine]
+wal_segment_size = "100MB"
+wal_sync_mode = "fsync"
+wal_compression = "zstd"
+buffer_pool_size = "1GB"
+eviction_policy = "lru"
+page_size = "8KB"
+s3_bucket = "my-storage-engine"
+s3_prefix = "data/"
+shipping_interval_secs = 10
+shipping_batch_size = 100
+s3_compression = "zstd"
+checkpoint_interval_secs = 300
+checkpoint_max_age_secs = 3600
+compaction_enabled = true
+compaction_interval_secs = 3600
+compaction_size_threshold = "100MB"
+"""
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> Path:
+    """Where the settings file of a test is."""
+    return tmp_path / "tidelog.toml"
+
+
+def load(config: Path | None = None, environment: dict[str, str] | None = None, **keywords: object) -> EngineSettings:
+    return load_engine_config(config, environment or {}, keywords).storage_engine
+
+
+def refusal(config: Path | None = None, environment: dict[str, str] | None = None, **keywords: object) -> str:
+    with pytest.raises(ConfigError) as caught:
+        load(config, environment, **keywords)
+    return str(caught.value)
+
+
+def test_everything_has_a_default() -> None:
+    """An engine can be opened without a word about settings."""
+    assert load() == EngineSettings()
+
+
+def test_a_full_file_is_read(config: Path) -> None:
+    """Sizes with units, modes, and where the store is."""
+    config.write_text(EXAMPLE)
+    settings = load(config)
+    assert settings.wal_segment_size == settings.compaction_size_threshold == 100_000_000
+    assert settings.buffer_pool_size == 1_000_000_000
+    assert (settings.wal_sync_mode, settings.wal_compression, settings.s3_compression) == ("fsync", "zstd", "zstd")
+    assert (settings.page_size, settings.page_bytes) == ("8KB", 8192)
+    assert settings.store_url == "s3://my-storage-engine/data"
+    assert (settings.checkpoint_interval_secs, settings.compaction_enabled) == (300, True)
+
+
+def test_the_later_source_wins(config: Path) -> None:
+    """The file comes first, then variables, then keywords, one setting at a time."""
+    config.write_text("[storage_engine]\nshipping_batch_size = 1\nshipping_concurrency = 1\nkeep_versions = 1\n")
+    variables = {"TIDELOG_ENGINE_SHIPPING_CONCURRENCY": "2", "TIDELOG_ENGINE_KEEP_VERSIONS": "2"}
+    settings = load(config, variables, keep_versions=3)
+    assert (settings.shipping_batch_size, settings.shipping_concurrency, settings.keep_versions) == (1, 2, 3)
+
+
+@pytest.mark.parametrize(
+    ("name", "given", "expected"),
+    [
+        ("wal_segment_size", "64MiB", 64 << 20),
+        ("wal_segment_size", 4096, 4096),
+        ("wal_segment_max_secs", "1h", 3600),
+        ("buffer_pool_size", "1GB", 1_000_000_000),
+        ("inline_value_bytes", "0", 0),
+        ("checkpoint_interval_secs", "0.5s", 0.5),
+        ("hot_tier_bytes", "2GiB", 2 << 30),
+        ("compaction_size_threshold", "1kB", 1000),
+        ("wal_compression_level", -5, -5),
+        ("keep_seconds", "7d", 7 * 86400),
+        ("page_size", 8192, 8192),
+        ("page_size", "8KiB", "8KiB"),
+        ("replicas", ["s3://a", "s3://b"], ("s3://a", "s3://b")),
+        ("replicas", "s3://a, file:///b", ("s3://a", "file:///b")),
+    ],
+)
+def test_values_are_given_as_people_write_them(name: str, given: object, expected: object) -> None:
+    """Sizes and durations take units; lists may be one text."""
+    assert getattr(load(None, {}, **{name: given}), name) == expected
+    if isinstance(given, str):
+        assert getattr(load(None, {f"TIDELOG_ENGINE_{name.upper()}": given}), name) == expected
+
+
+@pytest.mark.parametrize(
+    ("name", "given", "said"),
+    [
+        ("page_size", "4KB", "the keyword page_size must be one of 8192, 8KB, 8KiB, not '4KB'"),
+        ("page_size", 4096, "the keyword page_size must be one of 8192, 8KB, 8KiB, not 4096"),
+        ("eviction_policy", "fifo", "the keyword eviction_policy must be one of lru"),
+        ("wal_sync_mode", "always", "one of fdatasync, fsync, none"),
+        ("wal_compression", "lz4", "one of none, zstd"),
+        ("wal_compression_level", 30, "at least -7, at most 19"),
+        ("inline_value_bytes", 513, "at most 512"),
+        ("buffer_pool_size", "1KB", "at least"),
+        ("wal_segment_size", "100 apples", 'text such as "64MiB"'),
+        ("shipping_concurrency", 0, "at least 1"),
+        ("checkpoint_interval_secs", 0, "more than 0"),
+        ("compaction_enabled", "perhaps", "true or false"),
+        ("replicas", [1], "a list of texts"),
+        ("keep_versions", 0, "at least 1"),
+    ],
+)
+def test_what_a_setting_does_not_accept_is_refused_by_name(name: str, given: object, said: str) -> None:
+    """The error says which setting, what was given and what would be right."""
+    text = refusal(None, {}, **{name: given})
+    assert name in text
+    assert said in text
+
+
+def test_unknown_names_are_refused(config: Path) -> None:
+    """In every source, with the nearest known name."""
+    config.write_text("[storage_engine]\nwal_segment_sise = 5\n")
+    assert "Did you mean wal_segment_size?" in refusal(config)
+    assert "Did you mean TIDELOG_ENGINE_PAGE_SIZE?" in refusal(None, {"TIDELOG_ENGINE_PAGE_SISE": "8KB"})
+    assert "TIDELOG_WAL_SEGMENT_SIZE is not a setting" in refusal(None, {"TIDELOG_WAL_SEGMENT_SIZE": "8KB"})
+    assert "Did you mean keep_versions?" in refusal(keep_version=1)
+
+
+def test_one_file_serves_topics_and_engines(config: Path) -> None:
+    """Whoever opens topics is not disturbed by an engine's table, and the other way round; both are checked."""
+    config.write_text(EXAMPLE + "[log]\nfsync_interval_ms = 7\n")
+    variables = {"TIDELOG_ENGINE_KEEP_VERSIONS": "2", "TIDELOG_DIR": "/data"}
+    topics, engine = load_settings(config, variables, {}), load_engine_config(config, variables, {})
+    assert topics.log.fsync_interval_ms == engine.log.fsync_interval_ms == 7
+    assert not hasattr(topics, "storage_engine")
+    assert (engine.storage_engine.keep_versions, engine.dir) == (2, "/data")
+    with pytest.raises(ConfigError, match="TIDELOG_ENGINE_KEEP_VERSIONS must be a whole number"):
+        load_settings(config, {"TIDELOG_ENGINE_KEEP_VERSIONS": "many"}, {})
+
+
+def test_keywords_are_those_of_what_is_opened() -> None:
+    """No keyword is accepted and then ignored: the other one's say where they belong."""
+    with pytest.raises(ConfigError, match=r"keep_versions is not a setting here.*open_engine"):
+        load_settings(None, {}, {"keep_versions": 1})
+    assert "fsync_interval_ms is not a setting here. It is for topics" in refusal(fsync_interval_ms=5)
+    assert load_engine_config(None, {}, {"store": "s3://b", "dir": "/d"}).store == "s3://b"
+
+
+def test_a_prefix_needs_its_bucket() -> None:
+    """Half of the name of a store is a mistake."""
+    assert load(s3_bucket="b").store_url == "s3://b"
+    assert load().store_url is None
+    with pytest.raises(ConfigError, match="without s3_bucket"):
+        assert load(s3_prefix="data/").store_url
+
+
+def test_every_setting_is_explained() -> None:
+    """Each has words behind it in the code, with its effect."""
+    source = Path(__file__).resolve().parents[2] / "src" / "tidelog" / "engine" / "settings.py"
+    lines = source.read_text("utf-8").splitlines()
+    declared = {line.split(":")[0].strip(): lines[number + 1] for number, line in enumerate(lines) if line[:5].strip()}
+    for name in EngineSettings.__struct_fields__:
+        assert declared[name].strip().startswith('"""'), name
+
+
+def test_the_table_is_known_by_its_name() -> None:
+    """The names in the file follow from the struct."""
+    assert tables_of(EngineConfig)["storage_engine"] is EngineSettings
+    names = {setting.name for setting in settings_of(EngineConfig).values() if setting.table == "storage_engine"}
+    assert names == set(EngineSettings.__struct_fields__)
+
+
+def test_the_logs_settings_follow_from_the_engines() -> None:
+    """Files end by size and age as the engine says, and nothing that is in a file is kept in memory."""
+    log = log_settings(EngineSettings(wal_segment_size=5000, wal_segment_max_secs=9))
+    assert (log.rotate_max_bytes, log.rotate_max_seconds) == (5000, 9)
+    assert (log.cache_max_messages, log.cache_max_bytes) == (0, 0)
+    assert msgspec.convert(msgspec.to_builtins(log), type(log)) == log
