@@ -3,14 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from typing import NamedTuple
 
 from tests.engine.model import Model, ModelBucket
 
 from tidelog.engine.entry import Entry, MetadataValue
+from tidelog.engine.locks import LockStatistics
 from tidelog.engine.marks import Marks
 from tidelog.engine.results import ObjectInfo, Result, StoredObject
 from tidelog.engine.transaction import Transaction, Transactions
 from tidelog.errors import InputError, NotFoundError
+
+
+class FakeStatistics(NamedTuple):
+    """The part of an engine's statistics that is asked for."""
+
+    locks: LockStatistics
 
 
 class FakeEngine:
@@ -32,8 +40,11 @@ class FakeEngine:
     def low_water_mark(self) -> int:
         return self.marks.low_water_mark
 
-    def transaction(self, timeout: float | None = 10.0) -> Transaction:
-        return self.transactions.begin(timeout)
+    def transaction(self, timeout_seconds: float | None = 10.0) -> Transaction:
+        return self.transactions.begin(timeout_seconds)
+
+    def statistics(self) -> FakeStatistics:
+        return FakeStatistics(self.transactions.statistics())
 
     def apply(self, seq: int, entry: Entry) -> Result:
         return self.apply_many([(seq, entry)])[0]

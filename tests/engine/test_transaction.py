@@ -5,11 +5,14 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
+from tests.engine.engines import open_local
 from tests.engine.fake_engine import FakeEngine
 
+from tidelog.engine.engine import Engine
 from tidelog.engine.entry import (
     Batch,
     CopyObject,
@@ -31,18 +34,32 @@ from tidelog.errors import (
     RetryError,
 )
 
+AnyEngine = Engine | FakeEngine
+BEGINNING: list[tuple[int, Entry]] = [
+    (1, Batch((CreateBucket("bank"), CreateBucket("empty")))),
+    (2, PutObject("bank", "ann", b"100", {"currency": "EUR"})),
+    (3, PutObject("bank", "bob", b"0")),
+]
+
+
+@pytest.fixture(params=["model", "engine"])
+def engine(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[AnyEngine]:
+    """Two accounts, and a bucket without any: in the model of an engine, which tells every entry, and in a real one."""
+    if request.param == "model":
+        fake = FakeEngine()
+        fake.apply_many(BEGINNING)
+        yield fake
+        return
+    with open_local(tmp_path) as real:
+        real.apply_many(BEGINNING)
+        yield real
+
 
 @pytest.fixture
-def engine() -> FakeEngine:
-    """Two accounts, and a bucket without any."""
-    engine = FakeEngine()
-    engine.apply_many(
-        [
-            (1, Batch((CreateBucket("bank"), CreateBucket("empty")))),
-            (2, PutObject("bank", "ann", b"100", {"currency": "EUR"})),
-            (3, PutObject("bank", "bob", b"0")),
-        ]
-    )
+def silent_engine() -> FakeEngine:
+    """One that does not tell the locks what it applies."""
+    engine = FakeEngine(settles=False)
+    engine.apply_many(BEGINNING)
     return engine
 
 
@@ -53,7 +70,7 @@ def keys(tx: Transaction, bucket: str = "bank", prefix: str = "") -> list[str]:
 # What it sees
 
 
-def test_it_reads_the_state_and_its_own_writes(engine: FakeEngine) -> None:
+def test_it_reads_the_state_and_its_own_writes(engine: AnyEngine) -> None:
     """What was put is read back with its metadata, and has no seq yet; the engine does not know of it."""
     with engine.transaction() as tx:
         assert (tx.read("bank", "ann").data, tx.read("bank", "ann").seq, tx.seq) == (b"100", 2, 3)
@@ -63,7 +80,7 @@ def test_it_reads_the_state_and_its_own_writes(engine: FakeEngine) -> None:
     assert engine.read("bank", "ann").data == b"100"
 
 
-def test_what_it_deleted_is_gone(engine: FakeEngine) -> None:
+def test_what_it_deleted_is_gone(engine: AnyEngine) -> None:
     """For reads, copies and listings; deleting what is not there is allowed."""
     with engine.transaction() as tx:
         tx.delete("bank", "ann")
@@ -75,7 +92,7 @@ def test_what_it_deleted_is_gone(engine: FakeEngine) -> None:
         assert keys(tx) == ["bob"]
 
 
-def test_a_copy_is_what_its_source_was_then(engine: FakeEngine) -> None:
+def test_a_copy_is_what_its_source_was_then(engine: AnyEngine) -> None:
     """Writing the source afterwards does not change it, whether the source was the engine's or its own."""
     with engine.transaction() as tx:
         tx.copy("bank", "ann", "empty", "before")
@@ -88,7 +105,7 @@ def test_a_copy_is_what_its_source_was_then(engine: FakeEngine) -> None:
         assert [(info.key, info.size) for info in tx.list_objects("empty")] == [("after", 1), ("before", 3)]
 
 
-def test_a_listing_has_its_own_writes_in_order(engine: FakeEngine) -> None:
+def test_a_listing_has_its_own_writes_in_order(engine: AnyEngine) -> None:
     """Sorted as an engine sorts, by prefix, with sizes."""
     with engine.transaction() as tx:
         tx.put("bank", "b", b"12")
@@ -99,7 +116,7 @@ def test_a_listing_has_its_own_writes_in_order(engine: FakeEngine) -> None:
         assert keys(tx, prefix="b") == ["b", "bob"]
 
 
-def test_a_bucket_of_its_own_hides_what_was_there(engine: FakeEngine) -> None:
+def test_a_bucket_of_its_own_hides_what_was_there(engine: AnyEngine) -> None:
     """Deleted by force and created anew it is empty, and can be written again."""
     with engine.transaction() as tx:
         tx.put("bank", "own", b"1")
@@ -120,7 +137,7 @@ def test_a_bucket_of_its_own_hides_what_was_there(engine: FakeEngine) -> None:
     assert [info.key for info in engine.list_objects("bank")] == ["new"]
 
 
-def test_mistakes_are_told_at_once(engine: FakeEngine) -> None:
+def test_mistakes_are_told_at_once(engine: AnyEngine) -> None:
     """What every replica would refuse is refused here already, and the transaction can go on."""
     with engine.transaction() as tx:
         with pytest.raises(InputError, match="already"):
@@ -139,7 +156,7 @@ def test_mistakes_are_told_at_once(engine: FakeEngine) -> None:
         assert tx.batch() == Batch((DeleteBucket("empty"),))
 
 
-def test_reads_stay_what_they_were(engine: FakeEngine) -> None:
+def test_reads_stay_what_they_were(engine: AnyEngine) -> None:
     """Entries about other keys do not disturb it, and what it locks then is read as it is then."""
     with engine.transaction() as tx:
         assert tx.read("bank", "ann").data == b"100"
@@ -152,7 +169,7 @@ def test_reads_stay_what_they_were(engine: FakeEngine) -> None:
 # Its result
 
 
-def test_the_batch_has_the_writes_in_order(engine: FakeEngine) -> None:
+def test_the_batch_has_the_writes_in_order(engine: AnyEngine) -> None:
     """As they were made, and applying it gives what the transaction saw."""
     with engine.transaction() as tx:
         tx.create_bucket("new")
@@ -171,7 +188,7 @@ def test_the_batch_has_the_writes_in_order(engine: FakeEngine) -> None:
     assert [info.key for info in engine.list_objects("bank")] == seen == ["ann", "c"]
 
 
-def test_a_prepared_transaction_takes_nothing_more(engine: FakeEngine) -> None:
+def test_a_prepared_transaction_takes_nothing_more(engine: AnyEngine) -> None:
     """The batch stays what it is, and its own entry may be applied while its block still runs."""
     with engine.transaction() as tx:
         tx.put("bank", "ann", b"%d" % (int(tx.read("bank", "ann").data) - 1))
@@ -181,10 +198,10 @@ def test_a_prepared_transaction_takes_nothing_more(engine: FakeEngine) -> None:
         engine.apply(4, batch)
         assert tx.batch() is batch
     assert engine.read("bank", "ann").data == b"99"
-    assert engine.transactions.statistics().overtaken == 0
+    assert engine.statistics().locks.overtaken == 0
 
 
-def test_it_is_used_in_its_block_and_once(engine: FakeEngine) -> None:
+def test_it_is_used_in_its_block_and_once(engine: AnyEngine) -> None:
     """Outside there are no locks, so there is no transaction."""
     tx = engine.transaction()
     with pytest.raises(ClosedError, match="`with` block"):
@@ -195,7 +212,7 @@ def test_it_is_used_in_its_block_and_once(engine: FakeEngine) -> None:
         tx.batch()
     with pytest.raises(InputError, match="used once"), tx:
         pass
-    assert engine.transactions.statistics().owners == 0
+    assert engine.statistics().locks.owners == 0
 
 
 # When the log is faster
@@ -232,7 +249,7 @@ CASES: list[tuple[Callable[[Transaction], None], Entry]] = [
 
 @pytest.mark.parametrize(("look", "entry"), CASES)
 def test_an_entry_that_changes_what_was_read_ends_it(
-    engine: FakeEngine, look: Callable[[Transaction], None], entry: Entry
+    engine: AnyEngine, look: Callable[[Transaction], None], entry: Entry
 ) -> None:
     """By ConflictError at the next call, and at every other one."""
     with engine.transaction() as tx:
@@ -246,14 +263,13 @@ def test_an_entry_that_changes_what_was_read_ends_it(
 
 @pytest.mark.parametrize(("look", "entry"), CASES)
 def test_the_batch_is_compared_with_the_newest_state(
-    engine: FakeEngine, look: Callable[[Transaction], None], entry: Entry
+    silent_engine: FakeEngine, look: Callable[[Transaction], None], entry: Entry
 ) -> None:
     """An entry that is visible, and has not been told to the locks yet, is noticed as well."""
-    engine.settles = False
-    with engine.transaction() as tx:
+    with silent_engine.transaction() as tx:
         look(tx)
         tx.put("empty", "x", b"1")
-        assert engine.apply(4, entry).applied
+        assert silent_engine.apply(4, entry).applied
         with pytest.raises(ConflictError, match="once more"):
             tx.batch()
 
@@ -269,7 +285,7 @@ def test_the_batch_is_compared_with_the_newest_state(
     ],
 )
 def test_an_entry_about_something_else_does_not(
-    engine: FakeEngine, look: Callable[[Transaction], None], entry: Entry
+    engine: AnyEngine, look: Callable[[Transaction], None], entry: Entry
 ) -> None:
     """Nor do keys that merely begin alike."""
     with engine.transaction() as tx:
@@ -279,7 +295,7 @@ def test_an_entry_about_something_else_does_not(
         assert tx.batch().entries[-1] == PutObject("empty", "x", b"1")
 
 
-def test_the_log_does_not_wait_for_a_transaction(engine: FakeEngine) -> None:
+def test_the_log_does_not_wait_for_a_transaction(engine: AnyEngine) -> None:
     """Entries are applied at once, whatever is locked; the transaction's block ends in peace."""
     with engine.transaction() as tx:
         tx.lock("bank", exclusive=True)
@@ -292,7 +308,7 @@ def test_the_log_does_not_wait_for_a_transaction(engine: FakeEngine) -> None:
             tx.batch()
 
 
-def test_a_rollback_ends_it(engine: FakeEngine) -> None:
+def test_a_rollback_ends_it(engine: AnyEngine) -> None:
     """It may have read what is no longer true."""
     with engine.transaction() as tx:
         tx.read("bank", "bob")
@@ -304,7 +320,7 @@ def test_a_rollback_ends_it(engine: FakeEngine) -> None:
 # Guarded entries
 
 
-def test_a_guarded_entry_carries_what_was_read(engine: FakeEngine) -> None:
+def test_a_guarded_entry_carries_what_was_read(engine: AnyEngine) -> None:
     """It is refused exactly by a state in which that is no longer true."""
     with engine.transaction() as tx:
         tx.read("bank", "ann")
@@ -323,7 +339,7 @@ def test_a_guarded_entry_carries_what_was_read(engine: FakeEngine) -> None:
     assert "'bank'/'ann' was changed" in str(guarded.refusal(engine))
 
 
-def test_a_bucket_that_was_made_anew_is_another_one(engine: FakeEngine) -> None:
+def test_a_bucket_that_was_made_anew_is_another_one(engine: AnyEngine) -> None:
     """An empty listing of a bucket, one of none, and objects of an earlier bucket are told apart."""
     with engine.transaction() as tx:
         read_ann(tx)
@@ -342,7 +358,7 @@ def test_a_bucket_that_was_made_anew_is_another_one(engine: FakeEngine) -> None:
 # Several at once
 
 
-def test_those_who_meet_wait_and_then_read_the_newest(engine: FakeEngine) -> None:
+def test_those_who_meet_wait_and_then_read_the_newest(engine: AnyEngine) -> None:
     """The second one begins before the first is applied, and still needs no second attempt."""
     started = threading.Event()
     read: list[bytes] = []
@@ -359,7 +375,7 @@ def test_those_who_meet_wait_and_then_read_the_newest(engine: FakeEngine) -> Non
         thread = threading.Thread(target=second)
         thread.start()
         started.wait(10)
-        while engine.transactions.statistics().waiting == 0:
+        while engine.statistics().locks.waiting == 0:
             time.sleep(0.001)
         engine.apply(4, tx.batch())
     thread.join(10)
@@ -367,9 +383,9 @@ def test_those_who_meet_wait_and_then_read_the_newest(engine: FakeEngine) -> Non
     assert engine.read("bank", "ann").data == b"2"
 
 
-def test_a_lock_is_not_waited_for_longer_than_allowed(engine: FakeEngine) -> None:
+def test_a_lock_is_not_waited_for_longer_than_allowed(engine: AnyEngine) -> None:
     """It may be tried again, and what was read before is still there."""
-    with engine.transaction() as first, engine.transaction(timeout=0.01) as second:
+    with engine.transaction() as first, engine.transaction(timeout_seconds=0.01) as second:
         first.put("bank", "ann", b"1")
         second.read("bank", "bob")
         with pytest.raises(LockTimeoutError):
@@ -378,7 +394,7 @@ def test_a_lock_is_not_waited_for_longer_than_allowed(engine: FakeEngine) -> Non
         assert second.read("bank", "ann").data == b"100"
 
 
-def test_threads_that_count_lose_nothing(engine: FakeEngine) -> None:
+def test_threads_that_count_lose_nothing(engine: AnyEngine) -> None:
     """Read, add one, put: with transactions and retries every one of them counts."""
     order = threading.Lock()
     retries: list[RetryError | ConflictError] = []
@@ -407,10 +423,42 @@ def test_threads_that_count_lose_nothing(engine: FakeEngine) -> None:
     for thread in threads:
         thread.join(60)
     assert engine.read("bank", "bob").data == b"100"
-    assert engine.transactions.statistics().owners == 0
+    assert engine.statistics().locks.owners == 0
 
 
-def test_tasks_take_their_locks_without_blocking_the_loop(engine: FakeEngine) -> None:
+def total_seen(engine: AnyEngine) -> int | None:
+    """All balances in one transaction, read one by one while others change them; None when the log was faster."""
+    try:
+        with engine.transaction() as tx:
+            return sum(int(tx.read("bank", name).data) for name in ("ann", "bob"))
+    except (ConflictError, DeadlockError):
+        return None
+
+
+def test_a_transaction_never_sees_half_of_an_entry(engine: AnyEngine) -> None:
+    """Entries of the log move money all the time, without locks; whoever adds it up finds the same, or is told."""
+    over = threading.Event()
+    seen: list[int | None] = []
+
+    def look() -> None:
+        while not over.is_set():
+            seen.append(total_seen(engine))
+
+    threads = [threading.Thread(target=look) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for seq in range(4, 64):
+        share = seq % 100
+        engine.apply(
+            seq, Batch((PutObject("bank", "ann", b"%d" % (100 - share)), PutObject("bank", "bob", b"%d" % share)))
+        )
+    over.set()
+    for thread in threads:
+        thread.join(60)
+    assert {total for total in seen if total is not None} == {100}
+
+
+def test_tasks_take_their_locks_without_blocking_the_loop(engine: AnyEngine) -> None:
     """What is locked by `lock_async` is used at once afterwards."""
 
     async def add(amount: int) -> None:

@@ -63,6 +63,7 @@ class Transaction:
         self._own = OwnWrites()
         self._objects_read: dict[tuple[str, str], int] = {}
         self._listings_read: dict[tuple[str, str], bytes] = {}
+        self._buckets_seen: set[str] = set()
         self._batch: Batch | None = None
 
     # Its beginning and its end
@@ -181,12 +182,13 @@ class Transaction:
 
     def _has_bucket(self, bucket: str) -> bool:
         own = self._own.has_bucket(bucket)
-        if own is not None:
-            return own
+        if own is not None or bucket in self._buckets_seen:
+            return own is not False
         try:
             next(iter(self._engine.list_objects(bucket, "", self.seq)), None)
         except NotFoundError:
             return False
+        self._buckets_seen.add(bucket)  # it stays, as long as the transaction does: there is a lock on it
         return True
 
     # Writing
