@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from msgspec import structs
+from tests.test_docs import hex_block
 
 from tidelog.engine import record as records
 from tidelog.engine.body import BodyEncoder, StoredBody
@@ -303,3 +304,11 @@ def test_a_checkpoint_of_another_shape_is_refused() -> None:
     """The state of a checkpoint is typed."""
     good = records.encode_checkpoint_end(STATE)
     assert "checkpoint cannot be read" in refusal(good[:HEADER_BYTES] + b"\x80" + good[HEADER_BYTES + 1 :])
+
+
+def test_the_bytes_of_a_record_are_those_of_the_formats_page() -> None:
+    """A reader written from the page alone reads what the code writes."""
+    entry = PutObject("shop", "cart-7", b"paid", {"by": "web"})
+    body = BodyEncoder().store(entry.data, entry.metadata)
+    payload = encode_operation(entry, 42, flags=LAST, time_us=1_767_225_600_000_000, body=body)
+    assert payload == hex_block("hex engine put")
