@@ -18,6 +18,7 @@ from tidelog.log.cache import Batch
 from tidelog.pipeline.arrow_columns import arrow_schema, record_batch
 from tidelog.pipeline.part import ColdPlace, ReadPart
 from tidelog.pipeline.partition_reader import read_batches, spare_collections
+from tidelog.pipeline.worker_memory import keep_memory
 from tidelog.topics.columns import Columns, Ended, gather_columns, lost_until
 
 _MAX_BATCH_BYTES = 8 << 20
@@ -27,6 +28,7 @@ def read_record_batches(
     part: ReadPart, place: ColdPlace | None, schema: StructType, *, skips_gaps: bool, max_rows: int
 ) -> Iterator[pa.RecordBatch]:
     """The rows of a part."""
+    keep_memory()
     spare_collections()
     names = schema.fieldNames()
     target = arrow_schema(names)

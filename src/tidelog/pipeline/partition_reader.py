@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Iterator
+from concurrent.futures import Executor
 from functools import lru_cache
 from pathlib import Path
 from typing import NamedTuple
@@ -21,8 +22,8 @@ from tidelog.files import LocalFiles
 from tidelog.log.cache import Batch, framed_batch
 from tidelog.log.scanner import FileScanner
 from tidelog.pipeline.part import ColdPlace, FilePiece, ReadPart
+from tidelog.pipeline.reading_ahead import reading_ahead
 from tidelog.tier.catalog import Catalog
-from tidelog.tier.daemon_pool import DaemonPool
 from tidelog.tier.history import History
 from tidelog.tier.keys import TopicKeys
 from tidelog.tier.metadata.open import open_metadata_store
@@ -31,7 +32,6 @@ from tidelog.tier.object_store import ObjectStore
 from tidelog.tier.planned_catalog import PlannedCatalog
 from tidelog.tier.stores import open_store
 
-_FETCHING_THREADS = 4
 _READ_BYTES = 4 << 20
 _KEPT_PLACES = 16
 
@@ -108,12 +108,12 @@ class _Opened(NamedTuple):
     """A store that this process has open."""
 
     objects: ObjectStore
-    fetchers: DaemonPool
+    fetchers: Executor
 
 
 @lru_cache(_KEPT_PLACES)
 def _opened(place: ColdPlace) -> _Opened:
-    return _Opened(open_store(place.store_url, place.store_settings), DaemonPool(_FETCHING_THREADS, "tidelog-fetch"))
+    return _Opened(open_store(place.store_url, place.store_settings), reading_ahead(place.store_url))
 
 
 @lru_cache(_KEPT_PLACES)

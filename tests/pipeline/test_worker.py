@@ -1,0 +1,69 @@
+"""What a worker does about its memory and about reading ahead."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+from tidelog.pipeline.reading_ahead import KernelReadAhead, reading_ahead
+from tidelog.tier.daemon_pool import DaemonPool
+from tidelog.tier.history_counters import HistoryCounters
+from tidelog.tier.history_ranges import Fetcher, HistorySettings, RangeStream
+from tidelog.tier.stores import open_store
+
+# Reads a file of 4 MiB again and again, and says how many pages were mapped for that; 0 where that is not ours to say.
+_READING = """
+import resource, sys
+from tidelog.pipeline.worker_memory import keep_memory
+is_told = keep_memory()
+def faults():
+    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+def read():
+    with open(sys.argv[1], "rb", buffering=0) as file:
+        return len(file.read())
+read()
+before = faults()
+for _ in range(20):
+    read()
+print(faults() - before if is_told else 0)
+"""
+
+
+def test_the_kernel_reads_ahead_in_directories_and_threads_in_stores() -> None:
+    """Who fetches ahead follows from the kind of store."""
+    assert isinstance(reading_ahead("file:///somewhere"), KernelReadAhead)
+    assert isinstance(reading_ahead("s3://bucket/prefix"), DaemonPool)
+
+
+def test_announcing_begins_nothing(tmp_path: Path) -> None:
+    """What is announced is not fetched: whoever wants it can still take it over, whether it is there or not."""
+    (tmp_path / "there").write_bytes(b"bytes")
+    ahead = KernelReadAhead(tmp_path)
+    for key in ("there", "missing"):
+        assert ahead.submit(_never, key, 0, 5).cancel()
+
+
+def test_ranges_are_the_same_without_threads(tmp_path: Path) -> None:
+    """A stream of ranges over a directory whose name has a space is the object, byte by byte."""
+    store = tmp_path / "a store"
+    store.mkdir()
+    content = os.urandom(100_000)
+    objects = open_store(store.as_uri())
+    objects.put("topic/object", content)
+    fetcher = Fetcher(objects, reading_ahead(store.as_uri()), HistoryCounters(), HistorySettings(range_bytes=999))
+    stream = RangeStream(fetcher, "topic/object", 0, len(content), len(content), ahead=True)
+    assert b"".join(iter(stream.next, None)) == content
+
+
+def test_a_worker_uses_its_memory_again(tmp_path: Path) -> None:
+    """Twenty reads of 4 MiB map fewer pages than one of them has."""
+    file = tmp_path / "range"
+    file.write_bytes(bytes(4 << 20))
+    done = subprocess.run([sys.executable, "-c", _READING, str(file)], capture_output=True, text=True, check=True)
+    assert int(done.stdout) < 1024
+
+
+def _never(key: str, start: int, length: int) -> bytes:
+    raise AssertionError(f"{key} was fetched")
