@@ -32,6 +32,7 @@ from tidelog.engine.page_rebuild import rebuild_page
 from tidelog.engine.record import CheckpointEndRecord, decode_record, encode_marks, encode_structure
 from tidelog.engine.record_header import CHECKPOINT_END
 from tidelog.engine.recovery import Recovery
+from tidelog.engine.restore_marker import refuse_half_restored
 from tidelog.engine.settings import EngineSettings
 from tidelog.engine.survey import survey
 from tidelog.engine.undo import Undo
@@ -107,6 +108,7 @@ class Core:
         """Opens what is in a directory, or begins a new engine in an empty one."""
         with explained("open engine", directory):
             files.make_directories(directory)
+            refuse_half_restored(files, directory)
             state, reason = read_master(files, directory)
             anchor = FIRST if state is None else Anchor(state.begin_lsn, state.begin_position)
             wal = Wal.open(directory / WAL, settings, files=files, clock=clock, anchor=anchor)

@@ -190,8 +190,12 @@ class Shipping:
 
     # States and replicas
 
-    def checkpoint(self) -> StoredCheckpoint | None:
-        """Ships, and writes the state at the high-water mark into the store; None when there is none yet."""
+    def checkpoint(self) -> None:
+        """Ships, and writes the state at the high-water mark into the store."""
+        self.write_state()
+
+    def write_state(self) -> StoredCheckpoint | None:
+        """As `checkpoint`; the newest state then, None while nothing is shipped."""
         with self._shipping:
             self.ship()
             with self._counted():
@@ -251,7 +255,7 @@ class Shipping:
     def _ship_now(self) -> None:
         self.ship()
         if self._state_is_due():
-            self.checkpoint()
+            self.write_state()
 
     def _state_is_due(self) -> bool:
         """Old enough, and something was shipped since."""

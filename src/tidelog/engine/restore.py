@@ -1,0 +1,304 @@
+"""Restoring an engine whose disk is gone: from its store, into an empty directory.
+
+    newest good state -> records behind it -> claim -> records that came meanwhile -> pages -> engine.ckpt
+
+Invariants
+- The directory is empty, or a restore into it was cut off: then it begins anew. Until it is complete, the directory
+  cannot be opened as an engine.
+- The claim comes late, so that a restore that fails takes nothing away from whoever owns the engine. What is shipped
+  between the first look and the claim is replayed too; behind the claim nobody else ships.
+- What the manifest tells of is restored, and nothing else. Records behind its last entry are written down as dead: the
+  orchestrator has their entries, since it truncates only what the manifest tells of.
+- LSNs and positions go on behind the last shipped ones: no address is used twice.
+- A damaged state is passed over for the one before it; without any the whole log is replayed. States that are read are
+  pinned in the manifest.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import secrets
+from collections.abc import Callable
+from pathlib import Path
+from typing import Literal
+
+import msgspec
+
+from tidelog.clock import Clock
+from tidelog.engine.btree import Tree
+from tidelog.engine.buffer_pool import BufferPool
+from tidelog.engine.claim import claim_engine
+from tidelog.engine.core import PAGES, WAL
+from tidelog.engine.gate import LsnRange
+from tidelog.engine.manifest import Manifest, OwnedManifest, Pinning, StoredCheckpoint, read_manifest
+from tidelog.engine.master import CheckpointState, write_master
+from tidelog.engine.page_file import PageFile
+from tidelog.engine.restore_marker import MARKER, RestoreMarker, read_marker, write_marker
+from tidelog.engine.restore_replay import Replay
+from tidelog.engine.restore_runs import Changes, Runs
+from tidelog.engine.settings import EngineSettings
+from tidelog.engine.store_checkpoint import StoredState
+from tidelog.engine.store_link import merged
+from tidelog.errors import DataError, InputError, InternalError, NotFoundError, TidelogError
+from tidelog.files import Files, explained
+from tidelog.tier.catalog import Catalog
+from tidelog.tier.daemon_pool import DaemonPool
+from tidelog.tier.keys import EngineKeys
+from tidelog.tier.metadata.store import MetadataStore
+from tidelog.tier.object_store import ObjectStore
+
+_logger = logging.getLogger("tidelog.engine")
+RESTORING = "restoring"
+_CHANGES_BYTES = 64 << 20
+_FETCHING_THREADS = 4
+_PIN_SECONDS = 24 * 3600
+
+Phase = Literal["state", "log", "claim", "index", "done"]
+
+
+class RestoreProgress(msgspec.Struct, frozen=True, kw_only=True):
+    """How far a restore is: what it does, and how many bytes (rows, while it makes the index) of how many."""
+
+    phase: Phase
+    done: int
+    total: int
+
+
+class RestoreReport(msgspec.Struct, frozen=True, kw_only=True):
+    """What was restored, and from what."""
+
+    seq: int
+    state_seq: int
+    damaged_states: tuple[str, ...]
+    entries: int
+    rows: int
+    next_lsn: int
+    next_position: int
+    epoch: int
+
+
+OnProgress = Callable[[RestoreProgress], None]
+
+
+class Restore:
+    """One restore."""
+
+    def __init__(
+        self,
+        directory: Path,
+        objects: ObjectStore,
+        metadata: MetadataStore,
+        *,
+        keys: EngineKeys,
+        node: str,
+        settings: EngineSettings,
+        files: Files,
+        clock: Clock,
+        on_progress: OnProgress | None = None,
+    ) -> None:
+        self._directory = directory
+        self._objects = objects
+        self._metadata = metadata
+        self._keys = keys
+        self._node = node
+        self._settings = settings
+        self._files = files
+        self._clock = clock
+        self._on_progress = on_progress or (lambda progress: None)
+        self._catalog = Catalog(metadata, keys)
+        self._runs = Runs(files, directory / RESTORING)
+        self._damaged: list[str] = []
+        self._pinning = Pinning(metadata, keys, clock, f"restore-{secrets.token_hex(8)}", _PIN_SECONDS)
+
+    def run(self) -> RestoreReport:
+        """Does it. The directory can be opened as an engine then."""
+        manifest = self._manifest()
+        with explained("restore", self._directory):
+            self._prepare()
+            fetchers = DaemonPool(_FETCHING_THREADS, "tidelog-restore")
+            try:
+                report = self._restore(manifest, fetchers)
+            finally:
+                fetchers.shutdown(wait=False, cancel_futures=True)
+                with contextlib.suppress(TidelogError):
+                    self._pinning.release()
+            self._finish()
+        self._tell("done", 1, 1)
+        return report
+
+    def _manifest(self) -> Manifest:
+        found = read_manifest(self._metadata, self._keys)
+        if found is None:
+            raise NotFoundError(
+                f"there is no engine {self._keys.name!r} in {self._objects.url}",
+                operation="restore",
+                hint="Check the address of the store and the name of the engine",
+            )
+        return found[0]
+
+    def _restore(self, manifest: Manifest, fetchers: DaemonPool) -> RestoreReport:
+        state = self._load_state(manifest)
+        changes = Changes(self._runs, _CHANGES_BYTES)
+        first_lsn = self._first_lsn(state)
+        replay = Replay(self._catalog, self._objects, fetchers, changes, first_lsn)
+        self._replay(replay, manifest)
+        owned_manifest, next_lsn = self._claim()
+        final = owned_manifest.settle_in()
+        self._replay(replay, final)
+        changes.flush()
+        position = self._position_of_end()
+        settled = owned_manifest.change(lambda one: _at_the_end(one, next_lsn, position))
+        history_start_seq = max(settled.history_start_seq, 0 if state is None else state.footer.history_start_seq)
+        rows, next_page = self._build(next_lsn)
+        self._write_master(settled, history_start_seq, next_page)
+        return RestoreReport(
+            seq=settled.high_water_mark,
+            state_seq=0 if state is None else state.footer.seq,
+            damaged_states=tuple(self._damaged),
+            entries=replay.entries,
+            rows=rows,
+            next_lsn=next_lsn,
+            next_position=position,
+            epoch=settled.epoch,
+        )
+
+    # The directory
+
+    def _prepare(self) -> None:
+        files, directory = self._files, self._directory
+        files.make_directories(directory)
+        names = files.list(directory)
+        if names and MARKER not in names:
+            raise InputError(
+                "a restore needs an empty directory",
+                operation="restore",
+                path=directory,
+                hint="Name another one, or move away what is in this one",
+            )
+        if MARKER in names:
+            read_marker(files, directory)
+        self._remove_others(names)
+        write_marker(files, directory, RestoreMarker(self._objects.url, self._clock.now_us()))
+        files.make_directories(directory / RESTORING)
+
+    def _remove_others(self, names: list[str]) -> None:
+        """What an attempt that was cut off has left. The marker stays until the end."""
+        for name in names:
+            path = self._directory / name
+            if name != MARKER:
+                self._files.remove_tree(path) if self._files.is_directory(path) else self._files.remove(path)
+
+    def _finish(self) -> None:
+        self._files.remove_tree(self._directory / RESTORING)
+        self._files.sync_directory(self._directory)
+        self._files.remove(self._directory / MARKER)
+        self._files.sync_directory(self._directory)
+
+    # The state
+
+    def _load_state(self, manifest: Manifest) -> StoredState | None:
+        """The newest good one is on this disk then, every row of it checked; None where there is none."""
+        for listed in reversed(manifest.checkpoints):
+            if not self._pinning.pin(listed.key):
+                continue
+            try:
+                return self._loaded(listed)
+            except (DataError, NotFoundError) as error:
+                _logger.warning("%s: a state in the store cannot be used: %s", self._directory, error)
+                self._damaged.append(listed.key)
+        return None
+
+    def _loaded(self, listed: StoredCheckpoint) -> StoredState:
+        self._tell("state", 0, listed.size)
+        state = StoredState(self._objects, listed)
+        self._runs.add(state.rows())
+        self._tell("state", listed.size, listed.size)
+        return state
+
+    def _first_lsn(self, state: StoredState | None) -> int:
+        first_lsn = 1 if state is None else state.footer.lsn
+        start = self._catalog.start_offset()
+        if first_lsn < start:
+            raise DataError(
+                f"no state in the store can be read, and its log begins at LSN {start}",
+                operation="restore",
+                hint="Restore from a replica, or put a good copy of a state in its place: "
+                + (", ".join(self._damaged) or "there is none"),
+            )
+        return first_lsn
+
+    # The log
+
+    def _replay(self, replay: Replay, manifest: Manifest) -> None:
+        total = sum(
+            one.raw_size for one in self._catalog.between(replay.lsn, max(replay.lsn, manifest.high_water_lsn + 1))
+        )
+        done = 0
+
+        def count(size: int) -> None:
+            nonlocal done
+            done = min(total, done + size)
+            self._tell("log", done, total)
+
+        replay.run(manifest, count)
+
+    def _claim(self) -> tuple[OwnedManifest, int]:
+        self._tell("claim", 0, 1)
+        taken = claim_engine(
+            *(self._files, self._directory / WAL, self._catalog, self._objects, self._clock, self._node)
+        )
+        return OwnedManifest(taken.catalog, self._keys, self._clock), taken.next_offset
+
+    def _position_of_end(self) -> int:
+        newest = self._catalog.newest()
+        return 0 if newest is None else newest.start_position + newest.raw_size
+
+    # The index
+
+    def _build(self, next_lsn: int) -> tuple[int, int]:
+        """Pages from all rows; how many rows, and the first page that is free."""
+        self._tell("index", 0, 1)
+        page_file = PageFile.create(self._files, self._directory / PAGES)
+        try:
+            pool = BufferPool(page_file, self._settings.buffer_pool_size)
+            tree = Tree(pool, _log_nothing)
+            rows = tree.bulk_load(self._runs.merged(), next_lsn - 1)
+            pool.flush(pool.dirty_pages())
+            page_file.sync()
+            return rows, tree.next_page
+        finally:
+            page_file.close()
+
+    def _write_master(self, manifest: Manifest, history_start_seq: int, next_page: int) -> None:
+        state = CheckpointState(
+            begin_lsn=manifest.shipped_lsn,
+            begin_position=manifest.shipped_position,
+            time_us=self._clock.now_us(),
+            applied_seq=manifest.high_water_mark,
+            low_water_mark=manifest.high_water_mark,
+            high_water_mark=manifest.high_water_mark,
+            history_start_seq=history_start_seq,
+            next_page=next_page,
+            dirty_pages={},
+            transactions={},
+        )
+        write_master(self._files, self._directory, state)
+
+    def _tell(self, phase: Phase, done: int, total: int) -> None:
+        self._on_progress(RestoreProgress(phase=phase, done=done, total=total))
+
+
+def _at_the_end(manifest: Manifest, next_lsn: int, position: int) -> Manifest:
+    """The log goes on behind everything that is in the store; what lies behind the last entry is dead."""
+    dead = [LsnRange(manifest.high_water_lsn + 1, next_lsn - 1)] if manifest.high_water_lsn + 1 < next_lsn else []
+    return msgspec.structs.replace(
+        manifest,
+        shipped_lsn=next_lsn,
+        shipped_position=position,
+        rolled_back=merged((*manifest.rolled_back, *dead)),
+    )
+
+
+def _log_nothing(updates: bytes) -> int:
+    raise InternalError("a tree that is loaded in bulk logs nothing")

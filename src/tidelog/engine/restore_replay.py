@@ -1,0 +1,114 @@
+"""Replaying shipped records: which rows of the tree each entry left.
+
+Every record of an operation says which cells it changed, pointers included. So nothing is decided again here, and no
+value is read: the same cells come into the new tree that were in the old one.
+
+Invariants
+- An entry counts when its last record is there, its seq is at or below the high-water mark, and no rollback took it
+  away (`rolled_back` of the manifest). An entry without its last record was undone by the recovery that came behind it.
+- What retention removed (VACUUM) is removed here too.
+- Changes of pages are none of ours: the new tree has pages of its own.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Callable
+from concurrent.futures import Executor
+
+from tidelog.engine.gate import LsnRange
+from tidelog.engine.manifest import Manifest
+from tidelog.engine.record_header import HEADER, HEADER_BYTES, LAST, OPERATION, VACUUM
+from tidelog.engine.restore_runs import REMOVED, Changes
+from tidelog.engine.updates import INSERT, REMOVE, REPLACE, decode
+from tidelog.errors import DataError, GapError
+from tidelog.log.cache import Batch
+from tidelog.tier.catalog import Catalog
+from tidelog.tier.history import History
+from tidelog.tier.object_store import ObjectStore
+
+OnBytes = Callable[[int], None]
+
+
+class Replay:
+    """Goes through the shipped log from an LSN on, as far as it is told to."""
+
+    def __init__(self, catalog: Catalog, objects: ObjectStore, executor: Executor, changes: Changes, lsn: int) -> None:
+        self.lsn = lsn
+        """The first record that was not looked at."""
+        self.entries = 0
+        self._history = History(catalog, objects, executor)
+        self._changes = changes
+        self._open_seq = 0
+        self._open_updates: list[tuple[int, bytes]] = []
+        self._dead: tuple[LsnRange, ...] = ()
+        self._high_water_mark = 0
+
+    def run(self, manifest: Manifest, on_bytes: OnBytes) -> None:
+        """Up to the record that completes the last entry of a manifest."""
+        self._dead, self._high_water_mark = manifest.rolled_back, manifest.high_water_mark
+        stop_lsn = manifest.high_water_lsn + 1
+        reader = self._history.read(self.lsn, max(stop_lsn, self.lsn))
+        try:
+            while (batch := reader.next_batch()) is not None:
+                self._look_at(batch)
+                self.lsn = batch.next_offset
+                on_bytes(len(batch.frames.buffer) if batch.frames is not None else 0)
+        finally:
+            reader.close()
+        if self.lsn < stop_lsn:
+            raise GapError(
+                f"the store has no records from LSN {self.lsn} to {stop_lsn - 1}, which its manifest tells of",
+                first=self.lsn,
+                last=stop_lsn - 1,
+                hint="Put the objects and their descriptors back, or restore from a replica",
+            )
+
+    def _look_at(self, batch: Batch) -> None:
+        frames = batch.frames
+        assert frames is not None
+        buffer = memoryview(frames.buffer)
+        positions, lengths = memoryview(frames.positions).cast("Q"), memoryview(frames.lengths).cast("I")
+        for index in range(batch.start, batch.stop):
+            at, length = positions[index], lengths[index]
+            kind = buffer[at]
+            if kind in (OPERATION, VACUUM):
+                self._look_at_record(buffer[at : at + length], frames.first_offset + index)
+
+    def _look_at_record(self, record: memoryview, lsn: int) -> None:
+        if len(record) < HEADER_BYTES:
+            raise DataError(f"a record of {len(record)} bytes has no header, LSN {lsn}")
+        kind, flags, _, updates_offset, seq, previous_lsn, _ = HEADER.unpack_from(record)
+        if not HEADER_BYTES <= updates_offset <= len(record):
+            raise DataError(f"a record of {len(record)} bytes has its page updates at {updates_offset}, LSN {lsn}")
+        updates = bytes(record[updates_offset:])
+        if kind == VACUUM:
+            self._change(updates, lsn)
+        elif not self._is_dead(lsn):
+            self._look_at_operation(flags, seq, previous_lsn, updates, lsn)
+
+    def _look_at_operation(self, flags: int, seq: int, previous_lsn: int, updates: bytes, lsn: int) -> None:
+        if seq != self._open_seq or not previous_lsn:
+            self._open_updates.clear()  # what was before it was never completed
+        self._open_seq = seq
+        if updates:
+            self._open_updates.append((lsn, updates))
+        if flags & LAST:
+            if seq <= self._high_water_mark:
+                for update_lsn, one in self._open_updates:
+                    self._change(one, update_lsn)
+                self.entries += 1
+            self._open_updates.clear()
+
+    def _is_dead(self, lsn: int) -> bool:
+        at = bisect_right(self._dead, lsn, key=lambda one: one.first)
+        return at > 0 and lsn <= self._dead[at - 1].last
+
+    def _change(self, updates: bytes, lsn: int) -> None:
+        for update in decode(updates, lsn):
+            if update.what in (INSERT, REPLACE):
+                self._changes.set(update.key, update.value)
+            elif update.what == REMOVE:
+                self._changes.set(update.key, REMOVED)
+            else:
+                raise DataError(f"an entry has an update of kind {update.what}, LSN {lsn}")
