@@ -37,6 +37,7 @@ __all__ = ["FIRST", "Anchor", "Wal", "WalSpan", "WalStatistics", "log_settings"]
 FIRST = Anchor(1, 0)
 """Where a log begins that is not the continuation of another."""
 _CHUNK_BYTES = 4 * MIB
+_MAX_REMEMBERED_BYTES = MIB
 
 
 class WalStatistics(msgspec.Struct, frozen=True, kw_only=True):
@@ -86,6 +87,7 @@ class Wal:
         self._pending: list[bytes] = []
         self._pending_bytes = 0
         self._committed_lsn = self.next_lsn
+        self._recent: Frames | None = None
 
     @classmethod
     def open(
@@ -216,10 +218,13 @@ class Wal:
         return found
 
     def record(self, lsn: int) -> bytes:
-        """One record."""
-        for _, payload in self.backwards(lsn, lsn):
-            return payload
-        raise InternalError(f"there is no record at LSN {lsn}")
+        """One record. Its neighbours are remembered: records of one entry are looked at one after the other."""
+        frames = self._recent
+        if frames is None or not frames.first_offset <= lsn < frames.next_offset:
+            self._written_up_to(lsn + 1)
+            frames = wal_reading.frames_around(self.log, lsn)
+            self._recent = frames if len(frames.buffer) <= _MAX_REMEMBERED_BYTES else None
+        return frames.payloads(lsn - frames.first_offset, lsn + 1 - frames.first_offset)[0]
 
     def batches(self, first_lsn: int, stop_lsn: int | None = None) -> Iterator[Frames]:
         """The records from one LSN up to another (exclusive; the end by default), in large pieces."""
