@@ -101,6 +101,23 @@ static int complain_of_room(const Page *page, size_t size) {
     return -1;
 }
 
+static inline int is_next_of_run(const Page *page, uint32_t index) {
+    return page_id(page) != ROOT_PAGE && index == (uint32_t)load_u16(page->at + RUN_INDEX_AT) + 1;
+}
+
+static inline void note_run(Page *page, uint32_t index) {
+    if (page_id(page) != ROOT_PAGE) {
+        uint8_t length = page->at[RUN_LENGTH_AT];
+        page->at[RUN_LENGTH_AT] = !is_next_of_run(page, index) ? 0 : length < 255 ? length + 1 : 255;
+        store_u16(page->at + RUN_INDEX_AT, (uint16_t)index);
+    }
+}
+
+/* Whether an insert at `index` goes on with many that came in order. */
+static inline int continues_run(const Page *page, uint32_t index) {
+    return is_next_of_run(page, index) && page->at[RUN_LENGTH_AT] >= LONG_RUN;
+}
+
 static int page_insert(Page *page, Slice key, Slice value) {
     uint32_t index;
     Cell cell;
@@ -112,7 +129,11 @@ static int page_insert(Page *page, Slice key, Slice value) {
     if (size + SLOT_BYTES > page_free(page)) {
         return complain_of_room(page, size);
     }
-    return page_put(page, index, key, value, page->count + 1, NO_CELL);
+    if (page_put(page, index, key, value, page->count + 1, NO_CELL) < 0) {
+        return -1;
+    }
+    note_run(page, index);
+    return 0;
 }
 
 static int page_replace(Page *page, Slice key, Slice value) {

@@ -27,6 +27,11 @@
 #define DEAD_AT 28
 #define ACCESSES_AT 30
 #define REFERENCED_AT 38
+/* In pages other than the root: where the last insert was, and how many had come there in order. */
+#define RUN_INDEX_AT 30
+#define RUN_LENGTH_AT 32
+#define LONG_RUN 8
+#define ROOT_PAGE 1
 
 typedef struct {
     PyObject *data_error;

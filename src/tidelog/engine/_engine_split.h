@@ -97,7 +97,7 @@ static int divide_inner(Division *division, Slice key) {
     return 0;
 }
 
-/* Whoever inserts in order leaves full pages: behind the last cell, nothing moves. */
+/* Whoever inserts in order leaves full pages: only what is behind the new key moves. */
 static int divide_leaf(Division *division, Slice key) {
     const Page *page = &division->page;
     uint32_t index;
@@ -105,11 +105,11 @@ static int divide_leaf(Division *division, Slice key) {
     if (cell_search(page, 0, key, 0, &index) < 0) {
         return -1;
     }
-    if (index == page->count && page->count > 0) {
-        if (cell_at(page, page->count - 1, &left) < 0) {
+    if (index > 0 && (index == page->count || continues_run(page, index))) {
+        if (cell_at(page, index - 1, &left) < 0) {
             return -1;
         }
-        division->point = page->count;
+        division->point = index;
         division->divider = key.data;
         division->divider_bytes = divider_length(left.key, left.key_bytes, key.data, key.size);
         return 0;

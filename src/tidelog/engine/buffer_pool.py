@@ -89,8 +89,8 @@ class BufferPool:
         self._is_durable = is_durable
         self._checks_invariants = checks_invariants
         self._clock: deque[int] = deque()
-        # What held pages were (None: new), and the rec_lsn of those that were dirty then. While a page is held, `rec_lsns`
-        # knows only of what came since.
+        # What held pages were (None: new), and the rec_lsn of those that were dirty then. While a page is held,
+        # `rec_lsns` knows only of what came since.
         self._held: dict[int, bytearray | None] = {}
         self._held_rec_lsns: dict[int, int] = {}
         self._spare_copies: list[bytearray] = []

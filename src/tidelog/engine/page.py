@@ -14,8 +14,9 @@ Invariants
   u32 number of a child, its key is not greater than any key below that child and greater than all keys left of it; the
   key of the first cell of an inner page is empty.
 - The page has all changes of records up to its LSN that concern it.
-- Bytes 30 to 38 are zero in the file. In memory a root counts accesses to pages there, and byte 38 says that a page was
-  used since the last sweep for something to evict. The crc covers bytes 4 to 8191, with byte 38 as 0.
+- Bytes 30 to 39 are zero in the file. In memory the root counts accesses to pages in bytes 30 to 37, other pages
+  remember there whether inserts come in order, and byte 38 says that a page was used since the last sweep for something
+  to evict. The crc covers bytes 4 to 8191, with byte 38 as 0.
 - A page image is the page without its free middle: header, slots, heap; no dead bytes, and crc and LSN are 0.
 - Every call here is one step for all threads: nobody sees half of a change, and readers need no lock.
 
@@ -50,7 +51,7 @@ SLOT_BYTES = page_python.SLOT_BYTES
 CELL_HEADER_BYTES = page_python.CELL_HEADER_BYTES
 # At least four cells fit into a page, so that one split in the middle always makes room for one more.
 MAX_CELL_BYTES = (PAGE_BYTES - HEADER_BYTES) // 4 - SLOT_BYTES
-ROOT = 1
+ROOT = page_python.ROOT
 
 MISSING, NO_ROOM, NEEDS_IMAGE = tree_python.MISSING, tree_python.NO_ROOM, tree_python.NEEDS_IMAGE
 

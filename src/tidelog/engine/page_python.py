@@ -24,8 +24,13 @@ CELL_HEADER_BYTES = 4
 MAGIC = 0x5447
 TREE_KIND = 1
 MAX_LEVEL = 15
-# In memory only: the count of page accesses in a root, and whether somebody has used the page since the last sweep.
+ROOT = 1
+# In memory only: the count of page accesses in the root, and in other pages where the last insert was and how many had
+# come there in order; and whether somebody has used the page since the last sweep.
 ACCESSES_AT, REFERENCED_AT = 30, 38
+RUN_INDEX_AT, RUN_LENGTH_AT = 30, 32
+# So many inserts, each right behind the one before, are an order and no coincidence.
+LONG_RUN = 8
 
 _HEADER = struct.Struct("<IHBBIIQHHH")
 _COUNTS = struct.Struct("<HHH")
@@ -250,6 +255,20 @@ def insert_cell(page: bytearray, key: bytes, value: bytes) -> None:
     if size + SLOT_BYTES > free_bytes(page):
         raise _no_room(page, size)
     put_cell(page, index, key, value, count + 1, -1)
+    _note_run(page, index)
+
+
+def _note_run(page: bytearray, index: int) -> None:
+    if id_of(page) != ROOT:
+        is_next = index == _U16.unpack_from(page, RUN_INDEX_AT)[0] + 1
+        page[RUN_LENGTH_AT] = min(page[RUN_LENGTH_AT] + 1, 255) if is_next else 0
+        _U16.pack_into(page, RUN_INDEX_AT, index)
+
+
+def continues_run(page: Page, index: int) -> bool:
+    """Whether an insert at `index` goes on with many that came in order."""
+    is_next = index == _U16.unpack_from(page, RUN_INDEX_AT)[0] + 1
+    return id_of(page) != ROOT and is_next and page[RUN_LENGTH_AT] >= LONG_RUN
 
 
 def replace_cell(page: bytearray, key: bytes, value: bytes) -> None:

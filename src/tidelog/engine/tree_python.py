@@ -20,6 +20,7 @@ from tidelog.engine.page_python import (
     Cell,
     atomic,
     cell_size,
+    continues_run,
     damage,
     format_fresh,
     free_bytes,
@@ -207,8 +208,8 @@ def _divide(page: bytearray, key: bytes) -> tuple[int, bytes]:
         point = count - 1 if _child_index(page, key) == count - 1 else _middle(page, count)
         return point, key_at(page, point)
     index = lower_bound(page, count, key)
-    if index == count and count:
-        return count, divider_of(key_at(page, count - 1), key)
+    if index and (index == count or continues_run(page, index)):
+        return index, divider_of(key_at(page, index - 1), key)
     if count < 2:
         raise damage(page, "it is too small to be split")
     point = _middle(page, count)

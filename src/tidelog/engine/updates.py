@@ -94,7 +94,8 @@ def decode(updates: bytes | memoryview, lsn: int = 0) -> list[Update]:
 def redo_frames(pages: Pages, rec_lsns: dict[int, int], frames: Frames, start: int = 0) -> Redone:
     """Does the records of whole frames from index `start` on, until the end or until a page is missing.
 
-    Pages that were changed join `rec_lsns` with the LSN of their first change, unless they are there. `must_be_read` is False when the record replaces the missing page as a whole: an empty one will do.
+    Pages that were changed join `rec_lsns` with the LSN of their first change, unless they are there. `must_be_read` is
+    False when the record replaces the missing page as a whole: an empty one will do.
     """
     places = (frames.buffer, frames.positions, frames.lengths)
     return Redone(*_kernel.redo_frames(pages, rec_lsns, frames.first_offset, *places, start))
