@@ -17,7 +17,7 @@ from pathlib import Path
 
 import pytest
 from tests.crash.tier_promises import KEYS, NAME, open_node, tier_settings
-from tests.tier.consignments import hand_over, local_topic, stage
+from tests.tier.consignments import LocalTopic, hand_over, local_topic, stage
 
 from tidelog.clock import ManualClock
 from tidelog.errors import FencedError, TidelogError
@@ -32,6 +32,7 @@ from tidelog.testing import (
     World,
     cut_world_everywhere,
 )
+from tidelog.tier import intake_rows
 from tidelog.tier.intake_area import IntakeArea
 from tidelog.tier.intake_document import decode_intake
 from tidelog.topics.message import encode_message
@@ -290,8 +291,12 @@ def local_rows(world: World) -> list[bytes]:
         return topic.payloads()
 
 
-def test_without_a_store() -> None:
-    """The same on one disk, where what was staged goes as soon as the rows are synced."""
+@pytest.mark.parametrize("way", ["appended", "written beside"])
+def test_without_a_store(way: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same on one disk, where what was staged goes as soon as the rows are synced; in whichever way they come."""
+    if way == "written beside":
+        monkeypatch.setattr(intake_rows, "_KEPT_BYTES", 0)
+        monkeypatch.setattr(LocalTopic, "is_local", True)
 
     def workload(world: World, history: History) -> None:
         area = area_in(world)

@@ -66,6 +66,9 @@ def area_of(objects: ObjectStore, metadata: MetadataStore) -> IntakeArea:
 class LocalTopic:
     """A log without a store, and its intake: on a disk, a store and metadata that can fail."""
 
+    is_local = False
+    """Whether rows are staged on the same disk: then large consignments are written beside the log first."""
+
     def __init__(
         self, directory: Path, files: FaultyFiles, objects: FaultyStore, metadata: FaultyMetadata, settings: LogSettings
     ) -> None:
@@ -74,7 +77,7 @@ class LocalTopic:
         fetcher = Fetcher(objects, self._executor, HistoryCounters(), HistorySettings(range_bytes=64))
         self.taker = IntakeTaker(
             *(self.log, LocalLedger(lambda make: metadata, KEYS), KEYS),
-            *(lambda: Staging(objects, fetcher), lambda: self.log.durable_offset, ManualClock()),
+            *(lambda: Staging(objects, fetcher, self.is_local), lambda: self.log.durable_offset, ManualClock()),
             max_message_bytes=MAX_MESSAGE_BYTES,
             check_seconds=1,
         )

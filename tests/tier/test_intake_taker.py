@@ -15,9 +15,10 @@ from tests.tier.published import KEYS
 from tidelog.errors import BackpressureError, DiskFullError, StoreUnavailableError
 from tidelog.log import LogSettings
 from tidelog.log.frame import encode_many
+from tidelog.log.names import is_prepared
 from tidelog.log.repair import LOST_PAYLOAD
 from tidelog.testing import FaultyFiles, FaultyMetadata, FaultyStore
-from tidelog.tier import intake_rows
+from tidelog.tier import intake_prepared, intake_rows
 from tidelog.tier.intake_area import IntakeArea
 from tidelog.tier.intake_document import IntakeDocument, decode_intake, encode_intake
 
@@ -52,15 +53,24 @@ def bench() -> Bench:
     return Bench()
 
 
-@pytest.fixture(params=[True, False], ids=["in memory", "read twice"])
-def kept(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> bool:
-    """Small consignments are kept in memory between the check and the appending, large ones are read again."""
-    if not request.param:
+@pytest.fixture(params=["in memory", "read twice", "written beside"])
+def kept(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Small consignments are kept in memory between the check and the appending, large ones are read again, or are
+    written beside the log."""
+    if request.param != "in memory":
         monkeypatch.setattr(intake_rows, "_KEPT_BYTES", 0)
-    return bool(request.param)
+        monkeypatch.setattr(LocalTopic, "is_local", request.param == "written beside")
+    return str(request.param)
 
 
-def test_what_waits_is_there_when_the_topic_is_opened(bench: Bench, kept: bool) -> None:
+@pytest.fixture
+def beside(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All consignments are written beside the log, some rows at a time."""
+    monkeypatch.setattr(intake_rows, "_KEPT_BYTES", 0)
+    monkeypatch.setattr(LocalTopic, "is_local", True)
+
+
+def test_what_waits_is_there_when_the_topic_is_opened(bench: Bench, kept: str) -> None:
     """In order of the commits and of the parts, and what was staged is gone."""
     hand_over(bench.area, "etl", 0, rows(0, 7), parts=3)
     hand_over(bench.area, "etl", 1, rows(1, 2))
@@ -96,7 +106,7 @@ def test_a_version_without_rows_is_taken_in(bench: Bench) -> None:
         assert topic.payloads() == [b"one"]
 
 
-def test_other_appends_wait_meanwhile(bench: Bench, kept: bool) -> None:
+def test_other_appends_wait_meanwhile(bench: Bench, kept: str) -> None:
     """A consignment has consecutive offsets, however many threads append beside it."""
     settings = LogSettings(handover_max_messages=8)
     with bench.open(settings) as topic:
@@ -138,7 +148,7 @@ def damage(bench: Bench, key: str) -> None:
     bench.objects.tamper(key, bytes(data))
 
 
-def test_a_damaged_part_is_refused_before_any_row_is_there(bench: Bench, kept: bool) -> None:
+def test_a_damaged_part_is_refused_before_any_row_is_there(bench: Bench, kept: str) -> None:
     """The others go on, and whoever waits for it hears why."""
     parts = stage(bench.area, "etl", 0, rows(0, 9), parts=3)
     bench.area.commit("etl", 0, parts)
@@ -152,7 +162,7 @@ def test_a_damaged_part_is_refused_before_any_row_is_there(bench: Bench, kept: b
 
 
 @pytest.mark.parametrize("what", ["part", "manifest"])
-def test_a_missing_object_is_refused(bench: Bench, what: str) -> None:
+def test_a_missing_object_is_refused(bench: Bench, kept: str, what: str) -> None:
     """And written again under the same version it comes in."""
     parts = stage(bench.area, "etl", 0, rows(0, 9), parts=3)
     bench.area.commit("etl", 0, parts)
@@ -168,7 +178,7 @@ def test_a_missing_object_is_refused(bench: Bench, what: str) -> None:
 
 
 @pytest.mark.parametrize("change", ["fewer rows", "more bytes", "another part", "other numbers", "another manifest"])
-def test_what_is_not_what_was_committed_is_refused(bench: Bench, change: str) -> None:
+def test_what_is_not_what_was_committed_is_refused(bench: Bench, kept: str, change: str) -> None:
     """Counts, sizes, checksums and the numbers of the rows all have to agree."""
     parts = stage(bench.area, "etl", 0, rows(0, 4), parts=2)
     bench.area.commit("etl", 0, parts)
@@ -188,7 +198,7 @@ def test_what_is_not_what_was_committed_is_refused(bench: Bench, change: str) ->
     assert bench.area.status("etl", 0).state == "refused"
 
 
-def test_a_row_that_is_too_large_is_refused(bench: Bench) -> None:
+def test_a_row_that_is_too_large_is_refused(bench: Bench, kept: str) -> None:
     """The owner's bound counts, as for every append."""
     hand_over(bench.area, "etl", 0, [b"x" * ((1 << 20) + 1)])
     with bench.open() as topic:
@@ -196,7 +206,7 @@ def test_a_row_that_is_too_large_is_refused(bench: Bench) -> None:
     assert "max_message_bytes" in str(bench.area.status("etl", 0).error)
 
 
-def test_a_store_without_an_answer_refuses_nothing(bench: Bench) -> None:
+def test_a_store_without_an_answer_refuses_nothing(bench: Bench, kept: str) -> None:
     """It is looked at again later, and the topic is open meanwhile."""
     hand_over(bench.area, "etl", 0, rows(0, 3))
     bench.objects.fail("*", times=None)
@@ -244,7 +254,7 @@ def test_a_full_disk_in_the_middle_holds_the_others_back(bench: Bench) -> None:
 
 
 @pytest.mark.parametrize("fault", ["unavailable", "unanswered", "late"])
-def test_a_place_that_may_be_written_keeps_others_away(bench: Bench, fault: str) -> None:
+def test_a_place_that_may_be_written_keeps_others_away(bench: Bench, kept: str, fault: str) -> None:
     """Doubles or loses, otherwise: messages that stand where the rows of a consignment are said to be."""
     with bench.open() as topic:
         hand_over(bench.area, "etl", 0, rows(0, 3))
@@ -261,7 +271,7 @@ def test_a_place_that_may_be_written_keeps_others_away(bench: Bench, fault: str)
         assert topic.payloads() == [*rows(0, 3), b"x"]
 
 
-def test_a_document_that_cannot_be_read_holds_nobody_back(bench: Bench) -> None:
+def test_a_document_that_cannot_be_read_holds_nobody_back(bench: Bench, kept: str) -> None:
     """Nothing was written yet: the appends go on, and it is tried again later."""
     with bench.open() as topic:
         hand_over(bench.area, "etl", 0, rows(0, 3))
@@ -274,6 +284,73 @@ def test_a_document_that_cannot_be_read_holds_nobody_back(bench: Bench) -> None:
         assert topic.payloads() == [b"x", *rows(0, 3)]
 
 
+def prepared_names(bench: Bench) -> list[str]:
+    return [name for name in bench.files.list(DIRECTORY) if is_prepared(name)]
+
+
+def test_rows_that_are_written_beside_need_no_second_reading(bench: Bench, beside: None) -> None:
+    """They are checked while they are written, and become files of the usual size."""
+    payloads = rows(0, 40, size=50)
+    hand_over(bench.area, "etl", 0, payloads, parts=3)
+    with bench.open(LogSettings(rotate_max_bytes=500)) as topic:
+        assert topic.payloads() == payloads
+        spans = topic.log.file_spans()
+        topic.log.append(b"x", sync=True)
+        assert topic.payloads() == [*payloads, b"x"]
+        assert topic.log.statistics().writes == 1
+    assert len(spans) > 4
+    assert max(span.size for span in spans) <= 500
+    # Ranges of 64 bytes: each of a part once, and one for the byte that must not be there.
+    assert bench.objects.traffic.requests["read_range"] <= sum(-(-14 * 66 // 64) + 1 for _ in range(3))
+
+
+@pytest.mark.parametrize("damaged", [None, 0, 1, 2, 3])
+def test_two_threads_write_beside(
+    bench: Bench, beside: None, monkeypatch: pytest.MonkeyPatch, damaged: int | None
+) -> None:
+    """The order is that of the parts, and damage in any of them refuses all of them and leaves no file."""
+    monkeypatch.setattr(intake_prepared, "_LEAST_LANE_BYTES", 1)
+    parts = stage(bench.area, "etl", 0, rows(0, 40), parts=4)
+    bench.area.commit("etl", 0, parts)
+    if damaged is not None:
+        damage(bench, parts[damaged].key)
+    with bench.open(LogSettings(rotate_max_bytes=200)) as topic:
+        assert topic.payloads() == ([] if damaged is not None else rows(0, 40))
+        assert topic.log.append(b"x") == (0 if damaged is not None else 40)
+        assert prepared_names(bench) == []
+    assert bench.area.status("etl", 0).state == ("taken" if damaged is None else "refused")
+
+
+def test_a_store_that_fails_before_all_is_written_beside_holds_nobody_back(bench: Bench, beside: None) -> None:
+    """Nothing of it is in the log yet: it is begun anew later, wherever the log ends then."""
+    parts = stage(bench.area, "etl", 0, rows(0, 9), parts=3)
+    with bench.open() as topic:
+        bench.area.commit("etl", 0, parts)
+        bench.objects.fail("read_range", times=None, matching=Path(parts[1].key).name)
+        with pytest.raises(StoreUnavailableError):
+            topic.taker.take_in()
+        assert topic.log.append(b"x") == 0
+        assert prepared_names(bench) == []
+        bench.objects.heal()
+        topic.taker.look()
+        assert topic.payloads() == [b"x", *rows(0, 9)]
+
+
+def test_no_room_beside_the_log_holds_nobody_back(bench: Bench, beside: None) -> None:
+    """What was written goes, so that there is room for others."""
+    with bench.open() as topic:
+        topic.log.append(b"x", sync=True)
+        hand_over(bench.area, "etl", 0, rows(0, 40), parts=8)
+        bench.files.capacity_bytes = 600
+        with pytest.raises(DiskFullError):
+            topic.taker.take_in()
+        assert prepared_names(bench) == []
+        assert topic.log.append(b"y", sync=True) == 1
+        bench.files.capacity_bytes = None
+        topic.taker.look()
+        assert topic.payloads() == [b"x", b"y", *rows(0, 40)]
+
+
 def place_by_hand(bench: Bench, first_offset: int) -> None:
     """As an owner that died after it had written down the place."""
     document = bench.document
@@ -282,7 +359,7 @@ def place_by_hand(bench: Bench, first_offset: int) -> None:
 
 
 @pytest.mark.parametrize("there", [0, 1, 5, 9])
-def test_a_new_owner_goes_on_with_the_next_row(bench: Bench, there: int) -> None:
+def test_a_new_owner_goes_on_with_the_next_row(bench: Bench, kept: str, there: int) -> None:
     """Whatever of it the log has, the rest comes in, before anything else."""
     with bench.open() as topic:
         topic.log.append_many([b"a", b"b"])
@@ -298,7 +375,7 @@ def test_a_new_owner_goes_on_with_the_next_row(bench: Bench, there: int) -> None
     assert bench.staged_keys() == []
 
 
-def test_a_place_behind_the_end_is_given_up(bench: Bench) -> None:
+def test_a_place_behind_the_end_is_given_up(bench: Bench, kept: str) -> None:
     """The end of the log was lost: the rows are placed anew, where the log goes on now."""
     with bench.open() as topic:
         topic.log.append_many([b"a", b"b"])

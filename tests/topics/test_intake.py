@@ -20,6 +20,7 @@ from tidelog.clock import ManualClock, SystemClock
 from tidelog.errors import FencedError
 from tidelog.files import LocalFiles
 from tidelog.testing import World
+from tidelog.tier import intake_prepared
 from tidelog.tier.intake_area import IntakeArea
 from tidelog.tier.keys import TopicKeys
 from tidelog.tier.metadata.open import open_metadata_store
@@ -81,6 +82,30 @@ def test_rows_are_messages_like_any_other(storage: Storage, tmp_path: Path) -> N
         with storage.open(root) as log:
             assert values(log.topic(NAME)) == [b"a", b"b", b"mine", b"c", b"d"]
         assert hand_over(area, "etl", 1, payloads([b"c", b"d"])) == "already committed"
+
+
+def test_more_rows_than_are_kept_in_memory(storage: Storage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They come behind what was appended before, whole and in order, into files of the usual size; a subscription goes
+    on with them, and they are there after everything is opened again."""
+    monkeypatch.setattr(intake_prepared, "_LEAST_LANE_BYTES", 1 << 20)
+    root = tmp_path / "data"
+    large = [b"%06d" % number + b"x" * 32_000 for number in range(600)]
+    with writer(storage, root) as area, storage.open(root, **NEVER, rotate_max_bytes=4 << 20) as log:
+        topic = log.topic(NAME)
+        consumer = topic.subscribe("billing")
+        topic.append(b"before")
+        hand_over(area, "etl", 0, payloads(large), parts=3)
+        topic.take_in()
+        topic.append(b"behind")
+        assert values(topic) == [b"before", *large, b"behind"]
+        assert area.status("etl", 0).first_offset == 1
+        received = [consumer.receive(timeout=30) for _ in range(602)]
+        assert [message.value for message in received if message is not None] == [b"before", *large, b"behind"]
+    with storage.open(root) as log:
+        assert values(log.topic(NAME)) == [b"before", *large, b"behind"]
+    sizes = [path.stat().st_size for path in root.glob("shop/orders/wal.*.log")]
+    assert max(sizes) <= 4 << 20
+    assert list(root.glob("shop/orders/wal.prepared*")) == []
 
 
 def test_appends_and_producers_go_on_beside_it(storage: Storage, tmp_path: Path) -> None:

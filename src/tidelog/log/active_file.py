@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import contextlib
 from bisect import bisect_right
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from threading import Lock
 
@@ -38,6 +39,7 @@ class ActiveFile:
         mutex: Lock,
         time_field: int | None,
         next_seq: int,
+        name_of: Callable[[int], str] = wal_name,
     ) -> None:
         self._files = files
         self._clock = clock
@@ -48,6 +50,7 @@ class ActiveFile:
         self._mutex = mutex
         self._time_field = time_field
         self._next_seq = next_seq
+        self._name_of = name_of
         self._segment: Segment | None = None
         self._file: File | None = None
         self.unsynced_bytes = 0
@@ -126,6 +129,31 @@ class ActiveFile:
             file.close()
             self.sealed_files += 1
 
+    def adopt_prepared(self, prepared: Sequence[Segment]) -> None:
+        """Files that were written and synced beside the log become its next ones, all at once for whoever reads.
+
+        Each name is durable before the next is given, so that what a crash leaves has no hole in it.
+        """
+        self._let_go_of_empty()
+        self.seal()
+        for segment in prepared:
+            path = self._directory / self._name_of(self._next_seq)
+            self._files.rename(segment.path, path)
+            self._files.sync_directory(self._directory)
+            segment.seq, segment.path = self._next_seq, path
+            self._next_seq += 1
+        with self._mutex:
+            for segment in prepared:
+                self._segments.add(segment)
+
+    def _let_go_of_empty(self) -> None:
+        """A file without frames must not be followed by another one: that one gets its name."""
+        segment = self._segment
+        if segment is not None and not segment.size:
+            self._next_seq = segment.seq
+            with self._mutex:
+                self._segments.remove_empty_last()
+
     def close(self) -> None:
         """Lets go of the file as it is."""
         file, self._file, self._segment = self._file, None, None
@@ -143,7 +171,7 @@ class ActiveFile:
 
     def _open_file(self, first_offset: int) -> tuple[File, Segment]:
         if self._file is None or self._segment is None:
-            path = self._directory / wal_name(self._next_seq)
+            path = self._directory / self._name_of(self._next_seq)
             file = self._create(path)
             self._segment = Segment(self._next_seq, path, first_offset, self._clock.now_us())
             self._file = file

@@ -9,6 +9,7 @@ Invariants
 - Who waits for room is served in order of arrival, so a large message is not starved by small ones.
 - While appends are held back, only the holder's are accepted: what it appends has consecutive offsets. All others wait
   in the same order of arrival, within their timeout.
+- Files that the holder has prepared are adopted by the writer, when everything accepted before is in a file.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from tidelog.errors import BackpressureError, InputError, MessageTooLargeError, 
 from tidelog.log.cache import Cache, Chunk
 from tidelog.log.frame import HEADER_BYTES, Frames
 from tidelog.log.room import RoomQueue, RoomRequest
+from tidelog.log.segment import Segment
 from tidelog.log.settings import LogSettings
 from tidelog.log.waiting import Doorbell, TaskWaiter, ThreadWaiter, Waiter, finish_all, task_waiter
 
@@ -39,7 +41,8 @@ class Handover:
         self.next_offset = next_offset
         self.written_offset = next_offset
         self.durable_offset = next_offset
-        self.cache = Cache(next_offset, settings.cache_max_messages, settings.cache_max_bytes)
+        self._cache_limits = settings.cache_max_messages, settings.cache_max_bytes
+        self.cache = Cache(next_offset, *self._cache_limits)
         # Why appends are refused, why nothing becomes durable any more, and whether the writer has ended.
         self.refusal: Callable[[], TidelogError] | None = None
         self.stall: Callable[[], TidelogError] | None = None
@@ -54,6 +57,7 @@ class Handover:
         self._is_held = False
         self._room_queue = RoomQueue(self._fits, self._accept)
         self._holder: ThreadWaiter | None = None
+        self._adoption: tuple[Sequence[Segment], ThreadWaiter] | None = None
         self._sync_waiters: list[tuple[int, Waiter]] = []
         self._file_end_waiters: list[tuple[int, Waiter]] = []
         self._listeners: list[Waiter] = []
@@ -247,6 +251,18 @@ class Handover:
                 waiter = self._holder = ThreadWaiter()
             waiter.wait()
 
+    def adopt_held(self, prepared: Sequence[Segment]) -> None:
+        """By the holder: files with the next offsets, in order. Returns when they are part of the log."""
+        waiter = ThreadWaiter()
+        with self.mutex:
+            assert self._is_held and prepared[0].first_offset == self.next_offset
+            if self.refusal is not None:
+                raise self.refusal()
+            self._adoption = prepared, waiter
+            if self._somebody_sleeps:
+                self._wake()
+        waiter.wait()
+
     def _has_room_for_holder(self, count: int, size: int) -> bool:
         if self.has_work and self.held_bytes + size > _MAX_HELD_BYTES:
             return False
@@ -358,10 +374,29 @@ class Handover:
         """Whether something waits to be written."""
         return self.next_offset > self.written_offset
 
+    def files_to_adopt(self) -> Sequence[Segment] | None:
+        """What the holder has prepared, if everything accepted before is in a file."""
+        with self.mutex:
+            return None if self._adoption is None or self.has_work else self._adoption[0]
+
+    def adopted(self, next_offset: int) -> None:
+        """The prepared files are part of the log, up to this offset, and everything before it is on the disk."""
+        with self.mutex:
+            assert self._adoption is not None and not self._open_payloads
+            waiter, self._adoption = self._adoption[1], None
+            self.next_offset = self.written_offset = next_offset
+            # What it holds is in files, and it cannot go on behind a gap.
+            self.cache = Cache(next_offset, *self._cache_limits)
+            self._open_payloads = self.cache.open.payloads
+            self._wake()
+        self.synced(next_offset)
+        finish_all([waiter])
+
     def sleep(self, timeout_seconds: float | None) -> None:
         """Puts the writer to sleep until there is something to write, sync or finish, or the time passes."""
         with self.mutex:
-            if self.has_work or self._sync_waiters or self._file_end_waiters or self.closing:
+            has_errand = self._sync_waiters or self._file_end_waiters or self._adoption is not None
+            if self.has_work or has_errand or self.closing:
                 return
             self._prepare_sleep()
         self._bell.sleep(timeout_seconds)
@@ -451,6 +486,9 @@ class Handover:
             self.over = self.over or over
             waiters = [waiter for _, waiter in self._sync_waiters + self._file_end_waiters]
             self._sync_waiters, self._file_end_waiters = [], []
+            if self._adoption is not None:
+                waiters.append(self._adoption[1])
+                self._adoption = None
             if self.over:
                 self._wake()
         finish_all(waiters, make_error)

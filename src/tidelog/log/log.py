@@ -25,6 +25,7 @@ from tidelog.log.frame import Frames
 from tidelog.log.groups import GroupOf, cut_unfinished, whole_below, without_unfinished
 from tidelog.log.handover import Handover
 from tidelog.log.names import LOCK
+from tidelog.log.prepared import PreparedFiles, remove_prepared
 from tidelog.log.readable import Position, ReadableLog
 from tidelog.log.reader import FilePart, Reader
 from tidelog.log.recovery import Recovered, cut_torn_tail, recover
@@ -51,6 +52,7 @@ class Log(ReadableLog):
         super().__init__(directory, files, settings.read_chunk_bytes, time_field)
         self.recovery = recovered.report
         self._clock = clock
+        self._settings = settings
         self._segments = Segments(recovered.segments, recovered.start_offset)
         self._handover = Handover(recovered.next_offset, settings)
         self._active = ActiveFile(
@@ -92,6 +94,7 @@ class Log(ReadableLog):
             files.make_directories(directory)
             lock = files.lock(directory / LOCK)
             try:
+                remove_prepared(files, directory, files.list(directory))
                 recovered = recover(files, clock, directory, settings, time_field, first_offset)
                 cut_torn_tail(files, directory, recovered.report)
                 whole = without_unfinished(files, recovered, group_of, time_field)
@@ -185,6 +188,18 @@ class Log(ReadableLog):
         """Accepts frames of whoever holds the appends of others back; they are numbered anew."""
         if frames.count:
             self._handover.append_held(frames.renumbered(self._handover.next_offset))
+
+    def prepare_files(self, first_offset: int, number: int = 0) -> PreparedFiles:
+        """For whoever holds the appends of others back: files beside the log, whose messages get offsets from here on.
+
+        `number` tells several apart that are written by several threads.
+        """
+        place = self.files, self._clock, self.directory, self._settings, self._time_field
+        return PreparedFiles(*place, first_offset, number)
+
+    def adopt_held(self, prepared: Sequence[Segment]) -> None:
+        """Such files become the next ones of the log, in this order. When it returns, all of it is on the disk."""
+        self._handover.adopt_held(prepared)
 
     def wait_durable(self, first: int, count: int) -> None:
         """Returns once these messages, which were accepted, are on the disk.

@@ -1,6 +1,7 @@
 """Every file name in a log directory is built and parsed here.
 
 wal.0000000000.log    a WAL file; the number grows by one with every rotation
+wal.prepared-*.tmp    a file that is written beside the log and becomes its next one; see prepared.py
 wal.ckpt              the checkpoint, a hint for opening
 producers.ckpt        what the layer above knows of who appended; it belongs to these files and goes where they go
 lock                  held by the owner for the log's life
@@ -17,6 +18,7 @@ LOCK = "lock"
 REMOVED = "removed"
 
 _WAL = re.compile(r"wal\.(\d{1,19})\.log")
+_PREPARED = re.compile(r"wal\.prepared-\d+-\d+\.tmp", re.ASCII)
 
 
 def wal_name(seq: int) -> str:
@@ -33,6 +35,16 @@ def wal_seq(name: str) -> int | None:
 def wal_files(names: list[str]) -> list[tuple[int, str]]:
     """The WAL files among these names as (number, name), oldest first."""
     return sorted((seq, name) for name in names if (seq := wal_seq(name)) is not None)
+
+
+def prepared_name(writer: int, seq: int) -> str:
+    """The name of a file that may become one of the log: `seq` counts those of one writer."""
+    return f"wal.prepared-{writer}-{seq:010d}.tmp"
+
+
+def is_prepared(name: str) -> bool:
+    """Whether it is such a name."""
+    return _PREPARED.fullmatch(name) is not None
 
 
 def removed_name(wal_file_name: str, byte: int, number: int) -> str:

@@ -58,6 +58,11 @@ class Segments:
         assert self.last is None or self.last.next_offset == segment.first_offset
         self._segments.append(segment)
 
+    def remove_empty_last(self) -> None:
+        """Takes out the newest segment, which has no frames."""
+        assert self.last is not None and not self.last.size
+        self._start_offset = self._segments.pop().first_offset
+
     def remove_first_below(self, offset: int) -> Segment | None:
         """Takes out the oldest segment if all of it is below an offset. The last one stays: it may be written to."""
         if len(self._segments) < 2 or self._segments[0].next_offset > offset:

@@ -11,7 +11,7 @@ Invariants
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from threading import Thread
 
@@ -22,6 +22,7 @@ from tidelog.log.active_file import ActiveFile
 from tidelog.log.cache import Chunk
 from tidelog.log.frame import Frames, encode_many
 from tidelog.log.handover import Handover
+from tidelog.log.segment import Segment
 from tidelog.log.settings import LogSettings
 from tidelog.log.statistics import Stopwatch
 
@@ -87,6 +88,8 @@ class Writer:
         chunk = self._handover.take()
         if chunk is not None:
             self._write_chunk(chunk)
+        elif (prepared := self._handover.files_to_adopt()) is not None:
+            self._adopt(prepared)
         if self._handover.file_end_due:
             self._end_file()
         elif self._sync_is_due():
@@ -177,6 +180,15 @@ class Writer:
         if self._active.unsynced_bytes:
             self._sync()
         self._active.seal()
+        self._write_checkpoint()
+
+    def _adopt(self, prepared: Sequence[Segment]) -> None:
+        """What others have written becomes the end of the log; the file that was the last one ends."""
+        if self._active.unsynced_bytes:
+            self._sync()
+        self._active.adopt_prepared(prepared)
+        self.written_bytes += sum(segment.size for segment in prepared)
+        self._handover.adopted(prepared[-1].next_offset)
         self._write_checkpoint()
 
     def _end_file(self) -> None:

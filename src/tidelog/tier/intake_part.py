@@ -102,10 +102,12 @@ def read_part(
         reader.close()
 
 
-def read_whole_part(fetcher: Fetcher, part: StagedPart) -> Iterator[Frames]:
+def read_whole_part(
+    fetcher: Fetcher, part: StagedPart, done_below: Callable[[int], None] | None = None
+) -> Iterator[Frames]:
     """All frames of a part; behind the last one it is known that the part is what was committed."""
     crc = 0
-    for frames in read_part(fetcher, part):
+    for frames in read_part(fetcher, part, 0, done_below):
         crc = crc32(memoryview(frames.buffer)[frames.start_of(0) : frames.end], crc)
         yield frames
     if checksum_text(crc) != part.checksum:

@@ -2,7 +2,8 @@
 
 Invariants
 - `verify` reads every part to its end. What it finds to be wrong is said before anything is in the log.
-- A small consignment is read once, and kept in memory until it is appended; a large one is read twice.
+- A small consignment is read once, and kept in memory until it is appended. A large one is read twice, or once where
+  its rows can be written beside the log meanwhile (see `intake_prepared`).
 - What turns out to be damaged after all, when some rows are in the log already, leaves marks of lost rows in its place:
   every other row gets the offset that was meant for it, and the loss is seen by whoever reads.
 """
@@ -10,7 +11,7 @@ Invariants
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 from tidelog.errors import DataError, MessageTooLargeError, NotFoundError
@@ -31,6 +32,8 @@ class Staging(NamedTuple):
 
     objects: ObjectStore
     fetcher: Fetcher
+    is_local: bool = False
+    """On the disk of the log: reading takes no longer than appending, so that others may wait for it."""
 
 
 class ConsignmentRows:
@@ -43,13 +46,17 @@ class ConsignmentRows:
         self._parts: tuple[StagedPart, ...] | None = None
         self._kept: list[Frames] | None = None
 
+    @property
+    def is_read_once(self) -> bool:
+        """Whether it is to be written beside the log while it is looked through."""
+        return self._staging.is_local and self._consignment.bytes > _KEPT_BYTES
+
     def verify(self, max_message_bytes: int) -> None:
         """Reads all of it. DataError or NotFoundError when it is not what was committed, MessageTooLargeError too."""
-        parts = self._manifest()
         kept: list[Frames] | None = [] if self._consignment.bytes <= _KEPT_BYTES else None
-        for part in parts:
+        for part in self.parts():
             for frames in read_whole_part(self._staging.fetcher, part):
-                self._check_sizes(frames, max_message_bytes)
+                check_sizes(frames, max_message_bytes)
                 if kept is not None:
                     kept.append(frames)
         self._kept = kept
@@ -60,7 +67,12 @@ class ConsignmentRows:
             return _from_frames(self._kept, first_row)
         return self._from_parts(first_row)
 
-    def _manifest(self) -> tuple[StagedPart, ...]:
+    def whole_part(self, part: StagedPart) -> Iterator[Frames]:
+        """All of a part, for the only time."""
+        return read_whole_part(self._staging.fetcher, part, self._letting_go(part))
+
+    def parts(self) -> tuple[StagedPart, ...]:
+        """What the manifest lists; DataError or NotFoundError when it is not what was committed."""
         if self._parts is None:
             one = self._consignment
             data = self._staging.objects.get(one.manifest).data
@@ -70,17 +82,9 @@ class ConsignmentRows:
             self._parts = parts
         return self._parts
 
-    def _check_sizes(self, frames: Frames, max_message_bytes: int) -> None:
-        largest = max(memoryview(frames.lengths).cast("I"))
-        if largest > max_message_bytes:
-            raise MessageTooLargeError(
-                f"a row of {largest} bytes is over max_message_bytes ({max_message_bytes})",
-                hint="Raise max_message_bytes of the topic's owner, and write it again",
-            )
-
     def _from_parts(self, first_row: int) -> Iterator[Frames]:
         try:
-            parts = self._manifest()
+            parts = self.parts()
         except (DataError, NotFoundError) as damage:
             yield from self._lost(self._consignment.rows - first_row, damage)
             return
@@ -91,16 +95,16 @@ class ConsignmentRows:
             begin += part.rows
 
     def _from_part(self, part: StagedPart, row: int) -> Iterator[Frames]:
-        def let_go_below(position: int) -> None:
-            self._staging.objects.let_go_below(part.key, position)
-
         try:
-            for frames in read_part(self._staging.fetcher, part, row, let_go_below):
+            for frames in read_part(self._staging.fetcher, part, row, self._letting_go(part)):
                 for some in _some_at_a_time(frames):
                     yield some
                     row += some.count
         except (DataError, NotFoundError) as damage:
             yield from self._lost(part.rows - row, damage)
+
+    def _letting_go(self, part: StagedPart) -> Callable[[int], None]:
+        return lambda position: self._staging.objects.let_go_below(part.key, position)
 
     def _lost(self, count: int, damage: Exception) -> Iterator[Frames]:
         self.lost_rows += count
@@ -109,6 +113,16 @@ class ConsignmentRows:
             some = min(count, _ROWS_AT_ONCE)
             yield encode_many(0, [LOST_PAYLOAD] * some)
             count -= some
+
+
+def check_sizes(frames: Frames, max_message_bytes: int) -> None:
+    """MessageTooLargeError when a row is larger than the topic allows."""
+    largest = max(memoryview(frames.lengths).cast("I"))
+    if largest > max_message_bytes:
+        raise MessageTooLargeError(
+            f"a row of {largest} bytes is over max_message_bytes ({max_message_bytes})",
+            hint="Raise max_message_bytes of the topic's owner, and write it again",
+        )
 
 
 def _from_frames(kept: list[Frames], first_row: int) -> Iterator[Frames]:

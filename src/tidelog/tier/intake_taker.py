@@ -45,7 +45,8 @@ from tidelog.errors import (
 from tidelog.log import Log
 from tidelog.tier.intake_document import Consignment, IntakeDocument
 from tidelog.tier.intake_ledger import IntakeLedger
-from tidelog.tier.intake_rows import ConsignmentRows, Staging
+from tidelog.tier.intake_prepared import PreparedRows
+from tidelog.tier.intake_rows import ConsignmentRows, Staging, check_sizes
 from tidelog.tier.keys import TopicKeys
 from tidelog.tier.placed_rows import PlacedRows
 
@@ -76,6 +77,7 @@ class _Held:
 
     consignment: Consignment
     rows: ConsignmentRows
+    prepared: PreparedRows | None = None
     is_placed: bool = False
     may_be_placed: bool = False
 
@@ -211,15 +213,31 @@ class IntakeTaker:
             return 1
         rows = ConsignmentRows(self._open_staging(), one)
         try:
-            rows.verify(self._max_message_bytes)
+            self._held = self._prepared(one, rows) if rows.is_read_once else self._verified(one, rows)
         except (DataError, NotFoundError, MessageTooLargeError) as error:
             self._refuse(one, error)
             return 0
-        first_offset = self._log.hold_appends()
-        placed = msgspec.structs.replace(one, first_offset=first_offset, epoch=self._ledger.epoch)
-        self._held = _Held(placed, rows)
         self._go_on()
         return 1
+
+    def _verified(self, one: Consignment, rows: ConsignmentRows) -> _Held:
+        """Looked through while others append."""
+        rows.verify(self._max_message_bytes)
+        return _Held(self._placed_at(one, self._log.hold_appends()), rows)
+
+    def _prepared(self, one: Consignment, rows: ConsignmentRows) -> _Held:
+        """Looked through, and written into files that may become the next ones of the log; others wait meanwhile."""
+        first_offset = self._log.hold_appends()
+        try:
+            prepared = PreparedRows(self._log, rows, first_offset, self._check_going_on)
+            prepared.write(lambda frames: check_sizes(frames, self._max_message_bytes))
+        except BaseException:
+            self._log.release_appends()
+            raise
+        return _Held(self._placed_at(one, first_offset), rows, prepared)
+
+    def _placed_at(self, one: Consignment, first_offset: int) -> Consignment:
+        return msgspec.structs.replace(one, first_offset=first_offset, epoch=self._ledger.epoch)
 
     def _refuse(self, one: Consignment, error: TidelogError) -> None:
         _logger.error("%s: what %s handed over is refused: %s", self._log.directory, one.app, error)
@@ -236,6 +254,8 @@ class IntakeTaker:
             self._append_rows(held)
         except BaseException:
             if not held.may_be_placed:
+                if held.prepared is not None:
+                    held.prepared.discard()
                 self._let_go()
             raise
         self._let_go()
@@ -284,6 +304,9 @@ class IntakeTaker:
         """Goes on with the first row that is not in the log, to the last."""
         one = held.consignment
         assert one.first_offset is not None
+        if held.prepared is not None:
+            self._log.adopt_held(held.prepared.segments)
+            held.prepared = None
         for frames in held.rows.frames(self._log.next_offset - one.first_offset):
             self._check_going_on()
             self._log.append_held(frames)

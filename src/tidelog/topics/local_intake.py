@@ -141,7 +141,7 @@ class LocalIntakes:
             if self._staging is None:
                 objects = open_store(staging_url(self._root))
                 fetcher = Fetcher(objects, self._fetchers, HistoryCounters(), HistorySettings())
-                self._staging = Staging(objects, fetcher)
+                self._staging = Staging(objects, fetcher, is_local=True)
             return self._staging
 
     def _remove_uncommitted(self, keys: TopicKeys) -> None:
