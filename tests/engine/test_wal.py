@@ -16,6 +16,7 @@ from tests.log.counting_files import CountingFiles
 from tests.log.workbench import Threads, calls_of, wait_until
 
 from tidelog.engine import wal_files, wal_reading
+from tidelog.engine.record import encode_checkpoint_begin
 from tidelog.engine.settings import EngineSettings
 from tidelog.engine.wal import FIRST, Anchor, Wal
 from tidelog.errors import (
@@ -238,13 +239,23 @@ class TestDiscarding:
         """It is in the log for good, and the engine must know."""
         with opened(FaultyFiles()) as wal:
             wal.add(b"abc")
-            wal.hand_over()
+            wal.wait_durable(1)
             wal.add(b"def")
             assert wal.discard() is True
             assert wal.next_lsn == 2
             wal.commit()
             assert everything(wal) == [(1, b"abc")]
             assert wal.discard() is False
+
+    def test_what_is_complete_is_not_missed(self) -> None:
+        """Records that were handed over as complete need no commit: to discard later ones does not touch them."""
+        with opened(FaultyFiles()) as wal:
+            wal.add(b"abc")
+            wal.hand_over()
+            wal.add(b"def")
+            assert wal.discard() is False
+            wal.commit()
+            assert everything(wal) == [(1, b"abc")]
 
     def test_a_full_hand_over_leaves_everything_as_it_was(self) -> None:
         """The same commit succeeds when there is room."""
@@ -488,6 +499,22 @@ class TestFiles:
             assert wal.read_stored(123_455, 1) is None
         with opened(files, anchor=Anchor(1000, 123_456)) as wal:
             assert wal.next_position == 123_456 + HEADER_BYTES + 100
+
+    def test_without_an_anchor_a_checkpoint_in_the_log_tells(self) -> None:
+        """Whoever lost the place finds it again in the files."""
+        files = FaultyFiles()
+        with opened(files) as wal:
+            filled(wal, 60)
+            checkpoint = wal.add(encode_checkpoint_begin(wal.next_position, 5))
+            filled(wal, 60)
+            wal.remove_below(50)
+            spans = wal.spans()
+            assert 1 < spans[0].first_lsn < checkpoint
+        with opened(files) as wal:
+            assert wal.spans() == spans
+            wal.remove_below(100)
+        with pytest.raises(DataError), opened(files):
+            pass
 
     def test_an_anchor_of_another_log_is_refused(self) -> None:
         """Files that do not belong to the engine's state are not guessed about."""

@@ -20,6 +20,8 @@ import msgspec
 
 from tidelog.clock import Clock, SystemClock
 from tidelog.engine import wal_reading
+from tidelog.engine.record import CheckpointBeginRecord, decode_record
+from tidelog.engine.record_header import CHECKPOINT_BEGIN
 from tidelog.engine.settings import EngineSettings
 from tidelog.engine.sync_mode import files_in_mode
 from tidelog.engine.wal_files import Anchor, WalFiles, WalSpan
@@ -101,14 +103,15 @@ class Wal:
     ) -> Self:
         """Opens the log in this directory, made when absent; what a crash tore off its end is cut.
 
-        `anchor` is the place of any record that is still in the files, or of the first one that will be.
+        `anchor` is the place of any record that is still in the files, or of the first one that will be. Without one,
+        a log that does not begin with its first record is asked for a checkpoint, which says where it is.
         """
         settings = settings or EngineSettings()
         files = files_in_mode(files or LocalFiles(), settings.wal_sync_mode)
         clock = clock or SystemClock()
         log = Log.open(directory, log_settings(settings), files=files, clock=clock, first_offset=anchor.lsn)
         try:
-            return cls(log, files, anchor)
+            return cls(log, files, anchor if anchor != FIRST else _found_anchor(log))
         except BaseException:
             log.close()
             raise
@@ -136,7 +139,7 @@ class Wal:
         A full disk or a failed log raises. What had been handed over by then is written if the disk has room again:
         `wait_durable` tells, and `discard` says whether there is such a thing.
         """
-        target = self.hand_over()
+        target = self._hand_over_all()
         self.log.wait_durable(target - 1, 1)
         self._committed_lsn = target
         return target - 1
@@ -144,15 +147,19 @@ class Wal:
     async def commit_async(self) -> int:
         """As `commit`, suspending the task."""
         try:
-            target = self.hand_over(timeout_seconds=0)
+            target = self._hand_over_all(timeout_seconds=0)
         except BackpressureError:
-            target = await asyncio.to_thread(self.hand_over)
+            target = await asyncio.to_thread(self._hand_over_all)
         await self.log.wait_durable_async(target - 1, 1)
         self._committed_lsn = target
         return target - 1
 
-    def hand_over(self, timeout_seconds: float | None = None) -> int:
-        """Gives everything that was added to the log, which writes it in the background; the LSN that comes next."""
+    def hand_over(self) -> None:
+        """As `commit` without the wait: what was added is complete, and is written in the background."""
+        self._committed_lsn = self._hand_over_all()
+
+    def _hand_over_all(self, timeout_seconds: float | None = None) -> int:
+        """Gives everything that was added to the log; the LSN that comes next."""
         with self._adding:
             self._hand_over(timeout_seconds)
             return self.next_lsn
@@ -169,7 +176,7 @@ class Wal:
         self._files.anchor = Anchor(self.next_lsn, self.next_position)
 
     def discard(self) -> bool:
-        """Drops what was added and not handed over. True when some of it, since the last commit, had been."""
+        """Drops what was added and not handed over. True when other records since the last commit are in the log."""
         with self._adding:
             self.next_position -= self._pending_bytes
             self.next_lsn -= len(self._pending)
@@ -188,7 +195,7 @@ class Wal:
         if lsn >= self.next_lsn:
             raise InternalError(f"LSN {lsn} is waited for, and the next one is {self.next_lsn}")
         if self.log.next_offset <= lsn:
-            self.hand_over()
+            self._hand_over_all()
         self.log.wait_durable(lsn, 1)
 
     def seal(self) -> None:
@@ -209,7 +216,7 @@ class Wal:
         """For what was not in the files that were known: there may be new ones, or it is still on its way there."""
         if position + length > self.next_position:
             raise InternalError(f"{length} bytes at position {position} are behind the end of the log")
-        self.hand_over()
+        self._hand_over_all()
         self.log.flush()
         self._files.refresh()
         found = self._files.read(position, length)
@@ -306,3 +313,16 @@ class Wal:
             self.log.close()
         finally:
             self._files.close()
+
+
+def _found_anchor(log: Log) -> Anchor:
+    """Every checkpoint begins with a record that knows its own position."""
+    if log.start_offset == FIRST.lsn:
+        return FIRST
+    for frames in wal_reading.batches(log, log.start_offset, log.next_offset):
+        for lsn, payload in enumerate(frames.payloads(), frames.first_offset):
+            if payload[0] == CHECKPOINT_BEGIN:
+                record = decode_record(payload, lsn)
+                assert isinstance(record, CheckpointBeginRecord)
+                return Anchor(lsn, record.position)
+    return FIRST
