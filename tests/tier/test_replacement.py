@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 import msgspec
@@ -26,6 +27,7 @@ from tidelog.tier.descriptor import Codec
 from tidelog.tier.history import History as Cold
 from tidelog.tier.history_check import check_history
 from tidelog.tier.keys import ObjectId
+from tidelog.tier.metadata.store import Check, Write
 from tidelog.tier.replacement_cleanup import CleanupReport, apply_cleanup, plan_cleanup
 from tidelog.tier.replacement_switch import begin, finish
 from tidelog.tier.sweep import apply_sweep
@@ -163,6 +165,24 @@ def test_of_two_compactions_one_is_told_so(topic: PublishedTopic) -> None:
     """While somebody is at work nobody else begins."""
     topic.publish_hourly(4)
     begin(topic.catalog, topic.store, topic.clock)
+    with pytest.raises(ConflictError, match="is under way"):
+        begin(topic.catalog, topic.store, topic.clock)
+
+
+def test_who_begins_a_moment_later_is_told_who_is_at_work(
+    topic: PublishedTopic, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two that look at the same moment find nobody at work; the slower one looks again."""
+    topic.publish_hourly(4)
+    metadata = topic.catalog.metadata
+    commit = metadata.commit
+
+    def overtaken(checks: Sequence[Check], writes: Sequence[Write]) -> Mapping[str, str]:
+        monkeypatch.setattr(metadata, "commit", commit)
+        begin(topic.catalog, topic.store, topic.clock)
+        return commit(checks, writes)
+
+    monkeypatch.setattr(metadata, "commit", overtaken)
     with pytest.raises(ConflictError, match="is under way"):
         begin(topic.catalog, topic.store, topic.clock)
 

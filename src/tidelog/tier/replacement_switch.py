@@ -120,22 +120,25 @@ def begin(catalog: Catalog, objects: ObjectStore, clock: Clock, *, take_over: bo
 
     ConflictError while somebody else is at work, unless that is to be taken over.
     """
-    finish(catalog, clock)
-    state, version = read_state(catalog)
-    now_us = clock.now_us()
-    if not take_over and state.is_at_work(now_us):
-        raise ConflictError(
-            f"a compaction of this topic is under way on {state.host}, process {state.pid}",
-            operation="compact",
-            hint="Let it end; one whose process is gone can be taken over with --take-over",
-        )
-    used = max((name.generation for name in _names(catalog, objects)), default=0)
-    mine = state.built_by_here(max(state.generation, used) + 1, now_us)
-    _refuse_deleted(catalog)
-    key = catalog.keys.replacement_state
-    versions = catalog.metadata.commit([Check(key, version)], [Put(key, documents.encode(mine))])
-    _forget_abandoned(catalog, mine)
-    return Replacing(catalog, objects, clock, mine, versions[key])
+    for _ in range(_ATTEMPTS):
+        finish(catalog, clock)
+        state, version = read_state(catalog)
+        now_us = clock.now_us()
+        if not take_over and state.is_at_work(now_us):
+            raise ConflictError(
+                f"a compaction of this topic is under way on {state.host}, process {state.pid}",
+                operation="compact",
+                hint="Let it end; one whose process is gone can be taken over with --take-over",
+            )
+        used = max((name.generation for name in _names(catalog, objects)), default=0)
+        mine = state.built_by_here(max(state.generation, used) + 1, now_us)
+        _refuse_deleted(catalog)
+        key = catalog.keys.replacement_state
+        with contextlib.suppress(ConflictError):  # somebody was first, and is found at work by the next look
+            versions = catalog.metadata.commit([Check(key, version)], [Put(key, documents.encode(mine))])
+            _forget_abandoned(catalog, mine)
+            return Replacing(catalog, objects, clock, mine, versions[key])
+    raise ConflictError("the state of the compaction changes all the time", operation="compact")
 
 
 def _forget_abandoned(catalog: Catalog, state: ReplacementState) -> None:
