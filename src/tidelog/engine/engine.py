@@ -311,11 +311,13 @@ class Engine:
             return
         self._closed = True
         self.upkeep.stop()
-        with self._applying:
+        try:
             if self._failure is None:
-                with contextlib.suppress(TidelogError, OSError):
+                with contextlib.suppress(TidelogError, OSError):  # the log has everything that a checkpoint has
                     self._core.checkpointer.checkpoint()
-            self._core.close()
+        finally:
+            with self._applying:
+                self._core.close()
 
     def __enter__(self) -> Self:
         return self

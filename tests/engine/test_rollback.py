@@ -1,0 +1,82 @@
+"""Rolling back: what the orchestrator threw away is gone, whatever came before and after."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+
+import pytest
+from tests.engine.engines import RandomEntries, assert_same, is_missing, open_local
+from tests.engine.model import Model
+
+from tidelog.engine.entry import CreateBucket, PutObject
+from tidelog.errors import InputError
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_many_rollbacks_leave_what_the_model_says(tmp_path: Path, seed: int) -> None:
+    """Forward and back in turns, by little and by much, with checkpoints and openings in between."""
+    chance = random.Random(seed)
+    source, model = RandomEntries(seed, largest=1200), Model()
+    engine = open_local(tmp_path / "e")
+    for _ in range(12):
+        for seq, entry in source.entries(chance.randint(1, 30), model.applied_seq + 1):
+            engine.apply(seq, entry)
+            model.apply(seq, entry)
+        target = chance.randint(max(0, model.applied_seq - 40), model.applied_seq)
+        if target >= engine.low_water_mark:
+            engine.rollback_to(target)
+            if target < model.applied_seq:
+                model.roll_back(target)
+        match chance.randrange(4):
+            case 0:
+                engine.create_checkpoint()
+            case 1:
+                engine.close()
+                engine = open_local(tmp_path / "e")
+            case 2:
+                engine.update_low_water_mark(chance.randint(engine.low_water_mark, engine.applied_seq))
+        assert_same(engine, model)
+    assert_same(engine, model, chance.sample(sorted(model.states), min(8, len(model.states))))
+    engine._core.tree.check()
+    engine.close()
+
+
+def test_a_seq_that_was_rolled_back_is_free_again(tmp_path: Path) -> None:
+    """Another entry may have it, and then that one is what it was."""
+    with open_local(tmp_path / "e") as engine:
+        engine.apply(1, CreateBucket("b"))
+        engine.apply(2, PutObject("b", "k", b"thrown away"))
+        engine.rollback_to(1)
+        assert engine.applied_seq == 1
+        assert is_missing(engine, "b", "k")
+        assert engine.apply(2, PutObject("b", "k", b"stays")).applied
+        assert engine.apply(2, PutObject("b", "k", b"stays")).applied
+        with pytest.raises(InputError, match="another entry"):
+            engine.apply(2, PutObject("b", "k", b"thrown away"))
+        assert engine.read("b", "k").data == b"stays"
+
+
+def test_nothing_below_the_low_water_mark_is_taken_back(tmp_path: Path) -> None:
+    """All replicas have it. The mark is remembered when the engine is opened again."""
+    with open_local(tmp_path / "e") as engine:
+        engine.apply_many([(1, CreateBucket("b")), (2, PutObject("b", "k", b"")), (3, PutObject("b", "k", b""))])
+        engine.update_low_water_mark(2)
+    with open_local(tmp_path / "e") as engine:
+        assert engine.low_water_mark == 2
+        with pytest.raises(InputError, match="low-water mark"):
+            engine.rollback_to(1)
+        engine.rollback_to(2)
+        engine.rollback_to(7)
+        assert engine.applied_seq == 2
+
+
+def test_the_low_water_mark_cannot_pass_what_was_applied(tmp_path: Path) -> None:
+    """An older one that comes late is fine."""
+    with open_local(tmp_path / "e") as engine:
+        engine.apply(5, CreateBucket("b"))
+        with pytest.raises(InputError, match="low-water mark"):
+            engine.update_low_water_mark(6)
+        engine.update_low_water_mark(5)
+        engine.update_low_water_mark(3)
+        assert engine.low_water_mark == 5
