@@ -163,7 +163,25 @@ def test_the_log_is_durable_before_the_page_is_written() -> None:
     change(pool, 5, 9)
     pool.settle()
     pool.write_page(5)
-    assert log.waited == [9]
+    assert set(log.waited) == {9}
+
+
+def test_pages_whose_records_are_not_durable_yet_go_last() -> None:
+    """Whoever reads does not wait for a log that is busy, as long as another page can go."""
+    log = Durability()
+    pool = pool_of(new_files(), log)
+    log.durable_lsn = 8
+    for number in (5, 6, 7):
+        change(pool, number, 9)
+    pool.settle()
+    for number in range(10, 41):
+        pool.load(number)
+    assert log.waited == []
+    assert {5, 6, 7} <= set(pool.pages)
+    log.durable_lsn = 9
+    for number in range(10, 41):
+        pool.load(number)
+    assert {5, 6, 7}.isdisjoint(pool.pages)
 
 
 def test_a_page_ahead_of_its_log_is_never_written() -> None:

@@ -22,25 +22,28 @@ from tidelog.testing import FaultyFiles
 PATH = Path("/engine/pages.db")
 STRUCTURE_HEADER = bytes([2, 0, 0, 0]) + (32).to_bytes(4, "little") + bytes(24)
 
-kernel: Any = page._pages
-_TWINS = (page_python, tree_python, updates_python)
+_PARTS: tuple[tuple[Any, Any], ...] = (
+    (page._pages, page_python),
+    (page._tree, tree_python),
+    (updates._kernel, updates_python),
+)
 
 
-def twin(name: str) -> Any:
-    """The twin of a function of the kernel."""
-    (found,) = [getattr(module, name) for module in _TWINS if name in vars(module) and _is_own(module, name)]
-    return found
-
-
-def _is_own(module: Any, name: str) -> bool:
-    return bool(getattr(module, name).__module__ == module.__name__)
+def kernel_and_twin(name: str) -> tuple[Any, Any]:
+    """A function of the kernel that is in use, and its twin."""
+    for kernel, twin in _PARTS:
+        function = getattr(twin, name, None)
+        if function is not None and function.__module__ == twin.__name__:
+            return getattr(kernel, name), function
+    raise AssertionError(f"no function {name}")
 
 
 def both(name: str, *arguments: Any) -> tuple[Any, ...]:
     """The outcome of a call, the same by kernel and twin, which leave the same bytes behind; the kernel's are kept."""
     others = copy.deepcopy(arguments)
-    native = outcome(getattr(kernel, name), *arguments)
-    assert native == outcome(twin(name), *others)
+    kernel, twin = kernel_and_twin(name)
+    native = outcome(kernel, *arguments)
+    assert native == outcome(twin, *others)
     assert arguments == others
     return native
 

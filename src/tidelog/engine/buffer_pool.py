@@ -175,15 +175,27 @@ class BufferPool:
         return None
 
     def _next_victim(self) -> int | None:
-        """Takes a page from the clock that may leave; None when there is none."""
+        """Takes a page from the clock that may leave; None when there is none.
+
+        One whose records the log is still writing goes only if there is no other: readers should not wait for that.
+        """
+        page_id = self._sweep(self._is_settled_on_disk)
+        return self._sweep(self._may_leave) if page_id is None else page_id
+
+    def _sweep(self, is_wanted: Callable[[int], bool]) -> int | None:
         for _ in range(2 * len(self._clock)):
             page_id = self._clock.popleft()
-            if self._may_leave(page_id) and not is_referenced(self.pages[page_id]):
+            page = self.pages[page_id]
+            if not is_referenced(page) and is_wanted(page_id):
                 return page_id
-            if page_id in self.pages:
-                clear_reference(self.pages[page_id])
+            clear_reference(page)
             self._clock.append(page_id)
         return None
+
+    def _is_settled_on_disk(self, page_id: int) -> bool:
+        if not self._may_leave(page_id):
+            return False
+        return page_id not in self.rec_lsns or self._is_durable(lsn_of(self.pages[page_id]))
 
     def _may_leave(self, page_id: int) -> bool:
         return page_id not in self._held and page_id not in self._pins and page_id != ROOT
@@ -295,6 +307,7 @@ class BufferPool:
 
     def _write(self, page_id: int, *, waits: bool) -> None:
         settlings = self._settlings
+        self._wait_beforehand(page_id)
         while True:
             with self._writing:
                 must_wait, image = self._image(page_id, settlings)
@@ -303,6 +316,12 @@ class BufferPool:
             if not (must_wait and waits):
                 return
             self._wait_for_settling(page_id, settlings)
+
+    def _wait_beforehand(self, page_id: int) -> None:
+        """Waits for the log while nobody waits for us; mostly there is nothing left to wait for later."""
+        page = self.pages.get(page_id)
+        if page is not None and page_id not in self._held:
+            self._wait_durable(lsn_of(page))
 
     def _image(self, page_id: int, settlings: int) -> tuple[bool, bytes | None]:
         """(whether to wait, the page as it was when last settled), provided that was after the count `settlings`."""

@@ -504,6 +504,9 @@ def _fault_of_heap(page: Page, count: int, heap: int, dead: int) -> str | None:
 @atomic
 def put_back(pages: dict[int, bytearray], copies: list[tuple[int, Page | None]], /) -> None:
     """Makes pages what they were, all in one step; those without a copy were not there and leave."""
+    for _, copy in copies:
+        if copy is not None:
+            expect_page(copy, bytes, bytearray)
     for page_id, copy in copies:
         if copy is None:
             pages.pop(page_id, None)
