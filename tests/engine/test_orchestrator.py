@@ -6,6 +6,7 @@ import asyncio
 import threading
 import time
 from collections.abc import AsyncIterator
+from pathlib import Path
 
 import msgspec
 import pytest
@@ -340,6 +341,14 @@ BATCHES = st.builds(Batch, st.lists(OPERATIONS, min_size=1, max_size=4).map(tupl
 SEQS = st.integers(0, (1 << 64) - 1)
 READS = st.one_of(st.builds(ObjectRead, NAMES, NAMES, SEQS), st.builds(ListingRead, NAMES, NAMES, st.binary()))
 CARRIED = st.one_of(OPERATIONS, BATCHES, st.builds(Guarded, BATCHES, st.lists(READS, max_size=3).map(tuple)))
+
+
+def test_the_bytes_of_an_entry_are_those_of_the_formats_page() -> None:
+    """A reader written from the page alone reads what the code writes."""
+    page = (Path(__file__).resolve().parents[2] / "docs" / "formats.md").read_text("utf-8")
+    drawn = page.split("```hex entry\n")[1].split("```")[0]
+    expected = b"".join(bytes.fromhex(line.split("  ")[0]) for line in drawn.splitlines())
+    assert encode_entry(PutObject("photos", "cat", b"meow", {"type": "sound"})) == expected
 
 
 @given(CARRIED)

@@ -193,9 +193,11 @@ def test_a_stranger_does_not_report(marks: MemberMarks) -> None:
 
 def test_marks_are_seen_by_other_processes(tmp_path: Path) -> None:
     """They are files, one a member, replaced as a whole."""
-    DirectoryMarks(tmp_path, ["one", "two"]).report("one", 3)
-    DirectoryMarks(tmp_path, ["one", "two"]).report("two", 4)
-    assert DirectoryMarks(tmp_path, ["one", "two"]).low_water_mark() == 3
+    DirectoryMarks(tmp_path, ["one", "two"]).report("one", 7)
+    DirectoryMarks(tmp_path, ["one", "two"]).report("two", 9)
+    assert DirectoryMarks(tmp_path, ["one", "two"]).low_water_mark() == 7
+    page = (Path(__file__).resolve().parents[2] / "docs" / "formats.md").read_text("utf-8")
+    assert (tmp_path / "one.mark").read_text("utf-8") == page.split("```text one.mark\n")[1].split("```")[0]
 
 
 def test_a_damaged_mark_is_an_error() -> None:
