@@ -11,6 +11,13 @@ For example:
         for message in topic.read(start="earliest"):
             print(message.offset, message.key, message.value)
 
+`open_engine` opens the other half, a store of objects that is built from an ordered log:
+
+    with tidelog.open_engine("./engine") as engine:
+        engine.apply(1, tidelog.CreateBucket("photos"))
+        engine.apply(2, tidelog.PutObject("photos", "cat", b"..."))
+        print(engine.read("photos", "cat", seq=2).data)
+
 `spark_session` and `register` bring Spark along; nothing else imports it.
 
 The README says what is promised; `docs/guides/operations.md` what each error means.
@@ -57,6 +64,10 @@ from tidelog.topics.topic import Topic
 from tidelog.wiring import open, open_async
 
 if TYPE_CHECKING:
+    from tidelog.engine.engine import Engine
+    from tidelog.engine.entry import Batch, CopyObject, CreateBucket, DeleteBucket, DeleteObject, PutObject
+    from tidelog.engine.results import ObjectInfo, Result, StoredObject, VersionInfo
+    from tidelog.engine_wiring import open_engine, open_engine_async, restore_engine, restore_engine_async
     from tidelog.pipeline.session import register, spark_session
 
 __version__ = "0.1.0"
@@ -64,15 +75,21 @@ __version__ = "0.1.0"
 __all__ = [
     "AccessDeniedError",
     "BackpressureError",
+    "Batch",
     "ClosedError",
     "ConfigError",
     "ConflictError",
     "Consumer",
+    "CopyObject",
     "CorruptionError",
+    "CreateBucket",
     "DataError",
     "DeadlockError",
+    "DeleteBucket",
+    "DeleteObject",
     "Delivery",
     "DiskFullError",
+    "Engine",
     "FencedError",
     "GapError",
     "InputError",
@@ -88,26 +105,47 @@ __all__ = [
     "NotFoundError",
     "NotSupportedError",
     "NotTakenInError",
+    "ObjectInfo",
     "OffsetOutOfRangeError",
     "Producer",
+    "PutObject",
     "ReopenError",
+    "Result",
     "RetryError",
     "StoreUnavailableError",
+    "StoredObject",
     "TidelogError",
     "Topic",
     "TopicNameError",
+    "VersionInfo",
     "__version__",
     "open",
     "open_async",
+    "open_engine",
+    "open_engine_async",
     "register",
+    "restore_engine",
+    "restore_engine_async",
     "spark_session",
 ]
 
 
-def __getattr__(name: str) -> object:
-    """What needs Spark is imported when it is asked for: `import tidelog` works, and is quick, without."""
-    if name not in ("register", "spark_session"):
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from tidelog.pipeline import session
+_LATER = {
+    "tidelog.engine.engine": ("Engine",),
+    "tidelog.engine.entry": ("Batch", "CopyObject", "CreateBucket", "DeleteBucket", "DeleteObject", "PutObject"),
+    "tidelog.engine.results": ("ObjectInfo", "Result", "StoredObject", "VersionInfo"),
+    "tidelog.engine_wiring": ("open_engine", "open_engine_async", "restore_engine", "restore_engine_async"),
+    "tidelog.pipeline.session": ("register", "spark_session"),
+}
+_MODULE_OF = {name: module for module, names in _LATER.items() for name in names}
 
-    return getattr(session, name)
+
+def __getattr__(name: str) -> object:
+    """What belongs to engines, or needs Spark, is imported when it is asked for: `import tidelog` is quick without."""
+    if name not in _MODULE_OF:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    import importlib
+
+    found: object = getattr(importlib.import_module(_MODULE_OF[name]), name)
+    globals()[name] = found
+    return found

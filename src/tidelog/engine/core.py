@@ -65,7 +65,7 @@ class Core:
         self.clock = clock
         self.wal = wal
         self.applying = RLock()
-        is_new = wal.next_lsn == 1
+        is_new = state is None and wal.next_lsn == 1
         self.page_file = _page_file(files, directory / PAGES, is_new=state is None)
         self.pool = BufferPool(
             self.page_file,

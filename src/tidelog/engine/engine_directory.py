@@ -1,0 +1,61 @@
+"""`engine.json`: what an engine's directory remembers about itself: its store, its name there, and whose it is.
+
+Invariants
+- It is written before the first entry, and replaced only to add a store to an engine that had none.
+- Opening with another store than the remembered one is refused: what was shipped would not be found again.
+"""
+
+from __future__ import annotations
+
+import secrets
+from pathlib import Path
+
+import msgspec
+
+from tidelog.codec import decode_document, encode_document
+from tidelog.errors import ConfigError, DataError
+from tidelog.files import Files
+from tidelog.tier.keys import DEFAULT_ENGINE
+
+ENGINE_FILE = "engine.json"
+_KIND = "engine"
+_VERSION = 1
+
+
+class EngineDirectory(msgspec.Struct, frozen=True, kw_only=True):
+    """What is remembered. `node` tells one directory from another that claims the same engine."""
+
+    node: str
+    store: str | None = None
+    name: str = DEFAULT_ENGINE
+
+
+def remembered(files: Files, directory: Path) -> EngineDirectory | None:
+    """What the directory says; None for one that has never been an engine."""
+    try:
+        data = files.read(directory / ENGINE_FILE)
+    except FileNotFoundError:
+        return None
+    try:
+        return decode_document(_KIND, _VERSION, data, EngineDirectory)
+    except DataError as error:
+        hint = "Restore the engine from its store into a new directory"
+        raise DataError(error.message, operation="open engine", path=directory / ENGINE_FILE, hint=hint) from error
+
+
+def settled(files: Files, directory: Path, store: str | None) -> EngineDirectory:
+    """What holds from now on, written down: the remembered, with a store if one is named for the first time."""
+    known = remembered(files, directory)
+    if known is not None and store is not None and known.store not in (None, store):
+        raise ConfigError(
+            f"this engine is shipped to {known.store}, not to {store}",
+            path=directory,
+            hint="Leave the store out; to move, restore from the old store and open the copy with the new one",
+        )
+    info = known or EngineDirectory(node=secrets.token_hex(8))
+    if store is not None:
+        info = msgspec.structs.replace(info, store=store)
+    if info != known:
+        files.make_directories(directory)
+        files.write_atomically(directory / ENGINE_FILE, encode_document(_KIND, _VERSION, info))
+    return info
