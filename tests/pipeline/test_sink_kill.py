@@ -41,8 +41,8 @@ class Kill(NamedTuple):
 
 CHOSEN = {
     "directory": [
-        *(Kill("in write", 2, "one"), Kill("after write", 2, "one"), Kill("after the swap", 1, "one")),
-        *(Kill("in take-in", 3, "all"), Kill("appended", 2, "one")),
+        *(Kill("in write", 2, "one"), Kill("after write", 2, "one"), Kill("before commit", 2, "one")),
+        *(Kill("after the swap", 1, "one"), Kill("in take-in", 3, "all"), Kill("appended", 2, "one")),
     ],
     "store alone": [
         *(Kill("before the swap", 1, "one"), Kill("placed", 2, "one"), Kill("shipped", 1, "one")),
