@@ -1,0 +1,44 @@
+"""The twin of `_record.c`: the same answers, put together from the formats where they are at home."""
+
+from __future__ import annotations
+
+from tidelog.engine.body import BodyEncoder
+from tidelog.engine.cell import encode_pointer
+from tidelog.engine.operation_record import body_position, encode_put
+from tidelog.engine.updates import encode_insert
+from tidelog.engine.version_keys import at
+from tidelog.engine.version_keys import object_prefix as _object_prefix
+
+_bodies = BodyEncoder()
+
+
+def object_key(bucket: str, name: str, seq: int, /) -> bytes:
+    """The key of a version in the tree."""
+    return at(_object_prefix(bucket, name), seq)
+
+
+def put_record(
+    seq: int,
+    flags: int,
+    previous_lsn: int,
+    time_us: int,
+    order: int,
+    bucket: str,
+    name: str,
+    data: bytes,
+    key: bytes,
+    page: int,
+    lsn: int,
+    position: int,
+    /,
+) -> tuple[bytes, bytes]:
+    """The record of a put without metadata, stored as it is, and the cell that points to its body.
+
+    The cell is inserted under `key` into `page`; the record will have this LSN, and its frame begins at `position`.
+    """
+    names = bucket.encode(), name.encode()
+    body = _bodies.store(data, {})
+    place = body_position(position, *names)
+    value = encode_pointer(order, body.size, body.crc, body.codec, lsn, place, len(body.stored))
+    updates = encode_insert(page, key, value)
+    return encode_put(seq, flags, previous_lsn, time_us, order, *names, body, updates), value
