@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from tests.engine.engines import open_local
 from tests.engine.fake_engine import FakeEngine
 
 import tidelog
@@ -165,6 +166,40 @@ def test_several_engines_follow_one_topic(tmp_path: Path, marks: MemberMarks) ->
         drive(one, first)
         assert (one.low_water_mark, two.low_water_mark) == (10, 10)
     assert one.digest() == two.digest()
+
+
+def test_a_real_engine_goes_on_where_it_was(tmp_path: Path) -> None:
+    """Opened again in between, at every place of a log with guarded entries, it ends as one that was never closed."""
+    with tidelog.open(tmp_path / "log") as log:
+        orchestrator = TopicOrchestrator(log.topic("a/entries"))
+        orchestrator.append(CreateBucket("b"))
+        for number in range(6):
+            guard = ObjectRead("b", "n", number if number % 2 else 0)  # some are refused
+            orchestrator.append(Guarded(Batch((PutObject("b", "n", b"%d" % number),)), (guard,)))
+            orchestrator.append(PutObject("b", f"k{number}", b"x" * 1000))
+        with open_local(tmp_path / "whole") as whole:
+            drive(whole, orchestrator)
+            digest = whole.digest()
+        for seq in range(1, orchestrator.last_seq + 1):
+            with open_local(tmp_path / "parts") as parts:
+                drive(parts, orchestrator, up_to=seq)
+        with open_local(tmp_path / "parts") as parts:
+            assert (parts.digest(), parts.low_water_mark) == (digest, parts.applied_seq)
+
+
+def test_a_real_engine_follows_a_log_that_lost_its_end(tmp_path: Path) -> None:
+    """It rolls back what the topic no longer has, and then is what an engine is that has only seen the new end."""
+    with open_local(tmp_path / "one") as one, open_local(tmp_path / "two") as two:
+        old = [(2, PutObject("b", "k", b"lost")), (3, PutObject("b", "lost", b"lost"))]
+        one.apply_many([(1, CreateBucket("b")), *old])
+        with tidelog.open(tmp_path / "log") as log:
+            orchestrator = TopicOrchestrator(log.topic("a/entries"))
+            orchestrator.append(CreateBucket("b"))
+            assert drive(one, orchestrator) == 1
+            orchestrator.append(PutObject("b", "k", b"new"))
+            drive(one, orchestrator, compares_last=True)
+            drive(two, orchestrator)
+        assert one.digest() == two.digest()
 
 
 def test_a_group_needs_marks_and_a_name(tmp_path: Path) -> None:
