@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import struct
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -40,6 +41,14 @@ def test_the_short_ways_give_the_same_bytes() -> None:
     """An INSERT and an IMAGE have encoders of their own."""
     assert updates.encode_insert(4, b"k", b"v") == encode(Update(4, INSERT, b"k", b"v"))
     assert updates.encode_image(4, b"image") == encode(Update(4, IMAGE, b"", b"image"))
+
+
+def test_the_bytes_of_an_update_are_those_of_the_formats_page() -> None:
+    """The page draws one to the letter."""
+    text = (Path(__file__).resolve().parents[2] / "docs" / "formats.md").read_text("utf-8")
+    block = text.split("```hex engine update\n")[1].split("```")[0]
+    drawn = b"".join(bytes.fromhex(line.split("  ")[0]) for line in block.splitlines())
+    assert encode(Update(7, INSERT, b"key", b"value")) == drawn
 
 
 @given(st.binary(max_size=80))
