@@ -1,0 +1,261 @@
+"""The engine against RocksDB, LMDB, SQLite and SlateDB: the same durable batches and the same reads, in one run.
+
+    python bench/engine.py [--entries 100000] [--rounds 3] [--no-recovery] [--recovery-megabytes 1024]
+
+Puts are batches of 256 with one sync each, keys in random order. Reads are of random keys, hot. Recovery applies
+entries without a checkpoint, is killed, and is opened again; beside it the kernel scans the same files.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import random
+import resource
+import shutil
+import statistics
+import sys
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from engine_peers import LmdbPeer, Pair, Peer, RocksPeer, SlatePeer, SqlitePeer
+from measuring import Figure, at_least, at_most, parser_for, percentile, report, scratch_directory, settle
+
+import tidelog
+from tidelog.log.frame import scan
+
+BATCH = 256
+NEVER_SECONDS = 86400
+TARGETS = {"lmdb": 1.0, "sqlite": 3.0, "slatedb": 20.0}
+PEERS: dict[str, Callable[[Path], Peer]] = {
+    "rocksdb": RocksPeer,
+    "lmdb": LmdbPeer,
+    "sqlite": SqlitePeer,
+    "slatedb": SlatePeer,
+}
+
+
+class EnginePeer:
+    """The engine, seen as one of them."""
+
+    def __init__(self, directory: Path) -> None:
+        self.engine = tidelog.open_engine(directory, checkpoint_interval_secs=NEVER_SECONDS)
+        self.engine.apply(1, tidelog.CreateBucket("b"))
+
+    def put_batch(self, pairs: Sequence[Pair]) -> None:
+        seq = self.engine.applied_seq + 1
+        entries = [(seq + number, tidelog.PutObject("b", key, value)) for number, (key, value) in enumerate(pairs)]
+        self.engine.apply_many(entries)
+
+    def get(self, key: str) -> bytes:
+        return self.engine.read("b", key).data
+
+    def close(self) -> None:
+        self.engine.close()
+
+
+def workload(entries: int, size: int) -> list[list[Pair]]:
+    """Batches of pairs, in random order of keys."""
+    noise = os.urandom(1 << 20)
+    chance = random.Random(7)
+    keys = [f"key-{number:012d}" for number in range(entries)]
+    chance.shuffle(keys)
+    start = [chance.randrange(len(noise) - size) for _ in range(entries)] if size < len(noise) else [0] * entries
+    pairs = [(key, noise[begin : begin + size]) for key, begin in zip(keys, start, strict=True)]
+    return [pairs[begin : begin + BATCH] for begin in range(0, entries, BATCH)]
+
+
+def puts_per_second(peer: Peer, batches: list[list[Pair]]) -> float:
+    """The whole workload, each batch durable."""
+    begin = time.perf_counter()
+    for batch in batches:
+        peer.put_batch(batch)
+    return sum(map(len, batches)) / (time.perf_counter() - begin)
+
+
+def get_median_us(get: Callable[[str], object], keys: list[str]) -> float:
+    """The median of single reads."""
+    times = []
+    for key in keys:
+        begin = time.perf_counter()
+        get(key)
+        times.append(time.perf_counter() - begin)
+    return percentile(sorted(times), 50) * 1e6
+
+
+class Measured:
+    """What one store did in each round."""
+
+    def __init__(self) -> None:
+        self.puts: list[float] = []
+        self.gets_us: list[float] = []
+
+    @property
+    def put_rate(self) -> float:
+        return statistics.median(self.puts)
+
+    @property
+    def get_us(self) -> float:
+        return statistics.median(self.gets_us)
+
+
+def compare(root: Path, entries: int, size: int, rounds: int, names: list[str]) -> dict[str, Measured]:
+    """Every store in turn, so that all meet the same machine."""
+    batches = workload(entries, size)
+    few = batches[: max(1, len(batches) // 20)]
+    keys = random.Random(3).sample([key for batch in few for key, _ in batch], min(2000, len(few) * BATCH))
+    found = {name: Measured() for name in ["engine", *names]}
+    for _ in range(rounds):
+        for name, measured in found.items():
+            settle()
+            directory = root / name
+            peer: Peer = EnginePeer(directory) if name == "engine" else PEERS[name](directory)
+            # SlateDB takes a hundred times as long: a part of the work tells as much.
+            measured.puts.append(puts_per_second(peer, few if name == "slatedb" else batches))
+            measured.gets_us.append(get_median_us(peer.get, keys))
+            peer.close()
+            shutil.rmtree(directory)
+    return found
+
+
+def put_figures(found: dict[str, Measured]) -> list[Figure]:
+    """1 KiB puts, and reads."""
+    ours = found["engine"]
+    figures = [
+        at_least(
+            f"1 KiB puts, batches of {BATCH}",
+            f"{ours.put_rate:,.0f}/s",
+            f"{name} {found[name].put_rate:,.0f}/s",
+            ours.put_rate / found[name].put_rate,
+            target,
+        )
+        for name, target in TARGETS.items()
+    ]
+    rocks = found["rocksdb"]
+    gets = at_most(
+        "hot get, median", f"{ours.get_us:.1f} us", f"rocksdb {rocks.get_us:.1f} us", ours.get_us / rocks.get_us, 2
+    )
+    return [*figures, gets]
+
+
+def old_versions(root: Path) -> Figure:
+    """Reading an old version costs what reading the newest does."""
+    peer = EnginePeer(root / "versions")
+    keys = [f"key-{number:06d}" for number in range(4096)]
+    for _ in range(8):
+        peer.put_batch([(key, os.urandom(1024)) for key in keys])
+    middle = peer.engine.applied_seq // 2
+    chosen = random.Random(5).sample(keys, 2000)
+    newest, old = [], []
+    for _ in range(5):
+        newest.append(get_median_us(peer.get, chosen))
+        old.append(get_median_us(lambda key: peer.engine.read("b", key, middle), chosen))
+    peer.close()
+    ours, latest = statistics.median(old), statistics.median(newest)
+    return at_most("get as of an old seq", f"{ours:.1f} us", f"newest {latest:.1f} us", ours / latest, 1.2)
+
+
+def apply_and_die(directory: Path, entries: int, report_to: str) -> None:
+    """Applies entries without ever making a checkpoint, and is gone."""
+    peer = EnginePeer(directory)
+    batches = workload(entries, 1024)
+    rate = puts_per_second(peer, batches)
+    Path(report_to).write_text(str(entries / rate))
+    os._exit(0)
+
+
+def recovery(root: Path, megabytes: int) -> list[Figure]:
+    """Opening after a crash, against applying the same and against a scan of the same bytes."""
+    directory, seconds_file = root / "crashed", root / "seconds"
+    entries = (megabytes << 20) // 1250
+    child = multiprocessing.Process(target=apply_and_die, args=(directory, entries, str(seconds_file)))
+    child.start()
+    child.join()
+    applying = float(seconds_file.read_text())
+    files = sorted((directory / "wal").glob("wal.*.log"), key=lambda path: int(path.name.split(".")[1]))
+    scanning = min(scan_seconds(files) for _ in range(2))
+    begin = time.perf_counter()
+    engine = tidelog.open_engine(directory)
+    opening = time.perf_counter() - begin
+    engine.close()
+    size = sum(path.stat().st_size for path in files) / (1 << 20)
+    return [
+        at_most(
+            f"open after {size:.0f} MiB without a checkpoint",
+            f"{opening:.2f} s",
+            f"applying {applying:.1f} s",
+            opening / applying,
+            0.1,
+        ),
+        at_most("the same, of a kernel scan", f"{opening:.2f} s", f"scan {scanning:.2f} s", opening / scanning, 10),
+    ]
+
+
+def scan_seconds(files: list[Path]) -> float:
+    """Reads and checks every frame."""
+    begin, offset = time.perf_counter(), 1
+    for path in files:
+        frames, _, _ = scan(path.read_bytes(), 0, offset)
+        offset = frames.next_offset
+    return time.perf_counter() - begin
+
+
+def zipf(root: Path, objects: int) -> list[Figure]:
+    """Many objects and a pool of a tenth of their index: memory, and how often the pool has what is asked for."""
+    pool_bytes = objects * 100 // 10
+    engine = tidelog.open_engine(root / "zipf", buffer_pool_size=pool_bytes, checkpoint_interval_secs=30)
+    engine.apply(1, tidelog.CreateBucket("b"))
+    for first in range(0, objects, 4096):
+        numbers = range(first, min(objects, first + 4096))
+        engine.apply_many(
+            [(2 + n, tidelog.PutObject("b", f"key-{n * 7919 % objects:012d}", b"v" * 200)) for n in numbers]
+        )
+    before = engine.statistics().buffer_pool
+    chance = random.Random(11)
+    for _ in range(100_000):
+        rank = int(objects ** chance.random()) - 1  # P(rank) ~ 1 / rank
+        engine.read("b", f"key-{rank:012d}")
+    after = engine.statistics().buffer_pool
+    hits, misses = after.hits - before.hits, after.misses - before.misses
+    rate = hits / max(1, hits + misses)
+    size = after.size_bytes / pool_bytes
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024
+    engine.close()
+    return [
+        at_least("Zipf reads from a tenth", f"{rate:.1%} hits", f"{misses} misses", rate, 0.8, ""),
+        at_most(
+            "pages in memory, of the limit", f"{after.size_bytes >> 20} MiB", f"process peak {peak} MiB", size, 1.0
+        ),
+    ]
+
+
+def main() -> None:
+    """Runs it."""
+    parser = parser_for(__doc__)
+    parser.add_argument("--entries", type=int, default=100_000)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--recovery-megabytes", type=int, default=1024)
+    parser.add_argument("--zipf-objects", type=int, default=1_000_000)
+    parser.add_argument("--only", choices=["puts", "large", "versions", "recovery", "zipf"], action="append")
+    arguments = parser.parse_args()
+    parts = arguments.only or ["puts", "large", "versions", "recovery", "zipf"]
+    figures: list[Figure] = []
+    with scratch_directory(arguments.dir) as root:
+        if "puts" in parts:
+            figures += put_figures(compare(root, arguments.entries, 1024, arguments.rounds, list(PEERS)))
+        if "large" in parts:
+            found = compare(root, 4096, 64 << 10, arguments.rounds, ["rocksdb"])
+            ours, theirs = found["engine"].put_rate, found["rocksdb"].put_rate
+            figures.append(at_least("64 KiB puts", f"{ours:,.0f}/s", f"rocksdb {theirs:,.0f}/s", ours / theirs, 1.0))
+        if "versions" in parts:
+            figures.append(old_versions(root))
+        if "recovery" in parts:
+            figures += recovery(root, arguments.recovery_megabytes)
+        if "zipf" in parts:
+            figures += zipf(root, arguments.zipf_objects)
+    report("engine", figures, {"entries": arguments.entries}, as_json=arguments.json)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
