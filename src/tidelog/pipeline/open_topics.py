@@ -69,10 +69,6 @@ class OpenTopics:
             raise InputError(f"{topic} keeps nothing: it was made with reliable=False, so there is nothing to read")
         return readable
 
-    def ends(self) -> dict[str, int]:
-        """The offset that the next message gets, of every topic."""
-        return {topic: self.log(topic).next_offset for topic in self.names()}
-
     def check_start(self, topic: str, start: int) -> None:
         """A read that is to begin where the topic has not come to yet would give nothing and say nothing."""
         latest = self.log(topic).next_offset

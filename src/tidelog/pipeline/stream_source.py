@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from typing import Any
 
 from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
@@ -25,7 +26,7 @@ from pyspark.sql.streaming.datasource import (
 )
 from pyspark.sql.types import StructType
 
-from tidelog.errors import NotFoundError
+from tidelog.errors import NotFoundError, OffsetOutOfRangeError
 from tidelog.pipeline.admission import admit_bytes, admit_rows
 from tidelog.pipeline.open_topics import OpenTopics
 from tidelog.pipeline.options import SourceOptions
@@ -71,10 +72,10 @@ class TopicStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return start
 
     def prepareForTriggerAvailableNow(self) -> None:
-        self._target = self._topics.ends()
+        self._target = self._known_ends()
 
     def reportLatestOffset(self) -> Checkpoint | None:
-        return to_checkpoint(self._topics.ends())
+        return to_checkpoint(self._known_ends())
 
     def getDefaultReadLimit(self) -> ReadLimit:
         options = self._options
@@ -98,7 +99,9 @@ class TopicStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def _ends_from(self, begun: Mapping[str, int]) -> dict[str, int]:
         """Where topics end now; those that are gone, or shorter than what was read of them, where they stood."""
-        ends = dict(self._target if self._target is not None else self._known_ends(begun))
+        ends = dict(self._target if self._target is not None else self._known_ends())
+        for topic in {*(self._options.topics or ())} - {*ends, *begun}:
+            self._topics.log(topic)  # says that there is none of this name
         for topic, offset in begun.items():
             reached = ends.get(topic)
             if reached is None or reached < offset:
@@ -114,14 +117,12 @@ class TopicStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             return f"{topic} {read} by the query of this checkpoint, and is not among the topics of this one"
         return f"{topic} is gone, and {read}"
 
-    def _known_ends(self, begun: Mapping[str, int]) -> dict[str, int]:
+    def _known_ends(self) -> dict[str, int]:
+        """Those of the topics that are there: whether it matters that one is not depends on what was read of it."""
         ends: dict[str, int] = {}
         for topic in self._topics.names():
-            try:
+            with suppress(NotFoundError):
                 ends[topic] = self._topics.log(topic).next_offset
-            except NotFoundError:
-                if topic not in begun:
-                    raise
         return ends
 
     def _admitted(self, starts: Mapping[str, int], ends: Mapping[str, int], limit: ReadLimit) -> dict[str, int]:
@@ -160,8 +161,14 @@ class TopicStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def _range(self, topic: str, start: int | None, stop: int) -> tuple[int, int]:
         if start is not None and start >= stop:
             return stop, stop
-        first = self._topics.log(topic).start_offset if start is None else start
-        return self._topics.readable_range(topic, first, stop)
+        try:
+            first = self._topics.log(topic).start_offset if start is None else start
+            return self._topics.readable_range(topic, first, stop)
+        except OffsetOutOfRangeError:
+            raise
+        except NotFoundError:
+            self._topics.lost(f"{topic} is gone, and was to be read up to offset {stop}")
+            return stop, stop
 
     def read(self, partition: InputPartition) -> Iterator[Any]:
         return read_partition(partition, self._options, self._schema)
