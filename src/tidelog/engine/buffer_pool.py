@@ -43,7 +43,8 @@ from tidelog.errors import CorruptionError, DataError, InternalError
 
 # Below this a pool is rather a way down the tree for each of a few threads.
 MIN_PAGES = 16
-MAX_SPARE_COPIES = 256
+# Memory of copies is used again: to get and to give back that much with every batch costs more than the copies.
+MAX_SPARE_COPIES = 512
 
 
 class BufferPoolStatistics(msgspec.Struct, frozen=True):
@@ -154,7 +155,7 @@ class BufferPool:
             self.pages[page_id] = page
             self._clock.append(page_id)
             if held:
-                self._note_holder()
+                self._holder = threading.get_ident()
                 self._held[page_id] = None
         return page
 
@@ -234,29 +235,23 @@ class BufferPool:
 
     def hold(self, page_id: int) -> bool:
         """Keeps a page, and what it is now, until it is settled or taken back; False when it is not in memory."""
-        if page_id in self._held:
+        held = self._held
+        if page_id in held:
             return True
         with self._mutex:
             page = self.pages.get(page_id)
             if page is None:
                 return False
-            self._note_holder()
-            self._held[page_id] = self._copy(page)
+            if not held:
+                self._holder = threading.get_ident()
+            if self._spare_copies:
+                held[page_id] = copy = self._spare_copies.pop()
+                copy[:] = page
+            else:
+                held[page_id] = bytearray(page)
             if page_id in self.rec_lsns:
                 self._held_rec_lsns[page_id] = self.rec_lsns.pop(page_id)
         return True
-
-    def _copy(self, page: bytearray) -> bytearray:
-        """Memory is used again: to get and to give back that much with every batch costs more than the copy."""
-        if not self._spare_copies:
-            return bytearray(page)
-        copy = self._spare_copies.pop()
-        copy[:] = page
-        return copy
-
-    def _note_holder(self) -> None:
-        if not self._held:
-            self._holder = threading.get_ident()
 
     def dirtied(self, page_id: int, lsn: int) -> None:
         """A page was changed by this record."""
@@ -290,8 +285,9 @@ class BufferPool:
     def _end_holding(self) -> None:
         self.rec_lsns.update(self._held_rec_lsns)
         self._held_rec_lsns.clear()
-        if len(self._spare_copies) < MAX_SPARE_COPIES:
-            self._spare_copies.extend(before for before in self._held.values() if before is not None)
+        room = MAX_SPARE_COPIES - len(self._spare_copies)
+        if room > 0:
+            self._spare_copies += [before for before in self._held.values() if before is not None][:room]
         self._held.clear()
         self._settlings += 1
         self._settled.notify_all()
