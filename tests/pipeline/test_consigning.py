@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -224,6 +225,15 @@ def test_another_process_with_the_number_of_a_dead_one() -> None:
     assert not handing._is_abandoned(owner)
     long_ago = msgspec.structs.replace(owner, claimed_us=now_us - 10 * 365 * 86400 * 1_000_000)
     assert handing._is_abandoned(long_ago)
+
+
+def test_a_directory_that_was_removed_is_written_anew(root: Root) -> None:
+    """A worker keeps its stores open between tasks; who removes a directory and writes again gets a new one."""
+    for _ in range(2):
+        HandOver(root, "nightly", 1).commit(stage(root, range(5)), 10)
+        assert values(root) == list(range(5))
+        assert root.directory is not None
+        shutil.rmtree(root.directory)
 
 
 def test_a_file_in_the_place_of_a_directory_is_named(tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ import contextlib
 import datetime
 import json
 import math
+import shutil
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
@@ -26,6 +27,7 @@ from tidelog.pipeline.jobs.table_commits import FORMAT, Commit, TableCommits, Ta
 from tidelog.pipeline.jobs.table_files import write_batches
 from tidelog.pipeline.jobs.table_fitting import MisfitError, fitter
 from tidelog.pipeline.jobs.table_iceberg import iceberg_table
+from tidelog.pipeline.jobs.table_parquet import parquet_table
 from tidelog.pipeline.jobs.table_target import Step
 from tidelog.pipeline.jobs.table_types import (
     from_json,
@@ -376,6 +378,13 @@ def run_once(store: FaultyStore) -> None:
     stage(store, commit)
     commits.commit(commit)
     commits.finish(commits.state(), b"schema")
+
+
+def test_a_table_that_was_removed_is_made_anew(tmp_path: Path) -> None:
+    """In the same process, which keeps stores open."""
+    for _ in range(2):
+        assert parquet_table(tmp_path / "table").begin() is None
+        shutil.rmtree(tmp_path / "table")
 
 
 @pytest.mark.parametrize("is_after", [False, True])

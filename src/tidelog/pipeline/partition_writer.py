@@ -27,6 +27,8 @@ from tidelog.pipeline.partition_reader import open_objects, spare_collections
 from tidelog.tier.intake_area import consignment_of
 from tidelog.tier.intake_part import PartWriter, StagedPart
 from tidelog.tier.keys import TopicKeys
+from tidelog.tier.object_store import ObjectStore
+from tidelog.tier.stores import open_store
 from tidelog.topics.names import parse_topic_name
 
 _MOST_OPEN = 256
@@ -70,6 +72,12 @@ def _by_topic(batch: pa.RecordBatch, topic: str | None) -> Iterator[tuple[str, p
         yield name, batch.filter(pc.equal(names, name))
 
 
+def _store_for_writing(place: ColdPlace) -> ObjectStore:
+    """A directory is opened anew, which makes it: it may have been removed since the last task of this worker."""
+    is_directory = place.store_url.startswith("file:")
+    return open_store(place.store_url, place.store_settings) if is_directory else open_objects(place)
+
+
 class _Staging:
     """The parts that one task writes: one open for each topic, as long as they are not too many or too large."""
 
@@ -110,7 +118,7 @@ class _Staging:
         name = parse_topic_name(topic)
         keys = TopicKeys(name.namespace, name.name, self._place.metadata_root)
         key = keys.staged_part(self._consignment, self._partition, secrets.token_hex(8))
-        writer = self._writers[topic] = PartWriter(open_objects(self._place), key)
+        writer = self._writers[topic] = PartWriter(_store_for_writing(self._place), key)
         self._held_bytes[topic] = 0
         return writer
 

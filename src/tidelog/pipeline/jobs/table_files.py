@@ -49,7 +49,10 @@ class TablePlace(msgspec.Struct, frozen=True):
     settings: StoreSettings
 
     def open(self) -> ObjectStore:
-        """The store, kept open in this process."""
+        """The store, kept open in this process; a directory that was removed since then is made again."""
+        path = self.path_of("")
+        if path is not None and not os.path.isdir(path):
+            _opened.cache_clear()
         return _opened(self)
 
     def open_existing(self) -> ObjectStore:
