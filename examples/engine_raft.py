@@ -288,7 +288,7 @@ def count_on(members: list[Member], name: str, times: int) -> None:
         member.answer()
 
 
-def main(root: Path, times: int = 10) -> None:
+def main(root: Path, times: int = 5) -> None:
     """Starts three replicas, and is not kind to them."""
     addresses = free_addresses()
     one, two, three = members = [Member(name, addresses, root) for name in MEMBERS]
