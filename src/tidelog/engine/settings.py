@@ -21,19 +21,19 @@ class EngineSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
 
     wal_segment_size: Annotated[int, msgspec.Meta(ge=4096)] = 100_000_000
     """Size at which a new file of the log is begun. Files leave the disk as a whole, so smaller ones free room sooner;
-    there are more of them, and each costs two syncs more."""
+    there are more of them, and each costs a few syncs."""
 
     wal_segment_max_secs: Positive = 3600
     """Age at which a file is ended however small it is, so that a quiet engine can let go of it too."""
 
     wal_sync_mode: Literal["fsync", "fdatasync", "none"] = "fdatasync"
     """What an apply waits for. "fdatasync": contents and size are on the disk. "fsync": the file's times too; nothing
-    more survives, and some file systems take longer. "none": the system has it. That survives a crash of the process;
+    more survives, and it is never faster. "none": the system has it. That survives a crash of the process;
     after a power failure what was acknowledged may be lost, or the engine must be restored from its store."""
 
     wal_compression: Literal["none", "zstd"] = "none"
     """Compresses each object by itself before it is written, if that makes it smaller. Saves disk and upload, and costs
-    a few microseconds a KiB on every put and every read."""
+    time on every put and every read."""
 
     wal_compression_level: Annotated[int, msgspec.Meta(ge=-7, le=19)] = -1
     """Higher is smaller and slower; below zero it is fast and compresses little."""
@@ -66,11 +66,11 @@ class EngineSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     # The store
 
     s3_bucket: str | None = None
-    """The bucket where cold data goes, for those who do not name a store by its URL. Needs `s3_prefix` for a part of
+    """The bucket where cold data goes, for those who do not name a store by its URL. `s3_prefix` says where in
     it."""
 
     s3_prefix: str = ""
-    """Where in that bucket."""
+    """Where in `s3_bucket` the engine is; it may share the bucket with others."""
 
     shipping_interval_secs: Annotated[float, msgspec.Meta(gt=0)] = 10
     """How often it is looked whether something can be shipped. It bounds the lag behind the low-water mark; each time
@@ -123,7 +123,7 @@ class EngineSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     # For those who test
 
     checks_invariants: bool = False
-    """Checks at run time what must always hold, such as that no page is written before its log. Costs some per cent."""
+    """Checks at run time what must always hold, such as that no page is written before its log. Costs time on every page."""
 
     @property
     def page_bytes(self) -> int:
