@@ -123,7 +123,8 @@ class EngineSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     # For those who test
 
     checks_invariants: bool = False
-    """Checks at run time what must always hold, such as that no page is written before its log. Costs time on every page."""
+    """Checks at run time what must always hold, such as that no page is written before its log. Costs time on every
+    page."""
 
     @property
     def page_bytes(self) -> int:
