@@ -15,11 +15,11 @@ from hypothesis import strategies as st
 from tests.engine.fake_engine import FakeEngine
 from tests.engine.list_orchestrator import ForgetfulOrchestrator, ListOrchestrator
 
+from tidelog.engine.applying import BATCH_BYTES, BATCH_ENTRIES
 from tidelog.engine.entry import Batch, CopyObject, CreateBucket, DeleteBucket, DeleteObject, Operation, PutObject
 from tidelog.engine.entry_codec import Carried
 from tidelog.engine.guard import Guarded, ListingRead, ObjectRead
 from tidelog.engine.orchestrator import (
-    BATCH_ENTRIES,
     AsyncOrchestrator,
     Orchestrator,
     apply_entries,
@@ -55,6 +55,19 @@ def test_it_applies_everything_once_and_in_order() -> None:
     assert drive(engine, orchestrator) == 600
     assert len(engine.batches) == 3
     assert orchestrator.asked == [0, 600]
+
+
+def test_large_entries_are_not_gathered_without_end() -> None:
+    """A batch ends by its bytes too, so that a log of large objects does not fill the memory."""
+    engine, data = FakeEngine(), bytes(BATCH_BYTES // 4 + 1)
+    large = Guarded(Batch((PutObject("b", "k", data), DeleteObject("b", "l"))), ())
+    log: dict[int, Carried] = {
+        1: CreateBucket("b"),
+        **{seq: PutObject("b", "k", data) for seq in range(2, 8)},
+        8: large,
+    }
+    drive(engine, ListOrchestrator(log))
+    assert engine.batches == [5, 3]
 
 
 def test_it_stops_where_it_is_told() -> None:

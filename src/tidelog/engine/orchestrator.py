@@ -27,12 +27,12 @@ Invariants of `drive`
 from __future__ import annotations
 
 import contextlib
+import time
 from collections.abc import AsyncIterator, Callable, Iterable
-from itertools import islice
 from threading import Event
 from typing import Final, Protocol, runtime_checkable
 
-from tidelog.engine.applying import Applying, apply_entries
+from tidelog.engine.applying import Applying, apply_entries, batches
 from tidelog.engine.entry_codec import Carried, decode_entry, encode_entry
 from tidelog.engine.results import Result
 from tidelog.errors import GapError
@@ -47,9 +47,9 @@ __all__ = [
     "encode_entry",
 ]
 
-BATCH_ENTRIES: Final = 256
-"""Entries that are applied with one sync. More of them make no entry cheaper, and let readers wait longer for news."""
 POLL_SECONDS: Final = 0.02
+MARKS_SECONDS: Final = 1.0
+"""How often marks are told while much is being applied: it costs a record here, and a sync or a message there."""
 
 Pair = tuple[int, Carried]
 OnResult = Callable[[Result], None]
@@ -146,6 +146,7 @@ class Driver:
         self._on_result = on_result
         self._seen_seq = engine.applied_seq
         self._truncated_seq = 0
+        self._told_at = time.monotonic()
 
     def compare_last(self) -> None:
         """Gives the engine its last entry again: the same does nothing, and another one is an error that names it."""
@@ -158,11 +159,13 @@ class Driver:
     def catch_up(self, up_to: int | None = None, stop: Event | None = None) -> None:
         """Applies what is there now, and tells the marks."""
         self._roll_back()
-        entries = iter(self._orchestrator.entries(self._seen_seq, up_to))
-        while not (stop is not None and stop.is_set()) and (batch := list(islice(entries, BATCH_ENTRIES))):
+        for batch in batches(self._orchestrator.entries(self._seen_seq, up_to)):
+            if stop is not None and stop.is_set():
+                break
             self._apply(batch)
             self._seen_seq = batch[-1][0]
-            self._tell_marks()
+            if time.monotonic() > self._told_at + MARKS_SECONDS:
+                self._tell_marks()
         self._tell_marks()
 
     def pause(self, stop: Event) -> None:
@@ -188,6 +191,7 @@ class Driver:
 
     def _tell_marks(self) -> None:
         engine, orchestrator = self._engine, self._orchestrator
+        self._told_at = time.monotonic()
         if isinstance(orchestrator, NotesApplied):
             orchestrator.note_applied(engine.applied_seq)
         low = min(orchestrator.low_water_mark(), engine.applied_seq)

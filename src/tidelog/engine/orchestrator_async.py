@@ -7,10 +7,18 @@ a worker thread, one thing at a time; the orchestrator is awaited in the loop.
 from __future__ import annotations
 
 import asyncio
+import time
 from typing import Protocol, runtime_checkable
 
-from tidelog.engine.applying import apply_entries
-from tidelog.engine.orchestrator import BATCH_ENTRIES, POLL_SECONDS, AsyncOrchestrator, Driven, OnResult, Pair
+from tidelog.engine.applying import Gathered, apply_entries
+from tidelog.engine.orchestrator import (
+    MARKS_SECONDS,
+    POLL_SECONDS,
+    AsyncOrchestrator,
+    Driven,
+    OnResult,
+    Pair,
+)
 from tidelog.engine.results import Result
 
 
@@ -53,16 +61,19 @@ class _AsyncDriver:
         self._on_result = on_result
         self._seen_seq = engine.applied_seq
         self._truncated_seq = 0
+        self._told_at = time.monotonic()
 
     async def catch_up(self, up_to: int | None) -> None:
         await self._roll_back()
-        batch: list[Pair] = []
+        gathered = Gathered()
         async for pair in self._orchestrator.entries(self._seen_seq, up_to):
-            batch.append(pair)
-            if len(batch) == BATCH_ENTRIES:
-                await self._apply(batch)
-                batch = []
-        await self._apply(batch)
+            if gathered.add(pair):
+                await self._apply(gathered.take())
+                if time.monotonic() > self._told_at + MARKS_SECONDS:
+                    await self._tell_marks()
+        if gathered.pairs:
+            await self._apply(gathered.take())
+        await self._tell_marks()
 
     async def pause(self) -> None:
         if isinstance(self._orchestrator, _Waits):
@@ -72,17 +83,15 @@ class _AsyncDriver:
 
     async def _apply(self, batch: list[Pair]) -> None:
         """Applies a batch wholly even if the task is cancelled meanwhile: a thread cannot be stopped halfway."""
-        if batch:
-            applying = asyncio.ensure_future(asyncio.to_thread(apply_entries, self._engine, batch))
-            try:
-                results = await asyncio.shield(applying)
-            except asyncio.CancelledError:
-                await asyncio.wait([applying])
-                raise
-            self._seen_seq = batch[-1][0]
-            for result in results:
-                self._hear(result)
-        await self._tell_marks()
+        applying = asyncio.ensure_future(asyncio.to_thread(apply_entries, self._engine, batch))
+        try:
+            results = await asyncio.shield(applying)
+        except asyncio.CancelledError:
+            await asyncio.wait([applying])
+            raise
+        self._seen_seq = batch[-1][0]
+        for result in results:
+            self._hear(result)
 
     def _hear(self, result: Result) -> None:
         if self._on_result is not None:
@@ -98,6 +107,7 @@ class _AsyncDriver:
 
     async def _tell_marks(self) -> None:
         engine, orchestrator = self._engine, self._orchestrator
+        self._told_at = time.monotonic()
         if isinstance(orchestrator, _NotesApplied):
             await orchestrator.note_applied(engine.applied_seq)
         low = min(await orchestrator.low_water_mark(), engine.applied_seq)
