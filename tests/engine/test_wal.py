@@ -21,6 +21,7 @@ from tidelog.engine.settings import EngineSettings
 from tidelog.engine.wal import FIRST, Anchor, Wal
 from tidelog.errors import (
     BackpressureError,
+    ClosedError,
     CorruptionError,
     DataError,
     DiskFullError,
@@ -344,6 +345,29 @@ class TestReadingByPosition:
             with pytest.raises(CorruptionError, match="at byte 50") as caught:
                 wal.read_stored(position + HEADER_BYTES, len(content))
             assert caught.value.path == wal.spans()[0].path
+
+    def test_a_failed_log_is_still_read(self) -> None:
+        """What was committed before the disk failed is there, in files too that nobody has looked at yet."""
+        files = FaultyFiles()
+        wal = Wal.open(DIRECTORY, SMALL, files=files)
+        placed = filled(wal, 100)
+        files.fail("sync", error=errno.EIO, matching=WAL_FILES)
+        wal.add(b"abc")
+        with pytest.raises(LogFailedError):
+            wal.commit()
+        for position, content in placed:
+            assert wal.read_stored(position + HEADER_BYTES, len(content)) == content
+        with pytest.raises(LogFailedError):
+            wal.close()
+
+    def test_a_closed_log_opens_no_files(self, tmp_path: Path) -> None:
+        """Whoever reads too late is told, and no file stays open."""
+        wal = Wal.open(tmp_path, SMALL)
+        ((position, content),) = filled(wal, 1)
+        assert wal.read_stored(position + HEADER_BYTES, 100) == content
+        wal.close()
+        with pytest.raises(ClosedError):
+            wal.read_stored(position + HEADER_BYTES, 100)
 
     def test_behind_the_end_is_a_mistake(self) -> None:
         """No pointer goes there."""

@@ -213,7 +213,15 @@ class Wal:
         return self._read_again(position, length)
 
     def _read_again(self, position: int, length: int) -> bytes | None:
-        """For what was not in the files that were known: there may be new ones, or it is still on its way there."""
+        """For what was not in the files that were known: there are new ones, as a rule."""
+        self._files.refresh()
+        found = self._files.read(position, length)
+        if found is None or len(found) == length:
+            return found
+        return self._read_when_written(position, length)
+
+    def _read_when_written(self, position: int, length: int) -> bytes | None:
+        """For what is still on its way to a file."""
         if position + length > self.next_position:
             raise InternalError(f"{length} bytes at position {position} are behind the end of the log")
         self._hand_over_all()

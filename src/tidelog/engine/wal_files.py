@@ -16,7 +16,7 @@ from pathlib import Path
 from threading import Lock
 from typing import NamedTuple
 
-from tidelog.errors import CorruptionError, DataError
+from tidelog.errors import ClosedError, CorruptionError, DataError
 from tidelog.files import File, Files
 from tidelog.log.boundary import byte_of_offset
 from tidelog.log.log import Log
@@ -89,6 +89,7 @@ class WalFiles:
         self._refreshing = Lock()
         self._opened: deque[_PlacedFile] = deque()
         self._view = _View([], [])
+        self._is_closed = False
         self.refresh()
 
     @property
@@ -111,6 +112,8 @@ class WalFiles:
     def _open(self, file: _PlacedFile) -> _Handle | None:
         """None when it was removed meanwhile."""
         with self._refreshing:
+            if self._is_closed:
+                raise ClosedError("the engine's log is closed", path=self._log.directory, hint="Open it again")
             if file.handle is None:
                 try:
                     file.handle = _Handle(self._files.open(file.path))
@@ -179,6 +182,7 @@ class WalFiles:
     def close(self) -> None:
         """Lets go of the files."""
         with self._refreshing:
+            self._is_closed = True
             for file in self._view.files:
                 file.handle = None
             self._opened.clear()
