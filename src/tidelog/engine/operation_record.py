@@ -43,12 +43,11 @@ DELETE_OBJECT: Final = 5
 COPY_OBJECT: Final = 6
 
 _OPERATION = struct.Struct("<BBHIQQQQIBHHHHHIQBI")
-_OWN = struct.Struct("<QIBHHHHHIQBI")
-_OWN_START = _OPERATION.size - _OWN.size
 OPERATION_BYTES: Final = _OPERATION.size
-TIME_BYTE: Final = _OWN_START
+TIME_BYTE: Final = 32
 """Where an operation's time is in its payload."""
 _MAX_REASON_BYTES = 4096
+_MAX_FLAGS = LAST | REFUSED | PART_OF_BATCH
 _NO_BODY = StoredBody(b"", 0, 0, 0)
 
 
@@ -212,20 +211,25 @@ def _cut_text(text: str) -> bytes:
 
 def decode_operation(payload: bytes, lsn: int) -> OperationRecord:
     """A record of this kind; DataError for any other."""
-    header = decode_header(payload, lsn)
-    end = header.updates_offset
-    if header.kind != OPERATION or end < OPERATION_BYTES:
-        raise DataError(f"a record of kind {header.kind} with {end} bytes is no operation, LSN {lsn}")
-    time_us, order, op, *lengths, crc, size, codec, stored_bytes = _OWN.unpack_from(payload, _OWN_START)
+    if len(payload) < OPERATION_BYTES or payload[0] != OPERATION:
+        kind = decode_header(payload, lsn).kind
+        raise DataError(f"a record of kind {kind} with {len(payload)} bytes is no operation, LSN {lsn}")
+    # fmt: off
+    (_, flags, zero, end, seq, previous_lsn, undo_next_lsn, time_us, order, op, *lengths, crc, size, codec,
+     stored_bytes) = _OPERATION.unpack_from(payload)
+    # fmt: on
+    if flags > _MAX_FLAGS or zero or undo_next_lsn or previous_lsn >= lsn or end > len(payload):
+        decode_header(payload, lsn)  # says what is wrong with it, unless the LSN was not known
     body_offset = OPERATION_BYTES + sum(lengths)
     if body_offset + stored_bytes != end:
         raise DataError(f"the lengths in an operation do not add up, LSN {lsn}")
-    names = _texts(payload, lengths, lsn)
-    stored = payload[body_offset:end]
+    bucket, key, src_bucket, src_key, reason = _texts(payload, lengths, lsn)
+    # fmt: off
     record = OperationRecord(
-        *(header.transaction, header.flags, header.previous_lsn, time_us, order, op),
-        *(*names, crc, size, codec, stored_bytes, body_offset, stored, payload[end:]),
+        seq, flags, previous_lsn, time_us, order, op, bucket, key, src_bucket, src_key, reason, crc, size, codec,
+        stored_bytes, body_offset, payload[body_offset:end], payload[end:],
     )
+    # fmt: on
     _check(record, lsn)
     return record
 
@@ -235,33 +239,36 @@ def _texts(payload: bytes, lengths: list[int], lsn: int) -> list[str]:
     start = OPERATION_BYTES
     try:
         for length in lengths:
-            texts.append(payload[start : start + length].decode())
+            texts.append(payload[start : start + length].decode() if length else "")
             start += length
     except UnicodeDecodeError as error:
         raise DataError(f"a name in an operation is not UTF-8, LSN {lsn}") from error
     return texts
 
 
-_HAS_KEY = {PUT_OBJECT, DELETE_OBJECT, COPY_OBJECT}
+# Which names each operation has besides its bucket: key, src_bucket, src_key.
+_NAMES = {
+    CREATE_BUCKET: (False, False, False),
+    DELETE_BUCKET: (False, False, False),
+    DELETE_BUCKET_FORCE: (False, False, False),
+    PUT_OBJECT: (True, False, False),
+    DELETE_OBJECT: (True, False, False),
+    COPY_OBJECT: (True, True, True),
+}
 
 
 def _check(record: OperationRecord, lsn: int) -> None:
     """Whether it can be the record of an operation at all; whether its names can be names is told by `operation_of`."""
-    op, is_copy = record.op, record.op == COPY_OBJECT
-    has_right_names = (
-        bool(record.bucket)
-        and bool(record.key) == (op in _HAS_KEY)
-        and bool(record.src_bucket) == bool(record.src_key) == is_copy
-    )
-    if not CREATE_BUCKET <= op <= COPY_OBJECT or not has_right_names:
+    op, flags = record.op, record.flags
+    if op not in _NAMES or _NAMES[op] != (bool(record.key), bool(record.src_bucket), bool(record.src_key)):
         raise DataError(f"an operation has op {op} with names that do not go with it, LSN {lsn}")
-    if record.codec > CODEC_ZSTD or not record.transaction:
-        raise DataError(f"an operation has codec {record.codec} and seq {record.transaction}, LSN {lsn}")
-    if bool(record.stored_bytes) != (op == PUT_OBJECT and not record.is_refused):
+    if not record.bucket or not record.transaction or record.codec > CODEC_ZSTD:
+        raise DataError(f"an operation has no bucket, or codec {record.codec} or seq {record.transaction}, LSN {lsn}")
+    if bool(record.stored_bytes) != (op == PUT_OBJECT and not flags & REFUSED):
         raise DataError(f"an operation has op {op} with a body of {record.stored_bytes} bytes, LSN {lsn}")
-    if record.is_refused and record.updates:
+    if flags & REFUSED and record.updates:
         raise DataError(f"a refused operation changes pages, LSN {lsn}")
-    if record.order and not record.flags & PART_OF_BATCH:
+    if record.order and not flags & PART_OF_BATCH:
         raise DataError(f"a lone operation says that it is number {record.order} of a batch, LSN {lsn}")
 
 
