@@ -34,6 +34,7 @@ _KNOWN_EXACTLY = 1 << 16
 _SAMPLE_EVERY = 256
 _TRANSACTION = struct.Struct("<8xQ")
 _TARGET = struct.Struct(f"<{HEADER_BYTES}xQ")
+_LEAST_BYTES = max(HEADER_BYTES, _TARGET.size)
 
 
 class EntryEnd(NamedTuple):
@@ -57,24 +58,23 @@ class LsnRange(NamedTuple):
     last: int
 
 
-def ends_in(frames: Frames) -> Iterator[EntryEnd | Rollback]:
-    """What ends in these frames, in order: entries and rollbacks."""
+def ends_in(frames: Frames) -> Iterator[EntryEnd]:
+    """The entries that end in these frames, in order, whether they count or not."""
+    _check_lengths(frames)
     buffer = frames.buffer
+    for lsn, at in enumerate(memoryview(frames.positions).cast("Q"), frames.first_offset):
+        if buffer[at] == OPERATION and buffer[at + 1] & LAST:
+            yield EntryEnd(_TRANSACTION.unpack_from(buffer, at)[0], lsn)
+
+
+def _check_lengths(frames: Frames) -> None:
+    """Every record has a header, and the end of a rollback has its numbers behind that."""
     lengths = memoryview(frames.lengths).cast("I")
-    for index, at in enumerate(memoryview(frames.positions).cast("Q")):
-        kind = buffer[at]
-        if kind == OPERATION:
-            if buffer[at + 1] & LAST:
-                _expect(lengths[index], HEADER_BYTES, frames.first_offset + index)
-                yield EntryEnd(_TRANSACTION.unpack_from(buffer, at)[0], frames.first_offset + index)
-        elif kind == ROLLBACK_END:
-            _expect(lengths[index], _TARGET.size, frames.first_offset + index)
-            yield Rollback(_TARGET.unpack_from(buffer, at)[0], frames.first_offset + index)
-
-
-def _expect(length: int, least: int, lsn: int) -> None:
-    if length < least:
-        raise DataError(f"a record of {length} bytes is cut short, LSN {lsn}")
+    if frames.count and min(lengths) < _LEAST_BYTES:
+        positions = memoryview(frames.positions).cast("Q")
+        for lsn, (at, length) in enumerate(zip(positions, lengths, strict=True), frames.first_offset):
+            if length < (_TARGET.size if length and frames.buffer[at] == ROLLBACK_END else HEADER_BYTES):
+                raise DataError(f"a record of {length} bytes is cut short, LSN {lsn}")
 
 
 class _Ends:
@@ -154,13 +154,26 @@ class SeqIndex:
             if stop_lsn <= self._learned_lsn:
                 return
             for frames in self._read_frames(self._learned_lsn, stop_lsn):
-                for end in ends_in(frames):
-                    self._add(end) if isinstance(end, EntryEnd) else self._roll_back(end)
+                self._learn(frames)
+                self._thin_out()
                 self._learned_lsn = frames.next_offset
 
-    def _add(self, end: EntryEnd) -> None:
-        self._exact.add(end)
-        if len(self._exact) >= 2 * _KNOWN_EXACTLY:
+    def _learn(self, frames: Frames) -> None:
+        """As `ends_in`, without an object an entry: every record that is written comes along here."""
+        _check_lengths(frames)
+        buffer, seq_in = frames.buffer, _TRANSACTION.unpack_from
+        add_seq, add_lsn = self._exact.seqs.append, self._exact.lsns.append
+        for lsn, at in enumerate(memoryview(frames.positions).cast("Q"), frames.first_offset):
+            kind = buffer[at]
+            if kind == OPERATION:
+                if buffer[at + 1] & LAST:
+                    add_seq(seq_in(buffer, at)[0])
+                    add_lsn(lsn)
+            elif kind == ROLLBACK_END:
+                self._roll_back(Rollback(_TARGET.unpack_from(buffer, at)[0], lsn))
+
+    def _thin_out(self) -> None:
+        while len(self._exact) >= 2 * _KNOWN_EXACTLY:
             for index in range(_SAMPLE_EVERY - 1, _KNOWN_EXACTLY, _SAMPLE_EVERY):
                 self._samples.add(self._exact[index])
             self._exact.drop(_KNOWN_EXACTLY)
@@ -198,7 +211,7 @@ class SeqIndex:
         """The last entry that is wanted between one that is known and an LSN."""
         for frames in self._read_frames(max(found.lsn + 1, self._first_lsn), stop_lsn + 1):
             for end in ends_in(frames):
-                if isinstance(end, EntryEnd) and not self._is_rolled_back(end.lsn):
+                if not self._is_rolled_back(end.lsn):
                     if (end.lsn if by_lsn else end.seq) > value:
                         return found
                     found = end
