@@ -239,6 +239,13 @@ def test_cells_of_a_bulk_load_must_be_in_order() -> None:
         empty_tree().bulk_load([(b"b", bytes(3000))])
 
 
+def test_redo_keeps_away_from_the_header_of_the_page_file() -> None:
+    """Page 0 is no page of the tree, whatever a record says."""
+    record = STRUCTURE_HEADER + updates.encode_image(0, page.compact_image(page.new_page(0, 0)))
+    with pytest.raises(DataError, match="page 0"):
+        empty_tree().redo(encode_many(1, [record]))
+
+
 def test_a_cell_that_is_too_large_is_refused() -> None:
     """Four cells fit into every page."""
     recorded = RecordedTree()

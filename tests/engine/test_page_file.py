@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import errno
+
 import pytest
 from tests.engine.tree_workbench import PATH, new_files
 
 from tidelog.engine import page
 from tidelog.engine.page_file import PageFile
-from tidelog.errors import CorruptionError, InputError
+from tidelog.errors import CorruptionError, DiskFullError, InputError, LogFailedError
 from tidelog.testing import FaultyFiles
 
 
@@ -57,6 +59,17 @@ def test_a_damaged_page_is_named() -> None:
     file.write_page(3, page.sealed(page.new_page(4, 0)))
     with pytest.raises(CorruptionError, match="page 3: it says that it is page 4"):
         file.read_page(3)
+
+
+def test_after_a_failed_sync_there_is_no_other() -> None:
+    """What was written before may be lost, and a second sync that succeeds would hide it."""
+    files = new_files()
+    file = written(files, 3)
+    files.fail("sync", error=errno.ENOSPC)
+    with pytest.raises(DiskFullError):
+        file.sync()
+    with pytest.raises(LogFailedError, match="Open the engine again"):
+        file.sync()
 
 
 def test_another_file_is_refused() -> None:

@@ -23,7 +23,7 @@ from tidelog.engine.page import MAX_CELL_BYTES, MISSING, NEEDS_IMAGE, ROOT, Cell
 from tidelog.engine.tree_check import TreeReport, check_tree
 from tidelog.engine.tree_load import load_tree
 from tidelog.engine.updates import IMAGE, INSERT, REMOVE, Update, decode, encode_image, redo, redo_frames, reverse_of
-from tidelog.errors import InputError, InternalError
+from tidelog.errors import DataError, InputError, InternalError
 from tidelog.log.frame import Frames
 
 # Cells of one step of a scan: enough to forget what a step costs, few enough that nobody waits for it.
@@ -187,6 +187,8 @@ class Tree:
         self._settled_next_page = self.next_page
 
     def _bring(self, page_id: int, *, must_be_read: bool) -> None:
+        if page_id < ROOT:
+            raise DataError("the log changes page 0, which is no page of the tree")
         self.next_page = max(self.next_page, page_id + 1)
         if must_be_read:
             self._load(page_id)

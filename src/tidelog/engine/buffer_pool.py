@@ -353,9 +353,13 @@ class BufferPool:
     def flush(self, page_ids: Iterable[int]) -> None:
         """Writes those of the pages that are dirty, as they are now or later, and syncs the file."""
         for page_id in sorted(page_ids):
-            if page_id in self.rec_lsns or page_id in self._held:
+            if self._is_dirty(page_id):
                 self.write_page(page_id)
         self.sync()
+
+    def _is_dirty(self, page_id: int) -> bool:
+        with self._mutex:  # a settling moves pages from one table to the other
+            return page_id in self.rec_lsns or page_id in self._held_rec_lsns
 
     def sync(self) -> None:
         """Everything written so far is durable when this returns."""

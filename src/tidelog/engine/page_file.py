@@ -6,7 +6,8 @@
 Invariants
 - A page that is read is the one that was written: crc, number and structure are checked, and damage raises with the
   file and the byte. A page of zeros was never written.
-- A write is durable after `sync` only. A torn one is found by its crc.
+- A write is durable after `sync` only. A torn one is found by its crc. After a sync that failed nobody knows which
+  writes are durable, and a later sync would not tell: there is none any more.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from pathlib import Path
 
 from tidelog.engine.page import PAGE_BYTES, check_page, verify_crc
 from tidelog.engine.page_python import MAGIC
-from tidelog.errors import CorruptionError
+from tidelog.errors import CorruptionError, LogFailedError
 from tidelog.files import Files, explained
 from tidelog.log.frame import crc32
 
@@ -37,6 +38,7 @@ class PageFile:
 
     def __init__(self, files: Files, path: Path) -> None:
         self.path = path
+        self._sync_failed = False
         with explained("open the page file", path):
             self._file = files.open(path, write=True)
         try:
@@ -82,8 +84,15 @@ class PageFile:
 
     def sync(self) -> None:
         """All pages written so far are durable when this returns."""
-        with explained("sync the page file", self.path):
-            self._file.sync()
+        if self._sync_failed:
+            hint = "Open the engine again: its log has all that the pages lack"
+            raise LogFailedError("an earlier sync failed", operation="sync the page file", path=self.path, hint=hint)
+        try:
+            with explained("sync the page file", self.path):
+                self._file.sync()
+        except BaseException:
+            self._sync_failed = True
+            raise
 
     def close(self) -> None:
         """Closes the file; what was not synced may be lost."""
