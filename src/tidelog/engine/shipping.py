@@ -17,7 +17,7 @@ import contextlib
 import logging
 import random
 from collections.abc import Callable, Iterator, Sequence
-from threading import RLock
+from threading import Lock, RLock
 
 from tidelog.engine.cold import ColdReader
 from tidelog.engine.core import Core
@@ -28,6 +28,7 @@ from tidelog.engine.replicas import Origin, Replica
 from tidelog.engine.shipping_statistics import ShippingStatistics
 from tidelog.engine.store_link import StoreLink
 from tidelog.engine.store_states import StoreStates
+from tidelog.engine.store_sweep import sweep_store
 from tidelog.errors import ClosedError, FencedError, RetryError, TidelogError
 from tidelog.tier.background import Background, Task
 from tidelog.tier.catalog import Catalog
@@ -68,12 +69,14 @@ class Shipping:
         self._lag = Lag(core.wal, core.clock)
         self._link: StoreLink | None = None
         self._shipping = RLock()
+        self._writing_state = Lock()
+        self._has_swept = False
         self._fenced: FencedError | None = None
         self._is_closed = False
         self._errors = 0
         self._errors_in_a_row = 0
         self._last_error: str | None = None
-        self._own_background = Background(1 + len(self._replicas), "tidelog-cold")
+        self._own_background = Background(2 + len(self._replicas), "tidelog-cold")
         self._tasks: list[Task] = []
 
     # The claim
@@ -93,16 +96,20 @@ class Shipping:
     def _connected(self) -> StoreLink:
         self._check_usable()
         if self._link is None:
-            metadata = open_metadata_store(BUCKET, self._objects)
-            try:
-                link = StoreLink(self._core, self._objects, metadata, self._keys, self._node)
-            except BaseException:
-                metadata.close()
-                raise
-            self._link = link
-            self._raise_marks(link.published)
-            self._states.let_go(link)
+            with self._shipping:
+                if self._link is None:
+                    self._link = self._claimed()
+                    self._raise_marks(self._link.published)
+                    self._states.let_go(self._link)
         return self._link
+
+    def _claimed(self) -> StoreLink:
+        metadata = open_metadata_store(BUCKET, self._objects)
+        try:
+            return StoreLink(self._core, self._objects, metadata, self._keys, self._node)
+        except BaseException:
+            metadata.close()
+            raise
 
     def _check_usable(self) -> None:
         if self._is_closed:
@@ -195,11 +202,15 @@ class Shipping:
         self.write_state()
 
     def write_state(self) -> StoredCheckpoint | None:
-        """As `checkpoint`; the newest state then, None while nothing is shipped."""
-        with self._shipping:
-            self.ship()
-            with self._counted():
-                return self._states.write(self._connected())
+        """As `checkpoint`, while shipping goes on; the newest state then, None while nothing is shipped."""
+        self.ship()
+        with self._writing_state, self._counted():
+            return self._states.write(self._connected())
+
+    def sweep(self) -> list[str]:
+        """Deletes what earlier owners left in the store and nobody names; which."""
+        with self._shipping, self._counted():
+            return sweep_store(self._connected(), self._objects, self._keys)
 
     def replicate(self) -> None:
         """Brings all replicas up to date; the first that cannot be raises, after all were tried."""
@@ -229,7 +240,10 @@ class Shipping:
         """Ships, writes states and lets go by itself from now on. Stores may hang, so the threads are its own."""
         interval = self._core.settings.shipping_interval_secs
         own = self._own_background
-        self._tasks = [own.add(self._guarded(self._ship_now), 0.0 if self._link is None else interval)]
+        self._tasks = [
+            own.add(self._guarded(self._ship_and_sweep), 0.0 if self._link is None else interval),
+            own.add(self._guarded(self._write_state_if_due), interval),
+        ]
         self._tasks += [own.add(self._guarded(lambda one=replica: self._bring_one(one))) for replica in self._replicas]  # type: ignore[misc]
 
     def soon(self) -> None:
@@ -252,14 +266,18 @@ class Shipping:
         if link is not None:
             link.close()
 
-    def _ship_now(self) -> None:
+    def _ship_and_sweep(self) -> None:
         self.ship()
-        if self._state_is_due():
+        if not self._has_swept:
+            self.sweep()
+            self._has_swept = True
+
+    def _write_state_if_due(self) -> None:
+        if self._link is not None and self._state_is_due(self._link.published):
             self.write_state()
 
-    def _state_is_due(self) -> bool:
+    def _state_is_due(self, published: Manifest) -> bool:
         """Old enough, and something was shipped since."""
-        published = self._connected().published
         if not published.high_water_mark:
             return False
         newest = published.checkpoints[-1] if published.checkpoints else None

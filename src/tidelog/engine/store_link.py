@@ -9,6 +9,7 @@ Invariants
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from threading import Lock
 
 import msgspec
 
@@ -37,7 +38,8 @@ class StoreLink:
         self.owned = taken.catalog
         self.manifest = OwnedManifest(taken.catalog, keys, core.clock)
         self.published = self.manifest.settle_in()
-        """The manifest as it was read last."""
+        """The newest manifest that is known to be published."""
+        self._noting = Lock()
         _refuse_lost_objects(self.published, taken.next_offset)
         self.index = self._new_index()
         self.shipper = self._new_shipper(taken.next_offset)
@@ -89,9 +91,15 @@ class StoreLink:
 
         before(advance(self.published))
         self.manifest.change(advance)
-        self.published = self.manifest.read()
+        self.note(self.manifest.read())
         self.index.forget_below(shipped_lsn)
         return self.published
+
+    def note(self, manifest: Manifest) -> None:
+        """A manifest was published or read. Others do the same: the newest one counts."""
+        with self._noting:
+            if manifest.revision > self.published.revision:
+                self.published = manifest
 
     def close(self) -> None:
         """Nothing is published from now on."""

@@ -45,7 +45,7 @@ class StoreStates:
             created_us=self._core.clock.now_us(),
             history_start_seq=lambda: self._core.checkpointer.history_start_seq,
         )
-        link.published = link.manifest.change(lambda manifest: _with(manifest, written))
+        link.note(link.manifest.change(lambda manifest: _with(manifest, written)))
         self.let_go(link)
         return written
 
@@ -60,12 +60,12 @@ class StoreStates:
         """Deletes what is old, and what an interrupted attempt has left."""
         now_us = self._core.clock.now_us()
         planned = link.manifest.change(lambda manifest: without_old(manifest, now_us))
-        link.published = planned
+        link.note(planned)
         if planned.leaving:
             link.owned.ownership.verify()
             self._objects.delete(planned.leaving)
             gone = frozenset(planned.leaving)
-            link.published = link.manifest.change(lambda manifest: _without_gone(manifest, gone))
+            link.note(link.manifest.change(lambda manifest: _without_gone(manifest, gone)))
 
 
 def _with(manifest: Manifest, written: StoredCheckpoint) -> Manifest:
