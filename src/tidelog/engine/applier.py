@@ -25,6 +25,7 @@ from tidelog.engine.cell import (
     with_order,
 )
 from tidelog.engine.entry import (
+    MAX_DATA_BYTES,
     CopyObject,
     CreateBucket,
     DeleteBucket,
@@ -36,6 +37,7 @@ from tidelog.engine.entry import (
 )
 from tidelog.engine.operation_record import body_position, encode_operation, encode_put
 from tidelog.engine.page import cell_bytes, get
+from tidelog.engine.put_record import object_key, put_record
 from tidelog.engine.record_header import LAST, PART_OF_BATCH, REFUSED
 from tidelog.engine.results import Result
 from tidelog.engine.rules import Rules
@@ -61,6 +63,8 @@ class Applier:
         self._clock = clock
         self._inline_bytes = settings.inline_value_bytes
         self._bodies = BodyEncoder(settings.wal_compression, settings.wal_compression_level)
+        # Data above this size is stored in the log as it is; none is where everything is compressed.
+        self._plain_above = settings.inline_value_bytes if settings.wal_compression == "none" else MAX_DATA_BYTES
         self._time_us = 0
 
     def begin(self) -> None:
@@ -126,6 +130,21 @@ class Applier:
     # One of each kind
 
     def _put(self, seq: int, operation: PutObject, flags: int, previous_lsn: int, order: int) -> None:
+        """The common one in one step: the first of its entry, large enough for the log, without metadata."""
+        data = operation.data
+        if order or operation.metadata or len(data) <= self._plain_above:
+            self._put_any(seq, operation, flags, previous_lsn, order)
+            return
+        wal, bucket, name = self._wal, operation.bucket, operation.key
+        key = object_key(bucket, name, seq)
+        page = self._tree.prepare(key, cell_bytes(len(key), POINTER_BYTES))
+        record, value = put_record(
+            *(seq, flags, previous_lsn, self._time_us, order, bucket, name, data, key, page),
+            *(wal.next_lsn, wal.next_position),
+        )
+        self._tree.insert(page, key, value, wal.add(record))
+
+    def _put_any(self, seq: int, operation: PutObject, flags: int, previous_lsn: int, order: int) -> None:
         bucket, name = operation.bucket.encode(), operation.key.encode()
         key = at(b"o%b\0%b\0" % (bucket, name), seq)
         body = self._bodies.store(operation.data, operation.metadata)
