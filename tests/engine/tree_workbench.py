@@ -11,7 +11,7 @@ from typing import Any
 
 from tests.twins import outcome
 
-from tidelog.engine import page, page_python, tree_python, updates, updates_python
+from tidelog.engine import page, page_image_python, page_python, tree_python, updates, updates_python
 from tidelog.engine.btree import Tree
 from tidelog.engine.buffer_pool import BufferPool
 from tidelog.engine.page_file import PageFile
@@ -24,6 +24,7 @@ STRUCTURE_HEADER = bytes([2, 0, 0, 0]) + (32).to_bytes(4, "little") + bytes(24)
 
 _PARTS: tuple[tuple[Any, Any], ...] = (
     (page._pages, page_python),
+    (page._images, page_image_python),
     (page._tree, tree_python),
     (updates._kernel, updates_python),
 )

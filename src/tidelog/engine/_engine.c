@@ -1,5 +1,5 @@
-/* The loops over pages, in C. `page.py` draws the page, `updates.py` the page updates; `page_python.py`, `tree_python.py`
-   and `updates_python.py` are the twins that define every answer.
+/* The loops over pages, in C. `page.py` draws the page, `updates.py` the page updates. The twins that define every
+   answer are `page_python.py`, `page_image_python.py`, `tree_python.py` and `updates_python.py`.
 
    Invariants
    - Bytes are hostile: nothing is read or written that was not checked to lie inside of its page or record.
@@ -25,7 +25,8 @@ static PyMethodDef engine_methods[] = {
     METHOD("check_page", engine_check_page, "check_page(page, page_id): what is wrong with its structure, or None."),
     METHOD("put_back", engine_put_back, "put_back(pages, copies): makes pages what they were, in one step."),
     METHOD("find", engine_find, "find(pages, root, key): first cell at or behind the key, None, or a missing page."),
-    METHOD("scan", engine_scan, "scan(pages, root, start, stop, limit): (cells, key to go on from), or a missing page."),
+    METHOD("scan", engine_scan,
+           "scan(pages, root, start, stop, limit): (cells, key to go on from), or a missing page."),
     METHOD("place", engine_place, "place(pages, root, key, cell_bytes, image_floor): the leaf, or what to do first."),
     METHOD("plan_split", engine_plan_split, "plan_split(pages, path, key, next_page): (page updates, new pages)."),
     METHOD("redo", engine_redo, "redo(pages, updates, lsn): -1 when done, or a missing page."),
@@ -76,7 +77,7 @@ static PyModuleDef_Slot engine_slots[] = {
 static struct PyModuleDef engine_module = {
     .m_base = PyModuleDef_HEAD_INIT,
     .m_name = "tidelog.engine._engine",
-    .m_doc = PyDoc_STR("The loops over pages, in C; page_python, tree_python and updates_python are its twins."),
+    .m_doc = PyDoc_STR("The loops over pages, in C; the modules *_python are its twins."),
     .m_size = sizeof(EngineState),
     .m_methods = engine_methods,
     .m_slots = engine_slots,

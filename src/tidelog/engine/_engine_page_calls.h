@@ -9,7 +9,8 @@ static PyObject *engine_format_page(PyObject *module, PyObject *const *arguments
     Page page;
     uint32_t id, level;
     if (expect_arguments("format_page", count, 3, 3) < 0 ||
-        page_take(PyModule_GetState(module), arguments[0], &page, 1) < 0 || parse_u32(arguments[1], "page_id", &id) < 0 ||
+        page_take(PyModule_GetState(module), arguments[0], &page, 1) < 0 ||
+        parse_u32(arguments[1], "page_id", &id) < 0 ||
         parse_u32(arguments[2], "level", &level) < 0) {
         return NULL;
     }
@@ -33,7 +34,8 @@ static PyObject *change_cell(PyObject *module, const char *name, int (*change)(P
     Slice key, value;
     uint64_t lsn;
     if (expect_arguments(name, count, 4, 4) < 0 ||
-        page_open(PyModule_GetState(module), arguments[0], &page, 1) < 0 || parse_bytes(arguments[1], "key", &key) < 0 ||
+        page_open(PyModule_GetState(module), arguments[0], &page, 1) < 0 ||
+        parse_bytes(arguments[1], "key", &key) < 0 ||
         parse_bytes(arguments[2], "value", &value) < 0 || parse_u64(arguments[3], &lsn) < 0 ||
         check_lsn(&page, lsn) < 0 || change(&page, key, value) < 0) {
         return NULL;
@@ -55,7 +57,8 @@ static PyObject *engine_remove(PyObject *module, PyObject *const *arguments, Py_
     Slice key;
     uint64_t lsn;
     if (expect_arguments("remove", count, 3, 3) < 0 ||
-        page_open(PyModule_GetState(module), arguments[0], &page, 1) < 0 || parse_bytes(arguments[1], "key", &key) < 0 ||
+        page_open(PyModule_GetState(module), arguments[0], &page, 1) < 0 ||
+        parse_bytes(arguments[1], "key", &key) < 0 ||
         parse_u64(arguments[2], &lsn) < 0 || check_lsn(&page, lsn) < 0 || page_remove(&page, key) < 0) {
         return NULL;
     }

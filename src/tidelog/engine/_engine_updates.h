@@ -111,7 +111,8 @@ static int update_do(Update *update) {
         return page_remove(page, update->key);
     default:
         if (update->value.size != 4) {
-            PyErr_Format(page->data_error, "page %lu: a right sibling is a number of 4 bytes", (unsigned long)update->id);
+            PyErr_Format(page->data_error, "page %lu: a right sibling is a number of 4 bytes",
+                         (unsigned long)update->id);
             return -1;
         }
         return page_truncate(page, update->key, load_u32(update->value.data));

@@ -21,7 +21,7 @@ Invariants
 - Every call here is one step for all threads: nobody sees half of a change, and readers need no lock.
 
 Pages from a disk are hostile: a damaged one raises DataError, whatever is in it. The loops are C (`_engine.c`);
-`page_python` and `tree_python` give the same answers where it could not be built.
+`page_python`, `page_image_python` and `tree_python` give the same answers where it could not be built.
 """
 
 from __future__ import annotations
@@ -29,10 +29,11 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING
 
-from tidelog.engine import page_python, tree_python
+from tidelog.engine import page_image_python, page_python, tree_python
 
 if TYPE_CHECKING:
     _pages = page_python
+    _images = page_image_python
     _tree = tree_python
 else:
     try:
@@ -40,9 +41,9 @@ else:
             raise ImportError
         from tidelog.engine import _engine
 
-        _pages = _tree = _engine
+        _pages = _images = _tree = _engine
     except ImportError:
-        _pages, _tree = page_python, tree_python
+        _pages, _images, _tree = page_python, page_image_python, tree_python
 
 KERNEL_IS_NATIVE = _pages is not page_python
 PAGE_BYTES = page_python.PAGE_BYTES
@@ -66,12 +67,12 @@ remove = _pages.remove
 set_header = _pages.set_header
 get = _pages.get
 cells = _pages.cells
-compact_image = _pages.compact_image
-set_image = _pages.set_image
-sealed = _pages.sealed
-verify_crc = _pages.verify_crc
-check_page = _pages.check_page
-put_back = _pages.put_back
+compact_image = _images.compact_image
+set_image = _images.set_image
+sealed = _images.sealed
+verify_crc = _images.verify_crc
+check_page = _images.check_page
+put_back = _images.put_back
 find = _tree.find
 scan = _tree.scan
 place = _tree.place

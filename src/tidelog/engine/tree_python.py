@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import struct
 
+from tidelog.engine.page_image_python import image_of
 from tidelog.engine.page_python import (
     ACCESSES_AT,
     CELL_HEADER_BYTES,
@@ -25,7 +26,6 @@ from tidelog.engine.page_python import (
     format_fresh,
     free_bytes,
     id_of,
-    image_of,
     key_at,
     level_of,
     lower_bound,

@@ -12,13 +12,13 @@ import struct
 from collections.abc import Callable
 from typing import NamedTuple
 
+from tidelog.engine.page_image_python import put_image
 from tidelog.engine.page_python import (
     atomic,
     expect_page,
     insert_cell,
     lsn_of,
     opened,
-    put_image,
     raise_lsn,
     remove_cell,
     replace_cell,
