@@ -17,6 +17,7 @@ from tidelog.cli import (
     dev_s3,
     dlq,
     doctor,
+    engine,
     import_danube,
     inspect,
     pipeline,
@@ -68,7 +69,7 @@ app = typer.Typer(
 
 _MODULES = (
     *(demo, produce, consume, topic, sub, dlq, inspect, verify, repair),
-    *(pipeline, import_danube, doctor, bench, dev_s3),
+    *(pipeline, engine, import_danube, doctor, bench, dev_s3),
 )
 for _module in _MODULES:
     _module.add_to(app)

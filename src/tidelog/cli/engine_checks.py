@@ -1,0 +1,232 @@
+"""What `tidelog engine verify` looks at in the files of an engine, without a lock and without changing anything.
+
+Invariants
+- A page that the log makes anew when the engine is opened may be anything in the page file: it was being written.
+- What an owner is doing meanwhile is no problem: a page is read again before it counts as damaged.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import NamedTuple
+
+from tidelog.cli.engine_wal import Damage, Piece, walk
+from tidelog.engine.master import CheckpointState, read_master
+from tidelog.engine.operation_record import OperationRecord
+from tidelog.engine.page import PAGE_BYTES, check_page, verify_crc
+from tidelog.engine.record import (
+    CheckpointBeginRecord,
+    CheckpointEndRecord,
+    Record,
+    RollbackEndRecord,
+    decode_record,
+)
+from tidelog.engine.updates import decode as decode_updates
+from tidelog.errors import DataError
+from tidelog.files import LocalFiles
+from tidelog.log.examine import examine_log
+from tidelog.log.repair import is_lost
+
+OnDone = Callable[[int], None]
+_CHUNK_PAGES = 256
+_ATTEMPTS = 5
+_WAIT_SECONDS = 0.05
+_ZEROS = bytes(PAGE_BYTES)
+
+
+class Finding(NamedTuple):
+    """Something wrong: in which part, and what."""
+
+    part: str
+    text: str
+
+
+class LogCheck:
+    """Every record of the log, in order."""
+
+    def __init__(self, root: Path) -> None:
+        self._wal = root / "wal"
+        self.findings: list[Finding] = []
+        self.records = 0
+        self.bytes = 0
+        self.has_damage = False
+        """Whether records are missing: then the state that they lead to cannot be known."""
+        self.changed_pages: set[int] = set()
+        """Pages that opening makes anew, or changes."""
+        self.state, reason = read_master(LocalFiles(), root)
+        self._ends: list[CheckpointState] = []
+        self._positions: dict[int, int] = {}
+        self._first_lsn: int | None = None
+        self._next_lsn = 0
+        self._position: int | None = None
+        self._completed_seq = 0
+        if reason is not None:
+            self._add("checkpoint", f"engine.ckpt: {reason}")
+
+    def run(self, on_done: OnDone) -> None:
+        """Reads all of it."""
+        if not self._wal.is_dir():
+            self.has_damage = True
+            self._add("log", f"there is no directory {self._wal}")
+            return
+        self._check_frames(on_done)
+        for one in walk(self._wal):
+            if isinstance(one, Damage):
+                self._position = None
+            else:
+                self._take(one)
+        if not self.has_damage:
+            self._check_checkpoint()
+
+    def _check_frames(self, on_done: OnDone) -> None:
+        examined = examine_log(self._wal, on_progress=lambda done, _: on_done(done))
+        self.bytes = examined.total_bytes
+        for problem in examined.problems:
+            if problem.is_torn_tail and self._grows(problem.file, examined.files[-1].size):
+                continue
+            self.has_damage = self.has_damage or not problem.is_torn_tail
+            self._add("log", str(problem))
+
+    def _grows(self, name: str, size: int) -> bool:
+        """A frame without an end in a file that grows is one that is being written."""
+        time.sleep(_WAIT_SECONDS * 4)
+        return (self._wal / name).stat().st_size > size
+
+    def _take(self, piece: Piece) -> None:
+        frames = piece.frames
+        if self._first_lsn is None:
+            self._first_lsn = frames.first_offset
+            self._position = 0 if self._first_lsn == 1 else None
+        for lsn, payload in enumerate(frames.payloads(), frames.first_offset):
+            self.records += 1
+            self._check_record(lsn, payload)
+            if self._position is not None:
+                self._position += frames.start_of(1) - frames.start_of(0) if frames.count == 1 else 16 + len(payload)
+        self._next_lsn = frames.next_offset
+
+    def catch_up(self) -> None:
+        """What was written since: an owner goes on."""
+        for one in walk(self._wal, self._next_lsn):
+            if isinstance(one, Piece):
+                self._take(one)
+
+    def _check_record(self, lsn: int, payload: bytes) -> None:
+        if is_lost(payload):
+            self.has_damage = True
+            self._add("log", f"LSN {lsn}: a repair could not save it")
+            return
+        try:
+            record = decode_record(payload, lsn)
+            pages = {update.page for update in decode_updates(getattr(record, "updates", b""), lsn)}
+        except DataError as error:
+            self.has_damage = True
+            self._add("log", error.message)
+            return
+        if self.state is None or lsn >= self.state.begin_lsn:
+            self.changed_pages |= pages
+        self._note(record, lsn)
+
+    def _note(self, record: Record, lsn: int) -> None:
+        match record:
+            case OperationRecord():
+                self._note_operation(record, lsn)
+            case RollbackEndRecord():
+                self._completed_seq = record.target_seq
+            case CheckpointBeginRecord():
+                self._note_begin(record, lsn)
+            case CheckpointEndRecord():
+                self._ends.append(record.state)
+
+    def _note_operation(self, record: OperationRecord, lsn: int) -> None:
+        if not record.is_last:
+            return
+        if record.transaction <= self._completed_seq:
+            self._add("log", f"LSN {lsn}: seq {record.transaction} comes after seq {self._completed_seq}")
+        self._completed_seq = record.transaction
+
+    def _note_begin(self, record: CheckpointBeginRecord, lsn: int) -> None:
+        if self._position is not None and self._position != record.position:
+            self._add("log", f"LSN {lsn}: it says that it is at position {record.position}, and is at {self._position}")
+        self._position = record.position
+        self._positions[lsn] = record.position
+
+    def _check_checkpoint(self) -> None:
+        """`engine.ckpt` is a copy of what the log says, or of a restore: then the log begins where it does."""
+        state = self.state
+        if state is None:
+            if self._first_lsn not in (None, 1) and not self._ends:
+                self._add("checkpoint", f"there is none, and the log begins at LSN {self._first_lsn}")
+            return
+        if self._positions.get(state.begin_lsn) == state.begin_position and state in self._ends:
+            return
+        if self._first_lsn in (None, state.begin_lsn) and state.begin_lsn not in self._positions:
+            return
+        self._add(
+            "checkpoint", f"engine.ckpt tells of a checkpoint at LSN {state.begin_lsn} that the log does not have"
+        )
+
+    def _add(self, part: str, text: str) -> None:
+        self.findings.append(Finding(part, text))
+
+
+class PageCheck:
+    """Every page of the page file."""
+
+    def __init__(self, root: Path, log: LogCheck) -> None:
+        self._path = root / "pages.db"
+        self._log = log
+        self.findings: list[Finding] = []
+        self.pages = 0
+
+    def run(self, on_done: OnDone) -> None:
+        """Reads all of it."""
+        try:
+            file = LocalFiles().open(self._path)
+        except FileNotFoundError:
+            self._note_missing()
+            return
+        try:
+            self.pages = count = -(-file.size() // PAGE_BYTES)
+            for first in range(0, count, _CHUNK_PAGES):
+                data = file.read_at(first * PAGE_BYTES, _CHUNK_PAGES * PAGE_BYTES)
+                for index in range(min(_CHUNK_PAGES, count - first)):
+                    self._check(first + index, data[index * PAGE_BYTES : (index + 1) * PAGE_BYTES])
+                on_done((first + _CHUNK_PAGES) * PAGE_BYTES)
+        finally:
+            file.close()
+
+    def _note_missing(self) -> None:
+        if self._log.state is not None and self._log.state.next_page > 1:
+            self.findings.append(Finding("pages", f"{self._path} is gone"))
+
+    def _check(self, page_id: int, data: bytes) -> None:
+        fault = fault_of(data, page_id)
+        for _ in range(_ATTEMPTS):
+            if fault is None or page_id in self._log.changed_pages:
+                return
+            time.sleep(_WAIT_SECONDS)
+            self._log.catch_up()
+            fault = fault_of(self._again(page_id), page_id)
+        if fault is not None:
+            byte = page_id * PAGE_BYTES
+            self.findings.append(Finding("pages", f"{self._path}, byte {byte}: page {page_id}: {fault}"))
+
+    def _again(self, page_id: int) -> bytes:
+        file = LocalFiles().open(self._path)
+        try:
+            return file.read_at(page_id * PAGE_BYTES, PAGE_BYTES)
+        finally:
+            file.close()
+
+
+def fault_of(data: bytes, page_id: int) -> str | None:
+    """What is wrong with a page by itself. One of zeros was never written: the tree says whether that matters."""
+    if len(data) < PAGE_BYTES:
+        return "the file ends in the middle of it"
+    if data == _ZEROS and page_id:
+        return None
+    if not verify_crc(data):
+        return "a checksum that does not match"
+    return check_page(data, page_id) if page_id else None
