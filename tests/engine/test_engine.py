@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
+from threading import Thread
 
 import pytest
 from tests.engine.engines import RandomEntries, assert_same, is_missing, open_local
@@ -194,3 +196,46 @@ def test_one_process_has_it_open(tmp_path: Path) -> None:
         engine.apply(1, CreateBucket("b"))
     with pytest.raises(ClosedError):
         engine.read("b", "k")
+
+
+def test_closing_ends_transactions_that_wait(tmp_path: Path) -> None:
+    """Whoever waits for a lock hears that the engine is gone, and not after half a minute."""
+    engine = open_local(tmp_path / "e")
+    engine.apply(1, CreateBucket("b"))
+    heard: list[BaseException] = []
+
+    def wait() -> None:
+        try:
+            with engine.transaction() as second:
+                second.put("b", "k", b"2")
+        except ClosedError as error:
+            heard.append(error)
+
+    with engine.transaction() as first:
+        first.put("b", "k", b"1")
+        waiting = Thread(target=wait)
+        waiting.start()
+        while not engine.statistics().locks.waiting:
+            time.sleep(0.001)
+        engine.close()
+        waiting.join(10)
+    assert len(heard) == 1
+
+
+def test_old_entries_come_again_after_their_records_have_gone(tmp_path: Path) -> None:
+    """They do nothing; what contradicts the versions that are there is refused."""
+    entries = RandomEntries("gone", buckets=1).entries(80)
+    with open_local(tmp_path / "e") as engine:
+        engine.apply(1, CreateBucket("bucket-0"))
+        engine.apply_many([(seq + 1, entry) for seq, entry in entries])
+        engine.create_checkpoint()
+        engine._core.wal.seal()
+        engine.apply(1000, PutObject("bucket-0", "last", b""))
+        engine._core.wal.remove_below(engine._core.checkpointer.redo_lsn)
+        assert engine._core.wal.first_lsn > 80
+        before = engine.digest()
+        assert len(engine.apply_many([(seq + 1, entry) for seq, entry in entries])) == 80
+        seq, put = next((seq, one) for seq, one in entries if isinstance(one, PutObject))
+        with pytest.raises(InputError, match="something else"):
+            engine.apply(seq + 1, PutObject(put.bucket, put.key, b"another"))
+        assert engine.digest() == before

@@ -60,6 +60,7 @@ class Engine:
         self._accepted_seq = core.marks.applied_seq
         self._replayed = Replayed(core.wal, core.versions)
         self._transactions = Transactions(self)
+        self._unsettled: list[Entry] = []
         self._failure: TidelogError | None = None
         self._closed = False
         self._find_in = core.versions.find_in
@@ -84,7 +85,7 @@ class Engine:
             begin = 0
             while begin < len(fresh):
                 begin = self._apply_chunk(fresh, begin, results)
-            self._commit(fresh)
+            self._commit()
         return results
 
     def _apply_chunk(self, entries: list[tuple[int, Entry]], begin: int, results: list[Result]) -> int:
@@ -104,6 +105,7 @@ class Engine:
         finally:
             core.tree.settle()
         self._accepted_seq = entries[stop - 1][0]
+        self._unsettled += [entry for _, entry in entries[begin:stop]]
         return stop
 
     def _take_back(self, error: BaseException, first_lsn: int) -> None:
@@ -115,9 +117,9 @@ class Engine:
             self._core.tree.take_back()
             self._core.buckets.load(self._core.tree)
 
-    def _commit(self, entries: list[tuple[int, Entry]]) -> None:
+    def _commit(self) -> None:
         """Waits for the disk and makes what was accepted visible."""
-        if self._marks.applied_seq < self._accepted_seq or entries:
+        if self._marks.applied_seq < self._accepted_seq:
             try:
                 self._wal.commit()
             except DiskFullError:
@@ -126,7 +128,8 @@ class Engine:
                 self._fail(error)
                 raise
             self._marks.applied(self._accepted_seq)
-            self._transactions.settle(self._accepted_seq, (entry for _, entry in entries))
+            self._transactions.settle(self._accepted_seq, self._unsettled)
+            self._unsettled = []
 
     def _again(self, seq: int, entry: Entry) -> Result:
         """An entry that was accepted before: what became of it."""
@@ -310,6 +313,7 @@ class Engine:
         if self._closed:
             return
         self._closed = True
+        self._transactions.close()
         self.upkeep.stop()
         try:
             if self._failure is None:
@@ -330,6 +334,7 @@ class Engine:
     def _check_open(self) -> None:
         if self._closed:
             raise self._closed_error()
+        self.upkeep.check_not_fenced()
         if self._failure is not None:
             raise LogFailedError(self._failure.message, path=self._core.directory, hint="Close it and open it again")
 

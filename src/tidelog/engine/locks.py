@@ -286,6 +286,14 @@ class LockManager:
                 self._end(owner, owner.failure or _rolled_back, wakeups)
         _wake(wakeups)
 
+    def close(self) -> None:
+        """Ends every owner: there is nothing to lock any more."""
+        wakeups: Wakeups = []
+        with self._mutex:
+            for owner in self._owners:
+                self._end(owner, owner.failure or _closed, wakeups)
+        _wake(wakeups)
+
     def _in_the_way(self, resource: Resource) -> list[LockOwner]:
         """Whose locks a write of the log does not go together with: X on a bucket, or X on a key under IX."""
         found = self._holders(resource)
@@ -327,6 +335,10 @@ def _wake(wakeups: Wakeups) -> None:
 
 def _name(resource: Resource) -> str:
     return f"bucket {resource!r}" if isinstance(resource, str) else f"{resource[0]!r}/{resource[1]!r}"
+
+
+def _closed() -> TidelogError:
+    return ClosedError("the engine was closed during the transaction", hint="Open it again and run it once more")
 
 
 def _ended() -> TidelogError:

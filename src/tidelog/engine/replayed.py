@@ -3,13 +3,14 @@
 Invariants
 - The same entry under the same seq gives the same result as the first time, and changes nothing.
 - Another entry under a seq that was used, and a seq that was passed over, are refused with what is known about it.
-- As long as its records are on this disk an entry is compared with them; afterwards with the versions that it made.
+- As long as its records are on this disk an entry is compared with them; afterwards with the versions that it made,
+  as far as they are kept.
 """
 
 from __future__ import annotations
 
 from tidelog.engine.body import encode_body
-from tidelog.engine.entry import CopyObject, DeleteObject, Entry, PutObject, operations
+from tidelog.engine.entry import CopyObject, Entry, Operation, PutObject, operations
 from tidelog.engine.gate import EntryEnd, SeqIndex
 from tidelog.engine.operation_record import OperationRecord, decode_operation, same_entry
 from tidelog.engine.results import Result
@@ -67,18 +68,24 @@ class Replayed:
         return found[::-1]
 
     def _from_versions(self, seq: int, entry: Entry) -> Result:
-        """The log does not reach back that far: what is left of the entry is what it made."""
-        for operation in operations(entry):
-            if isinstance(operation, PutObject):
-                wanted = (len(operation.data), crc32(encode_body(operation.data, operation.metadata)))
-                if self._made(operation.bucket, operation.key, seq) != wanted:
-                    raise _refused(seq, "it was applied long ago, and this is not what it put")
-            elif isinstance(operation, CopyObject):
-                if self._made(operation.dest_bucket, operation.dest_key, seq) is None:
-                    raise _refused(seq, "it was applied long ago, and did not make this copy")
-            elif isinstance(operation, DeleteObject) and self._made(operation.bucket, operation.key, seq):
-                raise _refused(seq, "it was applied long ago, and did not delete this object")
-        return Result(seq, "applied")
+        """The log does not reach back that far: what is left of the entry is what it made, if it made anything.
+
+        What contradicts that is refused. What cannot be told any more (it was refused, or vacuumed since) does nothing.
+        """
+        made = [self._made_by(operation, seq) for operation in operations(entry)]
+        return Result(seq, "applied" if any(made) else "nothing")
+
+    def _made_by(self, operation: Operation, seq: int) -> bool:
+        match operation:
+            case PutObject(bucket, key, data, metadata):
+                found = self._made(bucket, key, seq)
+                if found is not None and found != (len(data), crc32(encode_body(data, metadata))):
+                    raise _refused(seq, f"it was applied long ago, and put something else as {bucket!r}/{key!r}")
+                return found is not None
+            case CopyObject(_, _, bucket, key):
+                return self._made(bucket, key, seq) is not None
+            case _:
+                return True
 
     def _made(self, bucket: str, key: str, seq: int) -> tuple[int, int] | None:
         """Size and checksum of the version that this seq made, if it made one."""

@@ -290,6 +290,10 @@ class Transactions:
         """Everything after `seq` was taken back."""
         self.locks.roll_back(seq)
 
+    def close(self) -> None:
+        """The engine goes: whoever waits for a lock is told."""
+        self.locks.close()
+
     def statistics(self) -> LockStatistics:
         """An immutable snapshot."""
         return self.locks.statistics()

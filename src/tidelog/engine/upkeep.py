@@ -32,6 +32,10 @@ class ColdTier(Protocol):
         """Writes the state at the high-water mark into the store."""
         ...
 
+    def check_not_fenced(self) -> None:
+        """FencedError when another node is known to own the engine. Asks nobody."""
+        ...
+
     def start(self, background: Background) -> None:
         """Ships and lets go by itself from now on."""
         ...
@@ -72,6 +76,11 @@ class Upkeep:
         if self.cold is None:
             return self._core.marks.high_water_mark
         return self.cold.ship()
+
+    def check_not_fenced(self) -> None:
+        """FencedError when another node owns the store by now."""
+        if self.cold is not None:
+            self.cold.check_not_fenced()
 
     def truncation_mark(self) -> int:
         """0 without a store: then the orchestrator's log is the only other copy."""
