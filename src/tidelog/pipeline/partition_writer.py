@@ -24,6 +24,7 @@ from tidelog.log.frame import Frames
 from tidelog.pipeline.arrow_columns import frames_of
 from tidelog.pipeline.part import ColdPlace
 from tidelog.pipeline.partition_reader import open_objects, spare_collections
+from tidelog.pipeline.worker_memory import keep_memory
 from tidelog.tier.intake_area import consignment_of
 from tidelog.tier.intake_part import PartWriter, StagedPart
 from tidelog.tier.keys import TopicKeys
@@ -50,6 +51,7 @@ def stage_rows(
 ) -> dict[str, list[StagedPart]]:
     """Stages all rows of a task; the parts by topic. What it raises leaves nothing behind."""
     spare_collections()
+    keep_memory()
     staging = _Staging(target, consignment_of(app, version), partition)
     try:
         for batch in batches:

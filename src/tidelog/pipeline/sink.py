@@ -23,6 +23,7 @@ from tidelog.errors import InputError, NotSupportedError
 from tidelog.pipeline.consigning import HandOver, staging_place
 from tidelog.pipeline.partition_writer import StagingPlace, stage_rows
 from tidelog.pipeline.sink_options import SinkOptions, check_columns, parse_sink_options
+from tidelog.pipeline.worker_memory import keep_memory
 from tidelog.tier.intake_part import StagedPart
 
 if TYPE_CHECKING:
@@ -85,6 +86,7 @@ class TopicWriter(DataSourceArrowWriter):
 
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
         """In the driver, when all tasks have succeeded."""
+        keep_memory()
         self._over().commit(parts_by_topic(messages), self._options.wait_seconds)
 
     def abort(self, messages: list[WriterCommitMessage | None]) -> None:
@@ -118,6 +120,7 @@ class TopicStreamWriter(DataSourceStreamArrowWriter):
 
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
         """In the driver, on an object that has seen nothing of the batch but this."""
+        keep_memory()
         for app, mine in _by_app(messages):
             self._over(app, batchId).commit(parts_by_topic(mine), self._options.wait_seconds)
 
