@@ -27,6 +27,7 @@ from tidelog.engine.cold import Body, ColdReader
 from tidelog.engine.core import Core
 from tidelog.engine.digest import Digest
 from tidelog.engine.engine_statistics import EngineStatistics, snapshot
+from tidelog.engine.engine_tasks import EngineTasks, TaskThreads
 from tidelog.engine.entry import Entry, PutObject, operations
 from tidelog.engine.replayed import Replayed
 from tidelog.engine.results import ObjectInfo, Result, StoredObject, Tier, VersionInfo
@@ -35,11 +36,10 @@ from tidelog.engine.upkeep import ColdTier, Upkeep
 from tidelog.engine.version_keys import MAX_SEQ
 from tidelog.errors import ClosedError, DiskFullError, InputError, LogFailedError, NotFoundError, TidelogError
 
-_MAX_CHUNK_ENTRIES = 4096
 _MAX_CHUNK_BYTES = 2 << 20
 
 
-class Engine:
+class Engine(EngineTasks):
     """An open engine. Make one with `tidelog.open_engine`; it owns its directory until it is closed."""
 
     def __init__(
@@ -60,6 +60,7 @@ class Engine:
         self._accepted_seq = core.marks.applied_seq
         self._replayed = Replayed(core.wal, core.versions)
         self._transactions = Transactions(self)
+        self._tasks = TaskThreads()
         self._unsettled: list[Entry] = []
         self._failure: TidelogError | None = None
         self._closed = False
@@ -95,7 +96,7 @@ class Engine:
         first_lsn, stop, limit = wal.next_lsn, begin, wal.next_position + _MAX_CHUNK_BYTES
         try:
             core.applier.begin()
-            while stop < len(entries) and wal.next_position < limit and stop - begin < _MAX_CHUNK_ENTRIES:
+            while stop < len(entries) and wal.next_position < limit and not core.pool.wants_settling:
                 results.append(core.applier.apply(*entries[stop]))
                 stop += 1
             wal.hand_over()
@@ -320,6 +321,7 @@ class Engine:
                 with contextlib.suppress(TidelogError, OSError):  # the log has everything that a checkpoint has
                     self._core.checkpointer.checkpoint()
         finally:
+            self._tasks.close()
             with self._applying:
                 self._core.close()
 

@@ -1,0 +1,206 @@
+"""The async twins of an engine: the same results, a loop that goes on, and threads that end with the engine."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import threading
+import time
+from pathlib import Path
+
+import pytest
+from tests.engine.engines import RandomEntries, assert_same, open_local
+from tests.engine.model import Model
+
+from tidelog.engine.engine import Engine
+from tidelog.engine.entry import CreateBucket, Entry, PutObject
+from tidelog.errors import ClosedError, InputError, NotFoundError
+
+# What waits for nothing, or has its own way of waiting (`Transaction.lock_async`).
+WITHOUT_TWIN = {"statistics", "transaction"}
+
+
+def test_everything_that_may_wait_has_an_async_twin() -> None:
+    """A method that is added without one is noticed here."""
+    methods = {name for name, _ in inspect.getmembers(Engine, inspect.isfunction) if not name.startswith("_")}
+    twins = {name for name in methods if name.endswith("_async")}
+    assert methods - twins - {name.removesuffix("_async") for name in twins} == WITHOUT_TWIN
+
+
+def test_twins_take_the_same_arguments() -> None:
+    """In the same order, under the same names, with the same defaults."""
+    for name, method in inspect.getmembers(Engine, inspect.isfunction):
+        twin = getattr(Engine, f"{name}_async", None)
+        if twin is not None and not name.startswith("_"):
+            wanted, found = inspect.signature(method).parameters, inspect.signature(twin).parameters
+            assert [(one.name, one.default) for one in found.values()] == [
+                (one.name, one.default) for one in wanted.values()
+            ], name
+
+
+def test_an_engine_is_driven_by_tasks_alone(tmp_path: Path) -> None:
+    """Everything that can be done in threads can be done in tasks, with the same results."""
+
+    async def play() -> None:
+        async with open_local(tmp_path / "e") as engine:
+            await engine.apply_async(1, CreateBucket("b"))
+            results = await engine.apply_many_async((seq, PutObject("b", f"k{seq}", b"%d" % seq)) for seq in (2, 3, 4))
+            assert [result.status for result in results] == ["applied"] * 3
+            assert (await engine.read_async("b", "k3")).data == b"3"
+            with pytest.raises(NotFoundError):
+                await engine.read_async("b", "k3", 2)
+            assert [item.key async for item in engine.list_objects_async("b")] == ["k2", "k3", "k4"]
+            assert await engine.list_buckets_async() == ["b"]
+            assert [one.seq for one in await engine.versions_async("b", "k2")] == [2]
+            await engine.update_low_water_mark_async(3)
+            assert await engine.digest_async() == engine.digest()
+            await engine.rollback_to_async(3)
+            assert (engine.applied_seq, engine.low_water_mark) == (3, 3)
+            assert await engine.create_checkpoint_async() == 3
+            assert await engine.ship_async() == 0
+        with pytest.raises(ClosedError):
+            await engine.apply_async(9, CreateBucket("c"))
+        await engine.close_async()
+
+    asyncio.run(play())
+
+
+def test_a_listing_may_be_longer_than_one_step(tmp_path: Path) -> None:
+    """It comes in pieces, and none is lost between them."""
+
+    async def play() -> None:
+        async with open_local(tmp_path / "e") as engine:
+            engine.apply(1, CreateBucket("b"))
+            engine.apply_many([(seq, PutObject("b", f"{seq:06}", b"")) for seq in range(2, 2502)])
+            keys = [item.key async for item in engine.list_objects_async("b")]
+            assert keys == [f"{seq:06}" for seq in range(2, 2502)]
+            with pytest.raises(NotFoundError):
+                [item async for item in engine.list_objects_async("nowhere")]
+
+    asyncio.run(play())
+
+
+def test_tasks_share_a_sync_and_keep_their_order(tmp_path: Path) -> None:
+    """Hundreds of applies at once, with other calls between them, come to the disk in few syncs and in order."""
+    entries = RandomEntries("tasks").entries(600)
+    model = Model()
+    for seq, entry in entries:
+        model.apply(seq, entry)
+
+    async def play() -> None:
+        async with open_local(tmp_path / "e") as engine:
+            before = engine.statistics().wal.sync_seconds.count
+            calls = [asyncio.create_task(engine.apply_async(*one)) for one in entries[:300]]
+            many = asyncio.create_task(engine.apply_many_async(entries[300:310]))
+            mark = asyncio.create_task(engine.update_low_water_mark_async(entries[309][0]))
+            later = [asyncio.create_task(engine.apply_async(*one)) for one in entries[310:]]
+            await asyncio.gather(*calls, many, mark, *later)
+            results = [*(call.result() for call in calls), *many.result(), *(call.result() for call in later)]
+            assert [result.seq for result in results] == [seq for seq, _ in entries]
+            assert engine.statistics().wal.sync_seconds.count - before < 60
+            assert engine.low_water_mark == entries[309][0]
+            assert_same(engine, model)
+
+    asyncio.run(play())
+
+
+def test_an_entry_that_is_wrong_fails_alone(tmp_path: Path) -> None:
+    """Those who wait with it get what they would have got by themselves."""
+
+    async def play() -> None:
+        async with open_local(tmp_path / "e") as engine:
+            engine.apply(5, CreateBucket("b"))
+            wanted: list[tuple[int, Entry]] = [
+                (6, PutObject("b", "x", b"1")),
+                (3, CreateBucket("no")),
+                (7, PutObject("b", "y", b"2")),
+            ]
+            first, wrong, last = await asyncio.gather(
+                *(engine.apply_async(seq, entry) for seq, entry in wanted), return_exceptions=True
+            )
+            assert isinstance(wrong, InputError)
+            assert [getattr(one, "status", None) for one in (first, last)] == ["applied", "applied"]
+
+    asyncio.run(play())
+
+
+def test_the_loop_goes_on_while_the_disk_is_waited_for(tmp_path: Path) -> None:
+    """An apply that takes long holds up no other task, and reading needs no turn behind it."""
+
+    async def play() -> None:
+        async with open_local(tmp_path / "e") as engine:
+            engine.apply(1, CreateBucket("b"))
+            held, release = threading.Event(), threading.Event()
+
+            def hold() -> None:
+                with engine._applying:
+                    held.set()
+                    release.wait(10)
+
+            holder = threading.Thread(target=hold)
+            holder.start()
+            held.wait(10)
+            applying = asyncio.create_task(engine.apply_async(2, PutObject("b", "k", b"v")))
+            began = time.monotonic()
+            assert await engine.list_buckets_async() == ["b"]
+            assert time.monotonic() - began < 5
+            assert not applying.done()
+            release.set()
+            assert (await applying).applied
+            holder.join()
+
+    asyncio.run(play())
+
+
+def test_who_is_cancelled_before_its_turn_has_not_applied(tmp_path: Path) -> None:
+    """And those behind it are served."""
+
+    async def play() -> None:
+        async with open_local(tmp_path / "e") as engine:
+            held, release = threading.Event(), threading.Event()
+
+            def hold() -> None:
+                with engine._applying:
+                    held.set()
+                    release.wait(10)
+
+            holder = threading.Thread(target=hold)
+            holder.start()
+            held.wait(10)
+            first = asyncio.create_task(engine.apply_async(1, CreateBucket("a")))
+            await asyncio.sleep(0.05)  # its turn has begun
+            given_up = asyncio.create_task(engine.apply_async(2, CreateBucket("b")))
+            behind = asyncio.create_task(engine.apply_async(3, CreateBucket("c")))
+            await asyncio.sleep(0.05)
+            given_up.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await given_up
+            release.set()
+            await asyncio.gather(first, behind)
+            assert engine.list_buckets() == ["a", "c"]
+            holder.join()
+
+    asyncio.run(play())
+
+
+def test_threads_end_with_the_engine(tmp_path: Path) -> None:
+    """Whichever way it is closed, none is left, and what had not begun is told."""
+
+    async def play() -> None:
+        engine = open_local(tmp_path / "e")
+        await engine.apply_async(1, CreateBucket("b"))
+        engine.close()
+        with pytest.raises(ClosedError):
+            await engine.read_async("b", "k")
+        with pytest.raises(ClosedError):
+            await engine.apply_many_async([(2, CreateBucket("c"))])
+
+    asyncio.run(play())
+    deadline = time.monotonic() + 5
+    while time.monotonic() < deadline and _task_threads():
+        time.sleep(0.01)
+    assert _task_threads() == []
+
+
+def _task_threads() -> list[str]:
+    return [thread.name for thread in threading.enumerate() if thread.name.startswith("tidelog-engine-")]
