@@ -14,11 +14,13 @@ from tidelog.engine.engine_directory import EngineDirectory, settled
 from tidelog.engine.orchestrator import Orchestrator, drive
 from tidelog.engine.restore import OnProgress, Restore, RestoreReport
 from tidelog.engine.restore_marker import refuse_half_restored
+from tidelog.engine.shipped_log import shipped_pieces_of
 from tidelog.engine.shipping import Shipping
 from tidelog.errors import ConfigError
 from tidelog.files import Files, LocalFiles
 from tidelog.tier.keys import EngineKeys
 from tidelog.tier.metadata.open import BUCKET, open_metadata_store
+from tidelog.tier.object_store import ObjectStore
 from tidelog.tier.stores import open_store
 
 
@@ -105,9 +107,12 @@ def open_engine_at(
     files, clock = files or LocalFiles(), clock or SystemClock()
     refuse_half_restored(files, directory)
     info = settled(files, directory, _store_url(config))
-    core = Core.open(directory, config.storage_engine, files, clock)
+    objects = None if info.store is None else open_store(info.store, config.object_store)
+    keys = EngineKeys(info.name)
+    pieces = None if objects is None else shipped_pieces_of(objects, keys)
+    core = Core.open(directory, config.storage_engine, files, clock, pieces)
     try:
-        shipping = None if info.store is None else _shipping(core, info, info.store, config)
+        shipping = None if objects is None else _shipping(core, objects, keys, info.node, config)
         return Engine(
             *(core, None if shipping is None else shipping.reader, shipping), runs_in_background=runs_in_background
         )
@@ -146,10 +151,9 @@ def restore_directory(
         ).run()
 
 
-def _shipping(core: Core, info: EngineDirectory, url: str, config: EngineConfig) -> Shipping:
+def _shipping(core: Core, objects: ObjectStore, keys: EngineKeys, node: str, config: EngineConfig) -> Shipping:
     replicas = [open_store(replica, config.object_store) for replica in config.storage_engine.replicas]
-    objects = open_store(url, config.object_store)
-    shipping = Shipping(core, objects, keys=EngineKeys(info.name), node=info.node, replicas=replicas)
+    shipping = Shipping(core, objects, keys=keys, node=node, replicas=replicas)
     shipping.connect_if_possible()
     return shipping
 

@@ -14,6 +14,7 @@ Invariants
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from threading import RLock
 
@@ -41,8 +42,10 @@ from tidelog.engine.wal import FIRST, Wal
 from tidelog.engine.wal_files import Anchor
 from tidelog.errors import DataError
 from tidelog.files import Files, explained
+from tidelog.log.frame import Frames
 
 _logger = logging.getLogger("tidelog.engine")
+ShippedPieces = Callable[[int], Iterator[Iterable[Frames]]]
 WAL = "wal"
 PAGES = "pages.db"
 
@@ -58,6 +61,7 @@ class Core:
         clock: Clock,
         wal: Wal,
         state: CheckpointState | None,
+        shipped_pieces: ShippedPieces | None = None,
     ) -> None:
         self.directory = directory
         self.settings = settings
@@ -65,6 +69,7 @@ class Core:
         self.clock = clock
         self.wal = wal
         self.applying = RLock()
+        self._shipped_pieces = shipped_pieces
         is_new = state is None and wal.next_lsn == 1
         self.page_file = _page_file(files, directory / PAGES, is_new=state is None)
         self.pool = BufferPool(
@@ -104,8 +109,18 @@ class Core:
         self.checkpointer.history_start_seq = recovery.history_start_seq
 
     @classmethod
-    def open(cls, directory: Path, settings: EngineSettings, files: Files, clock: Clock) -> Core:
-        """Opens what is in a directory, or begins a new engine in an empty one."""
+    def open(
+        cls,
+        directory: Path,
+        settings: EngineSettings,
+        files: Files,
+        clock: Clock,
+        shipped_pieces: ShippedPieces | None = None,
+    ) -> Core:
+        """Opens what is in a directory, or begins a new engine in an empty one.
+
+        `shipped_pieces` gives the log below an LSN as it is in the store, newest object first: for damaged pages.
+        """
         with explained("open engine", directory):
             files.make_directories(directory)
             refuse_half_restored(files, directory)
@@ -115,7 +130,8 @@ class Core:
             try:
                 if state is None:
                     state = _found_in_log(wal, directory, reason)
-                return cls(directory, settings, files, clock, wal, _usable(state, wal, files, directory))
+                usable = _usable(state, wal, files, directory)
+                return cls(directory, settings, files, clock, wal, usable, shipped_pieces)
             except BaseException:
                 wal.close()
                 raise
@@ -146,8 +162,17 @@ class Core:
         return self.wal.add(encode_structure(updates))
 
     def _rebuild(self, page_id: int) -> bytearray:
-        """A page of the file is damaged: the log has all that was ever done to it, as far as it is here."""
-        return rebuild_page(page_id, self.wal.batches(self.wal.first_lsn, self.wal.durable_lsn + 1))
+        """A page of the file is damaged: the log has all that was ever done to it."""
+        return rebuild_page(page_id, self._pieces_of_log())
+
+    def _pieces_of_log(self) -> Iterator[Iterable[Frames]]:
+        """The log, newest file first, then what is in the store."""
+        stop_lsn = self.wal.durable_lsn + 1
+        for span in reversed(self.wal.spans()):
+            if span.first_lsn < stop_lsn:
+                yield self.wal.batches(span.first_lsn, min(span.next_lsn, stop_lsn))
+        if self._shipped_pieces is not None:
+            yield from self._shipped_pieces(self.wal.first_lsn)
 
 
 def _page_file(files: Files, path: Path, *, is_new: bool) -> PageFile:

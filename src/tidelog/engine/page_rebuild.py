@@ -1,7 +1,10 @@
-"""Making a damaged page anew from the log.
+"""Making a damaged page anew from the log, on this disk and in the store.
 
-Invariant: the log from a page's last image on says all that became of it. (Every page begins with an image: a split
-logs the new one, and a checkpoint makes the next change log the old one.)
+Invariants
+- The log from a page's last image on says all that became of it. (Every page begins with an image: a split logs the new
+  one, and a checkpoint makes the next change log the old one. Only a page that a restore loaded in bulk, and nobody
+  changed since, has none.)
+- Pieces of the log are read newest first, and no further back than to that image.
 """
 
 from __future__ import annotations
@@ -11,37 +14,56 @@ from collections.abc import Iterable
 
 from tidelog.engine.page import PAGE_BYTES
 from tidelog.engine.record_header import decode_header
-from tidelog.engine.updates import IMAGE, decode, encode, redo
+from tidelog.engine.updates import IMAGE, Update, decode, encode, redo
 from tidelog.errors import DataError
 from tidelog.log.frame import Frames
 
 _logger = logging.getLogger("tidelog.engine")
+Change = tuple[int, list[Update]]
 
 
-def rebuild_page(page_id: int, batches: Iterable[Frames]) -> bytearray:
-    """The page as the newest record left it."""
-    pages: dict[int, bytearray] = {}
+def rebuild_page(page_id: int, pieces: Iterable[Iterable[Frames]]) -> bytearray:
+    """The page as the newest record left it; `pieces` of the log come newest first, the frames of each in order."""
+    changes: list[Change] = []
+    for piece in pieces:
+        found = _since_last_image(_changes_of(page_id, piece))
+        changes = [*found, *changes]
+        if found and _begins_with_image(found[0]):
+            _logger.warning("page %d was damaged and is made anew from the log", page_id)
+            return _replayed(page_id, changes)
+    raise DataError(
+        f"page {page_id} is damaged, and the log does not reach back to its last image",
+        hint="Restore the engine from its store into a new directory",
+    )
+
+
+def _changes_of(page_id: int, piece: Iterable[Frames]) -> list[Change]:
+    """What records of a piece did to the page."""
     needle = page_id.to_bytes(4, "little")
-    for frames in batches:
-        for index, payload in enumerate(frames.payloads()):
+    found: list[Change] = []
+    for frames in piece:
+        for lsn, payload in enumerate(frames.payloads(), frames.first_offset):
             if needle in payload:
-                _redo_for(page_id, payload, frames.first_offset + index, pages)
-    if page_id not in pages:
-        raise DataError(
-            f"page {page_id} is damaged, and its last image is no longer in the local log",
-            hint="Restore the engine from its store into a new directory",
-        )
-    _logger.warning("page %d was damaged and was made anew from the log", page_id)
+                updates = decode(payload[decode_header(payload, lsn).updates_offset :], lsn)
+                own = [update for update in updates if update.page == page_id]
+                if own:
+                    found.append((lsn, own))
+    return found
+
+
+def _begins_with_image(change: Change) -> bool:
+    return change[1][0].what == IMAGE
+
+
+def _since_last_image(changes: list[Change]) -> list[Change]:
+    for index in range(len(changes) - 1, -1, -1):
+        if _begins_with_image(changes[index]):
+            return changes[index:]
+    return changes
+
+
+def _replayed(page_id: int, changes: list[Change]) -> bytearray:
+    pages = {page_id: bytearray(PAGE_BYTES)}
+    for lsn, updates in changes:
+        redo(pages, b"".join(map(encode, updates)), lsn)
     return pages[page_id]
-
-
-def _redo_for(page_id: int, payload: bytes, lsn: int, pages: dict[int, bytearray]) -> None:
-    updates = [
-        update
-        for update in decode(payload[decode_header(payload, lsn).updates_offset :], lsn)
-        if update.page == page_id
-    ]
-    if updates and updates[0].what == IMAGE:
-        pages[page_id] = bytearray(PAGE_BYTES)
-    if updates and page_id in pages:
-        redo(pages, b"".join(encode(update) for update in updates), lsn)
