@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 
 import hypothesis
 import pytest
@@ -13,6 +14,11 @@ __all__ = ["etcd_server", "pytest_runtest_makereport", "s3_server"]
 # A deadline a call measures how busy the machine is; a test that hangs is ended by pytest's own limit.
 hypothesis.settings.register_profile("tidelog", deadline=None, print_blob=True)
 hypothesis.settings.load_profile("tidelog")
+
+# A shell that starts tests in the background has them ignore Ctrl-C, and whatever they start inherits that: no program
+# under test would answer it.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(autouse=True)

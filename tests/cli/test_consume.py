@@ -5,14 +5,17 @@ from __future__ import annotations
 import base64
 import json
 import signal
+import subprocess
+import sys
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
-from tests.cli.conftest import Cli, Spawn
+from tests.cli.conftest import Cli, Spawn, environment
 
 import tidelog
 
+PROJECT = Path(__file__).resolve().parents[2]
 BEGIN = datetime(2026, 1, 2, 3, 4, 5, 678900, tzinfo=UTC)
 
 
@@ -139,6 +142,14 @@ def test_follows_another_process_until_ctrl_c(spawn: Spawn, tmp_path: Path) -> N
     consumer.send_signal(signal.SIGINT)
     out, err = consumer.communicate(timeout=30)
     assert (consumer.returncode, out, err) == (130, b"", b"")
+
+
+def test_tests_in_the_background_can_send_ctrl_c() -> None:
+    """A shell without job control makes them ignore it, which the programs that they start would inherit."""
+    ignored = "import signal; signal.signal(signal.SIGINT, signal.SIG_IGN)"
+    program = f"{ignored}; import tests.conftest; print(signal.getsignal(signal.SIGINT))"
+    ran = subprocess.run([sys.executable, "-c", program], cwd=PROJECT, env=environment(), stdout=subprocess.PIPE)
+    assert b"default_int_handler" in ran.stdout
 
 
 def test_a_closed_pipe_is_no_error(spawn: Spawn, tmp_path: Path) -> None:
