@@ -321,6 +321,25 @@ def test_two_threads_write_beside(
     assert bench.area.status("etl", 0).state == ("taken" if damaged is None else "refused")
 
 
+def test_an_interrupt_while_threads_write_beside(bench: Bench, beside: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They end, nothing is left and nobody is held back; it comes in with the next look."""
+
+    def interrupt(_: object) -> None:
+        raise KeyboardInterrupt
+
+    with bench.open() as topic, monkeypatch.context() as patches:
+        patches.setattr(intake_prepared, "_LEAST_LANE_BYTES", 1)
+        patches.setattr(intake_prepared, "wait", interrupt)
+        hand_over(bench.area, "etl", 0, rows(0, 40), parts=4)
+        with pytest.raises(KeyboardInterrupt):
+            topic.taker.take_in()
+        assert topic.log.append(b"x") == 0
+        assert prepared_names(bench) == []
+        patches.undo()
+        topic.taker.look()
+        assert topic.payloads() == [b"x", *rows(0, 40)]
+
+
 def test_a_store_that_fails_before_all_is_written_beside_holds_nobody_back(bench: Bench, beside: None) -> None:
     """Nothing of it is in the log yet: it is begun anew later, wherever the log ends then."""
     parts = stage(bench.area, "etl", 0, rows(0, 9), parts=3)

@@ -57,7 +57,11 @@ class PreparedRows:
     def _write_lanes(self, check_frames: Callable[[Frames], None]) -> None:
         with ThreadPoolExecutor(len(self._lanes), "tidelog-intake-lane") as threads:
             futures = [threads.submit(self._write_lane, *lane, check_frames) for lane in self._lanes]
-            wait(futures)
+            try:
+                wait(futures)
+            except BaseException:  # Ctrl-C: leaving this block waits for the threads, which need not go on to their end
+                self._has_failed.set()
+                raise
         errors = [error for future in futures if (error := future.exception()) is not None]
         if errors:
             raise next((error for error in errors if not isinstance(error, _StoppedError)), errors[0])
