@@ -148,8 +148,8 @@ def test_tests_in_the_background_can_send_ctrl_c() -> None:
     """A shell without job control makes them ignore it, which the programs that they start would inherit."""
     ignored = "import signal; signal.signal(signal.SIGINT, signal.SIG_IGN)"
     program = f"{ignored}; import tests.conftest; print(signal.getsignal(signal.SIGINT))"
-    ran = subprocess.run([sys.executable, "-c", program], cwd=PROJECT, env=environment(), stdout=subprocess.PIPE)
-    assert b"default_int_handler" in ran.stdout
+    said = subprocess.check_output([sys.executable, "-c", program], cwd=PROJECT, env=environment())
+    assert b"default_int_handler" in said
 
 
 def test_a_closed_pipe_is_no_error(spawn: Spawn, tmp_path: Path) -> None:
