@@ -12,7 +12,7 @@ from __future__ import annotations
 from tidelog.engine.body import encode_body
 from tidelog.engine.entry import CopyObject, Entry, Operation, PutObject, operations
 from tidelog.engine.gate import EntryEnd, SeqIndex
-from tidelog.engine.operation_record import OperationRecord, decode_operation, same_entry
+from tidelog.engine.operation_record import OperationRecord, decode_operation, names_of, same_entry
 from tidelog.engine.results import Result
 from tidelog.engine.versions import Versions
 from tidelog.engine.wal import Wal
@@ -72,7 +72,9 @@ class Replayed:
 
         What contradicts that is refused. What cannot be told any more (it was refused, or vacuumed since) does nothing.
         """
-        made = [self._made_by(operation, seq) for operation in operations(entry)]
+        # Of several operations of a batch on one key, the last one made the version.
+        last = {names_of(operation)[1:3]: operation for operation in operations(entry)}
+        made = [self._made_by(operation, seq) for operation in last.values()]
         return Result(seq, "applied" if any(made) else "nothing")
 
     def _made_by(self, operation: Operation, seq: int) -> bool:
