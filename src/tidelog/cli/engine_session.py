@@ -11,6 +11,7 @@ from __future__ import annotations
 import functools
 import inspect
 import os
+import shlex
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -50,7 +51,6 @@ LOCKED_HINT = (
     "Close it there, or wait; `tidelog engine status`, `tidelog engine dump-wal`, `tidelog engine dump-page` and "
     "`tidelog engine verify --read-only` work meanwhile"
 )
-FENCED_HINT = "Use the directory that owns it now, or `tidelog engine restore NEW_DIR` makes a new copy from the store"
 
 
 def engine_command(group: typer.Typer, name: str, work: Callable[..., None], *, takes_place: bool = False) -> None:
@@ -80,7 +80,14 @@ def _told(work: Callable[..., None], session: Session, arguments: dict[str, Any]
     except LockedError as error:
         raise RetryError(error.message, path=error.path, hint=LOCKED_HINT) from error
     except FencedError as error:
-        raise RetryError(error.message, path=error.path, hint=FENCED_HINT) from error
+        hint = f"Use the directory that owns it now; {restore_hint(session)} makes a new copy from the store"
+        raise RetryError(error.message, path=error.path, hint=hint) from error
+
+
+def restore_hint(session: Session) -> str:
+    """The command that makes a new copy of this engine."""
+    store = described(session, engine_root(session)).store or "URL"
+    return f"`tidelog engine restore --dir NEW_DIR --store {shlex.quote(store)}`"
 
 
 def engine_config(session: Session) -> EngineConfig:

@@ -99,6 +99,8 @@ class _Local:
                 self.next_lsn = one.frames.next_offset
                 self._redo_bytes += one.size
                 self.next_position += one.size
+            if listed and self.state is not None and not self._redo_bytes and self._file_bytes:
+                self._problems.append(f"engine.ckpt tells of LSN {self.state.begin_lsn}, and the log ends before it")
         except DataError as error:
             self._problems.append(error.message)
 

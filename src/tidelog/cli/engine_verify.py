@@ -7,7 +7,15 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from tidelog.cli.engine_session import cold_reading, described, find_engine, keys_of, open_objects, opened_core
+from tidelog.cli.engine_session import (
+    cold_reading,
+    described,
+    find_engine,
+    keys_of,
+    open_objects,
+    opened_core,
+    restore_hint,
+)
 from tidelog.cli.engine_status import is_open
 from tidelog.cli.errors import ExitCode
 from tidelog.cli.session import Session
@@ -15,11 +23,6 @@ from tidelog.cli.session import Session
 if TYPE_CHECKING:
     from tidelog.cli.engine_checks import Finding, LogCheck
     from tidelog.engine.engine_directory import EngineDirectory
-
-_LOG_HINT = (
-    "An engine with a store is restored from it: `tidelog engine restore NEW_DIR`; one without is built anew from its "
-    "orchestrator's log"
-)
 
 
 def verify(
@@ -51,7 +54,7 @@ def verify(
         applied_seq = _check_state(session, root, info, cold, summary, findings)
     if cold and info.store is not None:
         _check_store(session, info, applied_seq, summary, findings)
-    _tell(session, root, summary, findings)
+    _tell(session, root, info, summary, findings)
 
 
 def _check_files(session: Session, root: Path) -> tuple[LogCheck, dict[str, Any], list[Finding]]:
@@ -125,7 +128,15 @@ def _check_store(
     summary |= {"objects": check.objects_read, "object_bytes": check.bytes_read, "states": check.states}
 
 
-def _tell(session: Session, root: Path, summary: dict[str, Any], findings: list[Finding]) -> None:
+def _advice(session: Session, info: EngineDirectory) -> str:
+    if info.store is None:
+        return "Without a store an engine is made anew from its orchestrator's log, in another directory"
+    return f"{restore_hint(session)} makes a new copy from the store; what is damaged there is read from replicas"
+
+
+def _tell(
+    session: Session, root: Path, info: EngineDirectory, summary: dict[str, Any], findings: list[Finding]
+) -> None:
     problems = [finding._asdict() for finding in findings]
     if session.as_json:
         session.output.document({"directory": str(root), **summary, "problems": problems})
@@ -134,5 +145,5 @@ def _tell(session: Session, root: Path, summary: dict[str, Any], findings: list[
     for finding in findings:
         session.output.note(f"problem: {finding.part}: {finding.text}")
     if findings:
-        session.output.note(f"hint: {session.pasteable(_LOG_HINT)}")
+        session.output.note(f"hint: {session.pasteable(_advice(session, info))}")
         raise typer.Exit(ExitCode.FOUND_WRONG)
