@@ -52,6 +52,9 @@ class Cell(NamedTuple):
         return bool(self.flags & TOMBSTONE)
 
 
+_make = Cell._make
+
+
 class BucketCell(NamedTuple):
     """A version of a bucket."""
 
@@ -84,7 +87,7 @@ def with_order(cell: Cell, order: int) -> bytes:
 def decode_cell(value: bytes) -> Cell:
     """A version of an object."""
     if len(value) == POINTER_BYTES and not value[0]:
-        return Cell(*_POINTER.unpack(value))
+        return _make((*_POINTER.unpack(value), None))
     if len(value) < HEAD_BYTES:
         raise DataError(f"a version of {len(value)} bytes is none")
     flags, order, size, crc = _HEAD.unpack_from(value)

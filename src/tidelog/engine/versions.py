@@ -14,7 +14,8 @@ from typing import NamedTuple
 
 from tidelog.engine.btree import Tree
 from tidelog.engine.buckets import Buckets, BucketVersion
-from tidelog.engine.cell import Cell, decode_cell
+from tidelog.engine.cell import TOMBSTONE, Cell, decode_cell
+from tidelog.engine.put_record import object_key
 from tidelog.engine.version_keys import SEQ_BYTES, at, behind, object_prefix, objects_of, parse, seq_of
 
 
@@ -48,9 +49,9 @@ class Versions:
 
     def find_in(self, created: BucketVersion, bucket: str, key: str, seq: int) -> Found | None:
         """The same, in a bucket that is known to be there."""
-        prefix = object_prefix(bucket, key)
-        found = self._find(at(prefix, seq))
-        if found is None or len(found[0]) != len(prefix) + SEQ_BYTES or not found[0].startswith(prefix):
+        wanted = object_key(bucket, key, seq)
+        found = self._find(wanted)
+        if found is None or found[0][:-SEQ_BYTES] != wanted[:-SEQ_BYTES]:
             return None
         return _seen(created, seq_of(found[0]), decode_cell(found[1]))
 
@@ -84,6 +85,6 @@ class Versions:
 
 
 def _seen(created: BucketVersion, seq: int, cell: Cell) -> Found | None:
-    if cell.is_tombstone or (seq, cell.order) < (created.seq, created.order):
+    if cell.flags & TOMBSTONE or seq < created.seq or (seq == created.seq and cell.order < created.order):
         return None
     return Found(seq, cell)

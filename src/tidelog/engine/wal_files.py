@@ -47,13 +47,11 @@ class WalSpan(NamedTuple):
 class _Handle:
     """An open file that closes itself when nobody holds it any more."""
 
-    __slots__ = ("_file",)
+    __slots__ = ("_file", "read")
 
     def __init__(self, file: File) -> None:
         self._file = file
-
-    def read(self, position: int, size: int) -> bytes:
-        return self._file.read_at(position, size)
+        self.read = file.read_at  # whoever calls it holds the handle, not the file alone
 
     def __del__(self) -> None:
         self._file.close()
