@@ -3,8 +3,10 @@
     python bench/spark.py [--megabytes 1024] [--rounds 3] [--size 1024 --size 100] [--no-write]
 
 Reading is `sum(length(value))` in local[2], over the objects of a shipped topic in a directory; the peers are Parquet
-without dictionary, and a Python data source that yields tuples. Writing takes the rows of that Parquet to a topic,
-against writing them as Parquet again. Every round reads with each of them in turn; medians are compared.
+without dictionary, a Python data source that yields tuples, and one that yields the same Arrow batch again and again:
+it reads nothing, so it is what Spark itself costs, and no Python source is faster. Writing takes the rows of that
+Parquet to a topic, against writing them as Parquet again. Every round reads with each of them in turn; medians are
+compared.
 """
 
 from __future__ import annotations
@@ -15,8 +17,10 @@ import statistics
 import tempfile
 import time
 from collections.abc import Callable, Iterator
+from itertools import pairwise
 from pathlib import Path
 
+import pyarrow as pa
 from measuring import Figure, at_least, parser_for, report, scratch_directory
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
@@ -25,11 +29,14 @@ from pyspark.sql.types import StructType
 import tidelog
 from tidelog.pipeline.open_topics import OpenTopics
 from tidelog.pipeline.options import parse_source_options
-from tidelog.pipeline.partition_reader import read_batches
+from tidelog.pipeline.partition_reader import read_batches, spare_collections
 from tidelog.topics.message import decode_frames
 
 TOPIC = "bench/rows"
 SMALL_BYTES = 100
+PART_BYTES = 128 << 20
+BATCH_BYTES = 3 << 20
+BATCH_ROWS = 16384
 
 
 def make_topic(root: Path, megabytes: int, size: int) -> int:
@@ -84,6 +91,41 @@ class TupleReader(DataSourceReader):
                 yield (message.value,)
 
 
+class ReadySource(DataSource):
+    """What a Python source costs that has its rows ready, in batches of the size of ours."""
+
+    @classmethod
+    def name(cls) -> str:
+        return "ready"
+
+    def schema(self) -> str:
+        return "value binary"
+
+    def reader(self, schema: StructType) -> DataSourceReader:
+        return ReadyReader(int(self.options["size"]), int(self.options["count"]))
+
+
+class ReadyReader(DataSourceReader):
+    """As many parts as a topic of so many rows of that size has."""
+
+    def __init__(self, size: int, count: int) -> None:
+        self._size = size
+        self._count = count
+
+    def partitions(self) -> list[InputPartition]:
+        parts = max(1, self._count * self._size // PART_BYTES)
+        edges = [self._count * number // parts for number in range(parts + 1)]
+        return [InputPartition(behind - first) for first, behind in pairwise(edges)]
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        spare_collections()
+        rows = min(BATCH_ROWS, BATCH_BYTES // self._size)
+        values = pa.array([os.urandom(self._size)] * rows, pa.binary())
+        batch = pa.RecordBatch.from_arrays([values], names=["value"])
+        for first in range(0, partition.value, rows):
+            yield batch.slice(0, min(rows, partition.value - first))
+
+
 def total(frame: DataFrame) -> int:
     """The query."""
     return int(frame.selectExpr("sum(length(value)) AS total").collect()[0].total)
@@ -108,13 +150,15 @@ def read_rows(spark: SparkSession, root: Path, size: int, count: int, rounds: in
     work: dict[str, Callable[[], object]] = {
         "tidelog": lambda: total(load(spark, root)),
         "parquet": lambda: total(spark.read.parquet(parquet)),
+        "ready": lambda: total(spark.read.format("ready").options(size=str(size), count=str(count)).load()),
     }
     if size <= SMALL_BYTES:
         work["tuples"] = lambda: total(spark.read.format("tuples").option("root", f"file://{root}/store").load())
-    assert total(load(spark, root)) == total(spark.read.parquet(parquet)) == size * count
+    assert all(one() == size * count for one in work.values())
     found = medians(rounds, work)
     target = 0.7 if size <= SMALL_BYTES else 0.9
     figures = [compared(f"read {size} B rows, of Parquet", found, "parquet", count, target)]
+    figures.append(compared(f"read {size} B rows, of a source that has them ready", found, "ready", count, 0.7))
     if "tuples" in found:
         figures.append(compared(f"read {size} B rows, of a source of tuples", found, "tuples", count, 3.0))
     return figures
@@ -153,7 +197,8 @@ def main() -> None:
     parser.add_argument("--no-write", action="store_true")
     arguments = parser.parse_args()
     spark = tidelog.spark_session("bench", "local[2]")
-    spark.dataSource.register(TupleSource)
+    for source in (TupleSource, ReadySource):
+        spark.dataSource.register(source)
     figures: list[Figure] = []
     for size in arguments.size or [1024, SMALL_BYTES]:
         with scratch_directory(arguments.dir) as root:
