@@ -195,6 +195,15 @@ def test_bad_input_is_told_with_the_fix(shell: Shell, monkeypatch: pytest.Monkey
     assert not Path("/nowhere").exists()
 
 
+def test_a_command_in_a_hint_is_about_the_root_of_the_job(shell: Shell) -> None:
+    """Pasted as it is told, it shows the topics of the place that was named, not those of ./data."""
+    found = shell.run("verify", "shop/none", *shell.root)
+    assert f"topic list --dir {shell.directory}/data` shows them" in found.err
+    store = (shell.directory / "store").as_uri()
+    found = shell.run("verify", "shop/none", "--root", store)
+    assert f"topic list --store {store} --metadata bucket` shows them" in found.err
+
+
 def test_no_topics_are_told_as_such(shell: Shell) -> None:
     """Nothing is wrong where nothing is; that may be a slip in the name of the place."""
     (shell.directory / "empty").mkdir()

@@ -17,7 +17,7 @@ import shlex
 import sys
 import traceback
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar, get_type_hints
 
@@ -85,6 +85,12 @@ class Session:
             other.metadata or self.metadata,
             other.topic or self.topic,
         )
+
+    def at_root(self, root: str) -> Session:
+        """The same with the place that a job is told by --root, so that a command in a hint is about that place."""
+        if "://" in root:
+            return replace(self, store=root, metadata=self.metadata or "bucket")
+        return replace(self, directory=Path(root))
 
     @property
     def output(self) -> Output:
@@ -216,6 +222,8 @@ def command(
             before = context.obj if isinstance(context.obj, Session) else Session()
             topic = own["topic"] if isinstance(own.get("topic"), str) else None
             session = before.overridden_by(Session(directory, config, as_json, debug, store, metadata, topic))
+            if isinstance(own.get("root"), str):
+                session = session.at_root(own["root"])
             code = run_reporting(lambda: _run_shown(work, session, own), session)
             if code:
                 raise typer.Exit(code)
