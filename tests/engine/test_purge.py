@@ -7,9 +7,11 @@ from pathlib import Path
 import pytest
 from tests.engine.stations import EngineNode, new_store
 
+from tidelog.engine import gate
+from tidelog.engine.entry import CreateBucket, PutObject
 from tidelog.engine.purge import removable_below
 from tidelog.engine.wal_files import WalSpan
-from tidelog.errors import StoreUnavailableError
+from tidelog.errors import InputError, StoreUnavailableError
 
 
 def spans(count: int, size: int = 100) -> list[WalSpan]:
@@ -92,6 +94,24 @@ def test_a_store_that_is_away_keeps_everything_here() -> None:
             node.shipping.purge()
         assert node.core.wal.first_lsn == 1
         store.heal()
+
+
+def test_entries_that_come_again_after_their_files_left_do_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An orchestrator may repeat what is long in the store: that is no error, and another entry still is one."""
+    monkeypatch.setattr(gate, "_KNOWN_EXACTLY", 64)
+    monkeypatch.setattr(gate, "_SAMPLE_EVERY", 16)
+    puts = [(seq, PutObject("bucket", f"key-{seq}", b"x" * 300)) for seq in range(2, 600)]
+    with EngineNode(new_store(), hot_tier_bytes=0).open() as node:
+        node.engine.apply_many([(1, CreateBucket("bucket")), *puts])
+        assert node.engine.apply(*puts[20]).status == "applied"
+        node.ship_all()
+        node.engine.create_checkpoint()
+        node.engine.ship()
+        assert node.core.wal.first_lsn > 500
+        for seq, entry in (puts[3], puts[20], puts[200], puts[-3]):
+            assert node.engine.apply(seq, entry).status == "applied"
+        with pytest.raises(InputError, match="seq 22"):
+            node.engine.apply(22, PutObject("bucket", "key-22", b"something else"))
 
 
 def test_so_much_stays_as_was_asked_for() -> None:

@@ -134,6 +134,13 @@ class SeqIndex:
         with self._mutex:
             return self._floor(seq, by_lsn=False)
 
+    def left_disk_below(self, lsn: int) -> None:
+        """Records below have left the disk: their entries are not known any more. For those who look entries up."""
+        with self._mutex:
+            self._first_lsn = max(self._first_lsn, lsn)
+            for ends in (self._samples, self._exact):
+                ends.drop(bisect_right(ends.lsns, lsn - 1))
+
     def rolled_back_below(self, lsn: int) -> tuple[LsnRange, ...]:
         """What was thrown away by rollbacks that were complete below an LSN."""
         with self._mutex:

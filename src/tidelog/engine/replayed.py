@@ -16,7 +16,7 @@ from tidelog.engine.operation_record import OperationRecord, decode_operation, n
 from tidelog.engine.results import Result
 from tidelog.engine.versions import Versions
 from tidelog.engine.wal import Wal
-from tidelog.errors import InputError
+from tidelog.errors import InputError, OffsetOutOfRangeError
 from tidelog.log.frame import crc32
 
 
@@ -51,8 +51,12 @@ class Replayed:
         """The records of an entry; an empty list when there never were any, None when they are not on this disk."""
         if self._index is None:
             self._index = SeqIndex(self._wal.batches, EntryEnd(0, 0), self._wal.first_lsn)
-        self._index.learn(self._wal.next_lsn)
-        end = self._index.at_or_before(seq)
+        try:
+            self._index.learn(self._wal.next_lsn)
+            self._index.left_disk_below(self._wal.first_lsn)
+            end = self._index.at_or_before(seq)
+        except OffsetOutOfRangeError:  # more files have left just now
+            return None
         if end.seq != seq:
             return None if end.seq == 0 and self._wal.first_lsn > 1 else []
         if end.lsn < self._wal.first_lsn:
