@@ -246,11 +246,6 @@ class Shipping:
         ]
         self._tasks += [own.add(self._guarded(lambda one=replica: self._bring_one(one))) for replica in self._replicas]  # type: ignore[misc]
 
-    def soon(self) -> None:
-        """Somebody may be waiting: looks again without waiting for the interval."""
-        for task in self._tasks:
-            task.soon()
-
     def stop(self) -> None:
         """Ends that, and gives up what is under way before it is published. Waits a few seconds at most."""
         self._is_closed = True
