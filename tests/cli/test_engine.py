@@ -292,8 +292,8 @@ def test_beside_the_process_that_has_it_open(filled: Callable[..., Result], cli:
             assert (result.code, result.out) == (4, b""), arguments
             assert "open in" in result.err
             assert "engine verify --read-only" in result.err
-        for arguments in (("status",), ("dump-wal",), ("dump-page", 1), ("verify", "--read-only")):
-            assert filled(*arguments).code == 0, arguments
+        for words in (["status"], ["dump-wal"], ["dump-page", "1"], ["verify", "--read-only"]):
+            assert filled(*words).code == 0, words
 
 
 def test_the_log_is_read_while_it_is_written(filled: Callable[..., Result]) -> None:

@@ -196,6 +196,15 @@ class PageCheck:
                 on_done((first + _CHUNK_PAGES) * PAGE_BYTES)
         finally:
             file.close()
+        self._check_end()
+
+    def _check_end(self) -> None:
+        """Every page that there was at the last checkpoint was written by it."""
+        known = 0 if self._log.state is None else self._log.state.next_page
+        missing = [page for page in range(self.pages, known) if page not in self._log.changed_pages]
+        if missing:
+            text = f"{self._path} ends before page {missing[0]}; the last checkpoint knew {known - 1}"
+            self.findings.append(Finding("pages", text))
 
     def _note_missing(self) -> None:
         if self._log.state is not None and self._log.state.next_page > 1:

@@ -52,6 +52,8 @@ LOCKED_HINT = (
     "`tidelog engine verify --read-only` work meanwhile"
 )
 
+_GAP_HINT = "Is it the right store, and is all of it there? `tidelog engine verify` says what is missing"
+
 
 def engine_command(group: typer.Typer, name: str, work: Callable[..., None], *, takes_place: bool = False) -> None:
     """Registers a command about an engine; with `takes_place` its directory may also be an argument."""
@@ -73,12 +75,14 @@ def engine_command(group: typer.Typer, name: str, work: Callable[..., None], *, 
 
 
 def _told(work: Callable[..., None], session: Session, arguments: dict[str, Any]) -> None:
-    from tidelog.errors import FencedError, LockedError, RetryError
+    from tidelog.errors import DataError, FencedError, GapError, LockedError, RetryError
 
     try:
         work(session, **arguments)
     except LockedError as error:
         raise RetryError(error.message, path=error.path, hint=LOCKED_HINT) from error
+    except GapError as error:
+        raise DataError(error.message, path=error.path, hint=_GAP_HINT) from error
     except FencedError as error:
         hint = f"Use the directory that owns it now; {restore_hint(session)} makes a new copy from the store"
         raise RetryError(error.message, path=error.path, hint=hint) from error

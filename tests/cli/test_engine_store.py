@@ -1,0 +1,152 @@
+"""An engine and its store from the command line: shipped, looked at from elsewhere, lost and restored."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+from tests.cli.conftest import Cli
+from tests.servers import S3Server
+
+import tidelog
+from tidelog.engine.restore_marker import RestoreMarker, write_marker
+from tidelog.files import LocalFiles
+
+
+def entries(first: int, count: int) -> bytes:
+    lines = [json.dumps({"seq": 1, "op": "create_bucket", "bucket": "b"})] if first == 1 else []
+    for seq in range(max(first, 2), first + count):
+        entry = {"seq": seq, "op": "put_object", "bucket": "b", "key": f"k{seq % 50}", "data": f"{seq}" * 100}
+        lines.append(json.dumps(entry))
+    return "\n".join(lines).encode()
+
+
+@pytest.fixture
+def store(cli: Cli, tmp_path: Path) -> str:
+    """The URL of a store with the first 60 of 100 entries of the engine in ./engine."""
+    url = f"file://{tmp_path}/store"
+    assert cli("engine", "put-log", "--store", url, stdin=entries(1, 100)).code == 0
+    assert cli("engine", "ship", "--low-water-mark", 60).code == 0
+    return url
+
+
+def test_shipping_moves_the_marks(cli: Cli, store: str) -> None:
+    """Only up to the low-water mark, and what waits behind it is told."""
+    found = cli("engine", "ship", "engine", "--json").json
+    assert (found["high_water_mark"], found["low_water_mark"], found["applied_seq"]) == (60, 60, 100)
+    assert (found["objects"], found["lag_bytes"] > 0) == (0, True)
+    about = cli("engine", "status", "--json").json
+    assert (about["store"]["url"], about["store"]["truncation_mark"], about["store"]["is_ours"]) == (store, 60, True)
+    assert about["store"]["lag_bytes"] > 0
+    assert about["store"]["lag_seconds"] > 0
+    done = cli("engine", "ship", "--low-water-mark", 100, "--json").json
+    assert (done["high_water_mark"], done["objects"]) == (100, 1)
+
+
+def test_a_mark_above_what_was_applied_is_refused(cli: Cli, store: str) -> None:
+    """Nobody can have applied what this engine has not."""
+    result = cli("engine", "ship", "--low-water-mark", 101)
+    assert (result.code, "101" in result.err) == (2, True)
+
+
+def test_all_may_be_shipped_where_there_are_no_replicas(cli: Cli, store: str) -> None:
+    """`put-log --low-water-mark` says so."""
+    assert cli("engine", "put-log", "--low-water-mark", stdin=entries(101, 10)).code == 0
+    assert cli("engine", "ship", "--json").json["high_water_mark"] == 110
+
+
+def test_a_lost_disk(cli: Cli, store: str) -> None:
+    """The engine is back up to its high-water mark, the rest comes from the log again, and the digest is the same."""
+    assert cli("engine", "checkpoint").code == 0
+    whole, shipped = cli("engine", "digest").out, cli("engine", "digest", "--seq", 60).out
+    shutil.rmtree("engine")
+    found = cli("engine", "restore", "new", "--store", store, "--json")
+    assert (found.code, found.json["applied_seq"], found.json["state_seq"]) == (0, 60, 60)
+    assert "entries above seq 60 come from the orchestrator" in found.err
+    assert cli("engine", "digest", "new").out == shipped
+    assert cli("engine", "put-log", "-d", "new", stdin=entries(1, 100)).code == 0
+    assert cli("engine", "digest", "new").out == whole
+    assert cli("engine", "verify", "new").code == 0
+
+
+def test_a_restore_needs_an_empty_place_and_an_engine(cli: Cli, store: str, tmp_path: Path) -> None:
+    """What is there stays, and a store without an engine is told as such."""
+    result = cli("engine", "restore", "engine", "--store", store)
+    assert (result.code, "empty directory" in result.err) == (2, True)
+    result = cli("engine", "restore", "new", "--store", f"file://{tmp_path}/other")
+    assert (result.code, "there is no engine" in result.err) == (3, True)
+    assert cli("engine", "verify").code == 0
+
+
+def test_a_restore_that_was_cut_off(cli: Cli, store: str, tmp_path: Path) -> None:
+    """The directory is no engine, every command says what to do, and the same command begins anew."""
+    assert cli("engine", "restore", "new", "--store", store).code == 0
+    shutil.copytree("new", "half")
+    for name in ("engine.ckpt", "engine.json"):
+        (tmp_path / "half" / name).unlink()
+    write_marker(LocalFiles(), tmp_path / "half", RestoreMarker(store, 0))
+    for command in (["status"], ["ls"], ["verify"], ["dump-wal"]):
+        result = cli("engine", *command, "-d", "half")
+        assert (result.code, "was cut off" in result.err) == (2, True), command
+    assert cli("engine", "restore", "half", "--store", store).code == 0
+    assert cli("engine", "digest", "half").out == cli("engine", "digest", "new").out
+
+
+def test_who_was_replaced_is_told(cli: Cli, store: str) -> None:
+    """After a restore elsewhere the old directory can be read, and changes nothing in the store any more."""
+    assert cli("engine", "restore", "new", "--store", store).code == 0
+    assert cli("engine", "put-log", "-d", "new", stdin=entries(61, 20)).code == 0
+    assert cli("engine", "ship", "new", "--low-water-mark", 80).code == 0
+    result = cli("engine", "ship")
+    assert result.code == 4
+    assert "owns the engine now" in result.err
+    assert f"engine restore --dir NEW_DIR --store {store}" in result.err
+    assert cli("engine", "get", "b", "k7").code == 0
+    about = cli("engine", "status")
+    assert (about.code, "owns the engine in the store now" in about.err) == (0, True)
+
+
+def test_looking_claims_nothing(cli: Cli, store: str) -> None:
+    """An engine that is open elsewhere with the same store goes on: its epoch is the newest."""
+    shutil.copytree("engine", "copy")
+    epoch = cli("engine", "status", "--json").json["store"]["epoch"]
+    for command in (["get", "b", "k7"], ["ls", "b"], ["digest"], ["verify"], ["status"]):
+        assert cli("engine", *command, "-d", "copy").code == 0
+    assert cli("engine", "status", "--json").json["store"]["epoch"] == epoch
+
+
+def test_the_store_is_given_in_the_settings(cli: Cli, tmp_path: Path) -> None:
+    """A file with a table for the engine is enough."""
+    (tmp_path / "t.toml").write_text(
+        f'dir = "here"\nstore = "file://{tmp_path}/store"\n[storage_engine]\ninline_value_bytes = 0\n'
+    )
+    assert cli("engine", "put-log", "-c", "t.toml", "--low-water-mark", stdin=entries(1, 5)).code == 0
+    assert cli("engine", "ship", "-c", "t.toml", "--json").json["high_water_mark"] == 5
+    assert (tmp_path / "here" / "engine.json").exists()
+
+
+def test_with_a_bucket(cli: Cli, s3_server: S3Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All of it against an S3 server: ship, lose, restore, verify; a server that is away is code 4."""
+    settings = s3_server.settings()
+    assert settings.store_secret_access_key is not None
+    monkeypatch.setenv("AWS_ENDPOINT_URL", str(settings.store_endpoint))
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", str(settings.store_access_key_id))
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", settings.store_secret_access_key.reveal())
+    url = s3_server.url("cli-engine")
+    assert cli("engine", "put-log", "--store", url, "--low-water-mark", stdin=entries(1, 100)).code == 0
+    assert cli("engine", "checkpoint", "--json").json["state_seq"] == 100
+    digest = cli("engine", "digest").out
+    with tidelog.open_engine("engine") as engine:
+        assert engine.truncation_mark == 100
+    shutil.rmtree("engine")
+    assert cli("engine", "restore", "engine", "--store", url).code == 0
+    assert cli("engine", "digest").out == digest
+    assert cli("engine", "verify").code == 0
+    monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:9")
+    monkeypatch.setenv("TIDELOG_STORE_MAX_RETRIES", "0")
+    monkeypatch.setenv("TIDELOG_STORE_RETRY_TIMEOUT_SECONDS", "1")
+    away = cli("engine", "status")
+    assert (away.code, "problem: the store: " in away.err) == (0, True)
+    assert cli("engine", "ship").code == 4
