@@ -33,6 +33,7 @@ DemoDirectoryOption = Annotated[
 _MARKER = "made-by-tidelog-demo"
 _LIVE, _DAMAGED, _BUCKET, _TABLE = "live", "damaged", "bucket", "table"
 _NODES = ("node-a", "node-b", "node-c")
+_ENGINES = ("engine", "engine-restored")
 
 
 def add_to(app: typer.Typer) -> None:
@@ -48,9 +49,10 @@ def demo(
 ) -> None:
     """Appends, tails, crashes, repairs, ships, prunes, loses a disk and restores it, and proves each claim.
 
-    Then Spark queries the bucket, writes a topic, verifies, compacts, makes a table, and leaves a page to look at. It
-    starts an S3 server of its own (SeaweedFS), takes about a minute, and works in ./tidelog-demo, or in --dir, which it
-    clears of an earlier demo first. The exit code is 1 when a proof fails.
+    The same with an engine: entries, old states, a lost disk, equal digests. Then Spark queries the bucket, writes a
+    topic, verifies, compacts, makes a table, and leaves a page to look at. It starts an S3 server of its own
+    (SeaweedFS), takes about a minute, and works in ./tidelog-demo, or in --dir, which it clears of an earlier demo
+    first. The exit code is 1 when a proof fails.
     """
     directory = session.directory or DEFAULT_DIRECTORY
     prepare(directory)
@@ -80,7 +82,7 @@ def prepare(directory: Path) -> None:
         )
     directory.mkdir(parents=True, exist_ok=True)
     (directory / _MARKER).touch()
-    for name in (_LIVE, _DAMAGED, _BUCKET, _TABLE, *_NODES):
+    for name in (_LIVE, _DAMAGED, _BUCKET, _TABLE, *_NODES, *_ENGINES):
         if (directory / name).exists():
             shutil.rmtree(directory / name)
 
@@ -128,9 +130,25 @@ def _run_with_bucket(output: Output, directory: Path, before: list[Step], *, wit
         narrator.begin("Letting a second node take the topic over while the first still has it open")
         fenced = demo_store_steps.fence(node_b, node_c, place)
         narrator.end(fenced)
-        steps = [shipped, restored, fenced]
+        steps = [shipped, restored, fenced, *_run_engine(output, narrator, directory, place)]
         # Two more were appended: one after the loss of the disk, one by the new owner.
         return steps + (_run_with_spark(output, narrator, directory, place, total + 2) if with_spark else [])
+
+
+def _run_engine(output: Output, narrator: _Narrator, directory: Path, place: Bucket) -> list[Step]:
+    from tidelog.cli import demo_engine_steps
+
+    engine, restored = (directory / name for name in _ENGINES)
+    count = demo_engine_steps.ENTRIES
+    narrator.begin(f"Applying {count:,} entries to an engine, shipping them to the bucket, and reading old states")
+    with output.progress("applying", count) as on_done:
+        applied, known = demo_engine_steps.apply_and_ship(engine, place, count, on_done)
+    narrator.end(applied)
+    narrator.begin("Deleting the engine's directory, and building the engine anew from the bucket")
+    with output.progress("restoring", 2) as on_done:
+        rebuilt = demo_engine_steps.lose_and_restore(engine, restored, place, known, on_done)
+    narrator.end(rebuilt)
+    return [applied, rebuilt]
 
 
 def _run_with_spark(output: Output, narrator: _Narrator, directory: Path, place: Bucket, messages: int) -> list[Step]:
