@@ -157,7 +157,10 @@ class TieredLog(JoinedLog):
 
     def _fenced_again(self) -> FencedError:
         assert self._fenced is not None
-        return FencedError(self._fenced.message, path=self.log.directory, hint=self._fenced.hint)
+        return self._repeated(self._fenced)
+
+    def _repeated(self, error: FencedError) -> FencedError:
+        return FencedError(error.message, path=self.log.directory, hint=error.hint)
 
     @contextlib.contextmanager
     def _noticing_fences(self) -> Iterator[None]:
@@ -169,10 +172,11 @@ class TieredLog(JoinedLog):
 
     def _fence(self, error: FencedError) -> None:
         if self._fenced is None:
+            # First: whoever sees that it is fenced must not be able to append any more.
+            self.log.refuse_appends(lambda: self._repeated(error))
             self._fenced = error
             _logger.error("%s: %s", self.log.directory, error)
             self.shipper.close()
-            self.log.refuse_appends(self._fenced_again)
 
     def _guarded(self, work: Callable[[], float]) -> Callable[[], float]:
         """A background task that ends quietly when the topic has another owner: its next look finds it fenced."""
