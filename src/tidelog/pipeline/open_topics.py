@@ -15,6 +15,7 @@ from collections.abc import Mapping
 from tidelog.errors import InputError, NotFoundError, OffsetOutOfRangeError
 from tidelog.log.view import LogView
 from tidelog.pipeline.options import SourceOptions
+from tidelog.pipeline.packing import packed
 from tidelog.pipeline.part import ColdPlace, ReadPart
 from tidelog.pipeline.planning import Limits, TopicPlan, plan_parts
 from tidelog.pipeline.root import Root
@@ -96,10 +97,17 @@ class OpenTopics:
 
     def plan(self, ranges: Mapping[str, tuple[int, int]]) -> list[ReadPart]:
         """The parts of these ranges, which can be read."""
-        options = self._options
-        limits = Limits(options.max_partition_bytes, options.max_records_per_partition, options.min_partitions)
         plans = [self._plan_topic(topic, *ends) for topic, ends in sorted(ranges.items()) if ends[0] < ends[1]]
-        return plan_parts(plans, limits)
+        return plan_parts(plans, self._limits)
+
+    def plan_tasks(self, ranges: Mapping[str, tuple[int, int]]) -> list[tuple[ReadPart, ...]]:
+        """The same parts, as they go to tasks: small ones of very many topics together."""
+        return packed(self.plan(ranges), self._limits)
+
+    @property
+    def _limits(self) -> Limits:
+        options = self._options
+        return Limits(options.max_partition_bytes, options.max_records_per_partition, options.min_partitions)
 
     def _plan_topic(self, topic: str, start: int, stop: int) -> TopicPlan:
         log = self.log(topic)

@@ -11,6 +11,7 @@ Invariants
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 from pyspark.sql.datasource import (
@@ -37,11 +38,11 @@ FORMAT = "tidelog"
 
 
 class TopicPartition(InputPartition):
-    """One task's part, and where its bytes are."""
+    """One task's parts, and where their bytes are."""
 
-    def __init__(self, part: ReadPart, place: ColdPlace | None) -> None:
-        super().__init__((part.topic, part.start, part.stop))
-        self.part = part
+    def __init__(self, parts: tuple[ReadPart, ...], place: ColdPlace | None) -> None:
+        super().__init__(tuple((part.topic, part.start, part.stop) for part in parts))
+        self.parts = parts
         self.place = place
 
 
@@ -96,10 +97,9 @@ def read_partition(partition: InputPartition, options: SourceOptions, schema: St
 
     if not isinstance(partition, TopicPartition):
         return iter(())  # Spark makes one up where there are none
-    return read_record_batches(
-        *(partition.part, partition.place, schema),
-        skips_gaps=not options.fail_on_data_loss,
-        max_rows=options.max_rows_per_batch,
+    skips_gaps, max_rows, place = not options.fail_on_data_loss, options.max_rows_per_batch, partition.place
+    return chain.from_iterable(
+        read_record_batches(part, place, schema, skips_gaps=skips_gaps, max_rows=max_rows) for part in partition.parts
     )
 
 
@@ -113,7 +113,7 @@ class TopicReader(DataSourceReader):
     def partitions(self) -> list[InputPartition]:
         with OpenTopics(self._options) as topics:
             ranges = {topic: self._range(topics, topic) for topic in topics.names()}
-            return [TopicPartition(part, topics.place) for part in topics.plan(ranges)]
+            return [TopicPartition(parts, topics.place) for parts in topics.plan_tasks(ranges)]
 
     def _range(self, topics: OpenTopics, topic: str) -> tuple[int, int]:
         options, log = self._options, topics.log(topic)

@@ -156,7 +156,7 @@ class TopicStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def partitions(self, start: Checkpoint, end: Checkpoint) -> list[InputPartition]:
         begun, ends = from_checkpoint(start), from_checkpoint(end)
         ranges = {topic: self._range(topic, begun.get(topic), stop) for topic, stop in ends.items()}
-        return [TopicPartition(part, self._topics.place) for part in self._topics.plan(ranges)]
+        return [TopicPartition(parts, self._topics.place) for parts in self._topics.plan_tasks(ranges)]
 
     def _range(self, topic: str, start: int | None, stop: int) -> tuple[int, int]:
         if start is not None and start >= stop:
