@@ -33,6 +33,8 @@ _OTHERS: dict[str, Callable[..., None]] = {
     "dump-page": dump_page,
 }
 
+COMMANDS = (*_ABOUT_A_DIRECTORY, *_OTHERS)
+
 
 def add_to(app: typer.Typer) -> None:
     """Registers the group."""
