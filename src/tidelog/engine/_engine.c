@@ -7,6 +7,7 @@
      threads, which is all the locking that readers need. */
 
 #include "_engine_survey.h"
+#include "_engine_version.h"
 
 #define METHOD(name, function, text) {name, (PyCFunction)(void (*)(void))(function), METH_FASTCALL, PyDoc_STR(text)}
 
@@ -35,6 +36,8 @@ static PyMethodDef engine_methods[] = {
            "(next index, missing page or -1, whether it must be read)."),
     METHOD("decode_updates", engine_decode_updates,
            "decode_updates(updates, lsn): a list of (page, what, key, value, old)."),
+    METHOD("find_version", engine_find_version,
+           "find_version(pages, root, bucket, key, seq): a pointer, (seq, cell), None, or a missing page."),
     METHOD("survey", engine_survey,
            "survey(first_lsn, buffer, positions, lengths, open_seq, open_lsn): "
            "(applied seq, its LSN, open seq, its LSN, indexes of other records)."),

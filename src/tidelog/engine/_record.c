@@ -187,12 +187,30 @@ static PyObject *record_put_record(PyObject *Py_UNUSED(module), PyObject *const 
 
 /* ---- the module ---- */
 
+/* ---- plain_data ---- */
+
+static PyObject *record_plain_data(PyObject *Py_UNUSED(module), PyObject *const *arguments, Py_ssize_t count) {
+    Slice stored;
+    uint64_t size, crc;
+    if (expect_arguments("plain_data", count, 3, 3) < 0 || take_bytes(arguments[0], PY_SSIZE_T_MAX, &stored) < 0 ||
+        take_number(arguments[1], UINT64_MAX, &size) < 0 || take_number(arguments[2], UINT32_MAX, &crc) < 0) {
+        return NULL;
+    }
+    if (stored.size < METADATA_LENGTH_BYTES || stored.size - METADATA_LENGTH_BYTES != size ||
+        load_u32(stored.data) != 0 || crc_of(stored.data, stored.size) != crc) {
+        Py_RETURN_NONE;
+    }
+    return PyBytes_FromStringAndSize((const char *)stored.data + METADATA_LENGTH_BYTES, (Py_ssize_t)size);
+}
+
 static PyMethodDef methods[] = {
     {"object_key", (PyCFunction)(void (*)(void))record_object_key, METH_FASTCALL,
      "object_key(bucket, name, seq): the key of a version in the tree."},
     {"put_record", (PyCFunction)(void (*)(void))record_put_record, METH_FASTCALL,
      "put_record(seq, flags, previous_lsn, time_us, order, bucket, name, data, key, page, lsn, position): the record of "
      "a put without metadata and its cell."},
+    {"plain_data", (PyCFunction)(void (*)(void))record_plain_data, METH_FASTCALL,
+     "plain_data(stored, size, crc): the data of a body without metadata that is as it must be, else None."},
     {NULL, NULL, 0, NULL},
 };
 

@@ -63,6 +63,8 @@ class Buckets:
     def created(self, bucket: str, seq: int) -> BucketVersion | None:
         """The creation of the bucket that is there at a seq; None when there is none."""
         history = self._histories.get(bucket, ())
+        if history and history[-1].seq <= seq:  # the newest, as a rule
+            return None if history[-1].is_deleted else history[-1]
         for version in reversed(history):
             if version.seq <= seq:
                 return None if version.is_deleted else version

@@ -22,6 +22,7 @@ from types import TracebackType
 from typing import Self
 
 from tidelog.engine.body import decode_body
+from tidelog.engine.buckets import BucketVersion
 from tidelog.engine.cell import Cell
 from tidelog.engine.cold import Body, ColdReader
 from tidelog.engine.core import Core
@@ -29,17 +30,29 @@ from tidelog.engine.digest import Digest
 from tidelog.engine.engine_statistics import EngineStatistics, snapshot
 from tidelog.engine.engine_tasks import EngineTasks, TaskThreads
 from tidelog.engine.entry import Entry, PutObject, operations
+from tidelog.engine.garbage import Garbage
+from tidelog.engine.garbage_calls import GarbageCalls
+from tidelog.engine.put_record import plain_data
 from tidelog.engine.replayed import Replayed
 from tidelog.engine.results import ObjectInfo, Result, StoredObject, Tier, VersionInfo
+from tidelog.engine.retention import Pin, forgotten
 from tidelog.engine.transaction import DEFAULT_LOCK_TIMEOUT_SECONDS, Transaction, Transactions
 from tidelog.engine.upkeep import ColdTier, Upkeep
 from tidelog.engine.version_keys import MAX_SEQ
-from tidelog.errors import ClosedError, DiskFullError, InputError, LogFailedError, NotFoundError, TidelogError
+from tidelog.errors import (
+    ClosedError,
+    DiskFullError,
+    GapError,
+    InputError,
+    LogFailedError,
+    NotFoundError,
+    TidelogError,
+)
 
 _MAX_CHUNK_BYTES = 2 << 20
 
 
-class Engine(EngineTasks):
+class Engine(EngineTasks, GarbageCalls):
     """An open engine. Make one with `tidelog.open_engine`; it owns its directory until it is closed."""
 
     def __init__(
@@ -57,7 +70,6 @@ class Engine(EngineTasks):
         self._versions = core.versions
         self._buckets = core.buckets
         self._cold = reader
-        self._accepted_seq = core.marks.applied_seq
         self._replayed = Replayed(core.wal, core.versions)
         self._transactions = Transactions(self)
         self._tasks = TaskThreads()
@@ -65,8 +77,16 @@ class Engine(EngineTasks):
         self._failure: TidelogError | None = None
         self._closed = False
         self._find_in = core.versions.find_in
+        self._pointer = core.versions.pointer
         self._read_stored = core.wal.read_stored
-        self.upkeep = Upkeep(core, cold, runs_in_background=runs_in_background)
+        self._history = core.history
+        self._garbage = Garbage(
+            *(core, cold),
+            check=self._check_open,
+            on_failure=self._fail,
+            least_read_seq=self._transactions.locks.least_seq,
+        )
+        self.upkeep = Upkeep(core, cold, self._garbage, runs_in_background=runs_in_background)
         """What runs beside: checkpoints, and shipping where there is a store."""
 
     # Applying
@@ -81,7 +101,7 @@ class Engine(EngineTasks):
         _check_entries(wanted)
         with self._applying:
             self._check_open()
-            results = [self._again(seq, entry) for seq, entry in wanted if seq <= self._accepted_seq]
+            results = [self._again(seq, entry) for seq, entry in wanted if seq <= self._marks.accepted_seq]
             fresh = wanted[len(results) :]
             begin = 0
             while begin < len(fresh):
@@ -100,13 +120,12 @@ class Engine(EngineTasks):
                 results.append(core.applier.apply(*entries[stop]))
                 stop += 1
             wal.hand_over()
+            core.tree.settle()
+            self._marks.accepted(entries[stop - 1][0])
+            self._unsettled += [entry for _, entry in entries[begin:stop]]
         except BaseException as error:
             self._take_back(error, first_lsn)
             raise
-        finally:
-            core.tree.settle()
-        self._accepted_seq = entries[stop - 1][0]
-        self._unsettled += [entry for _, entry in entries[begin:stop]]
         return stop
 
     def _take_back(self, error: BaseException, first_lsn: int) -> None:
@@ -120,7 +139,7 @@ class Engine(EngineTasks):
 
     def _commit(self) -> None:
         """Waits for the disk and makes what was accepted visible."""
-        if self._marks.applied_seq < self._accepted_seq:
+        if self._marks.applied_seq < self._marks.accepted_seq:
             try:
                 self._wal.commit()
             except DiskFullError:
@@ -128,8 +147,8 @@ class Engine(EngineTasks):
             except BaseException as error:
                 self._fail(error)
                 raise
-            self._marks.applied(self._accepted_seq)
-            self._transactions.settle(self._accepted_seq, self._unsettled)
+            self._marks.applied(self._marks.accepted_seq)
+            self._transactions.settle(self._marks.accepted_seq, self._unsettled)
             self._unsettled = []
 
     def _again(self, seq: int, entry: Entry) -> Result:
@@ -141,6 +160,7 @@ class Engine(EngineTasks):
             self._failure = LogFailedError(
                 f"the engine failed and must be opened again: {error}", path=self._core.directory
             )
+            self._core.fail()
 
     def update_low_water_mark(self, seq: int) -> None:
         """All replicas have applied everything up to a seq: it may be shipped, and is not rolled back any more."""
@@ -155,15 +175,16 @@ class Engine(EngineTasks):
         _checked_seq(seq, least=0)
         with self._applying:
             self._check_open()
-            if seq >= self._accepted_seq:
+            if seq >= self._marks.accepted_seq:
                 return
             self._marks.rolled_back(seq)
-            self._accepted_seq = seq
             try:
                 self._core.roll_back(seq)
             except BaseException as error:
                 self._fail(error)
                 raise
+            self._marks.applied(seq)  # what was accepted up to it is on the disk by now
+            self._unsettled = []
             self._replayed.forget()
             self._transactions.rolled_back(seq)
 
@@ -171,21 +192,44 @@ class Engine(EngineTasks):
 
     def read(self, bucket: str, key: str, seq: int | None = None) -> StoredObject:
         """An object as it is at a seq; by default at the last one that was applied."""
-        at = self._marks.applied_seq if seq is None else self._checked_read_seq(seq)
+        at = self._marks.applied_seq if seq is None else self._checked_seq(seq)
         created = self._buckets.created(bucket, at)
+        if created is not None:
+            pointer = self._pointer(created, bucket, key, at)
+            if pointer is not None:
+                found_seq, _, size, crc, codec, _, position, stored_bytes = pointer
+                stored = self._read_stored(position, stored_bytes)
+                data = None if stored is None or codec else plain_data(stored, size, crc)
+                if data is not None:
+                    return StoredObject(data, {}, found_seq, "hot")
+        return self._read_any(created, bucket, key, seq, at)
+
+    def _read_any(self, created: BucketVersion | None, bucket: str, key: str, seq: int | None, at: int) -> StoredObject:
+        """An object that is not in the log of this disk, or small, compressed, with metadata, damaged or not there."""
         found = None if created is None else self._find_in(created, bucket, key, at)
         if found is None:
-            raise self._not_found(bucket, key, at)
+            return self._look_again(bucket, key, seq, at)
         cell = found.cell
         if cell.inline is not None:
             stored: bytes | None = cell.inline
         else:
             stored = self._read_stored(cell.position, cell.stored_bytes)
         if stored is None:
-            data, metadata = self._read_cold(cell)
+            try:
+                data, metadata = self._read_cold(cell)
+            except (GapError, NotFoundError):
+                if at < self._history.start_seq:
+                    return self._look_again(bucket, key, seq, at)
+                raise
             return StoredObject(data, metadata, found.seq, "cold")
         data, metadata = decode_body(stored, cell.codec, cell.size, cell.crc, cell.lsn)
         return StoredObject(data, metadata, found.seq, "hot")
+
+    def _look_again(self, bucket: str, key: str, seq: int | None, at: int) -> StoredObject:
+        """For what was not found: it may have been removed since this read began. Then the newest state has changed."""
+        if seq is None and at < self._history.start_seq and not self._closed:
+            return self.read(bucket, key)
+        raise self._not_found(bucket, key, at)
 
     def _read_cold(self, cell: Cell) -> Body:
         if self._cold is None:
@@ -198,12 +242,15 @@ class Engine(EngineTasks):
 
     def list_objects(self, bucket: str, prefix: str = "", seq: int | None = None) -> Iterator[ObjectInfo]:
         """The objects of a bucket whose keys begin like this, in order of key, as they are at a seq."""
-        at = self._marks.applied_seq if seq is None else self._checked_read_seq(seq)
-        if self._buckets.created(bucket, at) is None:
-            raise self._no_bucket(bucket, at)
-        return (
-            ObjectInfo(found.key, found.cell.size, found.seq) for found in self._versions.objects(bucket, prefix, at)
-        )
+        pin = self.pin(seq)
+        if self._buckets.created(bucket, pin.seq) is None:
+            raise self._no_bucket(bucket, pin.seq)
+        return self._listed(pin, bucket, prefix)
+
+    def _listed(self, pin: Pin, bucket: str, prefix: str) -> Iterator[ObjectInfo]:
+        with pin as seq:
+            for found in self._versions.objects(bucket, prefix, seq):
+                yield ObjectInfo(found.key, found.cell.size, found.seq)
 
     def list_buckets(self, seq: int | None = None) -> list[str]:
         """The names of all buckets at a seq, sorted."""
@@ -223,14 +270,24 @@ class Engine(EngineTasks):
 
     def digest(self, seq: int | None = None) -> str:
         """A number for the whole state at a seq: equal on every replica, after every restore."""
-        at = self._marks.applied_seq if seq is None else self._checked_read_seq(seq)
         digest = Digest()
-        for bucket, created in self._buckets.alive(at):
-            name = bucket.encode()
-            digest.add_bucket(name, created.seq)
-            for found in self._versions.objects(bucket, "", at):
-                digest.add_object(name, found.key.encode(), found.seq, found.cell.size, found.cell.crc)
+        with self.pin(seq) as at:
+            for bucket, created in self._buckets.alive(at):
+                name = bucket.encode()
+                digest.add_bucket(name, created.seq)
+                for found in self._versions.objects(bucket, "", at):
+                    digest.add_object(name, found.key.encode(), found.seq, found.cell.size, found.cell.crc)
         return digest.text()
+
+    def pin(self, seq: int | None = None) -> Pin:
+        """Keeps every state from a seq on readable until the end of the `with` block, for long reads of one state."""
+        while True:
+            at = self._checked_seq(self._marks.applied_seq if seq is None else seq)
+            try:
+                return self._history.pin(at)
+            except NotFoundError:
+                if seq is not None:
+                    raise
 
     def _tier_of(self, cell: Cell) -> Tier | None:
         if cell.is_tombstone:
@@ -238,6 +295,12 @@ class Engine(EngineTasks):
         return "hot" if cell.inline is not None or cell.position >= self._wal.first_position else "cold"
 
     def _checked_read_seq(self, seq: int) -> int:
+        start = self._history.start_seq
+        if self._checked_seq(seq) < start:
+            raise forgotten(start)
+        return seq
+
+    def _checked_seq(self, seq: int) -> int:
         if self._closed:
             raise self._closed_error()
         _checked_seq(seq, least=0)
@@ -247,16 +310,13 @@ class Engine(EngineTasks):
                 operation="read",
                 hint="Apply the entries up to it first",
             )
-        start = self._core.checkpointer.history_start_seq
-        if seq < start:
-            raise NotFoundError(
-                f"states before seq {start} are no longer kept", operation="read", hint=f"Read at {start} or later"
-            )
         return seq
 
     def _not_found(self, bucket: str, key: str, seq: int) -> TidelogError:
         if self._closed:
             return self._closed_error()
+        if seq < self._history.start_seq:
+            return forgotten(self._history.start_seq)
         if self._buckets.created(bucket, seq) is None:
             return self._no_bucket(bucket, seq)
         return NotFoundError(f"there is no object {key!r} in bucket {bucket!r} at seq {seq}")

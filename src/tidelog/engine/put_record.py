@@ -24,4 +24,5 @@ else:
 KERNEL_IS_NATIVE = _kernel is not record_python
 
 object_key = _kernel.object_key
+plain_data = _kernel.plain_data
 put_record = _kernel.put_record

@@ -8,6 +8,7 @@ from tidelog.engine.operation_record import body_position, encode_put
 from tidelog.engine.updates import encode_insert
 from tidelog.engine.version_keys import at
 from tidelog.engine.version_keys import object_prefix as _object_prefix
+from tidelog.log.frame import crc32
 
 _bodies = BodyEncoder()
 
@@ -42,3 +43,10 @@ def put_record(
     value = encode_pointer(order, body.size, body.crc, body.codec, lsn, place, len(body.stored))
     updates = encode_insert(page, key, value)
     return encode_put(seq, flags, previous_lsn, time_us, order, *names, body, updates), value
+
+
+def plain_data(stored: bytes, size: int, crc: int, /) -> bytes | None:
+    """The data of a body without metadata that is as it must be, else None."""
+    if len(stored) != size + 4 or stored[:4] != bytes(4) or crc32(stored) != crc:
+        return None
+    return stored[4:]

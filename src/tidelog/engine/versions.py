@@ -9,14 +9,29 @@ Invariants
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
+from tidelog.engine import version_python
 from tidelog.engine.btree import Tree
 from tidelog.engine.buckets import Buckets, BucketVersion
 from tidelog.engine.cell import TOMBSTONE, Cell, decode_cell
-from tidelog.engine.put_record import object_key
+from tidelog.engine.page import ROOT
 from tidelog.engine.version_keys import SEQ_BYTES, at, behind, object_prefix, objects_of, parse, seq_of
+from tidelog.engine.version_python import Other, Pointer
+
+if TYPE_CHECKING:
+    _kernel = version_python
+else:
+    try:
+        if os.environ.get("TIDELOG_PURE_PYTHON"):
+            raise ImportError
+        from tidelog.engine import _engine as _kernel
+    except ImportError:
+        _kernel = version_python
+
+_find_version = _kernel.find_version
 
 
 class Found(NamedTuple):
@@ -40,7 +55,8 @@ class Versions:
     def __init__(self, tree: Tree, buckets: Buckets) -> None:
         self.tree = tree
         self.buckets = buckets
-        self._find = tree.find
+        self._pages = tree.pool.pages
+        self._load = tree.pool.load
 
     def find(self, bucket: str, key: str, seq: int) -> Found | None:
         """The version to be seen at a seq."""
@@ -49,11 +65,26 @@ class Versions:
 
     def find_in(self, created: BucketVersion, bucket: str, key: str, seq: int) -> Found | None:
         """The same, in a bucket that is known to be there."""
-        wanted = object_key(bucket, key, seq)
-        found = self._find(wanted)
-        if found is None or found[0][:-SEQ_BYTES] != wanted[:-SEQ_BYTES]:
+        found = self._newest(bucket, key, seq)
+        if found is None:
             return None
-        return _seen(created, seq_of(found[0]), decode_cell(found[1]))
+        if len(found) == 2:
+            return _seen(created, found[0], decode_cell(found[1]))
+        return _seen(created, found[0], Cell(0, *found[1:]))
+
+    def pointer(self, created: BucketVersion, bucket: str, key: str, seq: int) -> Pointer | None:
+        """The short way to what there is most of: a version whose body is in the log; None for all else."""
+        found = _find_version(self._pages, ROOT, bucket, key, seq)
+        if type(found) is not tuple or len(found) == 2:
+            return None
+        if found[0] < created.seq or (found[0] == created.seq and found[1] < created.order):
+            return None
+        return found
+
+    def _newest(self, bucket: str, key: str, seq: int) -> Pointer | Other | None:
+        while isinstance(found := _find_version(self._pages, ROOT, bucket, key, seq), int):
+            self._load(found)
+        return found
 
     def history(self, bucket: str, key: str, seq: int) -> Iterator[Found]:
         """All versions that are kept and are not after a seq, newest first, deletions and earlier buckets included."""

@@ -1,0 +1,75 @@
+"""Finding a version in one step, and the data of a plain body: the kernel gives the answers of its twin."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+
+import pytest
+from tests.engine.engines import RandomEntries, open_local
+
+from tidelog.engine import record_python, survey_python, version_python
+from tidelog.engine.body import encode_body
+from tidelog.engine.page import ROOT
+from tidelog.errors import DataError
+from tidelog.log.frame import Frames, crc32, encode_many
+
+engine_kernel = pytest.importorskip("tidelog.engine._engine", reason="the C kernel is not built here")
+record_kernel = pytest.importorskip("tidelog.engine._record", reason="the C kernel is not built here")
+
+
+def test_every_version_is_found_as_the_twin_finds_it(tmp_path: Path) -> None:
+    """Pointers, small ones, tombstones, what is not there, names that are too long, and pages that are missing."""
+    entries = RandomEntries("twin", keys=400)
+    with open_local(tmp_path / "e") as engine:
+        engine.apply_many(entries.entries(1500))
+        pages = engine._core.pool.pages
+        chance = random.Random(4)
+        for _ in range(2000):
+            bucket = f"bucket-{chance.randrange(4)}"
+            key = chance.choice(entries._keys) if chance.random() < 0.9 else "nothing" * chance.randrange(1, 500)
+            wanted = (
+                pages,
+                ROOT,
+                bucket,
+                key,
+                chance.choice((0, 1, engine.applied_seq, chance.randrange(9000), 2**64 - 1)),
+            )
+            assert engine_kernel.find_version(*wanted) == version_python.find_version(*wanted)
+        some = {page: pages[page] for page in list(pages)[:2]}
+        for key in entries._keys:
+            wanted = some, ROOT, "bucket-0", key, engine.applied_seq
+            assert engine_kernel.find_version(*wanted) == version_python.find_version(*wanted)
+
+
+def test_the_data_of_a_body() -> None:
+    """Whole, cut short, with metadata, with another checksum."""
+    for data in (b"", b"x", b"y" * 5000):
+        for metadata in ({}, {"a": 1}):
+            stored = encode_body(data, metadata)
+            for size in (len(data), len(data) + 1, 2**63):
+                for crc in (crc32(stored), 0):
+                    wanted = stored, size, crc
+                    found = record_kernel.plain_data(*wanted)
+                    assert found == record_python.plain_data(*wanted)
+                    assert found == (data if not metadata and size == len(data) and crc == crc32(stored) else None)
+
+
+def test_records_are_surveyed_as_the_twin_does() -> None:
+    """Random bytes as records, and records that are too short."""
+    chance = random.Random(9)
+    for _ in range(300):
+        payloads = []
+        for _ in range(chance.randint(1, 20)):
+            size = chance.randint(1, 31) if chance.random() < 0.02 else chance.randint(32, 90)
+            payloads.append(bytes((chance.randrange(5), chance.randrange(8))) + chance.randbytes(size))
+        frames = encode_many(7, payloads)
+        assert surveyed(engine_kernel, frames) == surveyed(survey_python, frames)
+
+
+def surveyed(kernel: object, frames: Frames) -> object:
+    """What a kernel answers, or how it complains."""
+    try:
+        return kernel.survey(7, frames.buffer, frames.positions, frames.lengths, 3, 5)  # type: ignore[attr-defined]
+    except DataError as error:
+        return str(error)
