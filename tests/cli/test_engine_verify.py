@@ -100,6 +100,23 @@ def test_a_flipped_bit_in_the_log(engine: Engine, tmp_path: Path) -> None:
     assert "engine restore --dir NEW_DIR --store file://" in result.err
 
 
+def test_damage_where_opening_reads(engine: Engine) -> None:
+    """An engine that cannot be opened says how to get another, not how to repair a topic."""
+    with tidelog.open_engine("engine") as one:
+        one.apply_many([(seq, tidelog.PutObject("b", "k", b"%d" % seq * 300)) for seq in range(300, 320)])
+        shutil.copytree("engine", "killed")
+    wal = sorted(Path("killed/wal").glob("wal.*.log"))[-1]
+    flip(wal, wal.read_bytes().index(b"305" * 300) + 10)
+    for arguments in (["ls"], ["digest"], ["checkpoint"]):
+        result = engine(*arguments, "-d", "killed")
+        assert (result.code, wal.name in result.err) == (5, True)
+        assert "engine restore --dir NEW_DIR --store file://" in result.err
+        assert "tidelog repair" not in result.err
+    about = engine("status", "killed", "--json")
+    assert (about.code, len(about.json["problems"])) == (0, 1)
+    assert about.json["applied_seq"] == 304  # as far as the log can be read
+
+
 def test_records_behind_damage_are_shown(engine: Engine, tmp_path: Path) -> None:
     """The log in words goes on behind a bad place, and shows it."""
     before = [json.loads(line) for line in engine("dump-wal", "--json").lines]

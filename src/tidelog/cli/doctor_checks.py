@@ -23,6 +23,7 @@ from tidelog.cli.errors import hint_of, text_of
 from tidelog.cli.file_systems import MEMORY_KINDS, NETWORK_KINDS, PASSING_KINDS, file_system_kind
 from tidelog.cli.output import human_bytes
 from tidelog.cli.seaweed import INSTALL_HINT, weed_program
+from tidelog.engine.page import KERNEL_IS_NATIVE as PAGES_ARE_NATIVE
 from tidelog.errors import ConfigError, TidelogError
 from tidelog.log.frame import KERNEL_IS_NATIVE
 from tidelog.log.names import wal_files
@@ -96,10 +97,11 @@ def check_python() -> Check:
 
 
 def check_kernels() -> Check:
-    """The C code that scans frames and codes messages."""
-    missing = [name for name, found in (("frames", KERNEL_IS_NATIVE), ("messages", CODEC_IS_NATIVE)) if not found]
+    """The C code that scans frames, codes messages and works on an engine's pages."""
+    kernels = {"frames": KERNEL_IS_NATIVE, "messages": CODEC_IS_NATIVE, "pages": PAGES_ARE_NATIVE}
+    missing = [name for name, is_native in kernels.items() if not is_native]
     if not missing:
-        return Check("kernels", "ok", "native C code for frames and messages")
+        return Check("kernels", "ok", "native C code for frames, messages and pages")
     detail = f"pure Python for {' and '.join(missing)}: correct, but many times slower"
     if os.environ.get("TIDELOG_PURE_PYTHON"):
         return Check("kernels", "warn", detail, "Unset TIDELOG_PURE_PYTHON")

@@ -19,6 +19,7 @@ from tidelog.engine.record import (
     Record,
     RollbackBeginRecord,
     RollbackEndRecord,
+    VacuumRecord,
     decode_record,
 )
 from tidelog.engine.survey import survey
@@ -66,6 +67,8 @@ class Analysis:
             case CheckpointEndRecord():
                 self.history_start_seq = max(self.history_start_seq, record.state.history_start_seq)
                 self.high_water_mark = max(self.high_water_mark, record.state.high_water_mark)
+            case VacuumRecord():
+                self.history_start_seq = max(self.history_start_seq, record.history_start_seq)
             case RollbackBeginRecord():
                 self.rollback = OpenRollback(lsn, record.target_seq, None)
             case RollbackEndRecord():

@@ -75,12 +75,17 @@ def engine_command(group: typer.Typer, name: str, work: Callable[..., None], *, 
 
 
 def _told(work: Callable[..., None], session: Session, arguments: dict[str, Any]) -> None:
-    from tidelog.errors import DataError, FencedError, GapError, LockedError, RetryError
+    from tidelog.errors import CorruptionError, DataError, FencedError, GapError, LockedError, RetryError
 
     try:
         work(session, **arguments)
     except LockedError as error:
         raise RetryError(error.message, path=error.path, hint=LOCKED_HINT) from error
+    except CorruptionError as error:
+        if not error.path or not error.path.is_relative_to(engine_root(session)):
+            raise
+        hint = f"`tidelog engine verify` lists all damage; {restore_hint(session)} makes a new copy from the store"
+        raise DataError(error.message, operation=error.operation, path=error.path, hint=hint) from error
     except GapError as error:
         raise DataError(error.message, path=error.path, hint=_GAP_HINT) from error
     except FencedError as error:

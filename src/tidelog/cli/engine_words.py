@@ -79,7 +79,9 @@ def _own_record(record: Record) -> Words:
         case StructureRecord():
             return {"kind": "structure", "text": "pages before a change, or a split"}
         case VacuumRecord():
-            return {"kind": "vacuum", "text": "versions that are no longer kept"}
+            start = record.history_start_seq
+            text = f"versions that are no longer kept; states are readable from seq {start} on"
+            return {"kind": "vacuum", "history_start_seq": start, "text": text}
         case MarksRecord():
             mark = record.low_water_mark
             return {"kind": "marks", "low_water_mark": mark, "text": f"low-water mark {mark}"}
