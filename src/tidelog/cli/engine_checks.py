@@ -27,6 +27,7 @@ from tidelog.engine.updates import decode as decode_updates
 from tidelog.errors import DataError
 from tidelog.files import LocalFiles
 from tidelog.log.examine import examine_log
+from tidelog.log.frame import HEADER_BYTES
 from tidelog.log.repair import is_lost
 
 OnDone = Callable[[int], None]
@@ -103,7 +104,7 @@ class LogCheck:
             self.records += 1
             self._check_record(lsn, payload)
             if self._position is not None:
-                self._position += frames.start_of(1) - frames.start_of(0) if frames.count == 1 else 16 + len(payload)
+                self._position += HEADER_BYTES + len(payload)
         self._next_lsn = frames.next_offset
 
     def catch_up(self) -> None:

@@ -95,7 +95,12 @@ def _told(work: Callable[..., None], session: Session, arguments: dict[str, Any]
 
 def restore_hint(session: Session) -> str:
     """The command that makes a new copy of this engine."""
-    store = described(session, engine_root(session)).store or "URL"
+    from tidelog.errors import TidelogError
+
+    try:
+        store = described(session, engine_root(session)).store or "URL"
+    except TidelogError:
+        store = "URL"  # what the directory remembers is damaged too
     return f"`tidelog engine restore --dir NEW_DIR --store {shlex.quote(store)}`"
 
 

@@ -31,8 +31,8 @@ def status(session: Session) -> None:
     orchestrator may forget its log. What cannot be read is listed as a problem, and the exit code stays 0.
     """
     root = find_engine(session)
-    info = described(session, root)
     problems: list[str] = []
+    info = _info(session, root, problems)
     local = _Local(root, problems)
     document = local.document(engine_config(session).storage_engine.buffer_pool_size)
     document |= _store_document(session, info, local, problems)
@@ -43,6 +43,18 @@ def status(session: Session) -> None:
     session.output.record(_flat({**about, **document}))
     for problem in problems:
         session.output.note(f"problem: {problem}")
+
+
+def _info(session: Session, root: Path, problems: list[str]) -> EngineDirectory:
+    from tidelog.cli.errors import text_of
+    from tidelog.engine.engine_directory import EngineDirectory
+    from tidelog.errors import DataError
+
+    try:
+        return described(session, root)
+    except DataError as error:
+        problems.append(text_of(error))
+        return EngineDirectory(node="")
 
 
 def is_open(root: Path) -> bool | None:
