@@ -185,7 +185,7 @@ def test_a_long_reason_is_cut_between_two_characters() -> None:
     ("payload", "expected"),
     [
         (records.encode_structure(b"updates"), records.StructureRecord(b"updates")),
-        (records.encode_vacuum(b"updates"), records.VacuumRecord(b"updates")),
+        (records.encode_vacuum(9, b"updates"), records.VacuumRecord(9, b"updates")),
         (records.encode_compensation(9, 8, 7, 6, b"updates"), records.CompensationRecord(9, 8, 7, 6, b"updates")),
         (records.encode_checkpoint_begin(1 << 40, TIME_US), records.CheckpointBeginRecord(1 << 40, TIME_US)),
         (records.encode_checkpoint_end(STATE), records.CheckpointEndRecord(STATE)),

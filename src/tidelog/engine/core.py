@@ -34,6 +34,7 @@ from tidelog.engine.record import CheckpointEndRecord, decode_record, encode_mar
 from tidelog.engine.record_header import CHECKPOINT_END
 from tidelog.engine.recovery import Recovery
 from tidelog.engine.restore_marker import refuse_half_restored
+from tidelog.engine.retention import History
 from tidelog.engine.settings import EngineSettings
 from tidelog.engine.survey import survey
 from tidelog.engine.undo import Undo
@@ -107,6 +108,7 @@ class Core:
             last=state,
         )
         self.checkpointer.history_start_seq = recovery.history_start_seq
+        self.history = History(self.checkpointer)
 
     @classmethod
     def open(

@@ -6,6 +6,7 @@ import msgspec
 
 from tidelog.engine.buffer_pool import BufferPoolStatistics
 from tidelog.engine.core import Core
+from tidelog.engine.garbage import GarbageStatistics
 from tidelog.engine.locks import LockStatistics
 from tidelog.engine.recovery import RecoveryReport
 from tidelog.engine.shipping import Shipping
@@ -38,6 +39,7 @@ class EngineStatistics(msgspec.Struct, frozen=True, kw_only=True):
     failed_checkpoints: int
     recovery: RecoveryReport
     locks: LockStatistics
+    garbage: GarbageStatistics | None
     shipping: ShippingStatistics | None
 
 
@@ -61,5 +63,6 @@ def snapshot(core: Core, upkeep: Upkeep, transactions: Transactions) -> EngineSt
         failed_checkpoints=upkeep.failed_checkpoints,
         recovery=core.recovery,
         locks=transactions.statistics(),
+        garbage=None if upkeep.garbage is None else upkeep.garbage.statistics(),
         shipping=cold.statistics() if isinstance(cold, Shipping) else None,
     )

@@ -73,6 +73,11 @@ class LockManager:
         """Whether anybody could be in the way of an entry."""
         return bool(self._owners)
 
+    def least_seq(self) -> int | None:
+        """The oldest seq that an owner reads at, 0 for one that is about to say; None when there is no owner."""
+        with self._mutex:
+            return min((owner.seq for owner in self._owners), default=None)
+
     def check(self, owner: LockOwner) -> None:
         """Raises what ended this owner, if something did."""
         if owner.failure is not None:

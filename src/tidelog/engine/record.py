@@ -7,7 +7,7 @@
     CHECKPOINT_END    it is complete                                                    own: msgpack of its state
     ROLLBACK_BEGIN    entries above a seq are going to be undone                        own: target_seq, from_lsn u64
     ROLLBACK_END      they are                                                          own: target_seq, begin_lsn u64
-    VACUUM            versions that retention removes                                   own: nothing
+    VACUUM            versions that retention removes                                   own: history_start_seq u64
     MARKS             the orchestrator's low-water mark                                 own: low_water_mark u64
 
 What stands before and behind `own` is in `record_header`. Only operations are ever undone.
@@ -89,8 +89,9 @@ class RollbackEndRecord(msgspec.Struct, frozen=True, gc=False):
 
 
 class VacuumRecord(msgspec.Struct, frozen=True, gc=False):
-    """Versions that retention removes."""
+    """Versions that retention removes, and the oldest seq that may be read from here on."""
 
+    history_start_seq: int
     updates: bytes
 
 
@@ -115,7 +116,7 @@ Record = (
 _Decoder = Callable[[Header, bytes, bytes, int], Record]
 
 _STRUCTURE_HEADER: Final = encode_header(STRUCTURE, 0)
-_VACUUM_HEADER: Final = encode_header(VACUUM, 0)
+_VACUUM_HEADER: Final = encode_header(VACUUM, _ONE.size)
 
 
 def encode_structure(updates: bytes) -> bytes:
@@ -123,9 +124,9 @@ def encode_structure(updates: bytes) -> bytes:
     return _STRUCTURE_HEADER + updates
 
 
-def encode_vacuum(updates: bytes) -> bytes:
-    """The record of versions that go."""
-    return _VACUUM_HEADER + updates
+def encode_vacuum(history_start_seq: int, updates: bytes = b"") -> bytes:
+    """The record of versions that go; without any it says where history begins, before they do."""
+    return b"".join((_VACUUM_HEADER, _ONE.pack(history_start_seq), updates))
 
 
 def encode_compensation(
@@ -184,8 +185,8 @@ def _decode_structure(header: Header, own: bytes, updates: bytes, lsn: int) -> R
 
 
 def _decode_vacuum(header: Header, own: bytes, updates: bytes, lsn: int) -> Record:
-    _expect_bytes(header, own, 0, lsn)
-    return VacuumRecord(updates)
+    _expect_bytes(header, own, _ONE.size, lsn)
+    return VacuumRecord(_ONE.unpack(own)[0], updates)
 
 
 def _decode_compensation(header: Header, own: bytes, updates: bytes, lsn: int) -> Record:

@@ -27,6 +27,7 @@ from tidelog.engine.record import (
     Record,
     RollbackBeginRecord,
     RollbackEndRecord,
+    VacuumRecord,
     decode_record,
 )
 from tidelog.engine.survey import survey
@@ -104,6 +105,8 @@ class Recovery:
             case CheckpointEndRecord():
                 self.history_start_seq = max(self.history_start_seq, record.state.history_start_seq)
                 self.high_water_mark = max(self.high_water_mark, record.state.high_water_mark)
+            case VacuumRecord():
+                self.history_start_seq = max(self.history_start_seq, record.history_start_seq)
             case RollbackBeginRecord():
                 self._rollback = _Rollback(lsn, None)
             case RollbackEndRecord():

@@ -149,7 +149,8 @@ class Restore:
         changes.flush()
         position = self._position_of_end()
         settled = owned_manifest.change(lambda one: _at_the_end(one, next_lsn, position))
-        history_start_seq = max(settled.history_start_seq, 0 if state is None else state.footer.history_start_seq)
+        known = (settled.history_start_seq, replay.history_start_seq)
+        history_start_seq = max(*known, 0 if state is None else state.footer.history_start_seq)
         rows, next_page = self._build(next_lsn)
         self._write_master(settled, history_start_seq, next_page)
         return RestoreReport(

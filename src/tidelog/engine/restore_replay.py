@@ -28,6 +28,7 @@ from tidelog.tier.history import History
 from tidelog.tier.object_store import ObjectStore
 
 OnBytes = Callable[[int], None]
+_SEQ_BYTES = 8
 
 
 class Replay:
@@ -37,6 +38,8 @@ class Replay:
         self.lsn = lsn
         """The first record that was not looked at."""
         self.entries = 0
+        self.history_start_seq = 0
+        """The oldest seq that may be read, as far as the records say so."""
         self._history = History(catalog, objects, executor)
         self._changes = changes
         self._open_seq = 0
@@ -83,9 +86,15 @@ class Replay:
             raise DataError(f"a record of {len(record)} bytes has its page updates at {updates_offset}, LSN {lsn}")
         updates = bytes(record[updates_offset:])
         if kind == VACUUM:
+            self._note_start(record[HEADER_BYTES:updates_offset], lsn)
             self._change(updates, lsn)
         elif not self._is_dead(lsn):
             self._look_at_operation(flags, seq, previous_lsn, updates, lsn)
+
+    def _note_start(self, own: memoryview, lsn: int) -> None:
+        if len(own) != _SEQ_BYTES:
+            raise DataError(f"a record of removed versions has {len(own)} bytes of its own, LSN {lsn}")
+        self.history_start_seq = max(self.history_start_seq, int.from_bytes(own, "little"))
 
     def _look_at_operation(self, flags: int, seq: int, previous_lsn: int, updates: bytes, lsn: int) -> None:
         if seq != self._open_seq or not previous_lsn:

@@ -103,6 +103,16 @@ class Shipping:
                     self._states.let_go(self._link)
         return self._link
 
+    @contextlib.contextmanager
+    def linked(self) -> Iterator[StoreLink]:
+        """The claim on the store, for those who clean up there; what goes wrong is noticed as ever."""
+        with self._counted():
+            yield self._connected()
+
+    def now_us(self) -> int:
+        """The time by which pins in the manifest end."""
+        return self._core.clock.now_us()
+
     def _claimed(self) -> StoreLink:
         metadata = open_metadata_store(BUCKET, self._objects)
         try:

@@ -31,7 +31,7 @@ class StoreLink:
 
     def __init__(self, core: Core, objects: ObjectStore, metadata: MetadataStore, keys: EngineKeys, node: str) -> None:
         self._core = core
-        self._objects = objects
+        self.objects = objects
         self.metadata = metadata
         catalog = Catalog(metadata, keys)
         taken = claim_engine(core.files, core.directory / WAL, catalog, objects, core.clock, node)
@@ -56,7 +56,7 @@ class StoreLink:
             ship_compression_level=settings.cold_compression_level,
         )
         return Shipper(
-            *(core.wal.log, self.owned, self._objects, tier_settings, core.clock, None, next_lsn, self._gate),
+            *(core.wal.log, self.owned, self.objects, tier_settings, core.clock, None, next_lsn, self._gate),
             concurrency=settings.shipping_concurrency,
             first_position=0,
         )

@@ -39,12 +39,13 @@ class StoreStates:
         newest = published.checkpoints[-1] if published.checkpoints else None
         if not seq or (newest is not None and (newest.seq, newest.lsn) == (seq, lsn)):
             return newest
-        written = write_checkpoint(
-            *(self._objects, self._keys, CheckpointId(seq, lsn, link.owned.epoch), self._rows(seq)),
-            level=self._core.settings.cold_compression_level,
-            created_us=self._core.clock.now_us(),
-            history_start_seq=lambda: self._core.checkpointer.history_start_seq,
-        )
+        with self._core.history.pin(seq):
+            written = write_checkpoint(
+                *(self._objects, self._keys, CheckpointId(seq, lsn, link.owned.epoch), self._rows(seq)),
+                level=self._core.settings.cold_compression_level,
+                created_us=self._core.clock.now_us(),
+                history_start_seq=lambda: self._core.history.start_seq,
+            )
         link.note(link.manifest.change(lambda manifest: _with(manifest, written)))
         self.let_go(link)
         return written

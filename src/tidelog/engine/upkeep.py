@@ -1,4 +1,4 @@
-"""What runs beside an engine: checkpoints, shipping, letting go of files.
+"""What runs beside an engine: checkpoints, shipping, letting go of files, collecting garbage.
 
 Invariants
 - Nothing in here is needed for what was applied to be safe, and nothing that fails in here stops an apply.
@@ -11,10 +11,13 @@ import logging
 from typing import Protocol
 
 from tidelog.engine.core import Core
-from tidelog.errors import TidelogError
+from tidelog.engine.garbage import Garbage
+from tidelog.errors import ClosedError, FencedError, TidelogError
 from tidelog.tier.background import Background, Task
 
 _logger = logging.getLogger("tidelog.engine")
+# Not at once: what just opened has other things to do. Not after the interval either: some programs never run so long.
+_FIRST_COLLECTION_SECONDS = 60.0
 
 
 class ColdTier(Protocol):
@@ -48,10 +51,20 @@ class ColdTier(Protocol):
 class Upkeep:
     """The background of one engine."""
 
-    def __init__(self, core: Core, cold: ColdTier | None = None, *, runs_in_background: bool = True) -> None:
+    def __init__(
+        self,
+        core: Core,
+        cold: ColdTier | None = None,
+        garbage: Garbage | None = None,
+        *,
+        runs_in_background: bool = True,
+    ) -> None:
         self._core = core
         self.cold = cold
+        self.garbage = garbage
         self._background = Background(2, "tidelog-engine")
+        self._collecting = Background(1, "tidelog-garbage")  # its own: it may wait for a store
+        self._collection: Task | None = None
         self._task: Task | None = None
         self._checkpointed_lsn = core.checkpointer.redo_lsn
         self.failed_checkpoints = 0
@@ -62,6 +75,9 @@ class Upkeep:
             self._task = self._background.add(self._checkpoint_if_due, 1.0 if is_long else interval)
             if cold is not None:
                 cold.start(self._background)
+            if garbage is not None and garbage.retention.is_set and core.settings.compaction_enabled:
+                first = min(_FIRST_COLLECTION_SECONDS, core.settings.compaction_interval_secs)
+                self._collection = self._collecting.add(self._collect, first)
 
     def checkpoint(self) -> int:
         """One here, and one in the store where there is one; the seq of the one here."""
@@ -92,7 +108,23 @@ class Upkeep:
             self.cold.stop()
         if self._task is not None:
             self._background.cancel(self._task)
+        if self._collection is not None:
+            self._collecting.cancel(self._collection)
+        self._collecting.close()
         self._background.close()
+
+    def _collect(self) -> float:
+        """Old versions go, and what of the log nobody needs then. What cannot be done now is tried again."""
+        assert self.garbage is not None
+        interval = self._core.settings.compaction_interval_secs
+        try:
+            self.garbage.collect()
+        except (FencedError, ClosedError):
+            return interval
+        except (TidelogError, OSError) as error:
+            _logger.warning("%s: garbage was not collected, which is tried again: %s", self._core.directory, error)
+            return min(interval, _FIRST_COLLECTION_SECONDS)
+        return interval
 
     def _checkpoint_if_due(self) -> float:
         interval = self._core.settings.checkpoint_interval_secs

@@ -1,0 +1,105 @@
+"""Garbage in the store of an engine: what may go there, the written plan, and doing it.
+
+    manifest: start of history -> catalog: start of the log -> descriptors -> objects
+
+The start of the log in the catalog is the written plan: from the moment it has moved nobody reads below it, and whoever
+collects next finishes what was cut off.
+
+Invariants
+- The manifest says where history begins before anything is dropped that older states need. A state that somebody has
+  pinned there holds it back.
+- Nothing is dropped from the LSN on where the oldest listed state goes on: a restore may begin with any of them. No
+  state, and nothing is dropped at all.
+- Only whole objects go, oldest first, and their descriptors before them; the claim is checked before each.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+import msgspec
+
+from tidelog.engine.garbage_plan import Piece
+from tidelog.engine.manifest import Manifest
+from tidelog.engine.shipping import Shipping
+from tidelog.engine.store_link import StoreLink
+from tidelog.tier.descriptor import Descriptor
+from tidelog.tier.retention import finish_cold, remove_published
+
+
+class StoreGarbage:
+    """The garbage of one engine in its store."""
+
+    place: Final = "store"
+
+    def __init__(self, shipping: Shipping) -> None:
+        self._shipping = shipping
+        self._has_swept = False
+
+    def pieces(self) -> list[Piece]:
+        """The objects of the log, oldest first."""
+        with self._shipping.linked() as link:
+            catalog = link.owned.catalog
+            found = catalog.between(catalog.start_offset(), link.published.shipped_lsn)
+            return [Piece(one.object_id, one.start_offset, one.next_offset, one.raw_size, one.size) for one in found]
+
+    def needed_from_lsn(self) -> int:
+        """Where the oldest state goes on."""
+        with self._shipping.linked() as link:
+            return min([state.lsn for state in link.manifest.read().checkpoints], default=0)
+
+    def limit(self, horizon: int) -> int:
+        """The horizon, as far as those allow it who read a state in the store."""
+        with self._shipping.linked() as link:
+            return _allowed(link.manifest.read(), horizon, self._shipping.now_us())
+
+    def move_start(self, horizon: int) -> int:
+        """Publishes where history begins; where it does then."""
+        with self._shipping.linked() as link:
+            now_us = self._shipping.now_us()
+            link.note(link.manifest.change(lambda one: _beginning_at(one, _allowed(one, horizon, now_us))))
+            return _allowed(link.published, horizon, now_us)
+
+    def drop_below(self, lsn: int) -> tuple[int, int]:
+        """Drops the objects all of whose records are below an LSN; how many, and their bytes."""
+        with self._shipping.linked() as link:
+            doomed = self._below(link, min(lsn, self.needed_from_lsn()))
+            if doomed:
+                link.owned.move_start(doomed[-1].next_offset)
+                remove_published(link.owned, link.objects, doomed)
+            return len(doomed), sum(one.size for one in doomed)
+
+    def _below(self, link: StoreLink, lsn: int) -> list[Descriptor]:
+        """As the catalog is now: a compaction may have put others in their place. The newest one stays."""
+        catalog = link.owned.catalog
+        newest = catalog.newest()
+        stop_lsn = min(lsn, 0 if newest is None else newest.start_offset)
+        return [one for one in catalog.between(catalog.start_offset(), stop_lsn) if one.next_offset <= stop_lsn]
+
+    def finish(self) -> None:
+        """Goes on where a collection was cut off, and removes what it left without a name, once."""
+        with self._shipping.linked() as link:
+            finish_cold(link.owned, link.objects)
+            if not self._has_swept:
+                _sweep_below_start(link)
+                self._has_swept = True
+
+
+def _allowed(manifest: Manifest, horizon: int, now_us: int) -> int:
+    read = [state.seq for state in manifest.checkpoints if manifest.is_pinned(state.key, now_us)]
+    return min([horizon, *read])
+
+
+def _beginning_at(manifest: Manifest, seq: int) -> Manifest:
+    return msgspec.structs.replace(manifest, history_start_seq=max(seq, manifest.history_start_seq))
+
+
+def _sweep_below_start(link: StoreLink) -> None:
+    """Objects that lost their descriptor and were not deleted: below the start nothing is ever published again."""
+    catalog = link.owned.catalog
+    start = catalog.start_offset()
+    names = [(info.key, catalog.keys.parse_object(info.key)) for info in link.objects.list(catalog.keys.objects_prefix)]
+    left_over = [key for key, name in names if name is not None and name.end < start]
+    if left_over:
+        link.owned.ownership.verify()
+        link.objects.delete(left_over)
