@@ -25,6 +25,7 @@ from tidelog.pipeline import class_archive
 from tidelog.pipeline.cluster_package import sending_settings
 from tidelog.pipeline.gateway import GatewayError, start_gateway
 from tidelog.pipeline.java import find_java
+from tidelog.pipeline.master import check_master, told_as_settings
 from tidelog.pipeline.session_settings import DEFAULTS, JAVA_OPTIONS, defaults_for, text_of
 from tidelog.pipeline.spark_home import installed_home, lean_home
 
@@ -47,6 +48,8 @@ def spark_session(app_name: str = "tidelog", master: str | None = None, **conf: 
     `conf` are settings of Spark. Their names have dots in them: give them as `**{"spark.driver.memory": "4g"}`.
     """
     _require_spark()
+    if master is not None:
+        check_master(master)
     settings = {name: text_of(value) for name, value in conf.items()}
     if _is_remote(master):
         session = _connected(app_name, master, settings)
@@ -137,9 +140,10 @@ def _started(app_name: str, master: str, settings: dict[str, str]) -> SparkSessi
     settings = {"spark.app.name": app_name, **defaults_for(master), **settings, "spark.master": master}
     if not master.startswith("local"):
         settings |= sending_settings(settings, class_archive.cache_directory())
-    if not _has_gateway():
-        _start_java(settings)
-    return _configured(SparkSession.Builder(), settings).getOrCreate()
+    with told_as_settings():
+        if not _has_gateway():
+            _start_java(settings)
+        return _configured(SparkSession.Builder(), settings).getOrCreate()
 
 
 def _tell_errors_once() -> None:
