@@ -7,6 +7,7 @@ Invariants
 
 from __future__ import annotations
 
+import struct
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -25,7 +26,7 @@ from tidelog.engine.record import (
 )
 from tidelog.engine.updates import decode as decode_updates
 from tidelog.errors import DataError
-from tidelog.files import LocalFiles
+from tidelog.files import File, LocalFiles
 from tidelog.log.examine import examine_log
 from tidelog.log.frame import HEADER_BYTES
 from tidelog.log.repair import is_lost
@@ -35,6 +36,8 @@ _CHUNK_PAGES = 256
 _ATTEMPTS = 5
 _WAIT_SECONDS = 0.05
 _ZEROS = bytes(PAGE_BYTES)
+PAGES = "pages.db"
+_MADE_LSN = struct.Struct("<24xQ")
 
 
 class Finding(NamedTuple):
@@ -57,6 +60,7 @@ class LogCheck:
         self.changed_pages: set[int] = set()
         """Pages that opening makes anew, or changes."""
         self.state, reason = read_master(LocalFiles(), root)
+        self.made_lsn = made_lsn_of(root / PAGES)
         self._ends: list[CheckpointState] = []
         self._positions: dict[int, int] = {}
         self._first_lsn: int | None = None
@@ -125,7 +129,7 @@ class LogCheck:
             self.has_damage = True
             self._add("log", error.message)
             return
-        if self.state is None or lsn >= self.state.begin_lsn:
+        if lsn > self.made_lsn and (self.state is None or lsn >= self.state.begin_lsn):
             self.changed_pages |= pages
         self._note(record, lsn)
 
@@ -176,32 +180,46 @@ class PageCheck:
     """Every page of the page file."""
 
     def __init__(self, root: Path, log: LogCheck) -> None:
-        self._path = root / "pages.db"
+        self._path = root / PAGES
         self._log = log
         self.findings: list[Finding] = []
         self.pages = 0
 
     def run(self, on_done: OnDone) -> None:
-        """Reads all of it."""
+        """Reads all of it; once more if an owner has put another file in its place meanwhile."""
+        for _ in range(_ATTEMPTS):
+            self.findings = []
+            if self._is_done(on_done):
+                return
+            self._log.made_lsn = made_lsn_of(self._path)
+            self._log.catch_up()
+
+    def _is_done(self, on_done: OnDone) -> bool:
+        """Whether the file that was read is still the one that counts."""
         try:
-            file = LocalFiles().open(self._path)
+            file, inode = LocalFiles().open(self._path), self._path.stat().st_ino
         except FileNotFoundError:
             self._note_missing()
-            return
+            return True
         try:
-            self.pages = count = -(-file.size() // PAGE_BYTES)
-            for first in range(0, count, _CHUNK_PAGES):
-                data = file.read_at(first * PAGE_BYTES, _CHUNK_PAGES * PAGE_BYTES)
-                for index in range(min(_CHUNK_PAGES, count - first)):
-                    self._check(first + index, data[index * PAGE_BYTES : (index + 1) * PAGE_BYTES])
-                on_done((first + _CHUNK_PAGES) * PAGE_BYTES)
+            self._read(file, on_done)
         finally:
             file.close()
+        return not self.findings or not self._path.exists() or self._path.stat().st_ino == inode
+
+    def _read(self, file: File, on_done: OnDone) -> None:
+        self.pages = count = -(-file.size() // PAGE_BYTES)
+        for first in range(0, count, _CHUNK_PAGES):
+            data = file.read_at(first * PAGE_BYTES, _CHUNK_PAGES * PAGE_BYTES)
+            for index in range(min(_CHUNK_PAGES, count - first)):
+                self._check(first + index, data[index * PAGE_BYTES : (index + 1) * PAGE_BYTES])
+            on_done((first + _CHUNK_PAGES) * PAGE_BYTES)
         self._check_end()
 
     def _check_end(self) -> None:
-        """Every page that there was at the last checkpoint was written by it."""
-        known = 0 if self._log.state is None else self._log.state.next_page
+        """Every page that there was at the last checkpoint was written by it, unless all were written anew since."""
+        state = self._log.state
+        known = 0 if state is None or self._log.made_lsn >= state.begin_lsn else state.next_page
         missing = [page for page in range(self.pages, known) if page not in self._log.changed_pages]
         if missing:
             text = f"{self._path} ends before page {missing[0]}; the last checkpoint knew {known - 1}"
@@ -229,6 +247,16 @@ class PageCheck:
             return file.read_at(page_id * PAGE_BYTES, PAGE_BYTES)
         finally:
             file.close()
+
+
+def made_lsn_of(path: Path) -> int:
+    """The LSN up to which records are of another page file than this one; 0 where that cannot be told."""
+    try:
+        with path.open("rb") as file:
+            header = file.read(_MADE_LSN.size)
+    except FileNotFoundError:
+        return 0
+    return int(_MADE_LSN.unpack(header)[0]) if len(header) == _MADE_LSN.size else 0
 
 
 def fault_of(data: bytes, page_id: int) -> str | None:

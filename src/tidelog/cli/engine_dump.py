@@ -175,11 +175,12 @@ def _header(data: bytes) -> dict[str, Any]:
     header |= words
     if header["kind"] != kinds[0]:
         return header
-    version, page_bytes = struct.unpack_from("<II", data, 12)
+    version, page_bytes, made_lsn = struct.unpack_from("<II4xQ", data, 12)
     return {
         **{name: header[name] for name in ("crc32", "magic", "kind", "page")},
         "format": version,
         "page_bytes": page_bytes,
+        "made_lsn": made_lsn,
     }
 
 
