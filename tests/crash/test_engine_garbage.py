@@ -24,7 +24,7 @@ from tests.engine.engines import SMALL, assert_state, open_local
 from tests.engine.model import Model
 
 from tidelog.engine.engine import Engine
-from tidelog.engine.entry import CreateBucket, DeleteBucket, DeleteObject, PutObject
+from tidelog.engine.entry import CreateBucket, DeleteBucket, DeleteObject, Entry, PutObject
 from tidelog.errors import NotFoundError
 from tidelog.testing import CrashPlan, FaultyFiles, History, crash_everywhere
 
@@ -42,7 +42,7 @@ class GarbageWorkload(Workload):
         super().__init__(steps, msgspec.structs.replace(SMALL, keep_versions=keep_versions))  # type: ignore[arg-type]
         self._all: Sequence[Step | Vacuum] = steps
 
-    def _do(self, engine: Engine, step: Step | Vacuum, files: FaultyFiles) -> Engine:  # type: ignore[override]
+    def _do(self, engine: Engine, step: Step | Vacuum, files: FaultyFiles) -> Engine:
         if isinstance(step, Vacuum):
             engine.collect_garbage(horizon=step.horizon)
             return engine
@@ -79,13 +79,18 @@ def assert_kept(engine: Engine, model: Model, start: int) -> None:
 def test_every_step_of_a_vacuum() -> None:
     """Versions, deletions and buckets that go, with a checkpoint in the middle and without."""
     puts = [(seq, PutObject("b", f"k{seq % 3}", b"v" * 300 + b"%d" % seq)) for seq in range(3, 40)]
-    ends = [(40, DeleteObject("b", "k1")), (41, DeleteBucket("c", force=True)), (42, PutObject("b", "k0", b"s"))]
+    ends: list[tuple[int, Entry]] = [
+        (40, DeleteObject("b", "k1")),
+        (41, DeleteBucket("c", force=True)),
+        (42, PutObject("b", "k0", b"s")),
+    ]
     first = Apply(((1, CreateBucket("b")), (2, CreateBucket("c")), *puts, *ends))
-    for steps in (
+    ways: list[list[Step | Vacuum]] = [
         [first, Mark(42), Vacuum(20), Vacuum(42)],
         [first, Mark(42), Checkpoint(), Vacuum(42), Checkpoint(), Vacuum(42)],
         [first, Mark(42), Vacuum(41), Reopen(), Apply(((43, CreateBucket("c")),)), RollBack(42), Vacuum(42)],
-    ):
+    ]
+    for steps in ways:
         workload = GarbageWorkload(steps)
         crash_everywhere(workload.run, workload.check, CrashPlan(policies=("lose", "tear", "reorder"), every=2))
 

@@ -1,6 +1,6 @@
 """Replicas: further stores that get a copy of everything an engine ships, so that any of them alone can restore it.
 
-    start, owner -> objects, each with its descriptor and `cur` -> states -> manifest
+    owner -> objects, each with its descriptor and `cur` -> states -> manifest -> start, and what is below it goes
 
 Invariants
 - A replica is an engine's store in its own right: the same keys, the same documents. Its manifest is written last, and
@@ -21,6 +21,7 @@ from threading import Lock
 import msgspec
 
 from tidelog.clock import Clock
+from tidelog.engine.garbage_replicas import drop_below_start, refuse_outdated
 from tidelog.engine.manifest import Manifest, StoredCheckpoint, encode_manifest, read_manifest
 from tidelog.errors import CorruptionError, DataError, FencedError, NotFoundError, TidelogError
 from tidelog.log.frame import crc32
@@ -69,6 +70,7 @@ class Replica:
         self._clock = clock
         self._metadata: MetadataStore | None = None
         self._bringing = Lock()
+        self._dropped_below = -1
         self._objects_copied = 0
         self._bytes_copied = 0
         self._errors = 0
@@ -93,18 +95,31 @@ class Replica:
         metadata, keys = self._connected(), origin.keys
         found = read_manifest(metadata, keys)
         self._refuse_later_owner(Catalog(metadata, keys), origin.epoch)
-        if found is not None and _says_the_same(found[0], manifest):
-            self.manifest = found[0]
-            return
-        for key in (keys.start, keys.owner):
-            self._copy_entry(metadata, origin.catalog.metadata, key)
-        self._copy_log(metadata, manifest.shipped_lsn, origin)
+        start_lsn = origin.catalog.start_offset()
+        refuse_outdated(manifest, start_lsn)
+        if found is None or not _says_the_same(found[0], manifest):
+            self._copy_all(metadata, manifest, origin, start_lsn)
+        self._follow_start(metadata, origin, start_lsn)
+        self.manifest = manifest
+
+    def _copy_all(self, metadata: MetadataStore, manifest: Manifest, origin: Origin, start_lsn: int) -> None:
+        keys = origin.keys
+        if metadata.get(keys.start) is None:
+            self._copy_entry(metadata, origin.catalog.metadata, keys.start)
+        self._copy_entry(metadata, origin.catalog.metadata, keys.owner)
+        self._copy_log(metadata, manifest.shipped_lsn, origin, start_lsn)
         self._copy_states(manifest, origin.objects)
         self._put(
             metadata, keys.engine_manifest, encode_manifest(msgspec.structs.replace(manifest, pins=(), leaving=()))
         )
         self._delete_old_states(manifest, keys)
-        self.manifest = manifest
+
+    def _follow_start(self, metadata: MetadataStore, origin: Origin, start_lsn: int) -> None:
+        """What the engine's store has dropped goes here too, once the manifest speaks of it no more."""
+        if start_lsn != self._dropped_below:
+            self._copy_entry(metadata, origin.catalog.metadata, origin.keys.start)
+            drop_below_start(Catalog(metadata, origin.keys), self.objects)
+            self._dropped_below = start_lsn
 
     def _connected(self) -> MetadataStore:
         if self._metadata is None:
@@ -122,12 +137,12 @@ class Replica:
 
     # The log
 
-    def _copy_log(self, metadata: MetadataStore, shipped_lsn: int, origin: Origin) -> None:
+    def _copy_log(self, metadata: MetadataStore, shipped_lsn: int, origin: Origin, start_lsn: int) -> None:
         copied = Catalog(metadata, origin.keys)
-        for descriptor in origin.catalog.walk(max(1, copied.next_offset())):
+        for descriptor in origin.catalog.walk(max(1, copied.next_offset(), start_lsn)):
             if descriptor.start_offset >= shipped_lsn:
                 return
-            self._refuse_other_history(copied, descriptor)
+            self._refuse_other_history(copied, descriptor, start_lsn)
             self._copy_object(origin.objects, origin.keys.object(descriptor.name), descriptor)
             self._put(metadata, origin.keys.descriptor(descriptor.start_offset), encode_descriptor(descriptor))
             self._put_hint(copied, descriptor)
@@ -136,8 +151,11 @@ class Replica:
         value, version = copied.moved_current(descriptor.start_offset)
         copied.metadata.commit([Check(copied.keys.current, version)], [Put(copied.keys.current, value)])
 
-    def _refuse_other_history(self, copied: Catalog, descriptor: Descriptor) -> None:
+    def _refuse_other_history(self, copied: Catalog, descriptor: Descriptor, start_lsn: int) -> None:
+        """What comes next must follow, unless everything between was dropped in the engine's store."""
         expected = max(1, copied.next_offset())
+        if expected < descriptor.start_offset <= start_lsn:
+            return
         if descriptor.start_offset != expected:
             raise DataError(
                 f"the replica {self.objects.url} ends at LSN {expected - 1}, where no object of this engine ends",

@@ -141,12 +141,18 @@ class LocalTimes:
 
     def seq_at(self, time_us: int) -> int:
         """The last seq that is known to have been reached at a time; 0 when none is."""
+        behind = 0  # a mark in a file without operations: it counts if none before it is later
         for span in reversed(self._core.wal.spans()):
             first_time_us = self._first_time(span)
-            if first_time_us is None or first_time_us <= time_us:
-                found = _last_mark(self._frames(span), time_us)
-                if found:
-                    return found
+            if first_time_us is not None and first_time_us > time_us:
+                behind = 0
+                continue
+            mark, is_cut = _last_mark(self._frames(span), time_us)
+            mark = mark if is_cut else max(mark, behind)
+            if first_time_us is None:
+                behind = mark
+            elif mark:
+                return mark
         return 0
 
     def _first_time(self, span: WalSpan) -> int | None:
@@ -164,8 +170,8 @@ class LocalTimes:
         return wal.batches(span.first_lsn, min(span.next_lsn, wal.durable_lsn + 1))
 
 
-def _last_mark(pieces: Iterable[Frames], time_us: int) -> int:
-    """The last low-water mark before the first operation that is later than a time; 0 when there is none."""
+def _last_mark(pieces: Iterable[Frames], time_us: int) -> tuple[int, bool]:
+    """The last low-water mark before the first operation that is later than a time, and whether one is."""
     mark = 0
     for frames in pieces:
         buffer, later = frames.buffer, _first_later(frames, time_us)
@@ -173,8 +179,8 @@ def _last_mark(pieces: Iterable[Frames], time_us: int) -> int:
             if buffer[at] in (MARKS, CHECKPOINT_END):
                 mark = max(mark, _mark_in(frames.payloads(index, index + 1)[0], frames.first_offset + index))
         if later < frames.count:
-            break
-    return mark
+            return mark, True
+    return mark, False
 
 
 def _first_later(frames: Frames, time_us: int) -> int:
