@@ -261,7 +261,7 @@ def test_changes_are_taken_back() -> None:
     pool.settle()
     pool.load(6)
     before = {number: bytes(pool.pages[number]) for number in (5, 6)}
-    pool.begin_changes()
+    pool.settle()
     change(pool, 5, 10, b"refused")
     change(pool, 6, 11, b"refused")
     pool.new(50, 0, held=True)

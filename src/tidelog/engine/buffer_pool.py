@@ -5,7 +5,8 @@ Invariants
   for, then checked.
 - Only one thread at a time changes pages (the applier). It holds a page (`hold`, `new(held=True)`) before it changes
   it, until `settle` (the log has the records) or `take_back` (the log refused them; the pages are what they were). A
-  held page stays in memory. Whoever writes one to the file writes it as it was at the last settling.
+  held page stays in memory. Whoever writes one to the file writes it as it was at the last settling. After `abandon`
+  pages that are held stay so for ever.
 - Steal: a changed page may leave memory for the file before its transaction is complete. No-force: it need not.
 - `rec_lsn` of a dirty page is at most the LSN of the first change that the file does not have.
 - Readers look at `pages` without any lock; they come here only for what is missing, and wait for nobody but the disk.
@@ -39,7 +40,7 @@ from tidelog.engine.page import (
     sealed,
 )
 from tidelog.engine.page_file import PageFile
-from tidelog.errors import CorruptionError, DataError, InternalError
+from tidelog.errors import CorruptionError, DataError, InternalError, LogFailedError
 
 # Below this a pool is rather a way down the tree for each of a few threads.
 MIN_PAGES = 16
@@ -102,6 +103,7 @@ class BufferPool:
         self._mutex = threading.Lock()
         self._settled = threading.Condition(self._mutex)
         self._settlings = 0
+        self._is_abandoned = False
         self._misses = self._evictions = self._flushes = 0
 
     # ---- pages come into memory ----
@@ -263,10 +265,6 @@ class BufferPool:
         """Whether so many pages are held that the applier should hand its records over and settle."""
         return len(self._held) * 2 > self.capacity_pages
 
-    def begin_changes(self) -> None:
-        """From here on pages can be taken back to what they are now."""
-        self.settle()
-
     def settle(self) -> None:
         """The log has the records of all changes so far: nothing will be taken back."""
         with self._mutex:
@@ -281,6 +279,12 @@ class BufferPool:
                 if before is None:
                     self._clock.remove(page_id)
             self._end_holding()
+
+    def abandon(self) -> None:
+        """The applier has failed for good: what it holds is never settled, and whoever waits for that is told."""
+        with self._mutex:
+            self._is_abandoned = True
+            self._settled.notify_all()
 
     def _end_holding(self) -> None:
         self.rec_lsns.update(self._held_rec_lsns)
@@ -334,7 +338,11 @@ class BufferPool:
         with self._mutex:
             if self._held and self._holder == threading.get_ident():
                 raise InternalError(f"page {page_id} is to be written by the thread that has not settled its changes")
-            self._settled.wait_for(lambda: self._settlings != settlings)
+            self._settled.wait_for(lambda: self._settlings != settlings or self._is_abandoned)
+            if self._is_abandoned and self._settlings == settlings:
+                raise LogFailedError(
+                    f"page {page_id} has changes whose records the log has not got", hint="Open it again"
+                )
 
     def _write_image(self, page_id: int, image: bytes) -> None:
         """The one place where a page goes to the file: never before its log."""

@@ -7,6 +7,8 @@ Invariants
   which begins there, needs no page from the file that was being written when the power failed.
 - The end is written when all pages that were dirty at the beginning are synced in the page file, and counts when
   `engine.ckpt` names it. A crash before leaves the checkpoint before as the last.
+- After a failure that only opening again mends, none is begun and none is ended: undo begins with what a checkpoint
+  would hide.
 - Only the two records are written under the engine's lock; writing pages is not.
 """
 
@@ -22,6 +24,7 @@ from tidelog.engine.marks import Marks
 from tidelog.engine.master import CheckpointState, write_master
 from tidelog.engine.record import encode_checkpoint_begin, encode_checkpoint_end
 from tidelog.engine.wal import Wal
+from tidelog.errors import LogFailedError
 from tidelog.files import Files
 
 
@@ -55,6 +58,11 @@ class Checkpointer:
         self._marks = marks
         self._applying = applying
         self._one_at_a_time = Lock()
+        self._is_stopped = False
+
+    def stop(self) -> None:
+        """The engine has failed: the checkpoint that was made last stays the last."""
+        self._is_stopped = True
 
     @property
     def redo_lsn(self) -> int:
@@ -66,9 +74,11 @@ class Checkpointer:
         with self._one_at_a_time:
             begin = self._clock.monotonic()
             with self._applying:
+                self._check_not_stopped()
                 state = self._begin()
             self._pool.flush(list(state.dirty_pages))
             with self._applying:
+                self._check_not_stopped()
                 self._wal.add(encode_checkpoint_end(state))
                 self._wal.commit()
             write_master(self._files, self._directory, state)
@@ -76,6 +86,12 @@ class Checkpointer:
             self.count += 1
             self.seconds = self._clock.monotonic() - begin
             return state
+
+    def _check_not_stopped(self) -> None:
+        if self._is_stopped:
+            raise LogFailedError(
+                "the engine failed", operation="checkpoint", path=self._directory, hint="Open it again"
+            )
 
     def _begin(self) -> CheckpointState:
         """Everything that is in memory at this moment, and from here on images come first."""
@@ -87,7 +103,7 @@ class Checkpointer:
             begin_lsn=lsn,
             begin_position=position,
             time_us=time_us,
-            applied_seq=self._marks.applied_seq,
+            applied_seq=self._marks.accepted_seq,  # all of it is on the disk by now, visible or not
             low_water_mark=self._marks.low_water_mark,
             high_water_mark=self._marks.high_water_mark,
             history_start_seq=self.history_start_seq,

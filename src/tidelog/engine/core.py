@@ -145,6 +145,11 @@ class Core:
         finally:
             self.page_file.close()
 
+    def fail(self) -> None:
+        """Pages and log do not belong together any more: from here on nothing of it is made durable."""
+        self.checkpointer.stop()
+        self.pool.abandon()
+
     def _tree_at(self, state: CheckpointState) -> Tree:
         tree = Tree(self.pool, self._log_structure, state.next_page)
         tree.image_floor = state.begin_lsn

@@ -144,12 +144,15 @@ class Engine(EngineTasks, GarbageCalls):
                 self._wal.commit()
             except DiskFullError:
                 raise
-            except BaseException as error:
+            except Exception as error:  # an interrupt is none: the next call waits for the same records
                 self._fail(error)
                 raise
-            self._marks.applied(self._marks.accepted_seq)
-            self._transactions.settle(self._marks.accepted_seq, self._unsettled)
-            self._unsettled = []
+            self._publish(self._marks.accepted_seq)
+
+    def _publish(self, seq: int) -> None:
+        self._marks.applied(seq)
+        self._transactions.settle(seq, self._unsettled)
+        self._unsettled = []
 
     def _again(self, seq: int, entry: Entry) -> Result:
         """An entry that was accepted before: what became of it."""
@@ -183,8 +186,7 @@ class Engine(EngineTasks, GarbageCalls):
             except BaseException as error:
                 self._fail(error)
                 raise
-            self._marks.applied(seq)  # what was accepted up to it is on the disk by now
-            self._unsettled = []
+            self._publish(seq)  # what was accepted up to it is on the disk by now
             self._replayed.forget()
             self._transactions.rolled_back(seq)
 

@@ -1,11 +1,13 @@
 """The marks of an engine, and the order that they keep.
 
-    high_water_mark <= low_water_mark <= applied_seq
+    high_water_mark <= low_water_mark <= applied_seq <= accepted_seq
 
 Invariants
 - Every change is checked here, whoever makes it: a mark that would break the order raises, and nothing moves.
 - The low-water and the high-water mark only grow. `applied_seq` goes back in a rollback alone, never below the
   low-water mark.
+- `accepted_seq` is ahead of `applied_seq` while the log has records of entries that it could not sync yet. Once the log
+  is committed, both are the same to whoever asks what is on the disk.
 """
 
 from __future__ import annotations
@@ -20,6 +22,7 @@ class Marks:
         self.applied_seq = applied_seq
         self.low_water_mark = low_water_mark
         self.high_water_mark = high_water_mark
+        self.accepted_seq = applied_seq
         self.check()
 
     def check(self) -> None:
@@ -35,6 +38,11 @@ class Marks:
         if seq < self.applied_seq:
             raise InternalError(f"seq {seq} was applied after {self.applied_seq}")
         self.applied_seq = seq
+        self.accepted_seq = max(seq, self.accepted_seq)
+
+    def accepted(self, seq: int) -> None:
+        """The log has the records of everything up to a seq, and brings them to the disk as soon as it can."""
+        self.accepted_seq = seq
 
     def rolled_back(self, seq: int) -> None:
         """What was after a seq is thrown away."""
@@ -45,6 +53,7 @@ class Marks:
                 hint="Only what is above the low-water mark can be taken back",
             )
         self.applied_seq = min(seq, self.applied_seq)
+        self.accepted_seq = min(seq, self.accepted_seq)
 
     def raise_low_water_mark(self, seq: int) -> bool:
         """All replicas have applied everything up to a seq. Whether it moved; an older mark that comes late is fine."""
