@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
+from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
 import tidelog
@@ -15,6 +16,7 @@ from tidelog.pipeline.jobs.replay import Selection, replay
 from tidelog.pipeline.jobs.replay_files import Mapping, backfill
 from tidelog.pipeline.jobs.replay_rows import StepWriter
 from tidelog.pipeline.jobs.replay_steps import Step, open_steps
+from tidelog.pipeline.jobs.spark_errors import told_in_our_words
 from tidelog.pipeline.jobs.topic_rows import read_rows
 from tidelog.pipeline.root import Root, find_root
 
@@ -209,6 +211,16 @@ def test_csv_files_become_messages(
     told = capsys.readouterr().err
     assert "yesterday" in told
     assert "Logger" not in told
+
+
+def test_of_several_errors_in_one_text_the_right_one_is_told() -> None:
+    """Spark wraps errors in others: told are the words of the data that does not fit, or of the task that failed."""
+    text = "[WRAPPED] outer. SQLSTATE: 38000\n[CAST_INVALID_INPUT] The value 'x'\ncannot be cast. SQLSTATE: 22018"
+    with pytest.raises(InputError) as told, told_in_our_words("write"):
+        raise PySparkException(text)
+    assert told.value.message == "the data does not fit: The value 'x' cannot be cast."
+    with pytest.raises(NotFoundError, match="gone"), told_in_our_words("write"):
+        raise PySparkException("[WRAPPED] Traceback\ntidelog.errors.NotFoundError: gone\n SQLSTATE: 38000")
 
 
 def test_files_that_cannot_be_read_are_told_as_such(

@@ -14,7 +14,7 @@ from tidelog.errors import InputError, TidelogError
 _RAISED = re.compile(r"tidelog\.errors\.(\w+): ([^\n]+)")
 # What Spark says of values that cannot be what they are taken for (the class 22 of SQL's states, data exceptions), and
 # of files that it cannot read (KD001).
-_DATA = re.compile(r"\[[A-Z][A-Z_.]+\] (.+?) SQLSTATE: (?:22|KD001)", re.DOTALL)
+_DATA = re.compile(r"\[[A-Z][A-Z_.]+\] ((?:(?!SQLSTATE: ).)+) SQLSTATE: (?:22|KD001)", re.DOTALL)
 # Errors that Python has no class for are told with the Java class in front.
 _FROM_JAVA = re.compile(r"An error occurred while calling [^\n]*\n: (?:[\w.$]+: )*([^\n]+)")
 
