@@ -7,6 +7,7 @@ from collections.abc import Callable
 import typer
 
 from tidelog.cli.engine_dump import dump_page, dump_wal
+from tidelog.cli.engine_gc import gc
 from tidelog.cli.engine_put_log import put_log
 from tidelog.cli.engine_session import engine_command
 from tidelog.cli.engine_show import digest, get, ls, versions
@@ -20,6 +21,7 @@ _ABOUT_A_DIRECTORY: dict[str, Callable[..., None]] = {
     "status": status,
     "checkpoint": checkpoint,
     "ship": ship,
+    "gc": gc,
     "restore": restore,
     "verify": verify,
     "digest": digest,

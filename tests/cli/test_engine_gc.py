@@ -1,0 +1,51 @@
+"""Garbage of an engine from the command line: shown, and removed when told."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from tests.cli.conftest import Cli
+
+
+def entries(count: int) -> bytes:
+    """A bucket, and the same three objects over and over."""
+    lines = [json.dumps({"seq": 1, "op": "create_bucket", "bucket": "b"})]
+    for seq in range(2, count + 1):
+        entry = {"seq": seq, "op": "put_object", "bucket": "b", "key": f"k{seq % 3}", "data": f"{seq}" * 600}
+        lines.append(json.dumps(entry))
+    return "\n".join(lines).encode()
+
+
+def test_it_is_shown_first_and_done_with_apply(cli: Cli, tmp_path: Path) -> None:
+    """In the store: versions and objects; what is left can be read, what is gone is told."""
+    (tmp_path / "tidelog.toml").write_text("[storage_engine]\nwal_segment_size = 16384\n")
+    config = ("--config", tmp_path / "tidelog.toml")
+    url = f"file://{tmp_path}/store"
+    assert cli("engine", "put-log", "--store", url, "--low-water-mark", *config, stdin=entries(120)).code == 0
+    for command in ("ship", "checkpoint"):
+        assert cli("engine", command, *config).code == 0
+    kept = cli("engine", "gc", "--json").json
+    assert (kept["is_applied"], kept["plan"]["removable_versions"], kept["plan"]["droppable_bytes"]) == (False, 0, 0)
+    shown = cli("engine", "gc", "engine", "--horizon", 110, "--json").json["plan"]
+    assert (shown["place"], shown["horizon_seq"], shown["removable_versions"]) == ("store", 110, 106)
+    told = cli("engine", "gc", "--horizon", 110)
+    assert (told.code, "do it with --apply" in told.err) == (0, True)
+    done = cli("engine", "gc", "--horizon", 110, "--apply", "--json").json
+    assert done["is_applied"]
+    assert done["report"]["removed_versions"] == 106
+    assert done["report"]["dropped_bytes"] == shown["droppable_bytes"] > 0
+    assert cli("engine", "get", "b", "k0", "--seq", 111).code == 0
+    gone = cli("engine", "get", "b", "k0", "--seq", 90)
+    assert (gone.code != 0, "states before seq 110 are no longer kept" in gone.err) == (True, True)
+    assert cli("engine", "verify").code == 0
+    assert "nothing to collect" in cli("engine", "gc", "--apply").err
+
+
+def test_an_engine_on_this_disk_alone(cli: Cli) -> None:
+    """Its files are the pieces."""
+    assert cli("engine", "put-log", "--low-water-mark", stdin=entries(20)).code == 0
+    assert cli("engine", "gc", "--json").json["plan"]["place"] == "disk"
+    applied = cli("engine", "gc", "--horizon", 20, "--apply")
+    assert (applied.code, "history begins at seq 20" in applied.err) == (0, True)
+    assert cli("engine", "verify").code == 0
