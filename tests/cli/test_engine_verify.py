@@ -207,6 +207,18 @@ def test_a_state_in_the_store_is_damaged(engine: Engine, tmp_path: Path) -> None
     assert only.startswith("states: ")
 
 
+@pytest.mark.parametrize("name", ["engine.json", "manifest", "owner", "start", "cur", "00000000000000000001"])
+def test_a_damaged_document(engine: Engine, tmp_path: Path, name: str) -> None:
+    """Whatever says something about the engine is checked, and one that cannot be read hides nothing else."""
+    victims = [path for path in tmp_path.rglob(name) if path.is_file()]
+    assert len(victims) == 1
+    victims[0].write_bytes(victims[0].read_bytes()[:-9] + b"#########")
+    result = engine("verify", "--json")
+    assert len(problems(result)) >= 1
+    assert result.json["versions"] == 202
+    assert engine("status").code == 0
+
+
 def test_a_store_that_is_away(engine: Engine, tmp_path: Path) -> None:
     """What is on the disk can be read, and what is not there is told with its fix."""
     (tmp_path / "store").rename(tmp_path / "elsewhere")

@@ -71,17 +71,20 @@ class LogCheck:
             self._add("checkpoint", f"engine.ckpt: {reason}")
 
     def run(self, on_done: OnDone) -> None:
-        """Reads all of it."""
+        """Reads all of it, twice: its frames, then the records in them."""
         if not self._wal.is_dir():
             self.has_damage = True
             self._add("log", f"there is no directory {self._wal}")
             return
         self._check_frames(on_done)
+        done = self.bytes
         for one in walk(self._wal):
             if isinstance(one, Damage):
                 self._position = None
             else:
                 self._take(one)
+                done += one.size
+                on_done(done)
         if not self.has_damage:
             self._check_checkpoint()
 

@@ -138,20 +138,37 @@ class StoreCheck:
         self.states = 0
 
     def total_bytes(self) -> int:
-        """How much there is to read."""
-        return sum(one.size for one in self._catalog.between(0, 1 << 63))
+        """How much there is to read, as far as the catalog can tell."""
+        try:
+            return sum(one.size for one in self._catalog.between(0, 1 << 63))
+        except DataError:
+            return 0  # reading them says what is wrong
 
     def run(self, applied_seq: int | None, on_done: OnDone) -> None:
         """Reads every object and every state. `applied_seq` is that of the engine here, where it is known."""
-        try:
+        manifest: list[Manifest] = []
+
+        def read() -> None:
             found = read_manifest(self._metadata, self._keys)
+            manifest.extend(() if found is None else (found[0],))
+
+        self._noting("manifest", read)
+        self._noting("catalog", self._check_owner)
+        self._noting("catalog", lambda: self._read_objects(on_done))
+        for one in manifest:
+            self._noting("catalog", lambda one=one: self._check_manifest(one, applied_seq))  # type: ignore[misc]
+            self._read_states(one)
+
+    def _noting(self, part: str, work: Callable[[], None]) -> None:
+        """A document that cannot be read is a finding, and the others are read all the same."""
+        try:
+            work()
         except DataError as error:
-            self._add("manifest", error.message)
-            found = None
-        self._read_objects(on_done)
-        if found is not None:
-            self._check_manifest(found[0], applied_seq)
-            self._read_states(found[0])
+            self._add(part, error.message)
+
+    def _check_owner(self) -> None:
+        if self._catalog.owner() is None and self._catalog.oldest() is not None:
+            self._add("catalog", "nobody is written down as the owner of the engine")
 
     def _read_objects(self, on_done: OnDone) -> None:
         done = 0

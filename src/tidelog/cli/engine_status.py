@@ -32,7 +32,7 @@ def status(session: Session) -> None:
     """
     root = find_engine(session)
     problems: list[str] = []
-    info = _info(session, root, problems)
+    info = info_of(session, root, problems)
     local = _Local(root, problems)
     document = local.document(engine_config(session).storage_engine.buffer_pool_size)
     document |= _store_document(session, info, local, problems)
@@ -45,7 +45,8 @@ def status(session: Session) -> None:
         session.output.note(f"problem: {problem}")
 
 
-def _info(session: Session, root: Path, problems: list[str]) -> EngineDirectory:
+def info_of(session: Session, root: Path, problems: list[str]) -> EngineDirectory:
+    """What the directory says about itself; damage to that is a problem, and the rest can be looked at without."""
     from tidelog.cli.errors import text_of
     from tidelog.engine.engine_directory import EngineDirectory
     from tidelog.errors import DataError

@@ -9,14 +9,13 @@ import typer
 
 from tidelog.cli.engine_session import (
     cold_reading,
-    described,
     find_engine,
     keys_of,
     open_objects,
     opened_core,
     restore_hint,
 )
-from tidelog.cli.engine_status import is_open
+from tidelog.cli.engine_status import info_of, is_open
 from tidelog.cli.errors import ExitCode
 from tidelog.cli.session import Session
 
@@ -43,12 +42,13 @@ def verify(
     --read-only works: it leaves out what needs a recovered engine.
     """
     root = find_engine(session)
-    info = described(session, root)
+    info, damaged = _info(session, root)
     if not read_only and is_open(root):
         from tidelog.errors import LockedError
 
         raise LockedError(f"{root} is open in another process", path=root)
     log, summary, findings = _check_files(session, root)
+    findings += damaged
     applied_seq: int | None = None
     if not read_only and not log.has_damage:
         applied_seq = _check_state(session, root, info, cold, summary, findings)
@@ -57,13 +57,21 @@ def verify(
     _tell(session, root, info, summary, findings)
 
 
+def _info(session: Session, root: Path) -> tuple[EngineDirectory, list[Finding]]:
+    from tidelog.cli.engine_checks import Finding
+
+    problems: list[str] = []
+    info = info_of(session, root, problems)
+    return info, [Finding("directory", problem) for problem in problems]
+
+
 def _check_files(session: Session, root: Path) -> tuple[LogCheck, dict[str, Any], list[Finding]]:
     from tidelog.cli.engine_checks import LogCheck, PageCheck
     from tidelog.cli.engine_wal import wal_bytes
 
     log = LogCheck(root)
     total = wal_bytes(root / "wal") if (root / "wal").is_dir() else 0
-    with session.output.progress("reading the log", total) as on_done:
+    with session.output.progress("reading the log", 2 * total) as on_done:
         log.run(on_done)
     pages = PageCheck(root, log)
     size = (root / "pages.db").stat().st_size if (root / "pages.db").exists() else 0
