@@ -44,6 +44,8 @@ from tidelog.errors import CorruptionError, DataError, InternalError, LogFailedE
 
 # Below this a pool is rather a way down the tree for each of a few threads.
 MIN_PAGES = 16
+# A way down the tree, for whoever comes when nearly all pages are held.
+_WAY_PAGES = 8
 # Memory of copies is used again: to get and to give back that much with every batch costs more than the copies.
 MAX_SPARE_COPIES = 512
 
@@ -170,7 +172,9 @@ class BufferPool:
     def _evict_clean(self) -> int | None:
         """Evicts until there is room for one more; a dirty page to be written first, or None when that is all."""
         with self._mutex:
-            while len(self.pages) + max(len(self._loading), 1) > self.capacity_pages:
+            # Where nearly all pages are held, the way down to one more must fit in beside them.
+            capacity = max(self.capacity_pages, len(self._held) + _WAY_PAGES)
+            while len(self.pages) + max(len(self._loading), 1) > capacity:
                 page_id = self._next_victim()
                 if page_id is None or page_id in self.rec_lsns:
                     return page_id
