@@ -5,17 +5,15 @@ from __future__ import annotations
 import random
 from pathlib import Path
 
-import pytest
 from tests.engine.engines import RandomEntries, open_local
+from tests.twins import agreed
 
+from tidelog.engine import _engine as engine_kernel
+from tidelog.engine import _record as record_kernel
 from tidelog.engine import record_python, survey_python, version_python
 from tidelog.engine.body import encode_body
 from tidelog.engine.page import ROOT
-from tidelog.errors import DataError
-from tidelog.log.frame import Frames, crc32, encode_many
-
-engine_kernel = pytest.importorskip("tidelog.engine._engine", reason="the C kernel is not built here")
-record_kernel = pytest.importorskip("tidelog.engine._record", reason="the C kernel is not built here")
+from tidelog.log.frame import crc32, encode_many
 
 
 def test_every_version_is_found_as_the_twin_finds_it(tmp_path: Path) -> None:
@@ -35,11 +33,11 @@ def test_every_version_is_found_as_the_twin_finds_it(tmp_path: Path) -> None:
                 key,
                 chance.choice((0, 1, engine.applied_seq, chance.randrange(9000), 2**64 - 1)),
             )
-            assert engine_kernel.find_version(*wanted) == version_python.find_version(*wanted)
+            agreed(engine_kernel, version_python, "find_version", *wanted)
         some = {page: pages[page] for page in list(pages)[:2]}
         for key in entries._keys:
             wanted = some, ROOT, "bucket-0", key, engine.applied_seq
-            assert engine_kernel.find_version(*wanted) == version_python.find_version(*wanted)
+            agreed(engine_kernel, version_python, "find_version", *wanted)
 
 
 def test_the_data_of_a_body() -> None:
@@ -49,10 +47,9 @@ def test_the_data_of_a_body() -> None:
             stored = encode_body(data, metadata)
             for size in (len(data), len(data) + 1, 2**63):
                 for crc in (crc32(stored), 0):
-                    wanted = stored, size, crc
-                    found = record_kernel.plain_data(*wanted)
-                    assert found == record_python.plain_data(*wanted)
-                    assert found == (data if not metadata and size == len(data) and crc == crc32(stored) else None)
+                    found = agreed(record_kernel, record_python, "plain_data", stored, size, crc)
+                    is_good = not metadata and size == len(data) and crc == crc32(stored)
+                    assert found == ("returned", data if is_good else None)
 
 
 def test_records_are_surveyed_as_the_twin_does() -> None:
@@ -64,12 +61,5 @@ def test_records_are_surveyed_as_the_twin_does() -> None:
             size = chance.randint(1, 31) if chance.random() < 0.02 else chance.randint(32, 90)
             payloads.append(bytes((chance.randrange(5), chance.randrange(8))) + chance.randbytes(size))
         frames = encode_many(7, payloads)
-        assert surveyed(engine_kernel, frames) == surveyed(survey_python, frames)
-
-
-def surveyed(kernel: object, frames: Frames) -> object:
-    """What a kernel answers, or how it complains."""
-    try:
-        return kernel.survey(7, frames.buffer, frames.positions, frames.lengths, 3, 5)  # type: ignore[attr-defined]
-    except DataError as error:
-        return str(error)
+        arguments = 7, frames.buffer, frames.positions, frames.lengths, 3, 5
+        agreed(engine_kernel, survey_python, "survey", *arguments)
