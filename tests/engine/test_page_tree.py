@@ -153,8 +153,26 @@ def test_hostile_trees_never_get_through(seed: int, pages: dict[int, bytearray])
     for _ in range(25):
         key = b"key-%05d" % source.randrange(3100)
         both("find", hostile, ROOT, key)
+        both("skip", hostile, ROOT, key)
         both("scan", hostile, ROOT, key, source.choice([None, b"key-02"]), source.choice([1, 50]))
         placed = both("place", hostile, ROOT, key, source.choice([0, 90, 2000, 8000]), source.choice([0, 99999999]))
         if placed[0] == "returned" and isinstance(placed[1], tuple) and placed[1][0] == NO_ROOM:
             both("plan_split", hostile, placed[1][1], key, 1000)
         both("plan_split", hostile, (ROOT, source.choice(some)), key, 1000)
+
+
+def test_a_leaf_with_nothing_is_skipped_by_key() -> None:
+    """From key to key all leaves are visited, and the last one has none behind it."""
+    pages = grown(120, value_bytes=1900).pool.pages
+    emptied = {page_id: bytearray(content) for page_id, content in pages.items()}
+    leaves = [page_id for page_id, content in emptied.items() if content[7] == 0]
+    for leaf in leaves:
+        for key, _ in page.cells(emptied[leaf]):
+            page.remove(emptied[leaf], key, 1 << 40)
+    key, fences = b"", []
+    while (fence := both("skip", emptied, ROOT, key)[1]) is not None:
+        assert fence > key
+        fences.append(key := fence)
+    assert len(fences) == len(leaves) - 1
+    assert both("skip", pages, ROOT, b"key-00100") == ("returned", None)
+    assert both("skip", {}, ROOT, b"key") == ("returned", ROOT)

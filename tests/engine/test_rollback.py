@@ -80,3 +80,24 @@ def test_the_low_water_mark_cannot_pass_what_was_applied(tmp_path: Path) -> None
         engine.update_low_water_mark(5)
         engine.update_low_water_mark(3)
         assert engine.low_water_mark == 5
+
+
+def test_more_empty_leaves_in_a_row_than_fit_into_memory(tmp_path: Path) -> None:
+    """A rollback leaves the leaves of what it took back. Reads, listings and opening go over them and end."""
+    keys = [f"{number:04d}" + "long" * 220 for number in range(900)]
+    with open_local(tmp_path / "e") as engine:
+        engine.apply_many(
+            [(1, CreateBucket("b")), (2, PutObject("b", "0", b"first")), (3, PutObject("b", "z", b"last"))]
+        )
+        digest = engine.digest()
+        engine.apply_many([(seq, PutObject("b", key, b"v")) for seq, key in enumerate(keys, 4)])
+        engine.rollback_to(3)
+        assert engine.digest() == digest
+        assert engine._core.tree.check().pages > 2 * engine._core.pool.capacity_pages
+    with open_local(tmp_path / "e") as engine:
+        assert engine.digest() == digest
+        assert [item.key for item in engine.list_objects("b")] == ["0", "z"]
+        assert all(is_missing(engine, "b", key) for key in keys[::90])
+        assert engine.read("b", "z").data == b"last"
+        assert engine.apply(4, PutObject("b", keys[400], b"again")).applied
+        assert [item.key for item in engine.list_objects("b")] == ["0", keys[400], "z"]

@@ -6,6 +6,7 @@
    - No call lets go of the GIL or runs anybody's code before it has finished with the pages: each is one step for all
      threads, which is all the locking that readers need. */
 
+#include "_engine_skip.h"
 #include "_engine_survey.h"
 #include "_engine_version.h"
 
@@ -28,6 +29,7 @@ static PyMethodDef engine_methods[] = {
     METHOD("find", engine_find, "find(pages, root, key): first cell at or behind the key, None, or a missing page."),
     METHOD("scan", engine_scan,
            "scan(pages, root, start, stop, limit): (cells, key to go on from), or a missing page."),
+    METHOD("skip", engine_skip, "skip(pages, root, key): where the next leaf begins if this one has nothing, or None."),
     METHOD("place", engine_place, "place(pages, root, key, cell_bytes, image_floor): the leaf, or what to do first."),
     METHOD("plan_split", engine_plan_split, "plan_split(pages, path, key, next_page): (page updates, new pages)."),
     METHOD("redo", engine_redo, "redo(pages, updates, lsn): -1 when done, or a missing page."),

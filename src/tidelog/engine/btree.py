@@ -1,7 +1,8 @@
 """The B+tree of versions: cells in order of their keys, in pages of a buffer pool.
 
 Invariants
-- The root is page 1 for ever. Pages are never merged; an empty leaf may stay in the chain.
+- The root is page 1 for ever. Pages are never merged; an empty leaf may stay in the chain, and any number of them in a
+  row: readers go over them by key, one at a time, and need no more of them in memory than one.
 - Everything that changes the tree is in the log first, as page updates: a split is one STRUCTURE record, and it is done
   by the same redo that recovery uses. Only `bulk_load` logs nothing: its caller makes a checkpoint.
 - Before a page is first changed after `image_floor` (the last CHECKPOINT_BEGIN), its image is logged; so redo never
@@ -32,6 +33,7 @@ SCAN_CELLS = 128
 _find = kernel.find
 _place = kernel.place
 _scan = kernel.scan
+_skip = kernel.skip
 _insert = kernel.insert
 _replace = kernel.replace
 _remove = kernel.remove
@@ -61,13 +63,20 @@ class Tree:
 
     # ---- reading ----
 
-    def find(self, key: bytes) -> Cell | None:
-        """The first cell whose key is not less than `key`."""
-        while True:
-            found = _find(self._pages, ROOT, key)
-            if not isinstance(found, int):
-                return found
-            self._load(found)
+    def find(self, key: bytes, stop: bytes | None = None) -> Cell | None:
+        """The first cell whose key is not less than `key`; with `stop`, None may be said of those from there on."""
+        while isinstance(found := _find(self._pages, ROOT, key), int):
+            key = self._step(key, found)
+            if stop is not None and key >= stop:
+                return None
+        return found
+
+    def _step(self, key: bytes, missing_page: int) -> bytes:
+        """Loads a page that was missed; from where to go on: behind the leaf of the key if it has nothing."""
+        self._load(missing_page)
+        while isinstance(further := _skip(self._pages, ROOT, key), int):
+            self._load(further)
+        return key if further is None else further
 
     def get(self, key: bytes) -> bytes | None:
         """The value of a key."""
@@ -80,7 +89,9 @@ class Tree:
         while resume is not None:
             found = _scan(self._pages, ROOT, resume, stop, SCAN_CELLS)
             if isinstance(found, int):
-                self._load(found)
+                resume = self._step(resume, found)
+                if stop is not None and resume >= stop:
+                    return
                 continue
             cells, resume = found
             yield from cells

@@ -75,6 +75,7 @@ check_page = _images.check_page
 put_back = _images.put_back
 find = _tree.find
 scan = _tree.scan
+skip = _tree.skip
 place = _tree.place
 plan_split = _tree.plan_split
 

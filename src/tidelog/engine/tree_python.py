@@ -162,6 +162,29 @@ def _take_cells(page: bytearray, start: bytes, stop: bytes | None, limit: int, f
 
 
 @atomic
+def skip(pages: Pages, root: int, key: bytes, /) -> bytes | int | None:
+    """Where the next leaf begins, if the leaf of a key has no cell at or behind it; a page's number when it is missing.
+
+    None when there is such a cell, or no leaf to the right.
+    """
+    fence: bytes | None = None
+    try:
+        page = _visit(pages, root, root, None)
+        while level_of(page):
+            index = _child_index(page, key)
+            child = _child_of(page, index)
+            if index + 1 < opened(page)[0]:
+                fence = key_at(page, index + 1)
+                if fence <= key:
+                    raise damage(page, "its cells are not in order")
+            page = _visit(pages, root, child, level_of(page) - 1)
+    except _MissingError as missing:
+        return missing.page_id
+    count, _, _ = opened(page)
+    return None if lower_bound(page, count, key) < count else fence
+
+
+@atomic
 def place(
     pages: Pages, root: int, key: bytes, cell_bytes: int, image_floor: int, /
 ) -> int | tuple[int, int] | tuple[int, tuple[int, ...]]:

@@ -56,7 +56,6 @@ class Versions:
         self.tree = tree
         self.buckets = buckets
         self._pages = tree.pool.pages
-        self._load = tree.pool.load
 
     def find(self, bucket: str, key: str, seq: int) -> Found | None:
         """The version to be seen at a seq."""
@@ -82,9 +81,16 @@ class Versions:
         return found
 
     def _newest(self, bucket: str, key: str, seq: int) -> Pointer | Other | None:
-        while isinstance(found := _find_version(self._pages, ROOT, bucket, key, seq), int):
-            self._load(found)
-        return found
+        found = _find_version(self._pages, ROOT, bucket, key, seq)
+        return self._newest_step_by_step(bucket, key, seq) if isinstance(found, int) else found
+
+    def _newest_step_by_step(self, bucket: str, key: str, seq: int) -> Other | None:
+        """The same where pages must be loaded."""
+        prefix = object_prefix(bucket, key)
+        found = self.tree.find(at(prefix, seq), behind(prefix))
+        if found is None or found[0][:-SEQ_BYTES] != prefix:
+            return None
+        return seq_of(found[0]), found[1]
 
     def history(self, bucket: str, key: str, seq: int) -> Iterator[Found]:
         """All versions that are kept and are not after a seq, newest first, deletions and earlier buckets included."""
