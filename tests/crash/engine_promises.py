@@ -45,11 +45,15 @@ class Checkpoint(NamedTuple):
     """A checkpoint."""
 
 
+class CompactIndex(NamedTuple):
+    """The index is written anew."""
+
+
 class Reopen(NamedTuple):
     """Closed and opened again."""
 
 
-Step = Apply | RollBack | Mark | Checkpoint | Reopen
+Step = Apply | RollBack | Mark | Checkpoint | CompactIndex | Reopen
 
 
 class Workload:
@@ -81,6 +85,8 @@ class Workload:
                 engine.update_low_water_mark(step.seq)
             case Checkpoint():
                 engine.create_checkpoint()
+            case CompactIndex():
+                engine.compact_index()
             case Reopen():
                 engine.close()
                 return open_local(DIRECTORY, files, self._settings)

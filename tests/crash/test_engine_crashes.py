@@ -6,7 +6,7 @@ import itertools
 import random
 
 import pytest
-from tests.crash.engine_promises import Apply, Checkpoint, Mark, Reopen, RollBack, Step, Workload
+from tests.crash.engine_promises import Apply, Checkpoint, CompactIndex, Mark, Reopen, RollBack, Step, Workload
 from tests.engine.engines import SMALL, RandomEntries
 from tests.engine.model import batch
 
@@ -58,6 +58,8 @@ def random_steps(seed: int, entries: int) -> list[Step]:
             steps.append(Mark(mark))
         elif kind < 0.38:
             steps.append(Reopen())
+        elif kind < 0.45:
+            steps.append(CompactIndex())
     return steps
 
 
@@ -66,6 +68,22 @@ def test_random_workloads(seed: int) -> None:
     """Everything mixed, with crashes inside of recoveries too."""
     workload = Workload(random_steps(seed, 60))
     crash_everywhere(workload.run, workload.check, CrashPlan(every=5, seed=seed))
+
+
+def test_an_index_that_is_written_anew_is_the_old_or_the_new_one() -> None:
+    """Cut at every call of two compactions, with entries, a rollback and no checkpoint of their own between them."""
+    keys = [f"{number * 7919 % 1000:04d}-{'long' * 220}" for number in range(30)]
+    puts = [(seq, PutObject("b", key, b"v")) for seq, key in enumerate(keys, 2)]
+    steps: list[Step] = [
+        Apply(((1, CREATE), *puts[:20])),
+        CompactIndex(),
+        Apply(tuple(puts[20:])),
+        RollBack(26),
+        CompactIndex(),
+        Apply(((40, PUT),)),
+    ]
+    workload = Workload(steps, SMALL)
+    crash_everywhere(workload.run, workload.check, CrashPlan(policies=("lose", "tear", "reorder"), every=3))
 
 
 def test_a_large_batch_that_is_torn_is_taken_back() -> None:

@@ -13,7 +13,7 @@ import random
 from typing import NamedTuple
 
 import pytest
-from tests.crash.engine_promises import Apply, Checkpoint, Mark, Reopen, RollBack, Step
+from tests.crash.engine_promises import Apply, Checkpoint, CompactIndex, Mark, Reopen, RollBack, Step
 from tests.crash.test_engine_crashes import random_steps
 from tests.engine.engines import assert_state
 from tests.engine.model import Model
@@ -36,6 +36,10 @@ class Ship(NamedTuple):
     """Everything up to the low-water mark goes to the store."""
 
 
+class Compact(NamedTuple):
+    """Small objects of the store are put together, and those that were go."""
+
+
 class Life:
     """Steps on an engine, as far as they came."""
 
@@ -46,12 +50,14 @@ class Life:
         self._is_within = False
         self.truncation_mark = 0
 
-    def _with_shipping(self, steps: list[Step]) -> list[Step | Ship]:
-        found: list[Step | Ship] = []
+    def _with_shipping(self, steps: list[Step]) -> list[Step | Ship | Compact]:
+        found: list[Step | Ship | Compact] = []
         for step in steps:
             found.append(step)
             if isinstance(step, Mark):
                 found.append(Ship())
+                if self._chance.random() < 0.4:
+                    found.append(Compact())
         return found
 
     def node(self, world: World, name: str = "a") -> EngineNode:
@@ -79,7 +85,7 @@ class Life:
             with contextlib.suppress(Crash, TidelogError, OSError):
                 node.crash()
 
-    def _do(self, node: EngineNode, step: Step | Ship) -> None:
+    def _do(self, node: EngineNode, step: Step | Ship | Compact) -> None:
         match step:
             case Apply():
                 node.engine.apply_many(step.entries)
@@ -96,6 +102,8 @@ class Life:
             case Reopen():
                 node.close()
                 node.open()
+            case _:
+                _compact(node, step)
 
     def check(self, world: World) -> None:
         """On the same disk it is what it was; without it, it is what the store was told of."""
@@ -157,7 +165,7 @@ class Life:
         assert (model.applied_seq, model.digest()) == (seq, digest)
         return model
 
-    def _advance(self, model: Model, step: Step | Ship, seq: int) -> None:
+    def _advance(self, model: Model, step: Step | Ship | Compact, seq: int) -> None:
         if isinstance(step, Apply):
             for number, entry in step.entries:
                 if number <= seq:
@@ -166,7 +174,14 @@ class Life:
             _on_model(model, step)
 
 
-def _on_model(model: Model, step: Step | Ship) -> None:
+def _compact(node: EngineNode, step: Step | Ship | Compact) -> None:
+    if isinstance(step, Compact):
+        node.engine.compact(grace_seconds=0)
+    elif isinstance(step, CompactIndex):
+        node.engine.compact_index()
+
+
+def _on_model(model: Model, step: Step | Ship | Compact) -> None:
     if isinstance(step, Apply):
         for seq, entry in step.entries:
             model.apply(seq, entry)

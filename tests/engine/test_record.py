@@ -246,7 +246,7 @@ def test_wrong_headers_are_named() -> None:
     assert "no header" in refusal(bytes(good[: HEADER_BYTES - 1]))
     for byte, value, said in [
         (0, 0, "kind 0"),
-        (0, 10, "kind 10"),
+        (0, 11, "kind 11"),
         (1, 8, "flags 8"),
         (2, 1, "flags"),
         (4, 200, "at 200"),

@@ -212,6 +212,11 @@ class Tree:
         self._settled_next_page = self.next_page
         return count
 
+    def renumbered(self, next_page: int, lsn: int) -> None:
+        """The pages are those of another file, all made by this record: each needs an image before it is changed."""
+        self.next_page = self._settled_next_page = next_page
+        self.image_floor = lsn + 1
+
     def check(self) -> TreeReport:
         """Reads the whole tree; DataError at the first thing that is not as it must be."""
         return check_tree(self.pool, self.next_page)

@@ -34,6 +34,7 @@ from tidelog.engine.page import (
     check_page,
     clear_reference,
     is_referenced,
+    keep_accesses,
     lsn_of,
     new_page,
     put_back,
@@ -48,6 +49,8 @@ MIN_PAGES = 16
 _WAY_PAGES = 8
 # Memory of copies is used again: to get and to give back that much with every batch costs more than the copies.
 MAX_SPARE_COPIES = 512
+# Readers that may be on their way to a page of a file that was replaced, each once: far more than there are threads.
+MAX_STALE_LOADS = 10_000
 
 
 class BufferPoolStatistics(msgspec.Struct, frozen=True):
@@ -105,6 +108,8 @@ class BufferPool:
         self._mutex = threading.Lock()
         self._settled = threading.Condition(self._mutex)
         self._settlings = 0
+        self._stale_pages = range(0)
+        self._stale_loads_left = 0
         self._is_abandoned = False
         self._misses = self._evictions = self._flushes = 0
 
@@ -123,17 +128,26 @@ class BufferPool:
             return
         try:
             self._make_room()
-            self._admit(page_id, *self._read(page_id))
+            self._bring(page_id, self._file)
         finally:
             with self._mutex:
                 self._loading.pop(page_id).set()
 
-    def _read(self, page_id: int) -> tuple[bytearray, bool]:
+    def _bring(self, page_id: int, file: PageFile) -> None:
+        try:
+            page, is_rebuilt = self._read(page_id, file)
+        except DataError:
+            if not self._was_asked_of_another_file(page_id, file):
+                raise
+        else:
+            self._admit(page_id, page, is_rebuilt, file)
+
+    def _read(self, page_id: int, file: PageFile) -> tuple[bytearray, bool]:
         """(page, whether it had to be rebuilt)."""
         try:
-            return self._file.read_page(page_id), False
+            return file.read_page(page_id), False
         except CorruptionError:
-            if self.rebuild is None:
+            if self.rebuild is None or self._is_stale(page_id, file):
                 raise
         page = self.rebuild(page_id)
         fault = check_page(page, page_id)
@@ -141,8 +155,10 @@ class BufferPool:
             raise DataError(f"page {page_id} was rebuilt from the log, and is not sound: {fault}")
         return page, True
 
-    def _admit(self, page_id: int, page: bytearray, is_dirty: bool) -> None:
+    def _admit(self, page_id: int, page: bytearray, is_dirty: bool, file: PageFile) -> None:
         with self._mutex:
+            if self._file is not file:
+                return  # the caller begins again, and finds other numbers
             self.pages[page_id] = page
             self._clock.append(page_id)
             self._misses += 1
@@ -166,18 +182,20 @@ class BufferPool:
     # ---- and leave it ----
 
     def _make_room(self) -> None:
-        while (page_id := self._evict_clean()) is not None:
-            self._steal(page_id)
+        while (victim := self._evict_clean()) is not None:
+            self._steal(*victim)
 
-    def _evict_clean(self) -> int | None:
+    def _evict_clean(self) -> tuple[int, bytearray] | None:
         """Evicts until there is room for one more; a dirty page to be written first, or None when that is all."""
         with self._mutex:
             # Where nearly all pages are held, the way down to one more must fit in beside them.
             capacity = max(self.capacity_pages, len(self._held) + _WAY_PAGES)
             while len(self.pages) + max(len(self._loading), 1) > capacity:
                 page_id = self._next_victim()
-                if page_id is None or page_id in self.rec_lsns:
-                    return page_id
+                if page_id is None:
+                    return None
+                if page_id in self.rec_lsns:
+                    return page_id, self.pages[page_id]
                 self._drop(page_id)
         return None
 
@@ -211,13 +229,15 @@ class BufferPool:
         del self.pages[page_id]
         self._evictions += 1
 
-    def _steal(self, page_id: int) -> None:
+    def _steal(self, page_id: int, page: bytearray) -> None:
         """Writes a dirty page that left the clock, and drops it unless the applier wants it now."""
         try:
             self._write(page_id, waits=False)
         finally:
             with self._mutex:
-                if page_id not in self.rec_lsns and self._may_leave(page_id):
+                if self.pages.get(page_id) is not page:
+                    pass  # all pages are of another file by now
+                elif page_id not in self.rec_lsns and self._may_leave(page_id):
                     self._drop(page_id)
                 else:
                     self._clock.append(page_id)
@@ -372,6 +392,41 @@ class BufferPool:
     def _is_dirty(self, page_id: int) -> bool:
         with self._mutex:  # a settling moves pages from one table to the other
             return page_id in self.rec_lsns or page_id in self._held_rec_lsns
+
+    # ---- another file ----
+
+    def use_file(self, file: PageFile, stale_pages: range) -> None:
+        """From now on all pages come from another file, in one step for readers; the file that was is closed.
+
+        Nothing is held. `stale_pages` are numbers that only the file before had: whoever is about to load one of them
+        has to begin again.
+        """
+        root = file.read_page(ROOT)
+        with self._writing, self._mutex:
+            if self._held or self._pins:
+                raise InternalError("pages are in use that another file is to replace")
+            before, self._file = self._file, file
+            self._stale_pages, self._stale_loads_left = stale_pages, MAX_STALE_LOADS
+            keep_accesses(self.pages.get(ROOT), root)
+            self.rec_lsns.clear()
+            self._clock.clear()
+            self.pages.clear()
+            self.pages[ROOT] = root
+            self._clock.append(ROOT)
+            loading = list(self._loading.values())
+        for other in loading:
+            other.wait()  # it may be reading the file
+        before.close()
+
+    def _is_stale(self, page_id: int, file: PageFile) -> bool:
+        return self._file is not file or (page_id in self._stale_pages and page_id >= file.page_count)
+
+    def _was_asked_of_another_file(self, page_id: int, file: PageFile) -> bool:
+        """Whether the caller may have the number from the file before. A tree that is wrong is found out in the end."""
+        if not self._is_stale(page_id, file) or self._stale_loads_left <= 0:
+            return False
+        self._stale_loads_left -= 1
+        return True
 
     def sync(self) -> None:
         """Everything written so far is durable when this returns."""

@@ -57,7 +57,8 @@ class Checkpointer:
         self._wal = wal
         self._marks = marks
         self._applying = applying
-        self._one_at_a_time = Lock()
+        self.one_at_a_time = Lock()
+        """Held while a checkpoint is made. Before the engine's own lock, where both are wanted."""
         self._is_stopped = False
 
     def stop(self) -> None:
@@ -71,7 +72,7 @@ class Checkpointer:
 
     def checkpoint(self) -> CheckpointState:
         """Makes one; it is complete when this returns."""
-        with self._one_at_a_time:
+        with self.one_at_a_time:
             begin = self._clock.monotonic()
             with self._applying:
                 self._check_not_stopped()

@@ -10,17 +10,20 @@ Invariants
 
 from __future__ import annotations
 
+import logging
 from pathlib import Path
 
 from tidelog.clock import Clock
-from tidelog.errors import FencedError, InputError
+from tidelog.errors import DataError, FencedError, InputError
 from tidelog.files import Files
 from tidelog.log.names import wal_files
 from tidelog.tier.catalog import Catalog
 from tidelog.tier.object_store import ObjectStore
 from tidelog.tier.owned_catalog import OwnedCatalog
+from tidelog.tier.replacement_switch import settle
 from tidelog.tier.takeover import Taken, Takeover, fenced_files
 
+_logger = logging.getLogger("tidelog.engine")
 RESTORE_HINT = "Make a new copy from the store: `tidelog.restore_engine` into an empty directory"
 
 
@@ -67,4 +70,14 @@ def claim_engine(
     """Takes the next epoch for the log in this directory; the caller holds its lock."""
     files.make_directories(directory)
     is_new = catalog.owner() is None and not wal_files(files.list(directory))
-    return EngineTakeover(files, directory, catalog, objects, clock).take(node, 1 if is_new else 0)
+    taken = EngineTakeover(files, directory, catalog, objects, clock).take(node, 1 if is_new else 0)
+    _settle_compactions(catalog, clock)
+    return taken
+
+
+def _settle_compactions(catalog: Catalog, clock: Clock) -> None:
+    """A compaction that an earlier owner has begun is finished, or ended. Nothing else depends on its documents."""
+    try:
+        settle(catalog, clock)
+    except DataError as error:
+        _logger.warning("an earlier compaction of the engine cannot be finished: %s", error)

@@ -139,8 +139,9 @@ class ColdReader:
                 continue  # it has been asked often enough
             if attempt == 1 and isinstance(failure, NotFoundError):
                 found = self._looked_up_again(found, cell)
+            where = found if attempt < 2 else self._objects.found_in(store, found, cell.lsn)
             try:
-                body = self._fetched_from(store, found, cell, window_bytes if not attempt else 0)
+                body = self._fetched_from(store, where, cell, window_bytes if not attempt else 0)
             except (DataError, NotFoundError, RetryError) as error:
                 failure = failure or error
                 self._counters.repeated += 1

@@ -18,11 +18,12 @@ from typing import NamedTuple
 
 from tidelog.engine.cell import Cell
 from tidelog.engine.record_header import HEADER, HEADER_BYTES
-from tidelog.errors import DataError, GapError
+from tidelog.errors import DataError, GapError, NotFoundError, RetryError
 from tidelog.log.frame import Frames
 from tidelog.tier import blocks
 from tidelog.tier.catalog import Catalog
 from tidelog.tier.descriptor import Descriptor
+from tidelog.tier.metadata.open import BUCKET, open_metadata_store
 from tidelog.tier.object_store import ObjectStore
 
 _REMEMBERED = 1024
@@ -78,6 +79,16 @@ class ColdObjects:
                 hint="Is it the right store? `tidelog engine restore` tells what it has",
             )
         return self._remember(ColdObject(self._catalog.keys.object(descriptor.name), descriptor))
+
+    def found_in(self, replica: ObjectStore, found: ColdObject, lsn: int) -> ColdObject:
+        """The object of a record as a replica has it: one that follows a compaction later has other objects."""
+        keys = self._catalog.keys
+        try:
+            with open_metadata_store(BUCKET, replica, read_only=True) as metadata:
+                descriptor = Catalog(metadata, keys).at(lsn)
+        except (DataError, NotFoundError, RetryError):
+            descriptor = None  # its object may be there all the same
+        return found if descriptor is None else ColdObject(keys.object(descriptor.name), descriptor)
 
     def forget(self, found: ColdObject) -> None:
         """Its object is gone or bad: what the catalog says of it is asked for again."""

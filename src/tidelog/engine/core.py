@@ -26,6 +26,7 @@ from tidelog.engine.btree import Tree
 from tidelog.engine.buckets import Buckets
 from tidelog.engine.buffer_pool import BufferPool
 from tidelog.engine.checkpointer import Checkpointer
+from tidelog.engine.index_compaction_file import NewIndex, build_new_index, remove_unused_index, use_new_index
 from tidelog.engine.marks import Marks
 from tidelog.engine.master import MASTER, CheckpointState, read_master
 from tidelog.engine.page_file import PageFile
@@ -72,7 +73,9 @@ class Core:
         self.applying = RLock()
         self._shipped_pieces = shipped_pieces
         is_new = state is None and wal.next_lsn == 1
+        remove_unused_index(files, directory / PAGES)
         self.page_file = _page_file(files, directory / PAGES, is_new=state is None)
+        _refuse_lost_log(self.page_file, wal)
         self.pool = BufferPool(
             self.page_file,
             settings.buffer_pool_size,
@@ -87,7 +90,7 @@ class Core:
             wal.commit()
             self.tree.settle()
         begin = clock.monotonic()
-        recovery = Recovery(wal, self.tree, state)
+        recovery = Recovery(wal, self.tree, state, self.page_file.made_lsn, self._repack)
         report = recovery.run()
         self.recovery = msgspec.structs.replace(report, seconds=clock.monotonic() - begin)
         self.buckets = Buckets()
@@ -151,9 +154,33 @@ class Core:
         self.pool.abandon()
 
     def _tree_at(self, state: CheckpointState) -> Tree:
-        tree = Tree(self.pool, self._log_structure, state.next_page)
-        tree.image_floor = state.begin_lsn
+        """The tree as the page file has it, which may have been written anew after the checkpoint."""
+        made_lsn = self.page_file.made_lsn
+        is_newer = made_lsn >= state.begin_lsn
+        tree = Tree(self.pool, self._log_structure, self.page_file.page_count if is_newer else state.next_page)
+        tree.image_floor = max(state.begin_lsn, made_lsn + 1)
         return tree
+
+    # The page file, written anew: see `index_compaction.py`
+
+    def build_new_index(self, lsn: int) -> NewIndex:
+        """All cells of now in a file of its own, which is not used yet; as the record with this LSN will say."""
+        return build_new_index(self.files, self.directory / PAGES, self.tree, lsn)
+
+    def use_new_index(self, new: NewIndex) -> None:
+        """Takes it for the page file. Nobody changes anything meanwhile."""
+        self.page_file = use_new_index(self.files, self.directory / PAGES, self.tree, new)
+
+    def _repack(self, lsn: int, cells: int) -> None:
+        """Redo of the record that says so."""
+        new = self.build_new_index(lsn)
+        if new.cells != cells:
+            raise DataError(
+                f"the index had {cells} cells when it was written anew at LSN {lsn}, and has {new.cells} now",
+                path=self.directory,
+                hint="Restore the engine from its store into a new directory",
+            )
+        self.use_new_index(new)
 
     def note_low_water_mark(self, seq: int) -> None:
         """Remembered across restarts: what is at or below it is never rolled back. No sync is worth waiting for it."""
@@ -173,13 +200,30 @@ class Core:
         return rebuild_page(page_id, self._pieces_of_log())
 
     def _pieces_of_log(self) -> Iterator[Iterable[Frames]]:
-        """The log, newest file first, then what is in the store."""
-        stop_lsn = self.wal.durable_lsn + 1
+        """The log since the page file was made, newest file first, then what is in the store."""
+        first_lsn, stop_lsn = self.page_file.made_lsn + 1, self.wal.durable_lsn + 1
         for span in reversed(self.wal.spans()):
-            if span.first_lsn < stop_lsn:
-                yield self.wal.batches(span.first_lsn, min(span.next_lsn, stop_lsn))
-        if self._shipped_pieces is not None:
-            yield from self._shipped_pieces(self.wal.first_lsn)
+            if span.first_lsn < stop_lsn and first_lsn < span.next_lsn:
+                yield self.wal.batches(max(span.first_lsn, first_lsn), min(span.next_lsn, stop_lsn))
+        if self._shipped_pieces is not None and first_lsn < self.wal.first_lsn:
+            for piece in self._shipped_pieces(self.wal.first_lsn):
+                yield _from_lsn(piece, first_lsn)
+
+
+def _from_lsn(piece: Iterable[Frames], lsn: int) -> Iterator[Frames]:
+    for frames in piece:
+        if frames.next_offset > lsn:
+            yield frames.slice(max(0, lsn - frames.first_offset), frames.count)
+
+
+def _refuse_lost_log(page_file: PageFile, wal: Wal) -> None:
+    """With `wal_sync_mode` "none" a power failure may take the end of the log and leave the pages that it speaks of."""
+    if page_file.made_lsn >= wal.next_lsn:
+        raise DataError(
+            f"{PAGES} was made at LSN {page_file.made_lsn}, and the log ends at {wal.next_lsn - 1}",
+            path=page_file.path,
+            hint="Restore the engine from its store into a new directory",
+        )
 
 
 def _page_file(files: Files, path: Path, *, is_new: bool) -> PageFile:

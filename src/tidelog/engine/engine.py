@@ -25,6 +25,7 @@ from tidelog.engine.body import decode_body
 from tidelog.engine.buckets import BucketVersion
 from tidelog.engine.cell import Cell
 from tidelog.engine.cold import Body, ColdReader
+from tidelog.engine.compaction_calls import Compaction, CompactionCalls
 from tidelog.engine.core import Core
 from tidelog.engine.digest import Digest
 from tidelog.engine.engine_statistics import EngineStatistics, snapshot
@@ -52,7 +53,7 @@ from tidelog.errors import (
 _MAX_CHUNK_BYTES = 2 << 20
 
 
-class Engine(EngineTasks, GarbageCalls):
+class Engine(EngineTasks, GarbageCalls, CompactionCalls):
     """An open engine. Make one with `tidelog.open_engine`; it owns its directory until it is closed."""
 
     def __init__(
@@ -88,6 +89,9 @@ class Engine(EngineTasks, GarbageCalls):
         )
         self.upkeep = Upkeep(core, cold, self._garbage, runs_in_background=runs_in_background)
         """What runs beside: checkpoints, and shipping where there is a store."""
+        self._compaction = Compaction(core, cold, check=self._check_open, on_failure=self._fail)
+        if runs_in_background:
+            self._compaction.start()
 
     # Applying
 
@@ -367,7 +371,7 @@ class Engine(EngineTasks, GarbageCalls):
 
     def statistics(self) -> EngineStatistics:
         """One moment of the engine."""
-        return snapshot(self._core, self.upkeep, self._transactions)
+        return snapshot(self._core, self.upkeep, self._transactions, self._compaction)
 
     # Ending
 
@@ -377,6 +381,7 @@ class Engine(EngineTasks, GarbageCalls):
             return
         self._closed = True
         self._transactions.close()
+        self._compaction.stop()
         self.upkeep.stop()
         try:
             if self._failure is None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from tidelog.engine.buffer_pool import BufferPoolStatistics
+from tidelog.engine.compaction_calls import Compaction, CompactionStatistics
 from tidelog.engine.core import Core
 from tidelog.engine.garbage import GarbageStatistics
 from tidelog.engine.locks import LockStatistics
@@ -40,10 +41,11 @@ class EngineStatistics(msgspec.Struct, frozen=True, kw_only=True):
     recovery: RecoveryReport
     locks: LockStatistics
     garbage: GarbageStatistics | None
+    compaction: CompactionStatistics
     shipping: ShippingStatistics | None
 
 
-def snapshot(core: Core, upkeep: Upkeep, transactions: Transactions) -> EngineStatistics:
+def snapshot(core: Core, upkeep: Upkeep, transactions: Transactions, compaction: Compaction) -> EngineStatistics:
     """One moment of it. The store is not asked for anything."""
     wal = core.wal.statistics()
     cold = upkeep.cold
@@ -64,5 +66,6 @@ def snapshot(core: Core, upkeep: Upkeep, transactions: Transactions) -> EngineSt
         recovery=core.recovery,
         locks=transactions.statistics(),
         garbage=None if upkeep.garbage is None else upkeep.garbage.statistics(),
+        compaction=compaction.statistics(),
         shipping=cold.statistics() if isinstance(cold, Shipping) else None,
     )

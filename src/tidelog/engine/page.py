@@ -103,6 +103,14 @@ def accesses_of(root: Page) -> int:
     return int.from_bytes(root[page_python.ACCESSES_AT : page_python.REFERENCED_AT], "little")
 
 
+def keep_accesses(before: Page | None, root: bytearray) -> None:
+    """Goes on counting in another root."""
+    if before is not None:
+        root[page_python.ACCESSES_AT : page_python.REFERENCED_AT] = before[
+            page_python.ACCESSES_AT : page_python.REFERENCED_AT
+        ]
+
+
 def is_referenced(page: Page) -> bool:
     """Whether somebody has used the page since `clear_reference`."""
     return page[page_python.REFERENCED_AT] != 0

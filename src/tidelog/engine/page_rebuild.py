@@ -2,8 +2,8 @@
 
 Invariants
 - The log from a page's last image on says all that became of it. (Every page begins with an image: a split logs the new
-  one, and a checkpoint makes the next change log the old one. Only a page that a restore loaded in bulk, and nobody
-  changed since, has none.)
+  one, and a checkpoint makes the next change log the old one. Only a page that a restore or a compaction of the index
+  loaded in bulk, and nobody changed since, has none. The log before that is of other pages, and is not given here.)
 - Pieces of the log are read newest first, and no further back than to that image.
 """
 
@@ -33,7 +33,8 @@ def rebuild_page(page_id: int, pieces: Iterable[Iterable[Frames]]) -> bytearray:
             return _replayed(page_id, changes)
     raise DataError(
         f"page {page_id} is damaged, and the log does not reach back to its last image",
-        hint="Restore the engine from its store into a new directory",
+        hint="Restore the engine from its store into a new directory; one without a store makes its index anew from "
+        "the log, if `pages.db` is moved away and no file of the log is missing",
     )
 
 

@@ -9,6 +9,7 @@
     ROLLBACK_END      they are                                                          own: target_seq, begin_lsn u64
     VACUUM            versions that retention removes                                   own: history_start_seq u64
     MARKS             the orchestrator's low-water mark                                 own: low_water_mark u64
+    REPACK            from here on the pages of the index have other numbers            own: cells u64
 
 What stands before and behind `own` is in `record_header`. Only operations are ever undone.
 """
@@ -30,6 +31,7 @@ from tidelog.engine.record_header import (
     HEADER_BYTES,
     MARKS,
     OPERATION,
+    REPACK,
     ROLLBACK_BEGIN,
     ROLLBACK_END,
     STRUCTURE,
@@ -101,6 +103,12 @@ class MarksRecord(msgspec.Struct, frozen=True, gc=False):
     low_water_mark: int
 
 
+class RepackRecord(msgspec.Struct, frozen=True, gc=False):
+    """The index was written anew, in full pages, from all of its cells: so many."""
+
+    cells: int
+
+
 Record = (
     OperationRecord
     | StructureRecord
@@ -111,6 +119,7 @@ Record = (
     | RollbackEndRecord
     | VacuumRecord
     | MarksRecord
+    | RepackRecord
 )
 
 _Decoder = Callable[[Header, bytes, bytes, int], Record]
@@ -166,6 +175,11 @@ def encode_rollback_end(target_seq: int, begin_lsn: int) -> bytes:
 def encode_marks(low_water_mark: int) -> bytes:
     """The record of a new low-water mark."""
     return encode_header(MARKS, _ONE.size) + _ONE.pack(low_water_mark)
+
+
+def encode_repack(cells: int) -> bytes:
+    """The record of an index that was written anew."""
+    return encode_header(REPACK, _ONE.size) + _ONE.pack(cells)
 
 
 def decode_record(payload: bytes, lsn: int) -> Record:
@@ -229,4 +243,5 @@ _DECODERS: dict[int, _Decoder] = {
     ROLLBACK_END: _decode_numbers(RollbackEndRecord, _TWO),
     VACUUM: _decode_vacuum,
     MARKS: _decode_numbers(MarksRecord, _ONE),
+    REPACK: _decode_numbers(RepackRecord, _ONE),
 }

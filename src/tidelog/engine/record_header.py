@@ -30,6 +30,7 @@ ROLLBACK_BEGIN: Final = 6
 ROLLBACK_END: Final = 7
 VACUUM: Final = 8
 MARKS: Final = 9
+REPACK: Final = 10
 
 LAST: Final = 1
 """The record completes its transaction."""
@@ -80,7 +81,7 @@ def decode_header(payload: bytes, lsn: int) -> Header:
     if len(payload) < HEADER_BYTES:
         raise DataError(f"a record of {len(payload)} bytes has no header, LSN {lsn}")
     kind, flags, zero, updates_offset, transaction, previous_lsn, undo_next_lsn = HEADER.unpack_from(payload)
-    if not OPERATION <= kind <= MARKS:
+    if not OPERATION <= kind <= REPACK:
         raise DataError(f"a record has kind {kind}, which is not known, LSN {lsn}")
     if flags > _MAX_FLAGS or zero:
         raise DataError(f"a record has flags {flags} and {zero}, which are not known, LSN {lsn}")

@@ -6,6 +6,7 @@
 
 Invariants
 - Redo repeats history, complete entries or not, and does nothing to a page that has a record's changes already.
+- Page updates up to the `made_lsn` of the page file are of another file, and are left out.
 - Recovery appends only compensations and the end of a rollback. It can be cut off anywhere and begun again.
 - Every page that redo reads from the file was not changed since the checkpoint, so it was not being written when the
   power failed; all others begin with their image in the log.
@@ -14,6 +15,7 @@ Invariants
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from typing import NamedTuple
 
 import msgspec
@@ -25,6 +27,7 @@ from tidelog.engine.record import (
     CompensationRecord,
     MarksRecord,
     Record,
+    RepackRecord,
     RollbackBeginRecord,
     RollbackEndRecord,
     VacuumRecord,
@@ -61,9 +64,14 @@ class _Rollback(NamedTuple):
 
 
 class Recovery:
-    """One run of it. The marks are what they were when the engine stopped."""
+    """One run of it. The marks are what they were when the engine stopped.
 
-    def __init__(self, wal: Wal, tree: Tree, state: CheckpointState | None) -> None:
+    `made_lsn` is that of the page file; `repack` writes the index anew, as the record of an LSN with so many cells did.
+    """
+
+    def __init__(
+        self, wal: Wal, tree: Tree, state: CheckpointState | None, made_lsn: int, repack: Callable[[int, int], None]
+    ) -> None:
         self._wal = wal
         self._tree = tree
         self._begin_lsn = wal.first_lsn if state is None else state.begin_lsn
@@ -74,18 +82,33 @@ class Recovery:
         self._open_seq = 0
         self._open_lsn = 0
         self._rollback: _Rollback | None = None
+        self._made_lsn = made_lsn
+        self._repack = repack
+        self._repacks: list[tuple[int, int]] = []
 
     def run(self) -> RecoveryReport:
         """Analysis, redo, undo."""
         next_lsn = self._wal.next_lsn
         for frames in self._wal.batches(self._begin_lsn, next_lsn):
-            self._tree.redo(frames)
             self._analyse(frames)
+            self._redo(frames)
         undone, resumed = self._open_seq or None, self._rollback is not None
         self._undo()
         return RecoveryReport(
             begin_lsn=self._begin_lsn, next_lsn=next_lsn, undone_seq=undone, finished_rollback=resumed
         )
+
+    def _redo(self, frames: Frames) -> None:
+        """What the page file has not got. Where the index was written anew, that is done again in its place."""
+        done = min(max(self._made_lsn + 1 - frames.first_offset, 0), frames.count)
+        for lsn, cells in self._repacks:
+            index = lsn - frames.first_offset
+            if index >= done:
+                self._tree.redo(frames.slice(done, index))
+                self._repack(lsn, cells)
+                done = index + 1
+        self._repacks.clear()
+        self._tree.redo(frames, done)
 
     def _analyse(self, frames: Frames) -> None:
         first_lsn = frames.first_offset
@@ -96,7 +119,11 @@ class Recovery:
             self.applied_seq = applied_seq
         for index in others:
             lsn = first_lsn + index
-            self._note(decode_record(frames.payloads(index, index + 1)[0], lsn), lsn, applied_lsn)
+            record = decode_record(frames.payloads(index, index + 1)[0], lsn)
+            if isinstance(record, RepackRecord):
+                self._repacks.append((lsn, record.cells))
+            else:
+                self._note(record, lsn, applied_lsn)
 
     def _note(self, record: Record, lsn: int, applied_lsn: int) -> None:
         match record:

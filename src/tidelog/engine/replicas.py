@@ -8,6 +8,7 @@ Invariants
 - Objects are copied in order, and their checksum is compared with the descriptor on the way: damage is not copied.
 - Only what the engine's own catalog has is copied, so there is one history. A replica that somebody restored from and
   went on with has a later epoch: it is left alone, and told as fenced.
+- What a compaction put together in the engine's store is put together in a replica too (`compaction_replicas.py`).
 - A replica that was away catches up from where it is. One that is away holds up nothing, unless the mode is "sync":
   then the high-water mark waits for all.
 """
@@ -21,6 +22,7 @@ from threading import Lock
 import msgspec
 
 from tidelog.clock import Clock
+from tidelog.engine.compaction_replicas import follow_compaction
 from tidelog.engine.garbage_replicas import drop_below_start, refuse_outdated
 from tidelog.engine.manifest import Manifest, StoredCheckpoint, encode_manifest, read_manifest
 from tidelog.errors import CorruptionError, DataError, FencedError, NotFoundError, TidelogError
@@ -31,6 +33,7 @@ from tidelog.tier.keys import EngineKeys
 from tidelog.tier.metadata.open import BUCKET, open_metadata_store
 from tidelog.tier.metadata.store import Check, MetadataStore, Put
 from tidelog.tier.object_store import ObjectStore
+from tidelog.tier.replacement import read_state
 from tidelog.tier.upload import checksum_text
 
 _RANGE_BYTES = 4 << 20
@@ -70,13 +73,14 @@ class Replica:
         self._clock = clock
         self._metadata: MetadataStore | None = None
         self._bringing = Lock()
-        self._dropped_below = -1
         self._objects_copied = 0
         self._bytes_copied = 0
         self._errors = 0
         self._errors_in_a_row = 0
         self._last_error: str | None = None
         self._last_success_us: int | None = None
+        self._followed: tuple[int, str] | None = None
+        self._dropped_below = -1
 
     def bring_up_to(self, manifest: Manifest, origin: Origin) -> None:
         """Copies what it has not, and then its manifest."""
@@ -97,6 +101,7 @@ class Replica:
         self._refuse_later_owner(Catalog(metadata, keys), origin.epoch)
         start_lsn = origin.catalog.start_offset()
         refuse_outdated(manifest, start_lsn)
+        self._follow_compaction(metadata, origin)
         if found is None or not _says_the_same(found[0], manifest):
             self._copy_all(metadata, manifest, origin, start_lsn)
         self._follow_start(metadata, origin, start_lsn)
@@ -137,13 +142,22 @@ class Replica:
 
     # The log
 
+    def _follow_compaction(self, metadata: MetadataStore, origin: Origin) -> None:
+        """Before anything else is copied: what comes next begins where an object of the engine's store ends by now."""
+        state, _ = read_state(origin.catalog)
+        seen = state.generation, state.phase
+        if seen != self._followed:
+            copied = Catalog(metadata, origin.keys)
+            follow_compaction(origin.catalog, copied, self.objects, lambda one: self._copy_object(origin, one))
+            self._followed = seen
+
     def _copy_log(self, metadata: MetadataStore, shipped_lsn: int, origin: Origin, start_lsn: int) -> None:
         copied = Catalog(metadata, origin.keys)
         for descriptor in origin.catalog.walk(max(1, copied.next_offset(), start_lsn)):
             if descriptor.start_offset >= shipped_lsn:
                 return
             self._refuse_other_history(copied, descriptor, start_lsn)
-            self._copy_object(origin.objects, origin.keys.object(descriptor.name), descriptor)
+            self._copy_object(origin, descriptor)
             self._put(metadata, origin.keys.descriptor(descriptor.start_offset), encode_descriptor(descriptor))
             self._put_hint(copied, descriptor)
 
@@ -156,14 +170,16 @@ class Replica:
         expected = max(1, copied.next_offset())
         if expected < descriptor.start_offset <= start_lsn:
             return
-        if descriptor.start_offset != expected:
+        begins_inside = descriptor.start_offset < expected <= descriptor.end_offset and copied.newest() is None
+        if descriptor.start_offset != expected and not begins_inside:
             raise DataError(
                 f"the replica {self.objects.url} ends at LSN {expected - 1}, where no object of this engine ends",
                 operation="replicate",
                 hint="Is it the replica of another engine? Give each engine a place of its own",
             )
 
-    def _copy_object(self, source: ObjectStore, key: str, descriptor: Descriptor) -> None:
+    def _copy_object(self, origin: Origin, descriptor: Descriptor) -> None:
+        source, key = origin.objects, origin.keys.object(descriptor.name)
         if self._has(key, descriptor.size):
             return
         crc = 0

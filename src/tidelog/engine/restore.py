@@ -260,7 +260,7 @@ class Restore:
     def _build(self, next_lsn: int) -> tuple[int, int]:
         """Pages from all rows; how many rows, and the first page that is free."""
         self._tell("index", 0, 1)
-        page_file = PageFile.create(self._files, self._directory / PAGES)
+        page_file = PageFile.create(self._files, self._directory / PAGES, made_lsn=next_lsn - 1)
         try:
             pool = BufferPool(page_file, self._settings.buffer_pool_size)
             tree = Tree(pool, _log_nothing)

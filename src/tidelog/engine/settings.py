@@ -105,14 +105,15 @@ class EngineSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     # What is kept
 
     compaction_enabled: bool = True
-    """Whether shipped data is put together and rid of what nobody can read any more, in the background."""
+    """Whether small shipped objects are put together, and what nobody can read any more is removed, in the
+    background."""
 
     compaction_interval_secs: Annotated[float, msgspec.Meta(gt=0)] = 3600
     """How often it is looked for something to compact."""
 
     compaction_size_threshold: Positive = 100_000_000
-    """Objects of the store below this size are put together. Larger makes fewer objects, and each compaction writes
-    more."""
+    """Objects of the store are put together up to this size; those of more than half of it stay as they are. Larger
+    makes fewer objects, which are written and let go of as a whole."""
 
     keep_versions: Positive | None = None
     """Newest versions of each object that stay readable. Default: all."""

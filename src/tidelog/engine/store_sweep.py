@@ -6,7 +6,8 @@ not named then is never going to be. A name is used once, since it contains the 
 
 Invariants
 - Only names that we would have built, of an earlier epoch than the sweeping owner's, are deleted; its claim is checked
-  right before.
+  right before. Of those that a compaction made (`-c1`) also later ones, since only one that is under way switches to
+  them. What a compaction makes just now, or has written down to be deleted later, is left to it.
 - An object stays unless all of its LSNs are in published objects: it may be the only copy of something.
 - Few requests: published objects follow each other without overlap, so only where names overlap is the catalog asked.
 """
@@ -21,6 +22,7 @@ from tidelog.tier.catalog import Catalog
 from tidelog.tier.descriptor import Descriptor
 from tidelog.tier.keys import EngineKeys, ObjectId
 from tidelog.tier.object_store import ObjectStore
+from tidelog.tier.replacement import spoken_for
 
 
 def sweep_store(link: StoreLink, objects: ObjectStore, keys: EngineKeys) -> list[str]:
@@ -28,7 +30,9 @@ def sweep_store(link: StoreLink, objects: ObjectStore, keys: EngineKeys) -> list
     epoch, catalog = link.owned.epoch, link.owned.catalog
     end_lsn = catalog.next_offset()
     names = [name for info in objects.list(keys.objects_prefix) if (name := keys.parse_object(info.key)) is not None]
-    suspects = [name for name in overlapping(names) if name.epoch < epoch and name.end < end_lsn]
+    spoken = spoken_for(catalog)  # behind the listing: what is in it and is being built is known to be
+    suspects = [name for name in overlapping(names) if name.end < end_lsn and name not in spoken]
+    suspects = [name for name in suspects if name.epoch < epoch or name.generation]
     leftover = [keys.object(name) for name in suspects if not _is_published(catalog, name)]
     leftover += _unlisted_states(link.manifest.read(), objects, keys, epoch)
     if leftover:

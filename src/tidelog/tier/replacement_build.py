@@ -92,6 +92,7 @@ def build_object(
         reached_time_us=old[-1].reached_time_us,
         created_us=max(one.created_us for one in old),
         epochs=_epochs(old),
+        position=old[0].position,
     )
     return Built(descriptor=descriptor, went_in=before.tally(), came_out=after.tally(), removed=rewriting.count)
 

@@ -165,6 +165,24 @@ def _refuse_deleted(catalog: Catalog) -> None:
 # Finishing
 
 
+def settle(catalog: Catalog, clock: Clock) -> None:
+    """For a new owner, where only owners compact: finishes what was being switched, takes away what was being built.
+
+    Whoever was building it finds out when it wants to switch.
+    """
+    for _ in range(_ATTEMPTS):
+        finish(catalog, clock)
+        state, version = read_state(catalog)
+        if state.phase == "idle":
+            return
+        key = catalog.keys.replacement_state
+        idle = msgspec.structs.replace(state, phase="idle")
+        if state.phase == "building":
+            with contextlib.suppress(ConflictError):  # it has gone on, and is looked at again
+                catalog.metadata.commit([Check(key, version)], [Put(key, documents.encode(idle))])
+    raise ConflictError("the state of the compaction changes all the time", operation="compact")
+
+
 def finish(catalog: Catalog, clock: Clock) -> list[Replacement]:
     """Carries out what was begun to be switched, by whomever; returns what was switched to."""
     state, _ = read_state(catalog)
