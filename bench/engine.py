@@ -1,6 +1,6 @@
 """The engine against RocksDB, LMDB, SQLite and SlateDB: the same durable batches and the same reads, in one run.
 
-    python bench/engine.py [--entries 100000] [--rounds 3] [--no-recovery] [--recovery-megabytes 1024]
+    python bench/engine.py [--entries 100000] [--rounds 3] [--only puts] [--recovery-megabytes 1024]
 
 Puts are batches of 256 with one sync each, keys in random order. Reads are of random keys, hot. Recovery applies
 entries without a checkpoint, is killed, and is opened again; beside it the kernel scans the same files.
@@ -201,9 +201,9 @@ def scan_seconds(files: list[Path]) -> float:
     return time.perf_counter() - begin
 
 
-def zipf(root: Path, objects: int) -> list[Figure]:
+def zipf(root: Path, objects: int, reads: int) -> list[Figure]:
     """Many objects and a pool of a tenth of their index: memory, and how often the pool has what is asked for."""
-    pool_bytes = objects * 100 // 10
+    pool_bytes = max(objects * 100 // 10, 64 * 8192)
     engine = tidelog.open_engine(root / "zipf", buffer_pool_size=pool_bytes, checkpoint_interval_secs=30)
     engine.apply(1, tidelog.CreateBucket("b"))
     for first in range(0, objects, 4096):
@@ -213,7 +213,7 @@ def zipf(root: Path, objects: int) -> list[Figure]:
         )
     before = engine.statistics().buffer_pool
     chance = random.Random(11)
-    for _ in range(100_000):
+    for _ in range(reads):
         rank = int(objects ** chance.random()) - 1  # P(rank) ~ 1 / rank
         engine.read("b", f"key-{rank:012d}")
     after = engine.statistics().buffer_pool
@@ -237,6 +237,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--recovery-megabytes", type=int, default=1024)
     parser.add_argument("--zipf-objects", type=int, default=1_000_000)
+    parser.add_argument("--zipf-reads", type=int, default=100_000)
     parser.add_argument("--only", choices=["puts", "large", "versions", "recovery", "zipf"], action="append")
     arguments = parser.parse_args()
     parts = arguments.only or ["puts", "large", "versions", "recovery", "zipf"]
@@ -253,7 +254,7 @@ def main() -> None:
         if "recovery" in parts:
             figures += recovery(root, arguments.recovery_megabytes)
         if "zipf" in parts:
-            figures += zipf(root, arguments.zipf_objects)
+            figures += zipf(root, arguments.zipf_objects, arguments.zipf_reads)
     report("engine", figures, {"entries": arguments.entries}, as_json=arguments.json)
 
 

@@ -32,6 +32,10 @@ BENCHMARKS = {
     "spark": ["--megabytes", "64", "--rounds", "1"],
     "compact": ["--objects", "100", "--rounds", "1"],
     "ship": ["--megabytes", "64", "--rounds", "1", "--seconds", "1"],
+    "engine": [
+        *("--entries", "5120", "--rounds", "1", "--recovery-megabytes", "32", "--zipf-objects", "20000"),
+        *("--zipf-reads", "5000"),
+    ],
 }
 # More than this of one core taken by others, and figures of two cores are no longer about us.
 BUSY_LOAD = 0.5

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import random
+from importlib import import_module
 from pathlib import Path
 
 from tests.engine.engines import RandomEntries, open_local
 from tests.twins import agreed
 
-from tidelog.engine import _engine as engine_kernel
-from tidelog.engine import _record as record_kernel
 from tidelog.engine import record_python, survey_python, version_python
 from tidelog.engine.body import encode_body
 from tidelog.engine.page import ROOT
 from tidelog.log.frame import crc32, encode_many
+
+engine_kernel = import_module("tidelog.engine._engine")
+record_kernel = import_module("tidelog.engine._record")
 
 
 def test_every_version_is_found_as_the_twin_finds_it(tmp_path: Path) -> None:
