@@ -151,6 +151,7 @@ def test_a_digest_is_that_of_the_library(filled: Callable[..., Result]) -> None:
         (("status", "elsewhere"), 3, "there is no engine in"),
         (("dump-page", 99), 3, "page 99"),
         (("ship",), 2, "has no store"),
+        (("compact",), 2, "has no store"),
         (("status", "--metadata", "bucket"), 2, "--metadata is for topics"),
         (("restore",), 2, "no directory was named"),
         (("restore", "new"), 2, "no store was named"),
@@ -312,7 +313,7 @@ def _puts(first: int, count: int) -> list[tuple[int, tidelog.PutObject]]:
 def test_help_names_every_command(cli: Cli) -> None:
     """And the default directory, which is not that of topics."""
     text = cli("engine").out.decode()
-    names = "status get ls versions put-log checkpoint ship restore verify digest dump-wal dump-page"
+    names = "status get ls versions put-log checkpoint ship compact restore verify digest dump-wal dump-page"
     assert all(f"\n  {name} " in text for name in names.split())
     assert "./engine]" in cli("engine", "status", "--help").out.decode()
 

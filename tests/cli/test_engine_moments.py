@@ -19,7 +19,11 @@ from tidelog.files import LocalFiles
 
 def play(engine: Engine, choose: random.Random, entries: RandomEntries) -> None:
     """Something that changes the engine, its log or its files."""
-    match choose.randrange(8):
+    match choose.randrange(10):
+        case 3:
+            engine.compact_index()
+        case 4:
+            engine.collect_garbage(horizon=choose.randint(0, engine.low_water_mark))
         case 0:
             engine.create_checkpoint()
         case 1:

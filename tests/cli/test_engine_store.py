@@ -57,6 +57,18 @@ def test_all_may_be_shipped_where_there_are_no_replicas(cli: Cli, store: str) ->
     assert cli("engine", "ship", "--json").json["high_water_mark"] == 110
 
 
+def test_compaction_by_hand(cli: Cli, store: str) -> None:
+    """Small objects become one, the index is written anew, and the engine is the same."""
+    for mark in (70, 80, 90):
+        assert cli("engine", "ship", "--low-water-mark", mark).code == 0
+    digest = cli("engine", "digest").out
+    done = cli("engine", "compact", "--grace-seconds", 0, "--json").json
+    assert done["replaced_objects"] > done["new_objects"] == 1
+    assert cli("engine", "compact", "engine", "--index", "--json").json["cells"] == 100
+    assert cli("engine", "digest").out == digest
+    assert cli("engine", "verify").code == 0
+
+
 def test_a_lost_disk(cli: Cli, store: str) -> None:
     """The engine is back up to its high-water mark, the rest comes from the log again, and the digest is the same."""
     assert cli("engine", "checkpoint").code == 0

@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 import typer
 
+from tidelog.cli.engine_compact import compact
 from tidelog.cli.engine_dump import dump_page, dump_wal
 from tidelog.cli.engine_gc import gc
 from tidelog.cli.engine_put_log import put_log
@@ -21,6 +22,7 @@ _ABOUT_A_DIRECTORY: dict[str, Callable[..., None]] = {
     "status": status,
     "checkpoint": checkpoint,
     "ship": ship,
+    "compact": compact,
     "gc": gc,
     "restore": restore,
     "verify": verify,
@@ -40,7 +42,7 @@ COMMANDS = (*_ABOUT_A_DIRECTORY, *_OTHERS)
 
 def add_to(app: typer.Typer) -> None:
     """Registers the group."""
-    group = command_group("Look into engines, apply entries, ship, restore, verify and take them apart.")
+    group = command_group("Look into engines, apply entries, ship, compact, restore, verify and take them apart.")
     for name, work in _ABOUT_A_DIRECTORY.items():
         engine_command(group, name, work, takes_place=True)
     for name, work in _OTHERS.items():

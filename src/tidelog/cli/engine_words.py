@@ -16,6 +16,7 @@ from tidelog.engine.record import (
     CompensationRecord,
     MarksRecord,
     Record,
+    RepackRecord,
     RollbackBeginRecord,
     RollbackEndRecord,
     StructureRecord,
@@ -59,6 +60,8 @@ def _described(record: Record) -> Words:
     match record:
         case OperationRecord():
             return _operation(record)
+        case RollbackBeginRecord() | RollbackEndRecord():
+            return _rollback(record)
         case CompensationRecord():
             text = f"undo of LSN {record.compensated_lsn}, seq {record.transaction}; next: LSN {record.undo_next_lsn}"
             return {
@@ -82,15 +85,12 @@ def _own_record(record: Record) -> Words:
             start = record.history_start_seq
             text = f"versions that are no longer kept; states are readable from seq {start} on"
             return {"kind": "vacuum", "history_start_seq": start, "text": text}
+        case RepackRecord():
+            text = f"the index was written anew, {record.cells} cells; pages have other numbers from here on"
+            return {"kind": "repack", "cells": record.cells, "text": text}
         case MarksRecord():
             mark = record.low_water_mark
             return {"kind": "marks", "low_water_mark": mark, "text": f"low-water mark {mark}"}
-        case RollbackBeginRecord():
-            text = f"entries above seq {record.target_seq} go, from LSN {record.from_lsn} back"
-            return {"kind": "rollback_begin", "target_seq": record.target_seq, "text": text}
-        case RollbackEndRecord():
-            text = f"back at seq {record.target_seq}; it began at LSN {record.begin_lsn}"
-            return {"kind": "rollback_end", "target_seq": record.target_seq, "text": text}
         case CheckpointBeginRecord():
             text = f"a checkpoint begins, at position {record.position}"
             return {"kind": "checkpoint_begin", "position": record.position, "time_us": record.time_us, "text": text}
@@ -98,6 +98,14 @@ def _own_record(record: Record) -> Words:
             return _checkpoint_end(record)
         case _:
             return {"kind": "other", "text": ""}
+
+
+def _rollback(record: RollbackBeginRecord | RollbackEndRecord) -> Words:
+    if isinstance(record, RollbackBeginRecord):
+        text = f"entries above seq {record.target_seq} go, from LSN {record.from_lsn} back"
+        return {"kind": "rollback_begin", "target_seq": record.target_seq, "text": text}
+    text = f"back at seq {record.target_seq}; it began at LSN {record.begin_lsn}"
+    return {"kind": "rollback_end", "target_seq": record.target_seq, "text": text}
 
 
 def _checkpoint_end(record: CheckpointEndRecord) -> Words:
