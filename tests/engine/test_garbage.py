@@ -14,7 +14,7 @@ import msgspec
 import pytest
 from tests.engine.engines import SMALL, RandomEntries, assert_state, open_local
 from tests.engine.model import Model
-from tests.engine.stations import KEYS, EngineNode, new_store, successor, usurp
+from tests.engine.stations import DIRECTORY, KEYS, EngineNode, new_store, successor, usurp
 
 from tidelog.clock import ManualClock, SystemClock
 from tidelog.engine.core import Core
@@ -114,6 +114,29 @@ def test_files_of_an_engine_without_a_store_go() -> None:
         assert engine.read("b", "k0").data == VALUE + b"72"
         assert engine.read("b", "k0", 70).data == VALUE + b"69"
         assert engine.apply(30, PutObject("b", "k0", VALUE + b"30")).status == "nothing", "it is long gone"
+
+
+def test_files_that_a_rollback_reads_stay() -> None:
+    """Although no version points into them: these values are small, and kept in the index."""
+    files, settings = FaultyFiles(), msgspec.structs.replace(SMALL, wal_segment_size=8 << 10)
+    with open_local(Path("/engine"), files, settings) as engine:
+        engine.apply(1, CreateBucket("b"))
+        engine.apply_many([(seq, PutObject("b", f"k{seq % 3}", b"%d" % seq)) for seq in range(2, 400)])
+        engine.update_low_water_mark(200)
+        before = engine.digest(200)
+        engine.create_checkpoint()
+        assert 0 < engine.collect_garbage(horizon=200).dropped_pieces < len(engine.plan_garbage().pieces)
+        engine.rollback_to(200)
+        assert engine.digest() == before
+
+
+def test_files_that_a_store_has_are_not_dropped_without_it() -> None:
+    """An engine that is opened for looking, without its store, does not take its log for the only copy."""
+    node = EngineNode(new_store(), **{**SETTINGS, "hot_tier_bytes": 1 << 30}).open()
+    overwrite(node, 60)
+    node.close()
+    with open_local(DIRECTORY, node.files, node.settings) as engine:
+        assert engine.collect_garbage(horizon=60).dropped_pieces == 0
 
 
 # In the store

@@ -36,6 +36,8 @@ class FileGarbage:
 
     def needed_from_lsn(self) -> int:
         """The last boundary between files that opening and rollbacks leave behind."""
+        if self._core.marks.high_water_mark:
+            return 0  # a store has the beginning of this log, and is not at hand: its files are not ours to drop
         redo_lsn = self._core.checkpointer.redo_lsn
         boundaries = [span.next_lsn for span in self._core.wal.spans()[:-1] if span.next_lsn <= redo_lsn]
         return next((lsn for lsn in reversed(boundaries) if self._is_behind_rollbacks(lsn)), 0)
