@@ -21,8 +21,9 @@ from collections.abc import Iterable, Iterator
 from types import TracebackType
 from typing import Self
 
+from tidelog.engine.arguments import check_names, checked_entries, checked_seq
 from tidelog.engine.body import decode_body
-from tidelog.engine.buckets import BucketVersion
+from tidelog.engine.buckets import Buckets, BucketVersion
 from tidelog.engine.cell import Cell
 from tidelog.engine.cold import Body, ColdReader
 from tidelog.engine.compaction_calls import Compaction, CompactionCalls
@@ -30,7 +31,7 @@ from tidelog.engine.core import Core
 from tidelog.engine.digest import Digest
 from tidelog.engine.engine_statistics import EngineStatistics, snapshot
 from tidelog.engine.engine_tasks import EngineTasks, TaskThreads
-from tidelog.engine.entry import Entry, PutObject, operations
+from tidelog.engine.entry import Entry
 from tidelog.engine.garbage import Garbage
 from tidelog.engine.garbage_calls import GarbageCalls
 from tidelog.engine.put_record import plain_data
@@ -39,7 +40,6 @@ from tidelog.engine.results import ObjectInfo, Result, StoredObject, Tier, Versi
 from tidelog.engine.retention import Pin, forgotten
 from tidelog.engine.transaction import DEFAULT_LOCK_TIMEOUT_SECONDS, Transaction, Transactions
 from tidelog.engine.upkeep import ColdTier, Upkeep
-from tidelog.engine.version_keys import MAX_SEQ
 from tidelog.errors import (
     ClosedError,
     DiskFullError,
@@ -101,8 +101,7 @@ class Engine(EngineTasks, GarbageCalls, CompactionCalls):
 
     def apply_many(self, entries: Iterable[tuple[int, Entry]]) -> list[Result]:
         """Applies entries in order, each by itself, and syncs once."""
-        wanted = list(entries)
-        _check_entries(wanted)
+        wanted = checked_entries(entries)
         with self._applying:
             self._check_open()
             results = [self._again(seq, entry) for seq, entry in wanted if seq <= self._marks.accepted_seq]
@@ -171,7 +170,7 @@ class Engine(EngineTasks, GarbageCalls, CompactionCalls):
 
     def update_low_water_mark(self, seq: int) -> None:
         """All replicas have applied everything up to a seq: it may be shipped, and is not rolled back any more."""
-        _checked_seq(seq, least=0)
+        checked_seq(seq, least=0)
         with self._applying:
             self._check_open()
             if self._marks.raise_low_water_mark(seq):
@@ -179,7 +178,7 @@ class Engine(EngineTasks, GarbageCalls, CompactionCalls):
 
     def rollback_to(self, seq: int) -> None:
         """Takes back every entry above a seq: the orchestrator threw them away before they were everywhere."""
-        _checked_seq(seq, least=0)
+        checked_seq(seq, least=0)
         with self._applying:
             self._check_open()
             if seq >= self._marks.accepted_seq:
@@ -198,17 +197,21 @@ class Engine(EngineTasks, GarbageCalls, CompactionCalls):
 
     def read(self, bucket: str, key: str, seq: int | None = None) -> StoredObject:
         """An object as it is at a seq; by default at the last one that was applied."""
-        at = self._marks.applied_seq if seq is None else self._checked_seq(seq)
-        created = self._buckets.created(bucket, at)
-        if created is not None:
-            pointer = self._pointer(created, bucket, key, at)
-            if pointer is not None:
-                found_seq, _, size, crc, codec, _, position, stored_bytes = pointer
-                stored = self._read_stored(position, stored_bytes)
-                data = None if stored is None or codec else plain_data(stored, size, crc)
-                if data is not None:
-                    return StoredObject(data, {}, found_seq, "hot")
-        return self._read_any(created, bucket, key, seq, at)
+        try:
+            at = self._marks.applied_seq if seq is None else self._checked_seq(seq)
+            created = self._buckets.created(bucket, at)
+            if created is not None:
+                pointer = self._pointer(created, bucket, key, at)
+                if pointer is not None:
+                    found_seq, _, size, crc, codec, _, position, stored_bytes = pointer
+                    stored = self._read_stored(position, stored_bytes)
+                    data = None if stored is None or codec else plain_data(stored, size, crc)
+                    if data is not None:
+                        return StoredObject(data, {}, found_seq, "hot")
+            return self._read_any(created, bucket, key, seq, at)
+        except (TypeError, UnicodeEncodeError):
+            check_names(bucket, key)
+            raise
 
     def _read_any(self, created: BucketVersion | None, bucket: str, key: str, seq: int | None, at: int) -> StoredObject:
         """An object that is not in the log of this disk, or small, compressed, with metadata, damaged or not there."""
@@ -248,6 +251,7 @@ class Engine(EngineTasks, GarbageCalls, CompactionCalls):
 
     def list_objects(self, bucket: str, prefix: str = "", seq: int | None = None) -> Iterator[ObjectInfo]:
         """The objects of a bucket whose keys begin like this, in order of key, as they are at a seq."""
+        check_names(bucket, prefix)
         pin = self.pin(seq)
         if self._buckets.created(bucket, pin.seq) is None:
             raise self._no_bucket(bucket, pin.seq)
@@ -260,11 +264,12 @@ class Engine(EngineTasks, GarbageCalls, CompactionCalls):
 
     def list_buckets(self, seq: int | None = None) -> list[str]:
         """The names of all buckets at a seq, sorted."""
-        at = self._marks.applied_seq if seq is None else self._checked_read_seq(seq)
+        at = self._checked_read_seq(self._marks.applied_seq if seq is None else seq)
         return [name for name, _ in self._buckets.alive(at)]
 
     def versions(self, bucket: str, key: str) -> list[VersionInfo]:
         """All versions of an object that are kept, newest first, deletions included."""
+        check_names(bucket, key)
         at = self._checked_read_seq(self._marks.applied_seq)
         found = [
             VersionInfo(version.seq, version.cell.size, version.cell.is_tombstone, self._tier_of(version.cell))
@@ -309,7 +314,7 @@ class Engine(EngineTasks, GarbageCalls, CompactionCalls):
     def _checked_seq(self, seq: int) -> int:
         if self._closed:
             raise self._closed_error()
-        _checked_seq(seq, least=0)
+        checked_seq(seq, least=0)
         if seq > self._marks.applied_seq:
             raise InputError(
                 f"seq {seq} is not applied yet, the last one is {self._marks.applied_seq}",
@@ -380,6 +385,7 @@ class Engine(EngineTasks, GarbageCalls, CompactionCalls):
         if self._closed:
             return
         self._closed = True
+        self._buckets = Buckets()  # from here on reads find nothing, and look why
         self._transactions.close()
         self._compaction.stop()
         self.upkeep.stop()
@@ -409,20 +415,3 @@ class Engine(EngineTasks, GarbageCalls, CompactionCalls):
 
     def _closed_error(self) -> ClosedError:
         return ClosedError("the engine is closed", path=self._core.directory, hint="Open it again")
-
-
-def _checked_seq(seq: int, *, least: int = 1) -> int:
-    if type(seq) is not int or not least <= seq <= MAX_SEQ:
-        raise InputError(f"{seq!r} is not a seq: a whole number from {least} to 2**64 - 1")
-    return seq
-
-
-def _check_entries(entries: list[tuple[int, Entry]]) -> None:
-    """Before anything is done: seqs that grow, and entries."""
-    before = 0
-    for seq, entry in entries:
-        if _checked_seq(seq) <= before:
-            raise InputError(f"seq {seq} comes after {before}: entries must be in the order of their seqs")
-        if type(entry) is not PutObject:
-            operations(entry)
-        before = seq

@@ -13,8 +13,8 @@ from pathlib import Path
 import msgspec
 
 from tidelog.codec import decode_document, encode_document
-from tidelog.errors import ConfigError, DataError
-from tidelog.files import Files
+from tidelog.errors import ConfigError, DataError, InputError
+from tidelog.files import Files, explained
 from tidelog.tier.keys import DEFAULT_ENGINE
 
 ENGINE_FILE = "engine.json"
@@ -33,9 +33,12 @@ class EngineDirectory(msgspec.Struct, frozen=True, kw_only=True):
 def remembered(files: Files, directory: Path) -> EngineDirectory | None:
     """What the directory says; None for one that has never been an engine."""
     try:
-        data = files.read(directory / ENGINE_FILE)
-    except FileNotFoundError:
-        return None
+        with explained("open engine", directory):
+            data = files.read(directory / ENGINE_FILE)
+    except InputError as error:
+        if isinstance(error.__cause__, FileNotFoundError):
+            return None
+        raise
     try:
         return decode_document(_KIND, _VERSION, data, EngineDirectory)
     except DataError as error:
@@ -56,6 +59,7 @@ def settled(files: Files, directory: Path, store: str | None) -> EngineDirectory
     if store is not None:
         info = msgspec.structs.replace(info, store=store)
     if info != known:
-        files.make_directories(directory)
-        files.write_atomically(directory / ENGINE_FILE, encode_document(_KIND, _VERSION, info))
+        with explained("open engine", directory):
+            files.make_directories(directory)
+            files.write_atomically(directory / ENGINE_FILE, encode_document(_KIND, _VERSION, info))
     return info

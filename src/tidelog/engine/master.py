@@ -14,7 +14,7 @@ import msgspec
 
 from tidelog.codec import decode_document, encode_document
 from tidelog.errors import DataError
-from tidelog.files import Files
+from tidelog.files import Files, explained
 
 MASTER = "engine.ckpt"
 _KIND = "engine-checkpoint"
@@ -38,7 +38,8 @@ class CheckpointState(msgspec.Struct, frozen=True, kw_only=True):
 
 def write_master(files: Files, directory: Path, state: CheckpointState) -> None:
     """Replaces it, durably."""
-    files.write_atomically(directory / MASTER, encode_document(_KIND, _VERSION, state))
+    with explained("checkpoint", directory / MASTER):
+        files.write_atomically(directory / MASTER, encode_document(_KIND, _VERSION, state))
 
 
 def read_master(files: Files, directory: Path) -> tuple[CheckpointState | None, str | None]:
