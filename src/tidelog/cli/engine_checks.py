@@ -194,7 +194,6 @@ class PageCheck:
             self.findings = []
             if self._is_done(on_done):
                 return
-            self._log.made_lsn = made_lsn_of(self._path)
             self._log.catch_up()
 
     def _is_done(self, on_done: OnDone) -> bool:
@@ -211,6 +210,8 @@ class PageCheck:
         return not self.findings or not self._path.exists() or self._path.stat().st_ino == inode
 
     def _read(self, file: File, on_done: OnDone) -> None:
+        # An owner may have put this file in the place of the one that was there when the log was read.
+        self._log.made_lsn = max(self._log.made_lsn, _made_lsn_in(file.read_at(0, _MADE_LSN.size)))
         self.pages = count = -(-file.size() // PAGE_BYTES)
         for first in range(0, count, _CHUNK_PAGES):
             data = file.read_at(first * PAGE_BYTES, _CHUNK_PAGES * PAGE_BYTES)
@@ -256,9 +257,12 @@ def made_lsn_of(path: Path) -> int:
     """The LSN up to which records are of another page file than this one; 0 where that cannot be told."""
     try:
         with path.open("rb") as file:
-            header = file.read(_MADE_LSN.size)
+            return _made_lsn_in(file.read(_MADE_LSN.size))
     except FileNotFoundError:
         return 0
+
+
+def _made_lsn_in(header: bytes) -> int:
     return int(_MADE_LSN.unpack(header)[0]) if len(header) == _MADE_LSN.size else 0
 
 
