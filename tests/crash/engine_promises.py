@@ -1,6 +1,6 @@
 """What an engine promises about crashes: steps that are written down as they are done, and a check of what is left.
 
-After a crash an engine is what the model is after all steps that returned, and after some whole entries of the step that
+After a crash an engine is what the model is after all steps that returned, and after some whole entries of the one that
 did not. A rollback that had begun in the log is finished. Giving it the same entries again leads to the same end.
 """
 
