@@ -164,6 +164,20 @@ def test_the_horizon_does_not_pass_what_may_be_rolled_back(tmp_path: Path) -> No
             engine.collect_garbage(horizon=-1)
 
 
+def test_what_went_stays_away_after_a_crash() -> None:
+    """It is in the log: redo removes it again, without a checkpoint between."""
+    files = FaultyFiles()
+    engine = open_local(Path("/engine"), files)
+    applied(engine, CreateBucket("b"), *(PutObject("b", f"k{n % 3}", VALUE) for n in range(60)))
+    engine.collect_garbage(horizon=61)
+    rows = rows_of(engine)
+    assert len(rows) == 4
+    files.crash()
+    with open_local(Path("/engine"), files.after_crash("lose")) as again:
+        assert rows_of(again) == rows
+        assert again.statistics().history_start_seq == 61
+
+
 def test_nothing_goes_that_nobody_asked_for(tmp_path: Path) -> None:
     """Without settings and without a horizon all versions stay."""
     with open_local(tmp_path) as engine:
