@@ -10,15 +10,17 @@ from pathlib import Path
 import pytest
 from tests.engine.engines import SMALL, RandomEntries, assert_same, open_local
 from tests.engine.model import Model, ModelObject
+from tests.engine.stations import DIRECTORY, KEYS, EngineNode, new_store, successor
 
+from tidelog.engine.core import Core
 from tidelog.engine.engine import Engine
 from tidelog.engine.entry import CreateBucket, PutObject
 from tidelog.engine.page import PAGE_BYTES
 from tidelog.engine.record import encode_repack
+from tidelog.engine.shipped_log import shipped_pieces_of
 from tidelog.errors import DataError, DiskFullError, LogFailedError, TidelogError
 from tidelog.testing import FaultyFiles
 
-DIRECTORY = Path("/engine")
 PAGES = DIRECTORY / "pages.db"
 
 
@@ -237,3 +239,22 @@ def test_readers_go_on_meanwhile(tmp_path: Path) -> None:
             is_over.set()
         assert all(reader.result() for reader in readers)
         engine._core.tree.check()
+
+
+def test_a_damaged_page_of_a_restored_engine_is_not_made_from_images_of_the_lost_disk() -> None:
+    """The shipped log has images of pages with the same numbers, of another tree: the damage is told."""
+    store = new_store()
+    node = EngineNode(store).open()
+    keys = [f"{number * 7919 % 1000:04d}-{'long' * 100}" for number in range(200)]
+    node.apply_these([(1, CreateBucket("b")), *((seq, PutObject("b", key, b"v")) for seq, key in enumerate(keys, 2))])
+    node.ship_all()
+    node.crash()
+    other = successor(node)
+    other.restore()
+    data = bytearray(other.files.read(PAGES))
+    data[3 * PAGE_BYTES + 100] ^= 1
+    other.files.write_atomically(PAGES, bytes(data))
+    core = Core.open(DIRECTORY, other.settings, other.files, other.clock, shipped_pieces_of(store, KEYS))
+    with pytest.raises(DataError, match="page 3 is damaged"):
+        list(core.tree.scan())
+    core.close()

@@ -1,0 +1,41 @@
+"""Compaction of an engine over a real S3 server, by itself and on demand, while entries come and values are read."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from tests.engine.test_shipping_s3 import WAIT_SECONDS, entries, place
+
+import tidelog
+
+__all__ = ["place"]
+
+
+def test_an_engine_compacts_by_itself_while_it_ships_and_is_read(
+    tmp_path: Path, place: Callable[[str], dict[str, Any]]
+) -> None:
+    """Digests, old states and a restore are what they were without it."""
+    settings = {**place("compacted"), "compaction_interval_secs": 0.3, "hot_tier_bytes": 0, "cold_cache_bytes": 0}
+    digests: dict[int, str] = {}
+    with tidelog.open_engine(tmp_path / "a", **settings) as engine:
+        for first in range(1, 1800, 150):
+            engine.apply_many(entries(150, first))
+            engine.update_low_water_mark(engine.applied_seq)
+            engine.ship()
+            digests[engine.applied_seq] = engine.digest()
+        deadline = time.monotonic() + WAIT_SECONDS
+        while not engine.statistics().compaction.replaced_objects and time.monotonic() < deadline:
+            time.sleep(0.05)
+        assert engine.statistics().compaction.replaced_objects > 0
+        engine.create_checkpoint()
+        engine.ship()
+        engine.compact(grace_seconds=0)
+        engine.compact_index()
+        contents = {one.key: engine.read("bucket", one.key).data for one in engine.list_objects("bucket")}
+        assert engine.statistics().compaction.failed_runs == 0
+    with tidelog.restore_engine(tmp_path / "b", **settings) as engine:
+        assert {seq: engine.digest(seq) for seq in digests} == digests
+        assert {one.key: engine.read("bucket", one.key).data for one in engine.list_objects("bucket")} == contents
