@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 from pathlib import Path
 
 from tidelog.clock import Clock, SystemClock
 from tidelog.config import EngineConfig, load_engine_config
-from tidelog.engine.core import Core
+from tidelog.engine.claim import refuse_occupied
+from tidelog.engine.core import WAL, Core
 from tidelog.engine.engine import Engine
 from tidelog.engine.engine_directory import EngineDirectory, settled
 from tidelog.engine.orchestrator import Orchestrator, drive
@@ -16,8 +18,9 @@ from tidelog.engine.restore import OnProgress, Restore, RestoreReport
 from tidelog.engine.restore_marker import refuse_half_restored
 from tidelog.engine.shipped_log import shipped_pieces_of
 from tidelog.engine.shipping import Shipping
-from tidelog.errors import ConfigError
+from tidelog.errors import ConfigError, RetryError
 from tidelog.files import Files, LocalFiles
+from tidelog.tier.catalog import Catalog
 from tidelog.tier.keys import EngineKeys
 from tidelog.tier.metadata.open import BUCKET, open_metadata_store
 from tidelog.tier.object_store import ObjectStore
@@ -106,6 +109,7 @@ def open_engine_at(
     """An engine with these settings, with its store if it has one."""
     files, clock = files or LocalFiles(), clock or SystemClock()
     refuse_half_restored(files, directory)
+    _refuse_wrong_store(files, directory, config)
     info = settled(files, directory, _store_url(config))
     objects = None if info.store is None else open_store(info.store, config.object_store)
     keys = EngineKeys(info.name)
@@ -119,6 +123,17 @@ def open_engine_at(
     except BaseException:
         core.close()
         raise
+
+
+def _refuse_wrong_store(files: Files, directory: Path, config: EngineConfig) -> None:
+    """What is wrong with the store of a new engine is told before anything is made in its directory."""
+    url = _store_url(config)
+    if url is None or files.exists(directory / WAL):
+        return
+    objects = open_store(url, config.object_store)
+    # A store that gives no answer is asked again when it is claimed.
+    with contextlib.suppress(RetryError), open_metadata_store(BUCKET, objects, read_only=True) as metadata:
+        refuse_occupied(Catalog(metadata, EngineKeys()), objects, directory)
 
 
 def restore_directory(

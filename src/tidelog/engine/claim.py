@@ -21,7 +21,7 @@ from tidelog.tier.catalog import Catalog
 from tidelog.tier.object_store import ObjectStore
 from tidelog.tier.owned_catalog import OwnedCatalog
 from tidelog.tier.replacement_switch import settle
-from tidelog.tier.takeover import Taken, Takeover, fenced_files
+from tidelog.tier.takeover import Taken, Takeover, fenced_files, read_claim
 
 _logger = logging.getLogger("tidelog.engine")
 RESTORE_HINT = "Make a new copy from the store: `tidelog.restore_engine` into an empty directory"
@@ -31,6 +31,8 @@ class EngineTakeover(Takeover):
     """A takeover that refuses where that of a topic would put files aside."""
 
     def _settle_fenced_files(self) -> None:
+        if self._has_files and read_claim(self._files, self._directory) is None:
+            refuse_occupied(self._catalog, self._objects, self._directory)
         if fenced_files(self._files, self._directory, self._catalog, self._objects, self._clock) is not None:
             found = self._catalog.owner()
             who = "another node" if found is None else f"{found[0].node}, with epoch {found[0].epoch},"
@@ -62,6 +64,17 @@ class EngineTakeover(Takeover):
 
     def _put_aside_what_is_behind(self, owned: OwnedCatalog, next_offset: int) -> None:
         self._refuse_older_files(next_offset)
+
+
+def refuse_occupied(catalog: Catalog, objects: ObjectStore, directory: Path) -> None:
+    """InputError if there is an engine in the store: a directory that has claimed nothing is not that one."""
+    if (found := catalog.owner()) is not None:
+        raise InputError(
+            f"there is an engine in {objects.url} already, which {found[0].node} owns, and this directory is not it",
+            path=directory,
+            hint="To go on with that one, use its directory, or `tidelog.restore_engine` into an empty one if it is "
+            "lost; for a new engine, name a prefix of its own",
+        )
 
 
 def claim_engine(

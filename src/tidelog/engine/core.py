@@ -42,7 +42,7 @@ from tidelog.engine.undo import Undo
 from tidelog.engine.versions import Versions
 from tidelog.engine.wal import FIRST, Wal
 from tidelog.engine.wal_files import Anchor
-from tidelog.errors import DataError
+from tidelog.errors import DataError, LockedError
 from tidelog.files import Files, explained
 from tidelog.log.frame import Frames
 
@@ -131,7 +131,7 @@ class Core:
             refuse_half_restored(files, directory)
             state, reason = read_master(files, directory)
             anchor = FIRST if state is None else Anchor(state.begin_lsn, state.begin_position)
-            wal = Wal.open(directory / WAL, settings, files=files, clock=clock, anchor=anchor)
+            wal = _open_wal(directory, settings, files, clock, anchor)
             try:
                 if state is None:
                     state = _found_in_log(wal, directory, reason)
@@ -224,6 +224,14 @@ def _refuse_lost_log(page_file: PageFile, wal: Wal) -> None:
             path=page_file.path,
             hint="Restore the engine from its store into a new directory",
         )
+
+
+def _open_wal(directory: Path, settings: EngineSettings, files: Files, clock: Clock, anchor: Anchor) -> Wal:
+    try:
+        return Wal.open(directory / WAL, settings, files=files, clock=clock, anchor=anchor)
+    except LockedError as error:
+        error.hint = "Close it there, or wait; `tidelog engine status` works beside it"
+        raise
 
 
 def _page_file(files: Files, path: Path, *, is_new: bool) -> PageFile:

@@ -1,8 +1,8 @@
 """`engine.json`: what an engine's directory remembers about itself: its store, its name there, and whose it is.
 
 Invariants
-- It is written before the first entry, and replaced only to add a store to an engine that had none.
-- Opening with another store than the remembered one is refused: what was shipped would not be found again.
+- It is written before the first entry, and replaced only to name the store of an engine that has claimed none.
+- Opening with another store than the one that was claimed is refused: what was shipped would not be found again.
 """
 
 from __future__ import annotations
@@ -13,9 +13,11 @@ from pathlib import Path
 import msgspec
 
 from tidelog.codec import decode_document, encode_document
+from tidelog.engine.core import WAL
 from tidelog.errors import ConfigError, DataError, InputError
 from tidelog.files import Files, explained
 from tidelog.tier.keys import DEFAULT_ENGINE
+from tidelog.tier.local_claim import NAME as CLAIM_FILE
 
 ENGINE_FILE = "engine.json"
 _KIND = "engine"
@@ -47,9 +49,13 @@ def remembered(files: Files, directory: Path) -> EngineDirectory | None:
 
 
 def settled(files: Files, directory: Path, store: str | None) -> EngineDirectory:
-    """What holds from now on, written down: the remembered, with a store if one is named for the first time."""
+    """What holds from now on, written down: the remembered, with the store that is named if none was claimed before.
+
+    A name that was wrong, or the place of another engine, so stays nobody's: the right one may follow.
+    """
     known = remembered(files, directory)
-    if known is not None and store is not None and known.store not in (None, store):
+    has_claimed = files.exists(directory / WAL / CLAIM_FILE)
+    if known is not None and store is not None and known.store not in (None, store) and has_claimed:
         raise ConfigError(
             f"this engine is shipped to {known.store}, not to {store}",
             path=directory,
