@@ -351,3 +351,18 @@ def test_readers_appliers_and_flushers_at_once_lose_nothing() -> None:
         pool.settle()
     pool.flush(pool.dirty_pages())
     assert {number: in_file(pool, number) for number in values} == values
+
+
+def test_pages_on_the_way_down_do_not_drive_each_other_out() -> None:
+    """Where the log is still writing all others, a page in use stays, and the pool waits for the log instead."""
+    log = Durability()
+    pool = pool_of(new_files(), log)
+    log.durable_lsn = 1
+    for number in range(1, CAPACITY):
+        change(pool, number, 100 + number)
+        pool.settle()
+    pool.load(30)
+    pool.pages[30][38] = 1  # somebody has come by
+    pool.load(31)
+    assert {30, 31} <= set(pool.pages)
+    assert log.waited

@@ -202,13 +202,14 @@ class BufferPool:
     def _next_victim(self) -> int | None:
         """Takes a page from the clock that may leave; None when there is none.
 
-        One whose records the log is still writing goes only if there is no other: readers should not wait for that.
+        One whose records the log is still writing goes only if all others are in use: readers should not wait for that,
+        but the pages on somebody's way down the tree must not drive each other out until the log is done.
         """
-        page_id = self._sweep(self._is_settled_on_disk)
-        return self._sweep(self._may_leave) if page_id is None else page_id
+        page_id = self._sweep(self._is_settled_on_disk, rounds=1)
+        return self._sweep(self._may_leave, rounds=2) if page_id is None else page_id
 
-    def _sweep(self, is_wanted: Callable[[int], bool]) -> int | None:
-        for _ in range(2 * len(self._clock)):
+    def _sweep(self, is_wanted: Callable[[int], bool], rounds: int) -> int | None:
+        for _ in range(rounds * len(self._clock)):
             page_id = self._clock.popleft()
             page = self.pages[page_id]
             if not is_referenced(page) and is_wanted(page_id):
