@@ -163,8 +163,11 @@ class Shipping:
             link = self._connected()
             if link.is_behind:
                 self._publish(link)
-            while self._ship_some(link):
+            # What comes meanwhile is for the next time: a busy engine would keep this one for ever.
+            target_lsn = self._core.wal.next_lsn
+            while link.shipper.shipped_offset < target_lsn and self._ship_some(link):
                 self._publish(link)
+                self._purge(link)
             self._purge(link)
             return link.published.high_water_mark
 
