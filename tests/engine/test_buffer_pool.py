@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable
 
 import pytest
-from tests.engine.tree_workbench import PATH, RecordedTree, meanwhile, new_files
+from tests.engine.tree_workbench import PATH, meanwhile, new_files
 
 from tidelog.engine import page
 from tidelog.engine.buffer_pool import MIN_PAGES, BufferPool
@@ -351,29 +351,6 @@ def test_readers_appliers_and_flushers_at_once_lose_nothing() -> None:
         pool.settle()
     pool.flush(pool.dirty_pages())
     assert {number: in_file(pool, number) for number in values} == values
-
-
-def test_pages_of_one_way_do_not_drive_each_other_out() -> None:
-    """While all others wait for the log, whoever needs room waits too; loading does not go on for ever."""
-    durable = 0
-
-    def wait_durable(lsn: int) -> None:
-        nonlocal durable
-        durable = max(durable, lsn)
-
-    recorded = RecordedTree(size_bytes=16 * PAGE_BYTES)
-    key = b"long" * 150 + b"%06d"  # so that inner pages hold few children, and the way down is long
-    for number in range(3000):
-        recorded.insert(key % (number * 7919 % 100_003), b"v")
-        recorded.tree.settle()
-    pool = recorded.pool
-    pool._is_durable, pool._wait_durable = (lambda lsn: lsn <= durable), wait_durable
-    before = pool.statistics().misses
-    for number in range(3000, 3300):
-        recorded.insert(key % (number * 7919 % 100_003), b"v")
-        recorded.tree.settle()
-        assert pool.statistics().misses - before < 10 * (number - 2990)
-    assert durable
 
 
 def test_pages_on_the_way_down_do_not_drive_each_other_out() -> None:

@@ -111,7 +111,6 @@ class BufferPool:
         self._stale_pages = range(0)
         self._stale_loads_left = 0
         self._is_abandoned = False
-        self._recent: deque[int] = deque(maxlen=_WAY_PAGES)
         self._misses = self._evictions = self._flushes = 0
 
     # ---- pages come into memory ----
@@ -162,7 +161,6 @@ class BufferPool:
                 return  # the caller begins again, and finds other numbers
             self.pages[page_id] = page
             self._clock.append(page_id)
-            self._recent.append(page_id)
             self._misses += 1
             if is_dirty:
                 self.rec_lsns.setdefault(page_id, lsn_of(page))
@@ -221,9 +219,7 @@ class BufferPool:
         return None
 
     def _is_settled_on_disk(self, page_id: int) -> bool:
-        # Who came last is on somebody's way down. If all others wait for the log, so does who needs room now: two pages
-        # of one way would drive each other out for ever.
-        if not self._may_leave(page_id) or page_id in self._recent:
+        if not self._may_leave(page_id):
             return False
         return page_id not in self.rec_lsns or self._is_durable(lsn_of(self.pages[page_id]))
 
