@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tests.engine.engines import SMALL, RandomEntries, assert_same, open_local
@@ -108,7 +109,11 @@ def read_all(engine: tidelog.Engine, bucket: str, seq: int) -> None:
 def test_a_page_is_made_from_what_was_shipped(tmp_path: Path) -> None:
     """The files of the log have left the disk: its pages come from the objects that they became."""
     store = f"file://{tmp_path}/store"
-    settings = {"buffer_pool_size": SMALL.buffer_pool_size, "wal_segment_size": 20_000, "hot_tier_bytes": 0}
+    settings: dict[str, Any] = {
+        "buffer_pool_size": SMALL.buffer_pool_size,
+        "wal_segment_size": 20_000,
+        "hot_tier_bytes": 0,
+    }
     with tidelog.open_engine(tmp_path / "e", store=store, **settings) as engine:
         engine.apply(1, tidelog.CreateBucket("b"))
         for first in range(2, 3000, 100):

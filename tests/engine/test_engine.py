@@ -10,7 +10,7 @@ import pytest
 from tests.engine.engines import RandomEntries, assert_same, is_missing, open_local
 from tests.engine.model import Model, batch
 
-from tidelog.engine.entry import CopyObject, CreateBucket, DeleteBucket, DeleteObject, PutObject
+from tidelog.engine.entry import CopyObject, CreateBucket, DeleteBucket, DeleteObject, Entry, PutObject
 from tidelog.errors import ClosedError, InputError, LockedError, NotFoundError
 
 
@@ -82,7 +82,8 @@ def test_another_entry_under_a_used_seq_is_refused(tmp_path: Path) -> None:
         engine.apply(1, CreateBucket("b"))
         engine.apply(3, PutObject("b", "k", b"v" * 300))
         before = engine.digest()
-        for seq, entry in [(3, PutObject("b", "k", b"w" * 300)), (2, CreateBucket("c")), (1, DeleteBucket("b"))]:
+        wrong: list[tuple[int, Entry]] = [(3, PutObject("b", "k", b"w" * 300)), (2, CreateBucket("c"))]
+        for seq, entry in [*wrong, (1, DeleteBucket("b"))]:
             with pytest.raises(InputError, match=f"seq {seq}"):
                 engine.apply(seq, entry)
         with pytest.raises(InputError, match="order"):
