@@ -11,6 +11,7 @@ from tidelog.engine import entry as entries
 from tidelog.engine.entry import (
     MAX_BUCKET_BYTES,
     MAX_KEY_BYTES,
+    MAX_METADATA_BYTES,
     Batch,
     CopyObject,
     CreateBucket,
@@ -162,6 +163,14 @@ def test_metadata_is_copied_and_sorted() -> None:
 def test_wrong_metadata_is_named(metadata: object, said: str) -> None:
     """The field and the kind of value are in the error."""
     assert said in problem(PutObject, "b", "k", b"", metadata)
+
+
+def test_too_much_metadata_never_becomes_an_entry() -> None:
+    """In a log that engines follow, none of them could go past it; what just fits is accepted."""
+    room = MAX_METADATA_BYTES - 8
+    assert len(PutObject("b", "k", b"", {"a": "x" * room}).metadata["a"]) == room
+    with pytest.raises(InputError, match="metadata takes 1048577 bytes and may take 1048576"):
+        PutObject("b", "k", b"", {"a": "x" * (room + 1)})
 
 
 def test_a_batch_holds_lone_operations() -> None:

@@ -26,7 +26,7 @@ from typing import Any, Final, Literal, NamedTuple
 import msgspec
 import zstandard
 
-from tidelog.engine.entry import MAX_DATA_BYTES, MAX_METADATA_BYTES, checked_metadata
+from tidelog.engine.entry import MAX_DATA_BYTES, MAX_METADATA_BYTES, checked_metadata, packed_metadata
 from tidelog.errors import DataError, InputError
 from tidelog.log.frame import crc32
 
@@ -41,7 +41,6 @@ _MIN_COMPRESSED_BYTES = 64
 
 _LENGTH = struct.Struct("<I")
 _NO_METADATA = _LENGTH.pack(0)
-_encode_metadata = msgspec.msgpack.Encoder(order="deterministic").encode
 _decode_metadata = msgspec.msgpack.Decoder(dict[str, Any]).decode
 _of_thread = local()
 
@@ -59,11 +58,7 @@ def encode_body(data: bytes, metadata: dict[str, Any]) -> bytes:
     """The body of an object."""
     if not metadata:
         return _NO_METADATA + data
-    packed = _encode_metadata(metadata)
-    if len(packed) > MAX_METADATA_BYTES:
-        raise InputError(
-            f"metadata takes {len(packed)} bytes and may take {MAX_METADATA_BYTES}; put some of it into the data"
-        )
+    packed = packed_metadata(metadata)
     return b"".join((_LENGTH.pack(len(packed)), packed, data))
 
 

@@ -31,6 +31,7 @@ MAX_BATCH_OPERATIONS: Final = 1 << 20
 _INTEGERS: Final = range(-(1 << 63), 1 << 64)
 
 MetadataValue = str | int | float | bool | None | bytes
+_pack = msgspec.msgpack.Encoder(order="deterministic").encode
 
 
 class CreateBucket(msgspec.Struct, frozen=True, tag=True):
@@ -78,7 +79,10 @@ class PutObject(msgspec.Struct, frozen=True, tag=True):
         if type(data) is not bytes or len(data) > MAX_DATA_BYTES:
             force_setattr(self, "data", _checked_data(data))
         if self.metadata or type(self.metadata) is not dict:
-            force_setattr(self, "metadata", checked_metadata(self.metadata))
+            metadata = checked_metadata(self.metadata)
+            # Here, since an entry that no engine can apply must not come into a log that all of them follow.
+            packed_metadata(metadata)
+            force_setattr(self, "metadata", metadata)
 
 
 class DeleteObject(msgspec.Struct, frozen=True, tag=True):
@@ -148,6 +152,16 @@ def checked_metadata(metadata: object) -> dict[str, MetadataValue]:
             _check_text("metadata", name)
         plain[str(name)] = value if type(value) is str and value.isascii() else _plain(name, value)
     return plain if len(plain) == 1 else dict(sorted(plain.items(), key=_first))
+
+
+def packed_metadata(metadata: dict[str, MetadataValue]) -> bytes:
+    """Metadata as it is stored, the same for the same metadata. InputError where it takes more than it may."""
+    packed = _pack(metadata)
+    if len(packed) > MAX_METADATA_BYTES:
+        raise _wrong(
+            "metadata", f"takes {len(packed)} bytes and may take {MAX_METADATA_BYTES}; put some of it into the data"
+        )
+    return packed
 
 
 def _first(item: tuple[str, MetadataValue]) -> str:
