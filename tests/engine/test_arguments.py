@@ -12,7 +12,7 @@ from tests.engine.engines import open_local
 import tidelog
 from tidelog.engine.engine import Engine
 from tidelog.engine.entry import CreateBucket, Entry, PutObject
-from tidelog.errors import ClosedError, DiskFullError, InputError, LogFailedError, NotFoundError
+from tidelog.errors import ClosedError, ConfigError, DiskFullError, InputError, LogFailedError, NotFoundError
 from tidelog.testing import FaultyFiles
 
 
@@ -140,3 +140,15 @@ def test_a_checkpoint_that_cannot_be_written_down_says_so(operation: Any) -> Non
             engine.create_checkpoint()
         assert engine.apply(2, PutObject("b", "k", b"v")).applied
         assert engine.create_checkpoint() == 2
+
+
+def test_topics_and_engines_do_not_share_a_directory(tmp_path: Path) -> None:
+    """Whoever mixes them up is told, and nothing is written."""
+    tidelog.open(tmp_path / "topics").close()
+    tidelog.open_engine(tmp_path / "engine").close()
+    with pytest.raises(ConfigError, match="holds topics"):
+        tidelog.open_engine(tmp_path / "topics")
+    with pytest.raises(ConfigError, match="holds an engine"):
+        tidelog.open(tmp_path / "engine")
+    assert not (tmp_path / "topics" / "engine.json").exists()
+    assert not (tmp_path / "engine" / "tidelog.json").exists()

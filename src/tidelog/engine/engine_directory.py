@@ -20,6 +20,7 @@ from tidelog.tier.keys import DEFAULT_ENGINE
 from tidelog.tier.local_claim import NAME as CLAIM_FILE
 
 ENGINE_FILE = "engine.json"
+_TOPICS_FILE = "tidelog.json"
 _KIND = "engine"
 _VERSION = 1
 
@@ -54,6 +55,12 @@ def settled(files: Files, directory: Path, store: str | None) -> EngineDirectory
     A name that was wrong, or the place of another engine, so stays nobody's: the right one may follow.
     """
     known = remembered(files, directory)
+    if known is None and files.exists(directory / _TOPICS_FILE):
+        raise ConfigError(
+            "this directory holds topics",
+            path=directory,
+            hint="Give the engine a directory of its own, inside it or not",
+        )
     has_claimed = files.exists(directory / WAL / CLAIM_FILE)
     if known is not None and store is not None and known.store not in (None, store) and has_claimed:
         raise ConfigError(

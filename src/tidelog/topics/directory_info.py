@@ -27,6 +27,7 @@ from tidelog.files import Files
 from tidelog.tier.stores import canonical_url
 
 DIRECTORY_FILE = "tidelog.json"
+_ENGINE_FILE = "engine.json"
 METADATA_FILE = "metadata.db"
 INSIDE = "sqlite"
 """The metadata is an SQLite file in the directory itself."""
@@ -85,6 +86,10 @@ def read_info(files: Files, root: Path) -> DirectoryInfo | None:
 def introduce(files: Files, root: Path, clock: Clock, named: Place) -> DirectoryInfo:
     """What the directory is, with what was named now. Nothing is written yet: the store may not even be there."""
     known = read_info(files, root)
+    if known is None and files.exists(root / _ENGINE_FILE):
+        raise ConfigError(
+            "this directory holds an engine", path=root, hint="Open it with tidelog.open_engine, or name another one"
+        )
     settled = settle_place(root, LOCAL if known is None else known.place, named)
     return DirectoryInfo(
         format=_FORMAT,
