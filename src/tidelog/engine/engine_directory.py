@@ -59,7 +59,7 @@ def settled(files: Files, directory: Path, store: str | None) -> EngineDirectory
         raise ConfigError(
             "this directory holds topics",
             path=directory,
-            hint="Give the engine a directory of its own, inside it or not",
+            hint="Give the engine a directory of its own",
         )
     has_claimed = files.exists(directory / WAL / CLAIM_FILE)
     if known is not None and store is not None and known.store not in (None, store) and has_claimed:
