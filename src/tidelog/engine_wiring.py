@@ -150,7 +150,7 @@ def restore_directory(
     if url is None:
         raise ConfigError(
             "no store was named to restore from",
-            hint='Give it, as in tidelog.restore_engine("./new", store="s3://bucket/prefix")',
+            hint='Give it, as in tidelog.restore_engine("./new", store="s3://bucket/prefix"), or with --store',
         )
     objects = open_store(url, config.object_store)
     info = EngineDirectory(node=f"restore-{os.getpid()}")

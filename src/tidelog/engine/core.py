@@ -42,9 +42,11 @@ from tidelog.engine.undo import Undo
 from tidelog.engine.versions import Versions
 from tidelog.engine.wal import FIRST, Wal
 from tidelog.engine.wal_files import Anchor
-from tidelog.errors import DataError, LockedError
+from tidelog.errors import CorruptionError, DataError, GapError, LockedError
 from tidelog.files import Files, explained
 from tidelog.log.frame import Frames
+from tidelog.log.names import wal_files
+from tidelog.tier.local_claim import NAME as CLAIM_FILE
 
 _logger = logging.getLogger("tidelog.engine")
 ShippedPieces = Callable[[int], Iterator[Iterable[Frames]]]
@@ -131,6 +133,7 @@ class Core:
             refuse_half_restored(files, directory)
             state, reason = read_master(files, directory)
             anchor = FIRST if state is None else Anchor(state.begin_lsn, state.begin_position)
+            _refuse_gone_log(files, directory, state)
             wal = _open_wal(directory, settings, files, clock, anchor)
             try:
                 if state is None:
@@ -226,11 +229,25 @@ def _refuse_lost_log(page_file: PageFile, wal: Wal) -> None:
         )
 
 
+def _refuse_gone_log(files: Files, directory: Path, state: CheckpointState | None) -> None:
+    """A checkpoint is one of a log: only a restore begins without its files, and that has claimed its store."""
+    names = files.list(directory / WAL) if files.is_directory(directory / WAL) else []
+    if state is not None and not wal_files(names) and CLAIM_FILE not in names:
+        raise DataError(
+            f"{MASTER} is there, and no file of the log: the objects were in it",
+            path=directory / WAL,
+            hint="Put the files back, or restore the engine from its store into a new directory",
+        )
+
+
 def _open_wal(directory: Path, settings: EngineSettings, files: Files, clock: Clock, anchor: Anchor) -> Wal:
     try:
         return Wal.open(directory / WAL, settings, files=files, clock=clock, anchor=anchor)
     except LockedError as error:
         error.hint = "Close it there, or wait; `tidelog engine status` works beside it"
+        raise
+    except (CorruptionError, GapError) as error:
+        error.hint = "Nothing was changed. `tidelog engine verify` lists all damage; restore into a new directory"
         raise
 
 
