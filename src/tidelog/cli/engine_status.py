@@ -14,7 +14,7 @@ from tidelog.cli.engine_session import described, engine_config, find_engine, ke
 from tidelog.cli.session import Session
 
 if TYPE_CHECKING:
-    from tidelog.cli.engine_analysis import Analysis
+    from tidelog.engine.analysis import Analysis
     from tidelog.engine.engine_directory import EngineDirectory
     from tidelog.engine.manifest import Manifest
     from tidelog.engine.master import CheckpointState
@@ -74,7 +74,7 @@ class _Local:
     """What the files say."""
 
     def __init__(self, root: Path, problems: list[str]) -> None:
-        from tidelog.cli.engine_analysis import Analysis
+        from tidelog.engine.analysis import Analysis
         from tidelog.engine.master import read_master
         from tidelog.files import LocalFiles
 

@@ -98,7 +98,8 @@ class Core:
         self.buckets = Buckets()
         self.buckets.load(self.tree)
         self.versions = Versions(self.tree, self.buckets)
-        self.marks = Marks(recovery.applied_seq, recovery.low_water_mark, recovery.high_water_mark)
+        found = recovery.found
+        self.marks = Marks(found.applied_seq, found.low_water_mark, found.high_water_mark)
         self.applier = Applier(self.tree, wal, self.versions, settings, clock)
         self.undo = Undo(self.tree, wal)
         self.checkpointer = Checkpointer(
@@ -112,7 +113,7 @@ class Core:
             applying=self.applying,
             last=state,
         )
-        self.checkpointer.history_start_seq = recovery.history_start_seq
+        self.checkpointer.history_start_seq = found.history_start_seq
         self.history = History(self.checkpointer)
 
     @classmethod

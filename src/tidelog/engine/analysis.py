@@ -1,6 +1,6 @@
-"""What the records behind a checkpoint say about the state that they lead to, without touching a page.
+"""Analysis: what the records behind a checkpoint say about the state that they lead to, without touching a page.
 
-The first part of recovery, for whoever only looks at an engine, beside its owner or after a crash.
+The first part of recovery; and all of it for whoever only looks at an engine, beside its owner or after a crash.
 
 Invariants
 - Frames come in order and without a gap, from the beginning of the last complete checkpoint on.
@@ -17,6 +17,7 @@ from tidelog.engine.record import (
     CompensationRecord,
     MarksRecord,
     Record,
+    RepackRecord,
     RollbackBeginRecord,
     RollbackEndRecord,
     VacuumRecord,
@@ -34,6 +35,13 @@ class OpenRollback(NamedTuple):
     undo_next_lsn: int | None
 
 
+class Repack(NamedTuple):
+    """The index was written anew, with so many cells."""
+
+    lsn: int
+    cells: int
+
+
 class Analysis:
     """The marks, and what is unfinished, as far as the frames go that were taken."""
 
@@ -48,17 +56,23 @@ class Analysis:
         """What of it is to be undone next."""
         self.rollback: OpenRollback | None = None
 
-    def take(self, frames: Frames) -> None:
-        """Looks at the next frames."""
+    def take(self, frames: Frames) -> list[Repack]:
+        """Looks at the next frames; where in them the index was written anew."""
         first_lsn = frames.first_offset
         applied_seq, applied_lsn, self.open_seq, self.open_lsn, others = survey(
             *(first_lsn, frames.buffer, frames.positions, frames.lengths, self.open_seq, self.open_lsn)
         )
         if applied_lsn:
             self.applied_seq = applied_seq
+        repacks: list[Repack] = []
         for index in others:
             lsn = first_lsn + index
-            self._note(decode_record(frames.payloads(index, index + 1)[0], lsn), lsn, applied_lsn)
+            record = decode_record(frames.payloads(index, index + 1)[0], lsn)
+            if isinstance(record, RepackRecord):
+                repacks.append(Repack(lsn, record.cells))
+            else:
+                self._note(record, lsn, applied_lsn)
+        return repacks
 
     def _note(self, record: Record, lsn: int, applied_lsn: int) -> None:
         match record:
