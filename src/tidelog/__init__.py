@@ -66,7 +66,10 @@ from tidelog.wiring import open, open_async
 if TYPE_CHECKING:
     from tidelog.engine.engine import Engine
     from tidelog.engine.entry import Batch, CopyObject, CreateBucket, DeleteBucket, DeleteObject, PutObject
+    from tidelog.engine.orchestrator import Orchestrator, drive
     from tidelog.engine.results import ObjectInfo, Result, StoredObject, VersionInfo
+    from tidelog.engine.topic_orchestrator import TopicOrchestrator
+    from tidelog.engine.transaction import Transaction
     from tidelog.engine_wiring import open_engine, open_engine_async, restore_engine, restore_engine_async
     from tidelog.pipeline.session import register, spark_session
 
@@ -107,6 +110,7 @@ __all__ = [
     "NotTakenInError",
     "ObjectInfo",
     "OffsetOutOfRangeError",
+    "Orchestrator",
     "Producer",
     "PutObject",
     "ReopenError",
@@ -117,8 +121,11 @@ __all__ = [
     "TidelogError",
     "Topic",
     "TopicNameError",
+    "TopicOrchestrator",
+    "Transaction",
     "VersionInfo",
     "__version__",
+    "drive",
     "open",
     "open_async",
     "open_engine",
@@ -134,6 +141,9 @@ _LATER = {
     "tidelog.engine.engine": ("Engine",),
     "tidelog.engine.entry": ("Batch", "CopyObject", "CreateBucket", "DeleteBucket", "DeleteObject", "PutObject"),
     "tidelog.engine.results": ("ObjectInfo", "Result", "StoredObject", "VersionInfo"),
+    "tidelog.engine.orchestrator": ("Orchestrator", "drive"),
+    "tidelog.engine.topic_orchestrator": ("TopicOrchestrator",),
+    "tidelog.engine.transaction": ("Transaction",),
     "tidelog.engine_wiring": ("open_engine", "open_engine_async", "restore_engine", "restore_engine_async"),
     "tidelog.pipeline.session": ("register", "spark_session"),
 }

@@ -11,6 +11,7 @@ from tests.engine.engines import RandomEntries, assert_same, is_missing, open_lo
 from tests.engine.model import Model, batch
 
 from tidelog.engine.entry import CopyObject, CreateBucket, DeleteBucket, DeleteObject, Entry, PutObject
+from tidelog.engine.results import ObjectInfo
 from tidelog.errors import ClosedError, InputError, LockedError, NotFoundError
 
 
@@ -175,6 +176,26 @@ def test_listing_is_by_prefix_and_in_order(tmp_path: Path) -> None:
         assert list(engine.list_objects("b", prefix="zzz")) == []
         with pytest.raises(NotFoundError):
             engine.list_objects("nowhere")
+
+
+def test_a_listing_comes_in_pages(tmp_path: Path) -> None:
+    """From behind a key on, and so many: all pages together are the whole, with versions and deletions in between."""
+    with open_local(tmp_path / "e") as engine:
+        engine.apply(1, CreateBucket("b"))
+        entries: list[tuple[int, Entry]] = [
+            (seq, DeleteObject("b", f"k{seq % 50:03d}") if seq % 7 == 0 else PutObject("b", f"k{seq % 50:03d}", b"v"))
+            for seq in range(2, 200)
+        ]
+        engine.apply_many(entries)
+        whole = list(engine.list_objects("b", "k0"))
+        pages: list[ObjectInfo] = []
+        while page := list(engine.list_objects("b", "k0", start_after=pages[-1].key if pages else None, limit=7)):
+            pages += page
+        assert pages == whole
+        assert list(engine.list_objects("b", "k0", start_after="zzz")) == []
+        assert list(engine.list_objects("b", "k0", start_after="a")) == whole
+        with pytest.raises(InputError, match="limit"):
+            engine.list_objects("b", limit=0)
 
 
 def test_a_seq_that_is_not_applied_cannot_be_read(tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ Invariants
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import islice
 
 from tidelog.engine.arguments import check_names, checked_seq
 from tidelog.engine.body import decode_body
@@ -95,17 +96,31 @@ class EngineReading:
             )
         return self._cold.read(cell)
 
-    def list_objects(self, bucket: str, prefix: str = "", seq: int | None = None) -> Iterator[ObjectInfo]:
-        """The objects of a bucket whose keys begin like this, in order of key, as they are at a seq."""
+    def list_objects(
+        self,
+        bucket: str,
+        prefix: str = "",
+        seq: int | None = None,
+        *,
+        start_after: str | None = None,
+        limit: int | None = None,
+    ) -> Iterator[ObjectInfo]:
+        """The objects of a bucket whose keys begin like this, in order of key, as they are at a seq.
+
+        `start_after` and `limit` make pages of it: the last key of one is where the next starts.
+        """
+        check_names(bucket, prefix if start_after is None else start_after)
         check_names(bucket, prefix)
+        if limit is not None and (type(limit) is not int or limit < 1):
+            raise InputError(f"a limit of {limit!r} objects is none", hint="Give a whole number from 1 on, or None")
         pin = self.pin(seq)
         if self._buckets.created(bucket, pin.seq) is None:
             raise self._no_bucket(bucket, pin.seq)
-        return self._listed(pin, bucket, prefix)
+        return islice(self._listed(pin, bucket, prefix, start_after), limit)
 
-    def _listed(self, pin: Pin, bucket: str, prefix: str) -> Iterator[ObjectInfo]:
+    def _listed(self, pin: Pin, bucket: str, prefix: str, start_after: str | None) -> Iterator[ObjectInfo]:
         with pin as seq:
-            for found in self._versions.objects(bucket, prefix, seq):
+            for found in self._versions.objects(bucket, prefix, seq, after=start_after):
                 yield ObjectInfo(found.key, found.cell.size, found.seq)
 
     def list_buckets(self, seq: int | None = None) -> list[str]:

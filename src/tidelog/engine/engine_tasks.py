@@ -53,7 +53,15 @@ class _Engine(Protocol):
 
     def read(self, bucket: str, key: str, seq: int | None = None) -> StoredObject: ...
 
-    def list_objects(self, bucket: str, prefix: str = "", seq: int | None = None) -> Iterator[ObjectInfo]: ...
+    def list_objects(
+        self,
+        bucket: str,
+        prefix: str = "",
+        seq: int | None = None,
+        *,
+        start_after: str | None = None,
+        limit: int | None = None,
+    ) -> Iterator[ObjectInfo]: ...
 
     def list_buckets(self, seq: int | None = None) -> list[str]: ...
 
@@ -216,11 +224,17 @@ class EngineTasks:
         return await self._tasks.read(self.read, bucket, key, seq)
 
     async def list_objects_async(
-        self: _Engine, bucket: str, prefix: str = "", seq: int | None = None
+        self: _Engine,
+        bucket: str,
+        prefix: str = "",
+        seq: int | None = None,
+        *,
+        start_after: str | None = None,
+        limit: int | None = None,
     ) -> AsyncIterator[ObjectInfo]:
         """As `list_objects`, for `async for`."""
         tasks = self._tasks
-        found = await tasks.read(self.list_objects, bucket, prefix, seq)
+        found = await tasks.read(self.list_objects, bucket, prefix, seq, start_after=start_after, limit=limit)
         while some := await tasks.read(_some, found):
             for item in some:
                 yield item
