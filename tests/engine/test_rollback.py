@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import random
+import shutil
 from pathlib import Path
 
 import pytest
 from tests.engine.engines import RandomEntries, assert_same, is_missing, open_local
-from tests.engine.model import Model
+from tests.engine.model import Model, batch
 
 from tidelog.engine.entry import CreateBucket, PutObject
 from tidelog.errors import InputError
@@ -101,3 +103,23 @@ def test_more_empty_leaves_in_a_row_than_fit_into_memory(tmp_path: Path) -> None
         assert engine.read("b", "z").data == b"last"
         assert engine.apply(4, PutObject("b", keys[400], b"again")).applied
         assert [item.key for item in engine.list_objects("b")] == ["0", keys[400], "z"]
+
+
+def test_a_batch_that_was_torn_and_came_again_is_rolled_back_once(tmp_path: Path) -> None:
+    """What recovery took back is passed over, although it has the seq of what is rolled back."""
+    puts = batch(*(PutObject("b", f"k{number}", b"v" * 300) for number in range(5)))
+    with open_local(tmp_path / "whole") as engine:
+        engine.apply(1, CreateBucket("b"))
+        before = engine.digest()
+        engine.apply(2, puts)
+        shutil.copytree(tmp_path / "whole", tmp_path / "torn")
+    newest = max((tmp_path / "torn" / "wal").glob("wal.*.log"), key=lambda path: int(path.name.split(".")[1]))
+    os.truncate(newest, newest.stat().st_size - 100)
+    with open_local(tmp_path / "torn") as engine:
+        assert engine._core.recovery.undone_seq == 2
+        assert engine.digest() == before
+        assert engine.apply(2, puts).applied
+        assert len(list(engine.list_objects("b"))) == 5
+        engine.rollback_to(1)
+        assert engine.digest() == before
+        engine._core.tree.check()
