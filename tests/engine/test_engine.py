@@ -150,6 +150,29 @@ def test_a_bucket_made_again_has_none_of_the_old_objects(tmp_path: Path) -> None
         assert [version.seq for version in engine.versions("b", "k")] == [4, 2]
 
 
+@pytest.mark.parametrize("size", [1, 5000])
+def test_order_within_a_batch_decides(tmp_path: Path, size: int) -> None:
+    """What was put before the bucket was made anew is gone with the old one; what was put or copied after it is there."""
+    with open_local(tmp_path / "e") as engine:
+        engine.apply(1, batch(CreateBucket("b"), CreateBucket("c"), PutObject("c", "source", b"c" * size)))
+        engine.apply(
+            2,
+            batch(
+                PutObject("b", "before", b"x" * size),
+                CopyObject("c", "source", "b", "copied before"),
+                DeleteBucket("b", force=True),
+                CreateBucket("b"),
+                PutObject("b", "after", b"y" * size),
+                CopyObject("c", "source", "b", "copied after"),
+            ),
+        )
+        assert [item.key for item in engine.list_objects("b")] == ["after", "copied after"]
+        assert is_missing(engine, "b", "before")
+        assert is_missing(engine, "b", "copied before")
+        assert engine.read("b", "after").data == b"y" * size
+        assert engine.read("b", "copied after").data == b"c" * size
+
+
 def test_versions_tell_the_history_of_an_object(tmp_path: Path) -> None:
     """Newest first, deletions included; an object that never was is not found."""
     with open_local(tmp_path / "e") as engine:
