@@ -152,7 +152,7 @@ def test_a_bucket_made_again_has_none_of_the_old_objects(tmp_path: Path) -> None
 
 @pytest.mark.parametrize("size", [1, 5000])
 def test_order_within_a_batch_decides(tmp_path: Path, size: int) -> None:
-    """What was put before the bucket was made anew is gone with the old one; what was put or copied after it is there."""
+    """What was put before the bucket was made anew is gone with the old one; what came after it is there."""
     with open_local(tmp_path / "e") as engine:
         engine.apply(1, batch(CreateBucket("b"), CreateBucket("c"), PutObject("c", "source", b"c" * size)))
         engine.apply(
