@@ -9,6 +9,7 @@ from concurrent.futures import CancelledError
 import pytest
 from tests.log.workbench import run_python
 
+from tidelog.tier import daemon_pool
 from tidelog.tier.daemon_pool import DaemonPool
 
 
@@ -65,3 +66,18 @@ def test_process_ends_although_a_call_hangs() -> None:
     )
     assert run_python(program).returncode == 0
     assert time.monotonic() - begin < 30
+
+
+def test_threads_that_nobody_needs_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A pool that was not closed leaves no threads behind, and starts new ones when it is asked again."""
+    monkeypatch.setattr(daemon_pool, "_IDLE_SECONDS", 0.01)
+    pool = DaemonPool(2, "forgotten")
+    for number in range(50):
+        assert pool.submit(lambda one=number: one).result(10) == number  # type: ignore[misc]
+        time.sleep(0.001 * (number % 15))
+    deadline = time.monotonic() + 10
+    while any(thread.name.startswith("forgotten") for thread in threading.enumerate()):
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    assert pool.submit(lambda: "again").result(10) == "again"
+    pool.shutdown()

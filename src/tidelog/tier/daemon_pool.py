@@ -6,14 +6,16 @@ for minutes; nothing is lost when such a question ends with the process.
 
 from __future__ import annotations
 
+import contextlib
 import queue
 from collections.abc import Callable
 from concurrent.futures import Executor, Future
-from threading import Lock, Thread
+from threading import Lock, Thread, current_thread
 from typing import Any, NamedTuple, ParamSpec, TypeVar
 
 Arguments = ParamSpec("Arguments")
 Result = TypeVar("Result")
+_IDLE_SECONDS = 5.0
 
 
 class _Call(NamedTuple):
@@ -67,12 +69,20 @@ class DaemonPool(Executor):
             del call  # its result must not stay in memory until the next one comes
 
     def _take(self) -> _Call | None:
+        """The next call; None at the end, and when there was none for a while: who forgets to close leaks nothing."""
         with self._guard:
             self._idle += 1
-        call = self._queue.get()
-        with self._guard:
-            self._idle -= 1
-        return call
+        while True:
+            with contextlib.suppress(queue.Empty):
+                call = self._queue.get(timeout=_IDLE_SECONDS)
+                with self._guard:
+                    self._idle -= 1
+                return call
+            with self._guard:
+                if self._queue.empty():
+                    self._idle -= 1
+                    self._threads.remove(current_thread())
+                    return None
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
         """No more calls. Those that wait are still made, unless they are cancelled; `wait` returns after all."""
@@ -83,7 +93,7 @@ class DaemonPool(Executor):
             for _ in self._threads:
                 self._queue.put(None)
         if wait:
-            for thread in self._threads:
+            for thread in list(self._threads):
                 thread.join()
 
     def _cancel_waiting(self) -> None:
