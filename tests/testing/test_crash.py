@@ -235,7 +235,7 @@ def test_a_workload_with_threads_and_a_varying_number_of_calls_passes() -> None:
     summary = crash_everywhere(threaded_workload, toy_check)
     assert summary.cut_points > 10
     assert summary.abandoned_threads == 0
-    assert threading.active_count() == threads
+    assert threading.active_count() <= threads  # idle ones of earlier tests may have ended meanwhile
 
 
 def test_a_dead_run_that_hangs_is_left_behind() -> None:
