@@ -80,7 +80,8 @@ class Model:
 
     def at(self, seq: int) -> State:
         """The state to be seen at a seq."""
-        return self.states[max(known for known in self.states if known <= seq)]
+        # A list first: others may look while entries are applied.
+        return self.states[max(known for known in list(self.states) if known <= seq)]
 
     def digest(self, seq: int | None = None) -> str:
         """The digest of a state, computed from what is in it."""

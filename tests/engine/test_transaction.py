@@ -455,6 +455,7 @@ def test_a_transaction_never_sees_half_of_an_entry(engine: AnyEngine) -> None:
     over.set()
     for thread in threads:
         thread.join(60)
+    seen.append(total_seen(engine))  # the others may all have been overtaken
     assert {total for total in seen if total is not None} == {100}
 
 
