@@ -17,8 +17,7 @@ Invariants
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from itertools import pairwise
 
 import msgspec
@@ -26,7 +25,7 @@ import msgspec
 from tidelog.clock import Clock
 from tidelog.engine.settings import EngineSettings
 from tidelog.engine.store_link import StoreLink
-from tidelog.errors import ClosedError, DataError, TidelogError
+from tidelog.errors import ClosedError, DataError
 from tidelog.log.frame import HEADER, HEADER_BYTES, Frames
 from tidelog.tier.descriptor import Descriptor
 from tidelog.tier.replacement import Replacement
@@ -96,7 +95,7 @@ class LogCompaction:
         if planned.runs:
             # Nobody else may compact, so whoever seems to be at work is one who lost the claim, or a former life.
             work = begin(self._catalog, self._link.objects, self._clock, take_over=True)
-            with _abandoned_on_error(work):
+            with work.abandoned_on_error():
                 self._owned.ownership.verify()
                 self._replace(work, planned.runs)
         return planned.next_offset
@@ -156,14 +155,3 @@ def _check_positions(descriptors: Sequence[Descriptor]) -> None:
                 operation="compact",
                 hint="Nothing was replaced; put the descriptors back from a replica",
             )
-
-
-@contextlib.contextmanager
-def _abandoned_on_error(work: Replacing) -> Iterator[None]:
-    """What was being built is in nobody's way: the sweep removes it."""
-    try:
-        yield
-    except BaseException:
-        with contextlib.suppress(TidelogError):
-            work.abandon()
-        raise

@@ -109,8 +109,9 @@ class EngineReading:
 
         `start_after` and `limit` make pages of it: the last key of one is where the next starts.
         """
-        check_names(bucket, prefix if start_after is None else start_after)
         check_names(bucket, prefix)
+        if start_after is not None:
+            check_names(bucket, start_after)
         if limit is not None and (type(limit) is not int or limit < 1):
             raise InputError(f"a limit of {limit!r} objects is none", hint="Give a whole number from 1 on, or None")
         pin = self.pin(seq)

@@ -54,10 +54,3 @@ class VersionInfo(msgspec.Struct, frozen=True, gc=False):
     size: int
     is_deleted: bool
     tier: Tier | None
-
-
-class BucketInfo(msgspec.Struct, frozen=True, gc=False):
-    """A bucket and the seq that created it."""
-
-    name: str
-    seq: int

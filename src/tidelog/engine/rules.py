@@ -35,10 +35,6 @@ class Rules:
         """The short way for the entry that there is most of."""
         return self._versions.buckets.created(bucket, MAX_SEQ) is not None
 
-    def has_object(self, bucket: str, key: str) -> bool:
-        """Whether there is something to delete."""
-        return self._versions.find(bucket, key, MAX_SEQ) is not None
-
 
 class _State:
     """The state with the changes of a batch that is not applied yet."""

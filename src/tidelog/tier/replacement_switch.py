@@ -20,12 +20,12 @@ one step, or few.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 import msgspec
 
 from tidelog.clock import Clock
-from tidelog.errors import ConflictError, DataError, InputError, NotFoundError
+from tidelog.errors import ConflictError, DataError, InputError, NotFoundError, TidelogError
 from tidelog.tier import owner as documents
 from tidelog.tier.catalog import Catalog
 from tidelog.tier.descriptor import Descriptor, encode_descriptor
@@ -82,6 +82,16 @@ class Replacing:
         """
         if self._state.phase == "building":
             self._become(phase="idle")
+
+    @contextlib.contextmanager
+    def abandoned_on_error(self) -> Iterator[None]:
+        """Who fails within says so at once, so that the next one does not have to wait."""
+        try:
+            yield
+        except BaseException:
+            with contextlib.suppress(TidelogError):
+                self.abandon()
+            raise
 
     def _check(self, one: Replacement) -> None:
         found = self._objects.head(self._catalog.keys.object(one.descriptor.name))

@@ -156,7 +156,7 @@ class TopicCompaction:
             elif planned.runs:
                 # Once more, now that nobody else compacts: what was planned before may have been replaced.
                 work = begin(self._catalog, self._objects, self._clock, take_over=self._options.take_over)
-                with _abandoned_on_error(work):
+                with work.abandoned_on_error():
                     planned = plan(from_offset)
                     self._round(work, planned.runs, codec)
                     work.abandon()  # does nothing where there was something to switch to
@@ -245,17 +245,6 @@ def _check(run: Run, built: Built) -> None:
             operation="compact",
             hint="Nothing was replaced; run it again",
         )
-
-
-@contextlib.contextmanager
-def _abandoned_on_error(work: Replacing) -> Iterator[None]:
-    """Who fails says so at once, so that the next run does not have to wait."""
-    try:
-        yield
-    except BaseException:
-        with contextlib.suppress(TidelogError):
-            work.abandon()
-        raise
 
 
 @contextlib.contextmanager
