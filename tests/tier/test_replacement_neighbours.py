@@ -145,6 +145,18 @@ def test_the_sweep_removes_what_was_made_in_vain(topic: PublishedTopic, is_newer
     assert apply_sweep(plan, topic.catalog, topic.store).objects == (KEYS.object(ObjectId(0, 29, 1, 1)),)
 
 
+def test_who_fails_is_in_nobodys_way(topic: PublishedTopic) -> None:
+    """What it was building is given up at once, so that the next one may begin; its own error is what is told."""
+    topic.publish_hourly(4)
+    work = begin(topic.catalog, topic.store, topic.clock)
+    with pytest.raises(ConflictError, match="under way"):
+        begin(topic.catalog, topic.store, topic.clock)
+    with pytest.raises(ZeroDivisionError), work.abandoned_on_error():
+        built(topic, work, plan_of(topic))
+        raise ZeroDivisionError
+    assert begin(topic.catalog, topic.store, topic.clock).generation > work.generation
+
+
 def rebuilt(topic: PublishedTopic) -> list[ObjectId]:
     rebuild_catalog(
         topic.metadata, KEYS, topic.store, clock=topic.clock, time_field=TIME_FIELD, replace=True, node="rebuild"
