@@ -65,12 +65,23 @@ def run_job(
     show: Callable[[Output, Report], None] | None = None,
 ) -> None:
     """Runs a job in a session of its own and tells its report; `show` draws what only this job has."""
+    place = job_root(session, root)
+    run_in_spark(session, job, master, lambda spark, on_progress: work(spark, place, on_progress), show)
+
+
+def run_in_spark(
+    session: Session,
+    job: str,
+    master: str | None,
+    work: Callable[[SparkSession, OnProgress], Report],
+    show: Callable[[Output, Report], None] | None = None,
+) -> None:
+    """The same for work that knows its place already, whatever that is the place of."""
     from tidelog.pipeline.jobs.spark_errors import told_in_our_words
 
-    place = job_root(session, root)
     try:
         with _spark(job, master) as spark, progress_bars(session.output) as on_progress, told_in_our_words(job):
-            report = work(spark, place, on_progress)
+            report = work(spark, on_progress)
     except KeyboardInterrupt:
         session.output.note(f"{job} was interrupted; run it again, and what it had done already counts once")
         raise
