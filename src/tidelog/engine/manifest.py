@@ -133,7 +133,8 @@ def _check_checkpoints(manifest: Manifest, keys: EngineKeys) -> None:
     states = manifest.checkpoints
     for state in states:
         name = keys.parse_checkpoint(state.key)
-        _require(name == (state.seq, state.lsn, state.epoch), f"{state.key} is not the name of that state")
+        is_its_name = name is not None and name[:3] == (state.seq, state.lsn, state.epoch)
+        _require(is_its_name, f"{state.key} is not the name of that state")
         _require(state.seq <= manifest.high_water_mark, "a state is newer than the last entry")
         _require(state.lsn <= manifest.shipped_lsn, "a state is newer than the log")
     _require(all((a.seq, a.lsn) < (b.seq, b.lsn) for a, b in pairwise(states)), "its states are not in order")

@@ -28,6 +28,8 @@ An engine has a place of its own, which is no topic's: `storage/engine/{name}/` 
 
     storage/engine/{name}/objects/data-{start}-{end}-e{epoch}.tlog                  records of its log
     storage/engine/{name}/checkpoints/checkpoint-{seq}-{lsn}-e{epoch}.tckp          its state at a seq
+    storage/engine/{name}/checkpoints/checkpoint-{seq}-{lsn}-e{epoch}-{digest}.tckp the same, of several files
+    storage/engine/{name}/{packs,index,data,checkpoints}/...                        see `compacted_names`
 
 Invariants
 - Twenty digits hold every 64-bit offset, so descriptor keys are in the order of offsets; `cur` sorts behind them.
@@ -43,6 +45,17 @@ import re
 from typing import NamedTuple
 
 from tidelog.errors import InputError
+from tidelog.tier.compacted_names import (
+    CompactedId,
+    DataFileId,
+    StatePartId,
+    checked_compacted,
+    checked_state_part,
+    data_name,
+    parse_compacted,
+    parse_data_name,
+    parse_state_part,
+)
 
 DEFAULT_ROOT = "tidelog"
 DEFAULT_ENGINE = "main"
@@ -59,7 +72,7 @@ _DESCRIPTOR = re.compile(r"[0-9]{20}", re.ASCII)
 _NUMBER = r"(0|[1-9][0-9]{0,19})"
 _INTAKE = re.compile(r"([0-9a-f]{32}-(?:0|[1-9][0-9]{0,19}))/[^/]+", re.ASCII)
 _OBJECT = re.compile(rf"data-{_NUMBER}-{_NUMBER}-e{_NUMBER}(?:-c([1-9][0-9]{{0,19}}))?\.tlog", re.ASCII)
-_CHECKPOINT = re.compile(rf"checkpoint-{_NUMBER}-{_NUMBER}-e{_NUMBER}\.tckp", re.ASCII)
+_CHECKPOINT = re.compile(rf"checkpoint-{_NUMBER}-{_NUMBER}-e{_NUMBER}(?:-([0-9a-f]{{32}}))?\.tckp", re.ASCII)
 _TOPIC_KEY = re.compile(rf"{_TOPICS}/([^/]+)/([^/]+)/(.+)", re.ASCII)
 
 
@@ -242,14 +255,20 @@ class TopicKeys:
 
 
 class CheckpointId(NamedTuple):
-    """The name of an engine's state in the store: at which seq, how far its log was shipped then, and who wrote it."""
+    """The name of an engine's state in the store: at which seq, how far its log was shipped then, under which epoch.
+
+    A state of several files has its digest in its name: it is written by somebody who does not own the engine, and must
+    not come to be in the place of the owner's.
+    """
 
     seq: int
     lsn: int
     epoch: int
+    digest: str = ""
 
     def __str__(self) -> str:
-        return f"checkpoint-{self.seq}-{self.lsn}-e{self.epoch}.tckp"
+        digest = f"-{self.digest}" if self.digest else ""
+        return f"checkpoint-{self.seq}-{self.lsn}-e{self.epoch}{digest}.tckp"
 
 
 class EngineKeys(TopicKeys):
@@ -262,8 +281,8 @@ class EngineKeys(TopicKeys):
         for part in (root, name):
             check_part(part)
         self.name = name
-        self._set_place(f"{_ENGINE}/{name}/", root)
-        self._checkpoints = f"{_ENGINE}/{name}/checkpoints/"
+        self._place = f"{_ENGINE}/{name}/"
+        self._set_place(self._place, root)
 
     @property
     def engine_manifest(self) -> str:
@@ -273,21 +292,70 @@ class EngineKeys(TopicKeys):
     @property
     def checkpoints_prefix(self) -> str:
         """Where its states are, in the object store."""
-        return self._checkpoints
+        return self._place + "checkpoints/"
+
+    @property
+    def data_prefix(self) -> str:
+        """Where large bodies are, each a file."""
+        return self._place + "data/"
+
+    @property
+    def packs_prefix(self) -> str:
+        """Where packs of small bodies are."""
+        return self._place + "packs/"
+
+    @property
+    def index_prefix(self) -> str:
+        """Where the files of indexes are, and roots."""
+        return self._place + "index/"
 
     def checkpoint(self, name: CheckpointId) -> str:
         """Where a state is, relative to the store's URL."""
-        for number in name:
+        for number in (name.seq, name.lsn, name.epoch):
             _checked_number(number, "a seq, LSN or epoch")
-        return self._checkpoints + str(name)
+        key = self.checkpoints_prefix + str(name)
+        if self.parse_checkpoint(key) is None:
+            raise InputError(f"{_shown(name)} is not the name of a state")
+        return key
 
     def parse_checkpoint(self, key: str) -> CheckpointId | None:
-        """The numbers in the name of a state; None for a key that we would not have built."""
-        match = _CHECKPOINT.fullmatch(key.removeprefix(self._checkpoints))
-        if match is None or not key.startswith(self._checkpoints):
+        """What is in the name of a state; None for a key that we would not have built."""
+        match = _CHECKPOINT.fullmatch(key.removeprefix(self.checkpoints_prefix))
+        if match is None or not key.startswith(self.checkpoints_prefix):
             return None
-        found = CheckpointId(*(int(number) for number in match.groups()))
-        return found if max(found) <= MAX_OFFSET else None
+        numbers = [int(number) for number in match.groups()[:3]]
+        return CheckpointId(*numbers, digest=match[4] or "") if max(numbers) <= MAX_OFFSET else None
+
+    def state_part(self, name: StatePartId) -> str:
+        """Where one file of a state is."""
+        return self.checkpoints_prefix + str(checked_state_part(name))
+
+    def parse_state_part(self, key: str) -> StatePartId | None:
+        """What is in the name of a file of a state; None for any other key."""
+        prefix = self.checkpoints_prefix
+        return parse_state_part(key.removeprefix(prefix)) if key.startswith(prefix) else None
+
+    def compacted(self, name: CompactedId) -> str:
+        """Where a pack, a file of an index or a root is."""
+        return self._place + str(checked_compacted(name))
+
+    def parse_compacted(self, key: str) -> CompactedId | None:
+        """What is in the name of a pack, a file of an index or a root; None for any other key."""
+        return parse_compacted(key.removeprefix(self._place)) if key.startswith(self._place) else None
+
+    def data_file(self, bucket: str, key: str, seq: int) -> str | None:
+        """Where a large body has its file; None when that would be too long for a key: then it goes into a pack."""
+        name = data_name(bucket, key, seq)
+        return None if name is None else self.data_file_named(name)
+
+    def data_file_named(self, name: str) -> str | None:
+        """The key of a file by its name below `data/`, as places have it; None when that is no name of ours."""
+        key = self.data_prefix + name
+        return None if parse_data_name(name) is None or len(key) > MAX_KEY_LENGTH else key
+
+    def parse_data_file(self, key: str) -> DataFileId | None:
+        """Whose body a file is; None for any other key."""
+        return parse_data_name(key.removeprefix(self.data_prefix)) if key.startswith(self.data_prefix) else None
 
 
 def consignment_name(app: str, version: int) -> str:
