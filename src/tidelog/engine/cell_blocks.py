@@ -50,8 +50,8 @@ class CellBlock:
         self.last_key = last_key
 
 
-def encode_blocks(rows: Iterable[Row], level: int) -> Iterator[CellBlock]:
-    """Rows, which are in order, as blocks of about 1 MiB. One block is in memory."""
+def encode_blocks(rows: Iterable[Row], level: int, target_block_bytes: int = TARGET_BLOCK_BYTES) -> Iterator[CellBlock]:
+    """Rows, which are in order, as blocks of about that size. One block is in memory."""
     compressor = zstandard.ZstdCompressor(level=level, write_content_size=True, write_checksum=False)
     parts: list[bytes] = []
     size, first_key, key = 0, b"", b""
@@ -60,7 +60,7 @@ def encode_blocks(rows: Iterable[Row], level: int) -> Iterator[CellBlock]:
             first_key = key
         parts += (_LENGTHS.pack(len(key), len(value)), key, value)
         size += 4 + len(key) + len(value)
-        if size >= TARGET_BLOCK_BYTES:
+        if size >= target_block_bytes:
             yield _encoded(parts, first_key, key, compressor)
             parts, size = [], 0
     if parts:

@@ -7,10 +7,15 @@
     checkpoints                         states that a restore may begin with, oldest first
     leaving                             keys of states that are to be deleted: the written plan
     pins                                who reads states just now, until when
+    compacted                           the compaction that cold reads may use, if there was one
 
 Invariants
 - An epoch never goes back, and neither does a mark, an LSN or a position. The owner alone moves them, under its epoch.
   A new owner rewrites the document before anything else: a change that an earlier one has begun fails on its version.
+- The generation of the compaction never goes back. It may be published by anybody, as may be a state behind the newest
+  one and a later start of the history, on the version that was read (`publishing`).
+- A document with a compaction has version 2, so that a program which does not know of it cannot drop it. One without is
+  what it was before: version 1.
 - Pins may be set by anybody, on the version that was read. No state is deleted that a pin names, until the pin is old.
 - The document is checksummed and checked as a whole: what does not hold together is refused, never half believed.
 """
@@ -34,6 +39,7 @@ from tidelog.tier.ownership import Step
 
 _KIND = "engine-manifest"
 _VERSION = 1
+_VERSION_WITH_COMPACTION = 2
 _ATTEMPTS = 20
 # Ranges before the oldest state are of no use to a restore; they are kept as long as there is room.
 MAX_RANGES = 10_000
@@ -62,6 +68,20 @@ class Pin(msgspec.Struct, frozen=True, kw_only=True):
     until_us: int
 
 
+class StoredCompaction(msgspec.Struct, frozen=True, kw_only=True):
+    """A compaction in the store: its root, and how far it goes. All versions up to `seq` are in it; `lsn` is the first
+    record that is not, `position` its place in the log. `digest` is the one in the root's name."""
+
+    generation: Number
+    key: str
+    size: Number
+    digest: str
+    seq: Number
+    lsn: Number
+    position: Number
+    created_us: int
+
+
 class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     """One version of it."""
 
@@ -77,6 +97,12 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     leaving: tuple[str, ...] = ()
     pins: tuple[Pin, ...] = ()
     updated_us: int = 0
+    compacted: StoredCompaction | None = None
+
+    @property
+    def generation(self) -> int:
+        """That of its compaction; 0 where there was none yet."""
+        return 0 if self.compacted is None else self.compacted.generation
 
     def is_pinned(self, key: str, now_us: int) -> bool:
         """Whether somebody reads this state."""
@@ -85,7 +111,12 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
 
 def encode_manifest(manifest: Manifest) -> bytes:
     """The bytes of it; ranges that nobody needs any more are left out when there are too many."""
-    return encode_document(_KIND, _VERSION, _bounded(manifest))
+    bounded = _bounded(manifest)
+    if bounded.compacted is not None:
+        return encode_document(_KIND, _VERSION_WITH_COMPACTION, bounded)
+    known_before = msgspec.structs.asdict(bounded)
+    del known_before["compacted"]
+    return encode_document(_KIND, _VERSION, known_before)
 
 
 def decode_manifest(data: bytes, key: str, keys: EngineKeys) -> Manifest:
@@ -93,8 +124,10 @@ def decode_manifest(data: bytes, key: str, keys: EngineKeys) -> Manifest:
     try:
         if len(data) > MAX_VALUE_BYTES:
             raise DataError(f"{len(data)} bytes are too many")
-        manifest = decode_document(_KIND, _VERSION, data, Manifest)
-        _check(manifest, keys)
+        is_second = data.startswith(f"tidelog {_KIND} {_VERSION_WITH_COMPACTION} ".encode("ascii"))
+        manifest = decode_document(_KIND, _VERSION_WITH_COMPACTION if is_second else _VERSION, data, Manifest)
+        _require(is_second == (manifest.compacted is not None), "its version does not go with its compaction")
+        check_manifest(manifest, keys)
     except DataError as error:
         raise DataError(
             f"the manifest {key} cannot be understood: {error.message}",
@@ -107,7 +140,9 @@ def _bounded(manifest: Manifest) -> Manifest:
     ranges = manifest.rolled_back
     if len(ranges) <= MAX_RANGES or not manifest.checkpoints:
         return manifest
-    oldest_lsn = manifest.checkpoints[0].lsn
+    oldest_lsn = min(
+        manifest.checkpoints[0].lsn, manifest.shipped_lsn if (one := manifest.compacted) is None else one.lsn
+    )
     return msgspec.structs.replace(manifest, rolled_back=tuple(one for one in ranges if one.last >= oldest_lsn))
 
 
@@ -116,7 +151,8 @@ def _require(holds: bool, otherwise: str) -> None:
         raise DataError(otherwise)
 
 
-def _check(manifest: Manifest, keys: EngineKeys) -> None:
+def check_manifest(manifest: Manifest, keys: EngineKeys) -> None:
+    """DataError says what does not hold together in it."""
     numbers = (manifest.epoch, manifest.high_water_mark, manifest.shipped_lsn, manifest.shipped_position)
     _require(max(numbers) <= MAX_OFFSET, "a number is too large")
     _require(manifest.shipped_lsn >= 1, "its log begins with LSN 1")
@@ -127,6 +163,19 @@ def _check(manifest: Manifest, keys: EngineKeys) -> None:
     _require(all(a.last < b.first for a, b in pairwise(ranges)), "its ranges are not in order")
     _require(not ranges or ranges[-1].last < manifest.shipped_lsn, "a range is not shipped")
     _check_checkpoints(manifest, keys)
+    if manifest.compacted is not None:
+        _check_compacted(manifest.compacted, manifest, keys)
+
+
+def _check_compacted(compacted: StoredCompaction, manifest: Manifest, keys: EngineKeys) -> None:
+    name = keys.parse_compacted(compacted.key)
+    _require(
+        name == ("root", compacted.generation, compacted.digest), f"{compacted.key} is not the root of that compaction"
+    )
+    _require(compacted.seq <= manifest.high_water_mark, "its compaction is newer than the last entry")
+    _require(1 <= compacted.lsn <= manifest.high_water_lsn + 1, "its compaction goes behind the last entry")
+    _require(compacted.position <= manifest.shipped_position, "its compaction goes behind the log")
+    _require(compacted.size > 0, "its compaction has an empty root")
 
 
 def _check_checkpoints(manifest: Manifest, keys: EngineKeys) -> None:
@@ -191,20 +240,21 @@ class OwnedManifest:
         changed = change(before)
         if changed == before and before.epoch == self._owned.epoch:
             return before
-        _refuse_to_go_back(before, changed)
+        refuse_to_go_back(before, changed)
         after = msgspec.structs.replace(
             changed, epoch=self._owned.epoch, revision=before.revision + 1, updated_us=self._clock.now_us()
         )
-        _check(after, self._keys)
+        check_manifest(after, self._keys)
         write = Put(self._keys.engine_manifest, encode_manifest(after))
         self._owned.ownership.change([Step(write, None if found is None else found[1])])
         return after
 
 
-_GROWING = ("high_water_mark", "high_water_lsn", "shipped_lsn", "shipped_position", "history_start_seq")
+_GROWING = ("high_water_mark", "high_water_lsn", "shipped_lsn", "shipped_position", "history_start_seq", "generation")
 
 
-def _refuse_to_go_back(before: Manifest, after: Manifest) -> None:
+def refuse_to_go_back(before: Manifest, after: Manifest) -> None:
+    """DataError names what would."""
     for name in _GROWING:
         if getattr(after, name) < getattr(before, name):
             raise DataError(f"{name} would go back from {getattr(before, name)} to {getattr(after, name)}")

@@ -323,8 +323,8 @@ class EngineKeys(TopicKeys):
         match = _CHECKPOINT.fullmatch(key.removeprefix(self.checkpoints_prefix))
         if match is None or not key.startswith(self.checkpoints_prefix):
             return None
-        numbers = [int(number) for number in match.groups()[:3]]
-        return CheckpointId(*numbers, digest=match[4] or "") if max(numbers) <= MAX_OFFSET else None
+        found = CheckpointId(int(match[1]), int(match[2]), int(match[3]), match[4] or "")
+        return found if max(found[:3]) <= MAX_OFFSET else None
 
     def state_part(self, name: StatePartId) -> str:
         """Where one file of a state is."""
