@@ -1,12 +1,17 @@
-"""A state in the store: every version up to a seq, as the tree has it, in one object. A restore begins with it.
+"""A state in the store: every version up to a seq, as the tree has it. A restore begins with it.
 
     "TCKP" u32 version | block ... block | footer: msgpack | footer bytes u32, crc32 of the footer u32, "TCKPEND1"
 
 The footer says what it is a state of (seq, LSN from which on the log goes on, epoch), how many rows there are, their
-digest, and of every block its place, its number of rows and its first and last key.
+digest, and
+
+    version 1   of every block its place, its number of rows and its first and last key: all in one object
+    version 2   which row files (`row_file`) have the rows, in order of key. There are no blocks then, and the digest is
+                that of the digests of the files. A compaction and its state have the same files.
 
 Invariants
-- It is written from a stream and read as one: about one block is in memory.
+- It is written from a stream and read as one: about one block is in memory, and what is fetched ahead.
+- No time of day is in one of version 2, and its name has its digest: who writes it again writes the same.
 - It appears whole or not at all, and counts when the manifest names it.
 - What is read is compared with all of that, and the digest at last: a state that was read to its end is the one that
   was written. Damage is named with its byte.
@@ -18,8 +23,10 @@ from __future__ import annotations
 
 import hashlib
 import struct
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import Executor
 from functools import partial
+from itertools import pairwise
 from typing import TypeVar
 
 import msgspec
@@ -35,14 +42,19 @@ from tidelog.engine.cell_blocks import (
     rows_in,
 )
 from tidelog.engine.manifest import StoredCheckpoint
-from tidelog.errors import CorruptionError, DataError
+from tidelog.engine.place import cell_of
+from tidelog.engine.row_file import RowPart
+from tidelog.engine.row_parts import rows_of_parts
+from tidelog.errors import CorruptionError, DataError, InputError
 from tidelog.log.frame import crc32
+from tidelog.tier.compacted_names import digest_of
 from tidelog.tier.keys import CheckpointId, EngineKeys
 from tidelog.tier.object_store import ObjectStore
 
 MAGIC = b"TCKP"
 END_MAGIC = b"TCKPEND1"
 VERSION = 1
+VERSION_OF_PARTS = 2
 MAX_FOOTER_BYTES = 256 << 20
 _RANGE_BYTES = 4 << 20
 _DIGEST_BYTES = 32
@@ -63,8 +75,8 @@ class BlockPlace(msgspec.Struct, frozen=True, array_like=True):
     last_key: bytes
 
 
-class Footer(msgspec.Struct, frozen=True, kw_only=True):
-    """What a state says about itself."""
+class Footer(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What a state says about itself: it has blocks (version 1) or parts (version 2)."""
 
     seq: int
     lsn: int
@@ -74,6 +86,7 @@ class Footer(msgspec.Struct, frozen=True, kw_only=True):
     digest: str
     created_us: int
     blocks: tuple[BlockPlace, ...]
+    parts: tuple[RowPart, ...] = ()
 
 
 def write_checkpoint(
@@ -104,15 +117,62 @@ def write_checkpoint(
             created_us=created_us,
             blocks=tuple(places),
         )
-        encoded = msgspec.msgpack.encode(footer)
-        writer.write(encoded + _TAIL.pack(len(encoded), crc32(encoded), END_MAGIC))
+        writer.write(_encoded_footer(footer))
+    return _listed(keys, name, footer, writer.bytes_written, created_us)
+
+
+def write_parts_state(
+    objects: ObjectStore,
+    keys: EngineKeys,
+    name: CheckpointId,
+    parts: Sequence[RowPart],
+    *,
+    created_us: int,
+    history_start_seq: int,
+) -> StoredCheckpoint:
+    """Writes a state whose rows are in row files, which are there already, in order of key.
+
+    Its name gets its digest. `created_us` is for the manifest alone.
+    """
+    if any(before.last_key >= part.first_key for before, part in pairwise(parts)):
+        raise InputError("the files of a state are not in order of key")
+    footer = Footer(
+        seq=name.seq,
+        lsn=name.lsn,
+        epoch=name.epoch,
+        history_start_seq=history_start_seq,
+        rows=sum(part.rows for part in parts),
+        digest=_digest_of_parts(parts),
+        created_us=0,
+        blocks=(),
+        parts=tuple(parts),
+    )
+    data = _HEAD.pack(MAGIC, VERSION_OF_PARTS) + _encoded_footer(footer)
+    named = name._replace(digest=digest_of(data))
+    objects.put(keys.checkpoint(named), data)
+    return _listed(keys, named, footer, len(data), created_us)
+
+
+def _digest_of_parts(parts: Sequence[RowPart]) -> str:
+    digest = hashlib.blake2b(digest_size=_DIGEST_BYTES)
+    for part in parts:
+        digest.update(part.digest.encode())
+    return digest.hexdigest()
+
+
+def _encoded_footer(footer: Footer) -> bytes:
+    encoded = msgspec.msgpack.encode(footer)
+    return encoded + _TAIL.pack(len(encoded), crc32(encoded), END_MAGIC)
+
+
+def _listed(keys: EngineKeys, name: CheckpointId, footer: Footer, size: int, created_us: int) -> StoredCheckpoint:
     return StoredCheckpoint(
         key=keys.checkpoint(name),
         seq=name.seq,
         lsn=name.lsn,
         epoch=name.epoch,
         rows=footer.rows,
-        size=writer.bytes_written,
+        size=size,
         digest=footer.digest,
         created_us=created_us,
     )
@@ -128,11 +188,30 @@ class StoredState:
     def __init__(self, objects: ObjectStore, listed: StoredCheckpoint) -> None:
         self._objects = objects
         self._listed = listed
+        self._version = VERSION
         self.key = listed.key
         self.footer = self._checked(0, self._read_footer)
 
-    def rows(self) -> Iterator[Row]:
-        """All rows in order. Whoever has seen the last of them has seen what was written."""
+    def parts(self) -> tuple[RowPart, ...]:
+        """The row files of a state that consists of such."""
+        return self.footer.parts
+
+    @property
+    def stored_bytes(self) -> int:
+        """What it has in the store, its row files included."""
+        return self._listed.size + sum(part.size for part in self.parts())
+
+    def rows(self, fetchers: Executor | None = None) -> Iterator[Row]:
+        """All rows in order: keys of the tree and their cells. Whoever has seen the last has seen what was written.
+
+        With `fetchers` row files are fetched ahead.
+        """
+        if self._version == VERSION:
+            return self._own_rows()
+        rows = rows_of_parts(self._objects, self.parts(), "versions", fetchers)
+        return ((key, cell_of(value)) for key, value in rows)
+
+    def _own_rows(self) -> Iterator[Row]:
         digest, last_key, rows = hashlib.blake2b(digest_size=_DIGEST_BYTES), b"", 0
         for place, block in self._blocks():
             raw = self._checked(place.byte, partial(decode_block, block))
@@ -180,8 +259,9 @@ class StoredState:
         size = self._objects.head(self.key).size
         if size != listed.size or size < _HEAD.size + _TAIL.size:
             raise DataError(f"a state of {size} bytes, and the manifest says {listed.size}")
-        if bytes(self._objects.read_range(self.key, 0, _HEAD.size)) != _HEAD.pack(MAGIC, VERSION):
-            raise DataError(f"not the beginning of a state of version {VERSION}")
+        magic, self._version = _HEAD.unpack(self._objects.read_range(self.key, 0, _HEAD.size))
+        if magic != MAGIC or self._version not in (VERSION, VERSION_OF_PARTS):
+            raise DataError(f"not the beginning of a state of version {VERSION} or {VERSION_OF_PARTS}")
         length, crc, magic = _TAIL.unpack(self._objects.read_range(self.key, size - _TAIL.size, _TAIL.size))
         begin = size - _TAIL.size - length
         if magic != END_MAGIC or length > MAX_FOOTER_BYTES or begin < _HEAD.size:
@@ -189,7 +269,9 @@ class StoredState:
         data = bytes(self._objects.read_range(self.key, begin, length))
         if crc32(data) != crc:
             raise DataError("a footer with a checksum that does not match")
-        return _checked_footer(data, listed, begin)
+        footer = _checked_footer(data, listed)
+        _check_blocks(footer, begin) if self._version == VERSION else _check_parts(footer, begin)
+        return footer
 
     def _checked(self, byte: int, work: Callable[[], Result]) -> Result:
         try:
@@ -205,7 +287,7 @@ class StoredState:
         return CorruptionError(message, path=self.key, byte=byte, operation="read", hint=_HINT)
 
 
-def _checked_footer(data: bytes, listed: StoredCheckpoint, end: int) -> Footer:
+def _checked_footer(data: bytes, listed: StoredCheckpoint) -> Footer:
     try:
         footer = msgspec.msgpack.decode(data, type=Footer)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
@@ -213,6 +295,10 @@ def _checked_footer(data: bytes, listed: StoredCheckpoint, end: int) -> Footer:
     said = (footer.seq, footer.lsn, footer.epoch, footer.rows, footer.digest)
     if said != (listed.seq, listed.lsn, listed.epoch, listed.rows, listed.digest):
         raise DataError("a footer that says something else than the manifest")
+    return footer
+
+
+def _check_blocks(footer: Footer, end: int) -> None:
     byte = _HEAD.size
     for place in footer.blocks:
         if place.byte != byte or place.size <= HEADER_BYTES or place.count <= 0:
@@ -220,4 +306,17 @@ def _checked_footer(data: bytes, listed: StoredCheckpoint, end: int) -> Footer:
         byte += place.size
     if byte != end or sum(place.count for place in footer.blocks) != footer.rows:
         raise DataError("a footer whose blocks do not add up")
-    return footer
+    if footer.parts:
+        raise DataError("a footer with blocks and with parts")
+
+
+def _check_parts(footer: Footer, end: int) -> None:
+    parts = footer.parts
+    if end != _HEAD.size or footer.blocks:
+        raise DataError("a footer of parts behind something else")
+    if any(part.rows <= 0 or part.size <= 0 or part.first_key > part.last_key for part in parts):
+        raise DataError("a footer with a part without rows")
+    if any(before.last_key >= part.first_key for before, part in pairwise(parts)):
+        raise DataError("a footer whose parts are not in order of key")
+    if sum(part.rows for part in parts) != footer.rows or _digest_of_parts(parts) != footer.digest:
+        raise DataError("a footer whose parts do not add up")
