@@ -72,7 +72,12 @@ def settled(files: Files, directory: Path, store: str | None) -> EngineDirectory
     if store is not None:
         info = msgspec.structs.replace(info, store=store)
     if info != known:
-        with explained("open engine", directory):
-            files.make_directories(directory)
-            files.write_atomically(directory / ENGINE_FILE, encode_document(_KIND, _VERSION, info))
+        remember(files, directory, info)
     return info
+
+
+def remember(files: Files, directory: Path, info: EngineDirectory) -> None:
+    """Writes it down, durably."""
+    with explained("open engine", directory):
+        files.make_directories(directory)
+        files.write_atomically(directory / ENGINE_FILE, encode_document(_KIND, _VERSION, info))

@@ -50,7 +50,7 @@ from tidelog.tier.object_store import ObjectStore
 
 _logger = logging.getLogger("tidelog.engine")
 RESTORING = "restoring"
-_CHANGES_BYTES = 64 << 20
+CHANGES_BYTES = 64 << 20
 _FETCHING_THREADS = 4
 _PIN_SECONDS = 24 * 3600
 
@@ -82,7 +82,10 @@ OnProgress = Callable[[RestoreProgress], None]
 
 
 class Restore:
-    """One restore."""
+    """One restore.
+
+    What takes long may be done elsewhere by whoever derives from it: `_loaded`, `_changes`, `_replay`, `_build`.
+    """
 
     def __init__(
         self,
@@ -139,7 +142,7 @@ class Restore:
 
     def _restore(self, manifest: Manifest, fetchers: DaemonPool) -> RestoreReport:
         state = self._load_state(manifest)
-        changes = Changes(self._runs, _CHANGES_BYTES)
+        changes = self._changes()
         first_lsn = self._first_lsn(state)
         replay = Replay(self._catalog, self._objects, fetchers, changes, first_lsn)
         self._replay(replay, manifest)
@@ -230,6 +233,10 @@ class Restore:
         return first_lsn
 
     # The log
+
+    def _changes(self) -> Changes:
+        """Takes what the log has changed."""
+        return Changes(self._runs, CHANGES_BYTES)
 
     def _replay(self, replay: Replay, manifest: Manifest) -> None:
         total = sum(

@@ -13,6 +13,7 @@ from __future__ import annotations
 import heapq
 from collections.abc import Iterable, Iterator
 from pathlib import Path
+from typing import Protocol
 
 from tidelog.engine.cell_blocks import HEADER_BYTES, Row, block_bytes, count_of, decode_block, encode_blocks, rows_in
 from tidelog.errors import CorruptionError, DataError
@@ -77,10 +78,16 @@ class Runs:
             file.close()
 
 
+class RunSink(Protocol):
+    """Where runs go."""
+
+    def add(self, rows: list[Row]) -> int: ...
+
+
 class Changes:
     """What the log changes, gathered in memory and written as a run when there is enough of it."""
 
-    def __init__(self, runs: Runs, max_bytes: int) -> None:
+    def __init__(self, runs: RunSink, max_bytes: int) -> None:
         self._runs = runs
         self._max_bytes = max_bytes
         self._rows: dict[bytes, bytes] = {}
