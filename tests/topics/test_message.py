@@ -147,7 +147,7 @@ NO_BYTES = [
 ]
 
 
-@pytest.mark.parametrize("wrong", NO_BYTES, ids=repr)
+@pytest.mark.parametrize("wrong", NO_BYTES, ids=lambda wrong: type(wrong).__name__)
 def test_what_is_not_bytes_is_refused(wrong: Any) -> None:
     """Text, numbers and views of anything but consecutive bytes raise TypeError, wherever they stand."""
     assert assert_twins_agree("encode", wrong, None, None, 0)[1] is TypeError
