@@ -48,6 +48,7 @@ setup(
         _extension("tidelog.log._kernel"),
         _extension("tidelog.topics._envelope"),
         _extension("tidelog.engine._engine"),
+        _extension("tidelog.engine._entries"),
         _extension("tidelog.engine._record"),
     ],
     cmdclass={"build_ext": BuildOptionalExtensions},

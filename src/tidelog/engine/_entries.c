@@ -1,0 +1,468 @@
+/* Records of the log as columns: which of them count, and what they say. `entry_columns_python.py` is the twin that
+   defines every answer; the record is drawn in `operation_record.py`, its body in `body.py`.
+
+   Invariants
+   - Bytes are hostile: nothing is read that was not checked to lie inside of its record, and nothing is written that
+     was not counted before.
+   - Records are looked at twice: to check and to measure them, then to copy. Only the first can fail. */
+
+#define PY_SSIZE_T_CLEAN
+#include <Python.h>
+
+#include "../log/_arguments.h"
+#include "../log/_crc32.h"
+
+#define HEADER_BYTES 32
+#define OPERATION_BYTES 72
+#define METADATA_LENGTH_BYTES 4
+#define KIND_OPERATION 1
+#define FLAG_LAST 1
+#define FLAG_REFUSED 2
+#define OP_PUT_OBJECT 4
+#define OP_COPY_OBJECT 6
+#define CODEC_ZSTD 1
+
+#define STILL_OPEN 0
+#define COUNTS 1
+#define NEVER_COMPLETE 2
+
+#define WANT_NAMES 1
+#define WANT_SOURCES 2
+#define WANT_REASONS 4
+#define WANT_METADATA 8
+#define WANT_VALUES 16
+
+#define NAMES 5
+#define STRINGS 7
+#define NUMBERS 9
+
+typedef struct {
+    PyObject *data_error;
+} EntriesState;
+
+static int complain(EntriesState *state, const char *text, uint64_t lsn) {
+    PyErr_Format(state->data_error, "%s, LSN %llu", text, (unsigned long long)lsn);
+    return -1;
+}
+
+static int take_u64(PyObject *object, uint64_t *number) {
+    *number = PyLong_AsUnsignedLongLong(object);
+    return *number == (uint64_t)-1 && PyErr_Occurred() ? -1 : 0;
+}
+
+/* ---- select_entries ---- */
+
+typedef struct {
+    uint32_t *items;
+    size_t count;
+} Indexes;
+
+typedef struct {
+    uint64_t first_lsn, first_seq, last_seq, open_seq;
+    size_t start, stop, owned_stop;
+    const uint8_t *dead;
+    size_t dead_count, at_dead;
+    Indexes chosen, pending;
+    int fate, met_next;
+} Selection;
+
+static int is_dead(Selection *selection, uint64_t lsn) {
+    while (selection->at_dead < selection->dead_count && native_u64(selection->dead, selection->at_dead + 1) < lsn) {
+        selection->at_dead += 2;
+    }
+    return selection->at_dead < selection->dead_count && native_u64(selection->dead, selection->at_dead) <= lsn;
+}
+
+static void settle(Selection *selection, int fate) {
+    if (selection->fate == STILL_OPEN && selection->open_seq != 0) {
+        selection->fate = fate;
+    }
+    selection->open_seq = 0;
+}
+
+/* The record of an operation that was not rolled back. 1: it begins an entry that is not ours, nor is what follows. */
+static int select_operation(Selection *selection, const uint8_t *record, size_t index) {
+    uint64_t seq = load_u64(record + 8), previous_lsn = load_u64(record + 16);
+    if (previous_lsn == 0 || seq != selection->open_seq) {
+        settle(selection, NEVER_COMPLETE);
+        selection->pending.count = 0;
+        if (index >= selection->owned_stop) {
+            return 1;
+        }
+        if (previous_lsn != 0) {
+            return 0; /* the entry began before the first record here: it is somebody else's */
+        }
+    }
+    if (selection->first_seq <= seq && seq <= selection->last_seq) {
+        selection->pending.items[selection->pending.count++] = (uint32_t)index;
+    }
+    if (record[1] & FLAG_LAST) {
+        settle(selection, COUNTS);
+        memcpy(selection->chosen.items + selection->chosen.count, selection->pending.items,
+               selection->pending.count * sizeof(uint32_t));
+        selection->chosen.count += selection->pending.count;
+        selection->pending.count = 0;
+    } else {
+        selection->open_seq = seq;
+    }
+    return 0;
+}
+
+static int select_all(EntriesState *state, Selection *selection, const Places *places) {
+    for (size_t index = selection->start; index < places->count && index < selection->stop; index++) {
+        Slice record;
+        if (place_of(places, index, &record) < 0) {
+            return -1;
+        }
+        uint64_t lsn = selection->first_lsn + index;
+        if (record.size < HEADER_BYTES) {
+            PyErr_Format(state->data_error, "a record of %zu bytes has no header, LSN %llu", record.size,
+                         (unsigned long long)lsn);
+            return -1;
+        }
+        if (record.data[0] != KIND_OPERATION || is_dead(selection, lsn)) {
+            continue;
+        }
+        if (select_operation(selection, record.data, index)) {
+            selection->met_next = 1;
+            return 0;
+        }
+    }
+    return 0;
+}
+
+static PyObject *selected(const Selection *selection) {
+    const Indexes *chosen = &selection->chosen, *pending = &selection->pending;
+    return Py_BuildValue("iy#y#KO", selection->fate, (const char *)chosen->items,
+                         (Py_ssize_t)(chosen->count * sizeof(uint32_t)), (const char *)pending->items,
+                         (Py_ssize_t)(pending->count * sizeof(uint32_t)), (unsigned long long)selection->open_seq,
+                         selection->met_next ? Py_True : Py_False);
+}
+
+static int take_selection(PyObject *const *arguments, Selection *selection) {
+    if (take_u64(arguments[0], &selection->first_lsn) < 0 || parse_index(arguments[4], "start", &selection->start) < 0 ||
+        parse_index(arguments[5], "stop", &selection->stop) < 0 ||
+        parse_index(arguments[6], "owned_stop", &selection->owned_stop) < 0 ||
+        take_u64(arguments[8], &selection->first_seq) < 0 || take_u64(arguments[9], &selection->last_seq) < 0) {
+        return -1;
+    }
+    return take_u64(arguments[10], &selection->open_seq);
+}
+
+static PyObject *entries_select(PyObject *module, PyObject *const *arguments, Py_ssize_t count) {
+    Selection selection;
+    memset(&selection, 0, sizeof selection);
+    Places places;
+    if (expect_arguments("select_entries", count, 11, 11) < 0 || take_selection(arguments, &selection) < 0 ||
+        places_take(&places, arguments + 1) < 0) {
+        return NULL;
+    }
+    Py_buffer dead;
+    if (PyObject_GetBuffer(arguments[7], &dead, PyBUF_SIMPLE) < 0) {
+        places_release(&places);
+        return NULL;
+    }
+    selection.dead = dead.buf;
+    selection.dead_count = (size_t)dead.len / 16 * 2;
+    PyObject *result = NULL;
+    size_t room = (places.count + 1) * sizeof(uint32_t);
+    selection.chosen.items = PyMem_Malloc(room);
+    selection.pending.items = PyMem_Malloc(room);
+    if (selection.chosen.items == NULL || selection.pending.items == NULL) {
+        PyErr_NoMemory();
+    } else if (select_all(PyModule_GetState(module), &selection, &places) == 0) {
+        result = selected(&selection);
+    }
+    PyMem_Free(selection.chosen.items);
+    PyMem_Free(selection.pending.items);
+    PyBuffer_Release(&dead);
+    places_release(&places);
+    return result;
+}
+
+/* ---- gather_entries ---- */
+
+typedef struct {
+    uint64_t lsn;
+    const uint8_t *record;
+    Slice strings[STRINGS];
+    int is_compressed;
+} Row;
+
+static const int asked[NAMES] = {WANT_NAMES, WANT_NAMES, WANT_SOURCES, WANT_SOURCES, WANT_REASONS};
+
+static int has_right_names(const uint8_t *record) {
+    uint8_t op = record[44];
+    int key = load_u16(record + 47) != 0, src_bucket = load_u16(record + 49) != 0, src_key = load_u16(record + 51) != 0;
+    if (op < 1 || op > OP_COPY_OBJECT || load_u16(record + 45) == 0) {
+        return 0;
+    }
+    int is_copy = op == OP_COPY_OBJECT;
+    return key == (op >= OP_PUT_OBJECT) && src_bucket == is_copy && src_key == is_copy;
+}
+
+static int check_operation(EntriesState *state, Slice record, uint64_t lsn) {
+    if (record.size < OPERATION_BYTES || record.data[0] != KIND_OPERATION) {
+        PyErr_Format(state->data_error, "a record of %zu bytes is no operation, LSN %llu", record.size,
+                     (unsigned long long)lsn);
+        return -1;
+    }
+    uint64_t end = OPERATION_BYTES + (uint64_t)load_u32(record.data + 68);
+    for (int name = 0; name < NAMES; name++) {
+        end += load_u16(record.data + 45 + 2 * name);
+    }
+    if (end != load_u32(record.data + 4) || end > record.size) {
+        return complain(state, "the lengths in an operation do not add up", lsn);
+    }
+    int has_body = record.data[44] == OP_PUT_OBJECT && !(record.data[1] & FLAG_REFUSED);
+    if (!has_right_names(record.data) || load_u64(record.data + 8) == 0 || record.data[67] > CODEC_ZSTD ||
+        (load_u32(record.data + 68) != 0) != has_body) {
+        return complain(state, "a record that cannot be an operation", lsn);
+    }
+    return 0;
+}
+
+static void find_names(Row *row, int wanted) {
+    const uint8_t *at = row->record + OPERATION_BYTES;
+    for (int name = 0; name < NAMES; name++) {
+        size_t size = load_u16(row->record + 45 + 2 * name);
+        row->strings[name] = (Slice){at, wanted & asked[name] ? size : 0};
+        at += size;
+    }
+}
+
+/* Metadata and data of a body that is stored as it is. */
+static int find_body(EntriesState *state, Row *row, int wanted) {
+    size_t stored_bytes = load_u32(row->record + 68);
+    row->strings[5] = row->strings[6] = (Slice){row->record, 0};
+    row->is_compressed = stored_bytes != 0 && row->record[67] != 0;
+    if (stored_bytes == 0 || row->is_compressed || !(wanted & (WANT_METADATA | WANT_VALUES))) {
+        return 0;
+    }
+    const uint8_t *body = row->record + load_u32(row->record + 4) - stored_bytes;
+    if (crc_of(body, stored_bytes) != load_u32(row->record + 55)) {
+        return complain(state, "the checksum of the object's body does not match", row->lsn);
+    }
+    uint64_t metadata_bytes = stored_bytes >= METADATA_LENGTH_BYTES ? load_u32(body) : 0;
+    uint64_t size = load_u64(row->record + 59), rest = stored_bytes - METADATA_LENGTH_BYTES;
+    if (stored_bytes < METADATA_LENGTH_BYTES || metadata_bytes > rest || size != rest - metadata_bytes) {
+        PyErr_Format(state->data_error, "a body of %zu bytes cannot hold %llu and %llu bytes, LSN %llu", stored_bytes,
+                     (unsigned long long)metadata_bytes, (unsigned long long)size, (unsigned long long)row->lsn);
+        return -1;
+    }
+    body += METADATA_LENGTH_BYTES;
+    row->strings[5] = (Slice){body, wanted & WANT_METADATA ? (size_t)metadata_bytes : 0};
+    row->strings[6] = (Slice){body + metadata_bytes, wanted & WANT_VALUES ? (size_t)size : 0};
+    return 0;
+}
+
+typedef struct {
+    uint64_t first_lsn;
+    Places places;
+    Py_buffer indexes;
+    size_t start, max_rows, max_bytes;
+    int wanted;
+    size_t rows, compressed, bytes[STRINGS];
+} Gathering;
+
+static int find_row(EntriesState *state, const Gathering *gathering, size_t at, Row *row) {
+    size_t index = native_u32(gathering->indexes.buf, at);
+    Slice record;
+    if (index >= gathering->places.count) {
+        PyErr_SetString(PyExc_ValueError, "an index is behind the last record");
+        return -1;
+    }
+    row->lsn = gathering->first_lsn + index;
+    if (place_of(&gathering->places, index, &record) < 0 || check_operation(state, record, row->lsn) < 0) {
+        return -1;
+    }
+    row->record = record.data;
+    find_names(row, gathering->wanted);
+    return find_body(state, row, gathering->wanted);
+}
+
+static int measure(EntriesState *state, Gathering *gathering, Row *rows, size_t room) {
+    uint64_t total = 0;
+    while (gathering->rows < room && (gathering->rows == 0 || total < gathering->max_bytes)) {
+        Row *row = &rows[gathering->rows];
+        if (find_row(state, gathering, gathering->start + gathering->rows, row) < 0) {
+            return -1;
+        }
+        for (int name = 0; name < STRINGS; name++) {
+            gathering->bytes[name] += row->strings[name].size;
+            total += row->strings[name].size;
+        }
+        gathering->compressed += (size_t)row->is_compressed;
+        gathering->rows++;
+    }
+    if (total > INT32_MAX) {
+        PyErr_SetString(PyExc_OverflowError, "more bytes than a column can hold");
+        return -1;
+    }
+    return 0;
+}
+
+static const size_t widths[NUMBERS] = {8, 8, 8, 8, 4, 4, 1, 1, 1};
+
+static void copy_numbers(uint8_t *const *columns, const Row *row, size_t at) {
+    const uint64_t wide[4] = {load_u64(row->record + 8), row->lsn, load_u64(row->record + 32), load_u64(row->record + 59)};
+    for (int column = 0; column < 4; column++) {
+        store_u64(columns[column] + 8 * at, wide[column]);
+    }
+    store_u32(columns[4] + 4 * at, load_u32(row->record + 55));
+    store_u32(columns[5] + 4 * at, load_u32(row->record + 40));
+    columns[6][at] = row->record[44];
+    columns[7][at] = row->record[1];
+    columns[8][at] = row->record[67];
+}
+
+static void copy_strings(uint8_t *ends, uint8_t *data, const Row *rows, size_t count, int name) {
+    uint32_t end = 0;
+    store_u32(ends, 0);
+    for (size_t at = 0; at < count; at++) {
+        Slice text = rows[at].strings[name];
+        memcpy(data + end, text.data, text.size);
+        end += (uint32_t)text.size;
+        store_u32(ends + 4 * (at + 1), end);
+    }
+}
+
+/* A new bytes object in a tuple, to be filled; NULL when there is no memory. */
+static uint8_t *add_bytes(PyObject *tuple, Py_ssize_t at, size_t size) {
+    PyObject *bytes = PyBytes_FromStringAndSize(NULL, (Py_ssize_t)size);
+    if (bytes == NULL) {
+        return NULL;
+    }
+    PyTuple_SET_ITEM(tuple, at, bytes);
+    return (uint8_t *)PyBytes_AS_STRING(bytes);
+}
+
+static int fill(const Gathering *gathering, const Row *rows, PyObject *numbers, PyObject *strings) {
+    uint8_t *columns[NUMBERS];
+    for (int column = 0; column < NUMBERS; column++) {
+        columns[column] = add_bytes(numbers, column, widths[column] * gathering->rows);
+        if (columns[column] == NULL) {
+            return -1;
+        }
+    }
+    for (size_t at = 0; at < gathering->rows; at++) {
+        copy_numbers(columns, &rows[at], at);
+    }
+    for (int name = 0; name < STRINGS; name++) {
+        uint8_t *ends = add_bytes(strings, 2 * name, 4 * (gathering->rows + 1));
+        uint8_t *data = ends == NULL ? NULL : add_bytes(strings, 2 * name + 1, gathering->bytes[name]);
+        if (data == NULL) {
+            return -1;
+        }
+        copy_strings(ends, data, rows, gathering->rows, name);
+    }
+    return 0;
+}
+
+static PyObject *gathered(EntriesState *state, Gathering *gathering, Row *rows, size_t room) {
+    if (measure(state, gathering, rows, room) < 0) {
+        return NULL;
+    }
+    PyObject *numbers = PyTuple_New(NUMBERS), *strings = PyTuple_New(2 * STRINGS), *result = NULL;
+    if (numbers != NULL && strings != NULL && fill(gathering, rows, numbers, strings) == 0) {
+        result = Py_BuildValue("nnnOO", (Py_ssize_t)gathering->rows, (Py_ssize_t)(gathering->start + gathering->rows),
+                               (Py_ssize_t)gathering->compressed, numbers, strings);
+    }
+    Py_XDECREF(numbers);
+    Py_XDECREF(strings);
+    return result;
+}
+
+static int take_gathering(PyObject *const *arguments, Gathering *gathering) {
+    size_t wanted = 0;
+    if (take_u64(arguments[0], &gathering->first_lsn) < 0 || parse_index(arguments[5], "start", &gathering->start) < 0 ||
+        parse_index(arguments[6], "wanted", &wanted) < 0 ||
+        parse_index(arguments[7], "max_rows", &gathering->max_rows) < 0) {
+        return -1;
+    }
+    gathering->wanted = (int)(wanted & 31);
+    return parse_index(arguments[8], "max_bytes", &gathering->max_bytes);
+}
+
+static PyObject *entries_gather(PyObject *module, PyObject *const *arguments, Py_ssize_t count) {
+    Gathering gathering;
+    memset(&gathering, 0, sizeof gathering);
+    if (expect_arguments("gather_entries", count, 9, 9) < 0 || take_gathering(arguments, &gathering) < 0 ||
+        places_take(&gathering.places, arguments + 1) < 0) {
+        return NULL;
+    }
+    if (PyObject_GetBuffer(arguments[4], &gathering.indexes, PyBUF_SIMPLE) < 0) {
+        places_release(&gathering.places);
+        return NULL;
+    }
+    size_t there = (size_t)gathering.indexes.len / 4;
+    size_t room = gathering.start < there ? there - gathering.start : 0;
+    room = room < gathering.max_rows ? room : gathering.max_rows;
+    Row *rows = PyMem_Malloc((room + 1) * sizeof(Row));
+    PyObject *result = rows == NULL ? PyErr_NoMemory() : gathered(PyModule_GetState(module), &gathering, rows, room);
+    PyMem_Free(rows);
+    PyBuffer_Release(&gathering.indexes);
+    places_release(&gathering.places);
+    return result;
+}
+
+/* ---- the module ---- */
+
+static PyMethodDef entries_methods[] = {
+    {"select_entries", (PyCFunction)(void (*)(void))entries_select, METH_FASTCALL,
+     PyDoc_STR("select_entries(first_lsn, buffer, positions, lengths, start, stop, owned_stop, dead, first_seq, last_seq, "
+               "open_seq): (fate, indexes that count, indexes of an open entry, its seq, whether the next was met).")},
+    {"gather_entries", (PyCFunction)(void (*)(void))entries_gather, METH_FASTCALL,
+     PyDoc_STR("gather_entries(first_lsn, buffer, positions, lengths, indexes, start, wanted, max_rows, max_bytes): "
+               "(rows, where to go on, compressed rows, numbers, strings).")},
+    {NULL, NULL, 0, NULL},
+};
+
+static int entries_execute(PyObject *module) {
+    EntriesState *state = PyModule_GetState(module);
+    crc_prepare();
+    PyObject *errors = PyImport_ImportModule("tidelog.errors");
+    if (errors == NULL) {
+        return -1;
+    }
+    state->data_error = PyObject_GetAttrString(errors, "DataError");
+    Py_DECREF(errors);
+    return state->data_error == NULL ? -1 : 0;
+}
+
+static int entries_traverse(PyObject *module, visitproc visit, void *arg) {
+    EntriesState *state = PyModule_GetState(module);
+    Py_VISIT(state->data_error);
+    return 0;
+}
+
+static int entries_clear(PyObject *module) {
+    EntriesState *state = PyModule_GetState(module);
+    Py_CLEAR(state->data_error);
+    return 0;
+}
+
+static void entries_free(void *module) {
+    entries_clear(module);
+}
+
+static PyModuleDef_Slot entries_slots[] = {
+    {Py_mod_exec, entries_execute},
+    {0, NULL},
+};
+
+static struct PyModuleDef entries_module = {
+    .m_base = PyModuleDef_HEAD_INIT,
+    .m_name = "tidelog.engine._entries",
+    .m_doc = PyDoc_STR("Records of the log as columns, in C; entry_columns_python is its twin."),
+    .m_size = sizeof(EntriesState),
+    .m_methods = entries_methods,
+    .m_slots = entries_slots,
+    .m_traverse = entries_traverse,
+    .m_clear = entries_clear,
+    .m_free = entries_free,
+};
+
+PyMODINIT_FUNC PyInit__entries(void) {
+    return PyModuleDef_Init(&entries_module);
+}
