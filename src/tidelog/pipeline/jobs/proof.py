@@ -57,13 +57,14 @@ def total(tallies: Iterable[Tally], kind: Kind = "frames") -> Tally:
     return result
 
 
-class Side(msgspec.Struct, frozen=True, kw_only=True):
-    """One side of a proof, as it is shown. Both offsets belong to it."""
+class Side(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """One side of a proof, as it is shown. Both offsets belong to it. `unit` says what was counted, if not messages."""
 
     messages: int
     first_offset: int | None
     last_offset: int | None
     checksum: str
+    unit: str = "messages"
 
 
 def side_of(tally: Tally) -> Side:
@@ -97,5 +98,5 @@ class Proof(msgspec.Struct, frozen=True, kw_only=True):
 
 def _text(side: Side) -> str:
     if side.first_offset is None:
-        return f"{side.messages:,} messages, {side.checksum}"
-    return f"{side.messages:,} messages, offsets {side.first_offset} to {side.last_offset}, {side.checksum}"
+        return f"{side.messages:,} {side.unit}, {side.checksum}"
+    return f"{side.messages:,} {side.unit}, offsets {side.first_offset} to {side.last_offset}, {side.checksum}"
