@@ -7,9 +7,11 @@ from collections.abc import Callable
 import typer
 
 from tidelog.cli.pipeline_compact import compact
+from tidelog.cli.pipeline_digest import digest
 from tidelog.cli.pipeline_gc import gc
 from tidelog.cli.pipeline_replay import backfill, replay
 from tidelog.cli.pipeline_report import report
+from tidelog.cli.pipeline_restore import restore
 from tidelog.cli.pipeline_ship import ship
 from tidelog.cli.pipeline_table import table
 from tidelog.cli.pipeline_verify import verify
@@ -24,6 +26,8 @@ _JOBS: dict[str, Callable[..., None]] = {
     "replay": replay,
     "backfill": backfill,
     "gc": gc,
+    "restore": restore,
+    "digest": digest,
     "report": report,
 }
 
