@@ -27,7 +27,7 @@ class FakeEngine:
     def __init__(self, *, settles: bool = True) -> None:
         self.model = Model()
         self.marks = Marks()
-        self.transactions = Transactions(self)
+        self.transactions = Transactions()
         self.settles = settles
         self.batches: list[int] = []
         self.truncation_mark = 0
@@ -41,7 +41,7 @@ class FakeEngine:
         return self.marks.low_water_mark
 
     def transaction(self, timeout_seconds: float | None = 10.0) -> Transaction:
-        return self.transactions.begin(timeout_seconds)
+        return self.transactions.begin(self, timeout_seconds)
 
     def statistics(self) -> FakeStatistics:
         return FakeStatistics(self.transactions.statistics())

@@ -17,6 +17,7 @@ Invariants
 from __future__ import annotations
 
 import contextlib
+import weakref
 from collections.abc import Iterable
 from types import TracebackType
 from typing import Self
@@ -31,11 +32,13 @@ from tidelog.engine.engine_tasks import EngineTasks, TaskThreads
 from tidelog.engine.entry import Entry
 from tidelog.engine.garbage import Garbage
 from tidelog.engine.garbage_calls import GarbageCalls
+from tidelog.engine.holding import Holding
 from tidelog.engine.replayed import Replayed
 from tidelog.engine.results import Result
+from tidelog.engine.standing import Standing
 from tidelog.engine.transaction import DEFAULT_LOCK_TIMEOUT_SECONDS, Transaction, Transactions
 from tidelog.engine.upkeep import ColdTier, Upkeep
-from tidelog.errors import DiskFullError, LogFailedError, TidelogError
+from tidelog.errors import DiskFullError, TidelogError
 
 _MAX_CHUNK_BYTES = 2 << 20
 
@@ -51,24 +54,30 @@ class Engine(EngineReading, EngineTasks, GarbageCalls, CompactionCalls):
         *,
         runs_in_background: bool = True,
     ) -> None:
-        super().__init__(core, reader)
+        # Whatever a thread may hold is told of these, never of the engine: one that is dropped must be noticed.
+        standing = Standing(core, _nothing if cold is None else cold.check_not_fenced)
+        super().__init__(core, reader, standing)
+        self._check_open = standing.check
+        self._fail = standing.fail
         self._applying = core.applying
         self._replayed = Replayed(core.wal, core.versions)
-        self._transactions = Transactions(self)
+        self._transactions = Transactions()
         self._tasks = TaskThreads()
         self._unsettled: list[Entry] = []
-        self._failure: TidelogError | None = None
         self._garbage = Garbage(
             *(core, cold),
-            check=self._check_open,
-            on_failure=self._fail,
+            check=standing.check,
+            on_failure=standing.fail,
             least_read_seq=self._transactions.locks.least_seq,
         )
         self.upkeep = Upkeep(core, cold, self._garbage, runs_in_background=runs_in_background)
         """What runs beside: checkpoints, and shipping where there is a store."""
-        self._compaction = Compaction(core, cold, check=self._check_open, on_failure=self._fail)
+        self._compaction = Compaction(core, cold, check=standing.check, on_failure=standing.fail)
         if runs_in_background:
             self._compaction.start()
+        self._holding = Holding(core, standing, self.upkeep, self._compaction, self._transactions, self._tasks)
+        self._when_dropped = weakref.finalize(self, self._holding.on_dropped)
+        self._when_dropped.atexit = False  # at exit the logs are closed by their own ways
 
     # Applying
 
@@ -138,13 +147,6 @@ class Engine(EngineReading, EngineTasks, GarbageCalls, CompactionCalls):
         """An entry that was accepted before: what became of it."""
         return self._replayed.result(seq, entry)
 
-    def _fail(self, error: BaseException) -> None:
-        if self._failure is None:
-            self._failure = LogFailedError(
-                f"the engine failed and must be opened again: {error}", path=self._core.directory
-            )
-            self._core.fail()
-
     def update_low_water_mark(self, seq: int) -> None:
         """All replicas have applied everything up to a seq: it may be shipped, and is not rolled back any more."""
         checked_seq(seq, least=0)
@@ -175,7 +177,7 @@ class Engine(EngineReading, EngineTasks, GarbageCalls, CompactionCalls):
     def transaction(self, timeout_seconds: float | None = DEFAULT_LOCK_TIMEOUT_SECONDS) -> Transaction:
         """Reads and writes that become one batch for the orchestrator; a context manager. See `transaction.py`."""
         self._check_open()
-        return self._transactions.begin(timeout_seconds)
+        return self._transactions.begin(self, timeout_seconds)
 
     # Where it stands
 
@@ -215,22 +217,22 @@ class Engine(EngineReading, EngineTasks, GarbageCalls, CompactionCalls):
 
     # Ending
 
-    def close(self) -> None:
-        """Stops what runs beside, makes a last checkpoint and gives the directory back. Closing twice is fine."""
-        if self._closed:
+    def close(self, *, checkpoint: bool = True) -> None:
+        """Stops what runs beside, makes a last checkpoint and gives the directory back. Closing twice is fine.
+
+        The checkpoint spares the next opening work, and may be left out.
+        """
+        if self._standing.is_closed:
             return
+        self._when_dropped.detach()
         self._end_reading()
-        self._transactions.close()
-        self._compaction.stop()
-        self.upkeep.stop()
+        self._holding.stop()
         try:
-            if self._failure is None:
+            if checkpoint and not self._standing.has_failed:
                 with contextlib.suppress(TidelogError, OSError):  # the log has everything that a checkpoint has
                     self._core.checkpointer.checkpoint()
         finally:
-            self._tasks.close()
-            with self._applying:
-                self._core.close()
+            self._holding.give_back()
 
     def __enter__(self) -> Self:
         return self
@@ -240,9 +242,10 @@ class Engine(EngineReading, EngineTasks, GarbageCalls, CompactionCalls):
     ) -> None:
         self.close()
 
-    def _check_open(self) -> None:
-        if self._closed:
-            raise self._closed_error()
-        self.upkeep.check_not_fenced()
-        if self._failure is not None:
-            raise LogFailedError(self._failure.message, path=self._core.directory, hint="Close it and open it again")
+    def __repr__(self) -> str:
+        where = str(self._core.directory)
+        return f"<tidelog.Engine {where!r} applied_seq={self._marks.applied_seq} {self._standing}>"
+
+
+def _nothing() -> None:
+    """There is no store that another node could own."""

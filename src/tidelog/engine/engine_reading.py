@@ -23,21 +23,22 @@ from tidelog.engine.digest import Digest
 from tidelog.engine.put_record import plain_data
 from tidelog.engine.results import ObjectInfo, StoredObject, Tier, VersionInfo
 from tidelog.engine.retention import Pin, forgotten
-from tidelog.errors import ClosedError, GapError, InputError, NotFoundError, TidelogError
+from tidelog.engine.standing import Standing
+from tidelog.errors import GapError, InputError, NotFoundError, TidelogError
 
 
 class EngineReading:
     """The half of an engine that looks."""
 
-    def __init__(self, core: Core, reader: ColdReader | None) -> None:
+    def __init__(self, core: Core, reader: ColdReader | None, standing: Standing) -> None:
         self._core = core
+        self._standing = standing
         self._marks = core.marks
         self._wal = core.wal
         self._versions = core.versions
         self._buckets = core.buckets
         self._history = core.history
         self._cold = reader
-        self._closed = False
         self._find_in = core.versions.find_in
         self._pointer = core.versions.pointer
         self._read_stored = core.wal.read_stored
@@ -83,7 +84,7 @@ class EngineReading:
 
     def _look_again(self, bucket: str, key: str, seq: int | None, at: int) -> StoredObject:
         """For what was not found: it may have been removed since this read began. Then the newest state has changed."""
-        if seq is None and at < self._history.start_seq and not self._closed:
+        if seq is None and at < self._history.start_seq and not self._standing.is_closed:
             return self.read(bucket, key)
         raise self._not_found(bucket, key, at)
 
@@ -174,8 +175,8 @@ class EngineReading:
         return seq
 
     def _checked_seq(self, seq: int) -> int:
-        if self._closed:
-            raise self._closed_error()
+        if self._standing.is_closed:
+            raise self._standing.closed_error()
         checked_seq(seq, least=0)
         if seq > self._marks.applied_seq:
             raise InputError(
@@ -186,8 +187,8 @@ class EngineReading:
         return seq
 
     def _not_found(self, bucket: str, key: str, seq: int) -> TidelogError:
-        if self._closed:
-            return self._closed_error()
+        if self._standing.is_closed:
+            return self._standing.closed_error()
         if seq < self._history.start_seq:
             return forgotten(self._history.start_seq)
         if self._buckets.created(bucket, seq) is None:
@@ -199,8 +200,5 @@ class EngineReading:
 
     def _end_reading(self) -> None:
         """From here on reads find nothing, and look why."""
-        self._closed = True
+        self._standing.is_closed = True
         self._buckets = Buckets()
-
-    def _closed_error(self) -> ClosedError:
-        return ClosedError("the engine is closed", path=self._core.directory, hint="Open it again")

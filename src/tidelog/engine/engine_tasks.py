@@ -73,7 +73,7 @@ class _Engine(Protocol):
 
     def ship(self) -> int: ...
 
-    def close(self) -> None: ...
+    def close(self, *, checkpoint: bool = True) -> None: ...
 
 
 class _Asked(NamedTuple):
@@ -259,9 +259,9 @@ class EngineTasks:
         """As `ship`."""
         return await self._tasks.reach_store(self.ship)
 
-    async def close_async(self: _Engine) -> None:
+    async def close_async(self: _Engine, *, checkpoint: bool = True) -> None:
         """As `close`; what tasks had asked to be applied before is applied first."""
-        await close_in_thread(self)
+        await close_in_thread(self, checkpoint=checkpoint)
 
     async def __aenter__(self) -> Self:
         return self
@@ -275,10 +275,10 @@ class EngineTasks:
         await close_in_thread(self)
 
 
-async def close_in_thread(engine: _Engine) -> None:
+async def close_in_thread(engine: _Engine, *, checkpoint: bool = True) -> None:
     """Closes an engine behind everything that was asked for; one that is closed already is left alone."""
     try:
-        closing = engine._tasks.submit_in_order(engine.close)
+        closing = engine._tasks.submit_in_order(engine.close, checkpoint=checkpoint)
     except ClosedError:
         return
     await asyncio.wrap_future(closing)

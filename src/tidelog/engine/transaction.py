@@ -273,13 +273,12 @@ class Transactions:
     `rolled_back` after a rollback.
     """
 
-    def __init__(self, engine: Readable) -> None:
-        self._engine = engine
+    def __init__(self) -> None:
         self.locks = LockManager()
 
-    def begin(self, timeout_seconds: float | None = DEFAULT_LOCK_TIMEOUT_SECONDS) -> Transaction:
+    def begin(self, engine: Readable, timeout_seconds: float | None = DEFAULT_LOCK_TIMEOUT_SECONDS) -> Transaction:
         """A new one, to be used as a context manager; it waits for a lock no longer than that."""
-        return Transaction(self._engine, self.locks, timeout_seconds)
+        return Transaction(engine, self.locks, timeout_seconds)
 
     def settle(self, seq: int, entries: Iterable[Entry]) -> None:
         """Entries up to `seq` were applied. Nearly free while no transaction is open."""
