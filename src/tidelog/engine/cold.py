@@ -1,9 +1,12 @@
-"""Reading bodies from the store: by pointer, through a cache, from a replica where the store's own copy is bad.
+"""Reading bodies from the store: by pointer, through a cache, from another copy where the first one is bad.
+
+    the log's object (unless it was dropped) -> compacted data -> each replica: its log, its compacted data
 
 Invariants
-- What is handed out has the checksum of its cell. Bytes that have not are fetched once more, then from each replica;
-  if they come again as they were, the error names the object and the byte.
-- A lone read is one range request for exactly the body (a block of about 1 MiB where objects are compressed).
+- What is handed out has the checksum of its cell. Bytes that have not are fetched once more, then from the other
+  copies; if none is good, the error names the object and the byte of the first.
+- A lone read is one range request for exactly the body (a block of about 1 MiB where objects are compressed). Where the
+  record was dropped it is two: the index of compacted data is asked first.
 - Several who want the same body at the same time cause one request.
 - Nothing in here changes the store.
 """
@@ -13,23 +16,33 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from threading import Lock
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 
 from tidelog.engine.body import decode_body
 from tidelog.engine.cell import Cell
 from tidelog.engine.cold_cache import CacheStatistics, ColdCache
-from tidelog.engine.cold_objects import ColdObject, ColdObjects, Stretch, read_blocks, read_plain
+from tidelog.engine.cold_objects import ColdObject, ColdObjects, Stretch, missing, read_blocks, read_plain
+from tidelog.engine.compacted_bodies import CompactedBodies, CompactedBody, OnRequest, manifest_in
+from tidelog.engine.manifest import Manifest, read_manifest
 from tidelog.engine.read_ahead import ReadAhead
 from tidelog.errors import CorruptionError, DataError, GapError, NotFoundError, RetryError, TidelogError
 from tidelog.tier.catalog import Catalog
 from tidelog.tier.daemon_pool import DaemonPool
+from tidelog.tier.keys import EngineKeys
 from tidelog.tier.object_store import ObjectStore
 
 _FETCHING_THREADS = 2
 _DAMAGE_HINT = "Put a good copy of the object in its place; an engine with replicas reads theirs"
 Body = tuple[bytes, dict[str, Any]]
+
+
+class Fetched(NamedTuple):
+    """A stored body, and how it is compressed where it came from."""
+
+    stored: bytes
+    codec: int
 
 
 class ColdStatistics(msgspec.Struct, frozen=True, kw_only=True):
@@ -42,6 +55,7 @@ class ColdStatistics(msgspec.Struct, frozen=True, kw_only=True):
     fetched_ahead: int
     repeated: int
     from_replicas: int
+    from_compacted: int
     cache: CacheStatistics
 
 
@@ -56,6 +70,7 @@ class _Counters:
         self.fetched_ahead = 0
         self.repeated = 0
         self.from_replicas = 0
+        self.from_compacted = 0
 
 
 class ColdReader:
@@ -67,14 +82,17 @@ class ColdReader:
         store: ObjectStore,
         cache_bytes: int,
         replicas: Callable[[], Sequence[ObjectStore]] = tuple,
+        on_manifest: Callable[[Manifest], None] = lambda manifest: None,
     ) -> None:
         self._objects = ColdObjects(catalog)
         self._store = store
         self._replicas = replicas
+        self._compacted = _compacted_bodies(catalog, store, on_manifest, self._count_request)
+        self._compacted_of: dict[int, CompactedBodies] = {}
         self._cache = ColdCache(cache_bytes)
         self._read_ahead = ReadAhead()
         self._fetchers = DaemonPool(_FETCHING_THREADS, "tidelog-cold")
-        self._on_their_way: dict[tuple[int, int], Future[bytes]] = {}
+        self._on_their_way: dict[tuple[int, int], Future[Fetched]] = {}
         self._mutex = Lock()
         self._counters = _Counters()
 
@@ -82,10 +100,15 @@ class ColdReader:
         """Data and metadata of the body that a cell points to."""
         self._counters.reads += 1
         window_bytes = self._read_ahead.noticed(cell.position, cell.stored_bytes)
-        body = self._from_cache(cell) or self._decoded(self._shared(cell, window_bytes), cell)
+        body = self._from_cache(cell) or self._decoded(*self._shared(cell, window_bytes), cell)
         if window_bytes:
             self._fetch_next(cell, window_bytes)
         return body
+
+    @property
+    def history_start_seq(self) -> int:
+        """Where history begins, as far as the store was asked: versions before it may be gone."""
+        return 0 if self._compacted is None else self._compacted.history_start_seq
 
     def close(self) -> None:
         """Lets go of what is fetched ahead. Closing twice is fine."""
@@ -100,19 +123,23 @@ class ColdReader:
         if cached is None:
             return None
         try:
-            return self._decoded(cached, cell)
+            return self._decoded(cached, cell.codec, cell)
         except DataError:
             self._cache.discard(cell.position, cell.stored_bytes)
             return None
 
-    def _decoded(self, stored: bytes | memoryview, cell: Cell) -> Body:
-        return decode_body(stored, cell.codec, cell.size, cell.crc, cell.lsn)
+    def _decoded(self, stored: bytes | memoryview, codec: int, cell: Cell) -> Body:
+        return decode_body(stored, codec, cell.size, cell.crc, cell.lsn)
+
+    def _count_request(self, size: int) -> None:
+        self._counters.requests += 1
+        self._counters.bytes_fetched += size
 
     # One request for all who want the same
 
-    def _shared(self, cell: Cell, window_bytes: int) -> bytes:
+    def _shared(self, cell: Cell, window_bytes: int) -> Fetched:
         wanted = cell.position, cell.stored_bytes
-        own: Future[bytes] = Future()
+        own: Future[Fetched] = Future()
         with self._mutex:
             found = self._on_their_way.setdefault(wanted, own)
         if found is not own:
@@ -130,42 +157,97 @@ class ColdReader:
 
     # From wherever a good copy is
 
-    def _fetched(self, cell: Cell, window_bytes: int) -> bytes:
+    def _fetched(self, cell: Cell, window_bytes: int) -> Fetched:
         """The first failure is the one to be told, if nobody has a good copy."""
-        found = self._objects.find(cell.lsn)
-        failure: TidelogError | None = None
-        for attempt, store in enumerate((self._store, self._store, *self._replicas())):
-            if attempt == 1 and isinstance(failure, RetryError):
-                continue  # it has been asked often enough
-            if attempt == 1 and isinstance(failure, NotFoundError):
-                found = self._looked_up_again(found, cell)
-            where = found if attempt < 2 else self._objects.found_in(store, found, cell.lsn)
+        failures: list[TidelogError] = []
+        for fetch in (self._from_log, self._from_compacted, self._from_replicas):
+            found = fetch(cell, window_bytes, failures)
+            if found is not None:
+                return found
+        raise failures[0] if failures else missing(cell.lsn)
+
+    def _from_log(self, cell: Cell, window_bytes: int, failures: list[TidelogError]) -> Fetched | None:
+        """From the object that its record is in, if that was not dropped. What comes out wrong is fetched once more."""
+        for attempt in range(2):
+            found = self._objects.find_kept(cell.lsn)
+            if found is None:
+                failures.clear()  # it was dropped meanwhile, which is no failure
+                return None
             try:
-                body = self._fetched_from(store, where, cell, window_bytes if not attempt else 0)
+                return self._fetched_from(self._store, found, cell, 0 if attempt else window_bytes)
             except (DataError, NotFoundError, RetryError) as error:
-                failure = failure or error
                 self._counters.repeated += 1
-                continue
-            self._counters.from_replicas += attempt > 1
-            return body
-        assert failure is not None
-        raise _told(failure, found, cell)
+                failures.append(_told(error, found, cell))
+                if isinstance(error, RetryError):
+                    return None  # it has been asked often enough
+                if isinstance(error, NotFoundError):
+                    self._objects.forget(found)  # it may have been replaced since its descriptor was read, or dropped
+        return None
 
-    def _looked_up_again(self, found: ColdObject, cell: Cell) -> ColdObject:
-        """An object that is not there may have been replaced since its descriptor was read."""
-        self._objects.forget(found)
-        return self._objects.find(cell.lsn)
+    def _from_compacted(self, cell: Cell, window_bytes: int, failures: list[TidelogError]) -> Fetched | None:
+        """From compacted data, where every value is whose record was dropped, and others too."""
+        if self._compacted is None or (failures and isinstance(failures[-1], RetryError)):
+            return None
+        for attempt in range(2):
+            try:
+                found = self._compacted.read(cell, 0 if attempt else window_bytes)
+            except (DataError, NotFoundError, RetryError) as error:
+                self._counters.repeated += 1
+                failures.append(_told_of_file(error, cell))
+                if not isinstance(error, DataError):
+                    return None
+            else:
+                self._counters.from_compacted += found is not None
+                return None if found is None else self._kept(found, cell)
+        return None
 
-    def _fetched_from(self, store: ObjectStore, found: ColdObject, cell: Cell, window_bytes: int) -> bytes:
+    def _kept(self, found: CompactedBody, cell: Cell) -> Fetched:
+        """The cache is of bytes of the log: what is compressed in another way does not belong in there."""
+        if (found.codec, len(found.stored)) == (cell.codec, cell.stored_bytes):
+            for stretch in (Stretch(cell.position, found.stored), *found.others):
+                self._cache.add(*stretch)
+        return Fetched(found.stored, found.codec)
+
+    def _from_replicas(self, cell: Cell, window_bytes: int, failures: list[TidelogError]) -> Fetched | None:
+        for replica in self._replicas():
+            for fetch in (self._from_log_of, self._from_compacted_of):
+                try:
+                    found = fetch(replica, cell)
+                except (DataError, NotFoundError, RetryError) as error:
+                    self._counters.repeated += 1
+                    failures.append(error)
+                    continue
+                if found is not None:
+                    self._counters.from_replicas += 1
+                    return found
+        return None
+
+    def _from_log_of(self, replica: ObjectStore, cell: Cell) -> Fetched | None:
+        found = self._objects.found_in(replica, cell.lsn)
+        return None if found is None else self._fetched_from(replica, found, cell, 0)
+
+    def _from_compacted_of(self, replica: ObjectStore, cell: Cell) -> Fetched | None:
+        found = self._compacted_in(replica).read(cell)
+        return None if found is None else self._kept(found, cell)
+
+    def _compacted_in(self, replica: ObjectStore) -> CompactedBodies:
+        keys = self._objects.keys
+        known = self._compacted_of.get(id(replica))
+        if known is None:
+            known = CompactedBodies(replica, keys, lambda: manifest_in(replica, keys), on_request=self._count_request)
+            self._compacted_of[id(replica)] = known
+        return known
+
+    def _fetched_from(self, store: ObjectStore, found: ColdObject, cell: Cell, window_bytes: int) -> Fetched:
         stretches = self._read_stretches(store, found, cell, window_bytes)
         for position, data in stretches:
             if position <= cell.position and cell.position + cell.stored_bytes <= position + len(data):
                 begin = cell.position - position
                 stored = bytes(data[begin : begin + cell.stored_bytes])
-                self._decoded(stored, cell)  # bad bytes are told before they are kept
+                self._decoded(stored, cell.codec, cell)  # bad bytes are told before they are kept
                 for stretch in stretches:
                     self._cache.add(*stretch)
-                return stored
+                return Fetched(stored, cell.codec)
         raise DataError(f"no body at position {cell.position}, LSN {cell.lsn}")
 
     def _read_stretches(
@@ -184,9 +266,9 @@ class ColdReader:
 
     def _fetch_next(self, cell: Cell, window_bytes: int) -> None:
         """Somebody reads in order: what comes next in the same object is on its way before it is asked for."""
-        found = self._objects.find(cell.lsn)
+        found = self._objects.known(cell.lsn)
         end = cell.position + cell.stored_bytes
-        if found.descriptor.codec != "none":
+        if found is None or found.descriptor.codec != "none":
             return
         self._read_ahead.fetched(end, self._reached(end, window_bytes))
         start = self._read_ahead.wants_next(end, window_bytes)
@@ -229,3 +311,31 @@ def _told(failure: TidelogError, found: ColdObject, cell: Cell) -> TidelogError:
         byte = found.byte_of(cell)
         return CorruptionError(failure.message, path=found.key, byte=byte, operation="read", hint=_DAMAGE_HINT)
     return failure
+
+
+def _told_of_file(failure: TidelogError, cell: Cell) -> TidelogError:
+    """The same of compacted data: damage is named there already."""
+    if not isinstance(failure, NotFoundError):
+        return failure
+    return GapError(
+        f"LSN {cell.lsn} is missing in the store: a file of compacted data is not there: {failure.message}",
+        first=cell.lsn,
+        last=cell.lsn,
+        path=failure.path,
+        hint="Put the file back; an engine with replicas reads theirs",
+    )
+
+
+def _compacted_bodies(
+    catalog: Catalog, store: ObjectStore, on_manifest: Callable[[Manifest], None], on_request: OnRequest
+) -> CompactedBodies | None:
+    """Only an engine's log has compacted data."""
+    keys = catalog.keys
+    if not isinstance(keys, EngineKeys):
+        return None
+
+    def manifest() -> Manifest | None:
+        found = read_manifest(catalog.metadata, keys)
+        return None if found is None else found[0]
+
+    return CompactedBodies(store, keys, manifest, on_manifest=on_manifest, on_request=on_request)

@@ -23,6 +23,7 @@ from tidelog.log.frame import Frames
 from tidelog.tier import blocks
 from tidelog.tier.catalog import Catalog
 from tidelog.tier.descriptor import Descriptor
+from tidelog.tier.keys import EngineKeys
 from tidelog.tier.metadata.open import BUCKET, open_metadata_store
 from tidelog.tier.object_store import ObjectStore
 
@@ -62,25 +63,37 @@ class ColdObjects:
         self._starts: list[int] = []
         self._known: OrderedDict[int, ColdObject] = OrderedDict()
         self._mutex = Lock()
+        # It never goes back, so what is below it need not be asked for again.
+        self._start_lsn = 0
 
-    def find(self, lsn: int) -> ColdObject:
-        """The object of a record; GapError when none has it."""
+    @property
+    def keys(self) -> EngineKeys:
+        """Those of the engine."""
+        keys = self._catalog.keys
+        assert isinstance(keys, EngineKeys)
+        return keys
+
+    def known(self, lsn: int) -> ColdObject | None:
+        """The object of a record, if it was asked for before."""
         with self._mutex:
             at = bisect_right(self._starts, lsn)
             if at and lsn <= (found := self._known[self._starts[at - 1]]).descriptor.end_offset:
                 self._known.move_to_end(found.descriptor.start_offset)
                 return found
+        return None
+
+    def find_kept(self, lsn: int) -> ColdObject | None:
+        """The object of a record; None when none has it: it was dropped, or never shipped."""
+        found = self.known(lsn)
+        if found is not None or lsn < self._start_lsn:
+            return found
         descriptor = self._catalog.at(lsn)
         if descriptor is None:
-            raise GapError(
-                f"LSN {lsn} is neither on the disk nor in the store",
-                first=lsn,
-                last=lsn,
-                hint="Is it the right store? `tidelog engine restore` tells what it has",
-            )
+            self._start_lsn = max(self._start_lsn, self._catalog.start_offset())
+            return None
         return self._remember(ColdObject(self._catalog.keys.object(descriptor.name), descriptor))
 
-    def found_in(self, replica: ObjectStore, found: ColdObject, lsn: int) -> ColdObject:
+    def found_in(self, replica: ObjectStore, lsn: int) -> ColdObject | None:
         """The object of a record as a replica has it: one that follows a compaction later has other objects."""
         keys = self._catalog.keys
         try:
@@ -88,7 +101,7 @@ class ColdObjects:
                 descriptor = Catalog(metadata, keys).at(lsn)
         except (DataError, NotFoundError, RetryError):
             descriptor = None  # its object may be there all the same
-        return found if descriptor is None else ColdObject(keys.object(descriptor.name), descriptor)
+        return self.find_kept(lsn) if descriptor is None else ColdObject(keys.object(descriptor.name), descriptor)
 
     def forget(self, found: ColdObject) -> None:
         """Its object is gone or bad: what the catalog says of it is asked for again."""
@@ -108,6 +121,16 @@ class ColdObjects:
     def _drop(self, start: int) -> None:
         if self._known.pop(start, None) is not None:
             self._starts.remove(start)
+
+
+def missing(lsn: int) -> GapError:
+    """What whoever wants a record that is nowhere is told."""
+    return GapError(
+        f"LSN {lsn} is neither on the disk nor in the store",
+        first=lsn,
+        last=lsn,
+        hint="Is it the right store? `tidelog engine restore` tells what it has",
+    )
 
 
 def read_plain(store: ObjectStore, found: ColdObject, position: int, length: int) -> Stretch:

@@ -18,7 +18,7 @@ Invariants
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import pairwise
 from typing import Annotated, NamedTuple, TypeVar
 
@@ -27,7 +27,7 @@ import msgspec
 from tidelog.codec import decode_document, encode_document
 from tidelog.engine.block_cache import BlockCache
 from tidelog.engine.manifest import StoredCompaction
-from tidelog.engine.place import FilePlace, PackPlace, Place, body_key, decode_place, decode_version
+from tidelog.engine.place import FilePlace, PackPlace, Place, body_key, decode_place, decode_version, position_of
 from tidelog.engine.row_file import ByteSource, RowFile, RowKind, RowPart
 from tidelog.engine.version_keys import SEQ_BYTES, at, seq_of
 from tidelog.errors import CorruptionError, DataError
@@ -187,6 +187,11 @@ class CompactedData:
             return None
         return found.decoded(decode_place)
 
+    def bodies_behind(self, position: int) -> Iterator[tuple[int, Place]]:
+        """Those that come next in the log, as far as the same block of the index tells of them: no request more."""
+        for row in self._bodies.in_block(body_key(position + 1)):
+            yield position_of(row.row[0]), row.decoded(decode_place)
+
     def find_version(self, prefix: bytes, seq: int) -> FoundVersion | None:
         """The version of an object (`version_keys.object_prefix`) or a bucket that is to be seen at a seq."""
         found = self._versions.at_or_after(at(prefix, seq))
@@ -245,6 +250,13 @@ class _Index:
         file = self._files[index]
         row = file.at_or_after(key)
         return None if row is None else _FoundRow(row, file.part)
+
+    def in_block(self, key: bytes) -> Iterator[_FoundRow]:
+        """The rows from a key on, as far as one block goes."""
+        index = bisect_left(self._last_keys, key)
+        if index < len(self._files):
+            file = self._files[index]
+            yield from (_FoundRow(row, file.part) for row in file.in_block(key))
 
 
 def _damage(key: str, byte: int, message: str) -> CorruptionError:

@@ -43,6 +43,8 @@ class Place(Protocol):
 
     def needed_from_lsn(self) -> int: ...
 
+    def compacted_lsn(self) -> int: ...
+
     def limit(self, horizon: int) -> int: ...
 
     def move_start(self, horizon: int) -> int: ...
@@ -114,7 +116,10 @@ class Garbage:
             wanted = max(start_seq, self._place.limit(self.retention.horizon(horizon)) if is_wanted else 0)
             usage = Usage(self._place.pieces())
             found = self._vacuum.look(self._rule(wanted if is_wanted else 0), usage.note)
-            return self._planned(wanted, found, usage.judged(self._place.needed_from_lsn()))
+            return self._planned(wanted, found, self._judged(usage))
+
+    def _judged(self, usage: Usage) -> tuple[PieceUse, ...]:
+        return usage.judged(self._place.needed_from_lsn(), self._place.compacted_lsn())
 
     def _rule(self, horizon: int) -> Rule:
         """With a horizon of 0 everything stays: nobody has asked for versions to go."""
@@ -161,7 +166,7 @@ class Garbage:
         start_seq = self._history.start_seq if wanted is None else self._move_start(self.retention.horizon(wanted))
         usage = Usage(self._place.pieces())
         found = self._vacuum.run(self._rule(0 if wanted is None else start_seq), usage.note)
-        uses = usage.judged(self._place.needed_from_lsn())
+        uses = self._judged(usage)
         below = drop_below(uses) if plan is None else min(drop_below(uses), plan.drop_below_lsn)
         dropped, dropped_bytes = self._place.drop_below(below) if below else (0, 0)
         left = [use for use in uses if use.next_lsn > below]

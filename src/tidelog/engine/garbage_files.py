@@ -51,6 +51,10 @@ class FileGarbage:
                 return seq <= low_water_mark
         return False
 
+    def compacted_lsn(self) -> int:
+        """Compacted data is in stores alone."""
+        return 0
+
     def limit(self, horizon: int) -> int:
         """Nobody else reads here."""
         return horizon

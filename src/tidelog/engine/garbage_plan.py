@@ -5,8 +5,9 @@ it begins, so pieces are dropped from the front only: what is dead behind a piec
 which a compaction can get rid of.
 
 Invariants
-- A piece is dropped when no version that is kept points into it, when neither a restore nor opening after a crash nor a
-  rollback would read it, and when that holds for every piece before it. The newest one stays: the log goes on there.
+- A piece is dropped when no version that is kept points into it or all of its values are in compacted data too, when
+  neither a restore nor opening after a crash nor a rollback would read it, and when that holds for every piece before
+  it. The newest one stays: the log goes on there.
 - Bytes of values are counted for every version that points to them: a value with copies may count more than once, and
   never for more than its piece has. Live bytes are so an upper bound, and a piece without any is dead for certain.
 """
@@ -24,7 +25,7 @@ from tidelog.engine.vacuum_rules import is_pointer
 
 Fate = Literal["drop", "live", "replay", "behind", "newest"]
 REASONS: dict[Fate, str] = {
-    "drop": "no version that is kept is in it",
+    "drop": "no version that is kept is in it, or all of them are in compacted data too",
     "live": "versions that are kept are in it",
     "replay": "a restore, a start after a crash or a rollback reads it",
     "behind": "dead, behind a piece that is needed: for a compaction",
@@ -120,12 +121,14 @@ class Usage:
             if index >= 0 and cell.lsn < self.pieces[index].next_lsn:
                 self._live[index] += cell.stored_bytes
 
-    def judged(self, needed_from_lsn: int) -> tuple[PieceUse, ...]:
-        """What becomes of each piece. Records from an LSN on are needed whatever is in them."""
+    def judged(self, needed_from_lsn: int, compacted_lsn: int = 0) -> tuple[PieceUse, ...]:
+        """What becomes of each piece. Records from an LSN on are needed whatever is in them; values of those below
+        another one are in compacted data."""
         found: list[PieceUse] = []
         is_front = True
         for index, (piece, live) in enumerate(zip(self.pieces, self._live, strict=True)):
-            fate = _fate(piece, live, needed_from_lsn, is_newest=index == len(self.pieces) - 1, is_front=is_front)
+            is_newest, needed = index == len(self.pieces) - 1, live if piece.next_lsn > compacted_lsn else 0
+            fate = _fate(piece, needed, needed_from_lsn, is_newest=is_newest, is_front=is_front)
             is_front = fate == "drop"
             live_bytes = min(live, piece.log_bytes)
             found.append(

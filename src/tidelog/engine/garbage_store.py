@@ -8,6 +8,9 @@ collects next finishes what was cut off.
 Invariants
 - The manifest says where history begins before anything is dropped that older states need. A state that somebody has
   pinned there holds it back.
+- Values below the LSN of the published compaction are in compacted data: for them no object of the log is needed.
+- Others may drop the log at the same time without a claim (`raw_log.py`): what they were faster with is done again on
+  what is there then.
 - Nothing is dropped from the LSN on where the oldest listed state goes on: a restore may begin with any of them. No
   state, and nothing is dropped at all.
 - Only whole objects go, oldest first, and their descriptors before them; the claim is checked before each.
@@ -21,6 +24,7 @@ import msgspec
 
 from tidelog.engine.garbage_plan import Piece
 from tidelog.engine.manifest import Manifest
+from tidelog.engine.raw_log import objects_without_name, retried, whole_objects_below
 from tidelog.engine.shipping import Shipping
 from tidelog.engine.store_link import StoreLink
 from tidelog.tier.descriptor import Descriptor
@@ -46,7 +50,13 @@ class StoreGarbage:
     def needed_from_lsn(self) -> int:
         """Where the oldest state goes on."""
         with self._shipping.linked() as link:
-            return min([state.lsn for state in link.manifest.read().checkpoints], default=0)
+            return min([state.lsn for state in link.refresh().checkpoints], default=0)
+
+    def compacted_lsn(self) -> int:
+        """The LSN below which all values are in compacted data; 0 where there is none."""
+        with self._shipping.linked() as link:
+            compacted = link.refresh().compacted
+            return 0 if compacted is None else compacted.lsn
 
     def limit(self, horizon: int) -> int:
         """The horizon, as far as those allow it who read a state in the store."""
@@ -63,23 +73,16 @@ class StoreGarbage:
     def drop_below(self, lsn: int) -> tuple[int, int]:
         """Drops the objects all of whose records are below an LSN; how many, and their bytes."""
         with self._shipping.linked() as link:
-            doomed = self._below(link, min(lsn, self.needed_from_lsn()))
-            if doomed:
-                link.owned.move_start(doomed[-1].next_offset)
-                remove_published(link.owned, link.objects, doomed)
+            below_lsn = min(lsn, self.needed_from_lsn())
+            # As the catalog is then: a compaction may have put others in their place.
+            doomed = retried(lambda: _start_behind(link, whole_objects_below(link.owned.catalog, below_lsn)))
+            retried(lambda: _remove(link, doomed))
             return len(doomed), sum(one.size for one in doomed)
-
-    def _below(self, link: StoreLink, lsn: int) -> list[Descriptor]:
-        """As the catalog is now: a compaction may have put others in their place. The newest one stays."""
-        catalog = link.owned.catalog
-        newest = catalog.newest()
-        stop_lsn = min(lsn, 0 if newest is None else newest.start_offset)
-        return [one for one in catalog.between(catalog.start_offset(), stop_lsn) if one.next_offset <= stop_lsn]
 
     def finish(self) -> None:
         """Goes on where a collection was cut off, and removes what it left without a name, once."""
         with self._shipping.linked() as link:
-            finish_cold(link.owned, link.objects)
+            retried(lambda: finish_cold(link.owned, link.objects))
             if not self._has_swept:
                 _sweep_below_start(link)
                 self._has_swept = True
@@ -94,12 +97,21 @@ def _beginning_at(manifest: Manifest, seq: int) -> Manifest:
     return msgspec.structs.replace(manifest, history_start_seq=max(seq, manifest.history_start_seq))
 
 
+def _start_behind(link: StoreLink, doomed: list[Descriptor]) -> list[Descriptor]:
+    if doomed:
+        link.owned.move_start(doomed[-1].next_offset)
+    return doomed
+
+
+def _remove(link: StoreLink, doomed: list[Descriptor]) -> None:
+    if doomed:
+        remove_published(link.owned, link.objects, doomed)
+
+
 def _sweep_below_start(link: StoreLink) -> None:
     """Objects that lost their descriptor and were not deleted: below the start nothing is ever published again."""
     catalog = link.owned.catalog
-    start = catalog.start_offset()
-    names = [(info.key, catalog.keys.parse_object(info.key)) for info in link.objects.list(catalog.keys.objects_prefix)]
-    left_over = [key for key, name in names if name is not None and name.end < start]
+    left_over = objects_without_name(catalog, link.objects, catalog.start_offset())
     if left_over:
         link.owned.ownership.verify()
         link.objects.delete(left_over)

@@ -168,6 +168,13 @@ class RowFile:
                 return row
         raise self._damage(blocks[index].byte, "a block that ends before the key that it must have")
 
+    def in_block(self, key: bytes) -> Iterator[Row]:
+        """The rows from a key on, as far as one block goes: the one that the key is in."""
+        blocks = self.footer.blocks
+        index = bisect_left(self._last_keys, key)
+        if index < len(blocks):
+            yield from (row for row in self._rows_of(blocks[index], self._raw(blocks[index])) if row[0] >= key)
+
     def rows(self, start: bytes = b"", stop: bytes | None = None) -> Iterator[Row]:
         """Rows in order, from a key on and up to another. All of them are compared with the digest."""
         blocks = self.footer.blocks

@@ -4,6 +4,8 @@ Invariants
 - It exists only after the claim: whatever it publishes is published under the epoch, or raises FencedError.
 - The manifest never says more than the catalog has. It may say less after a crash; then it catches up here.
 - The high-water mark that is handed out was read back from the published manifest.
+- Others may change the manifest too: they publish compactions and states, set pins, and move the start of history. What
+  is noted here of that the engine goes by from then on: states before the start are no longer read.
 """
 
 from __future__ import annotations
@@ -40,6 +42,7 @@ class StoreLink:
         self.published = self.manifest.settle_in()
         """The newest manifest that is known to be published."""
         self._noting = Lock()
+        self._take_over_start()
         _refuse_lost_objects(self.published, taken.next_offset)
         self.index = self._new_index()
         self.shipper = self._new_shipper(taken.next_offset)
@@ -100,6 +103,17 @@ class StoreLink:
         with self._noting:
             if manifest.revision > self.published.revision:
                 self.published = manifest
+        self._take_over_start()
+
+    def refresh(self) -> Manifest:
+        """The manifest as it is in the store now: somebody who does not own the engine may have changed it."""
+        self.note(self.manifest.read())
+        return self.published
+
+    def _take_over_start(self) -> None:
+        """Somebody may have moved the start of history. Who reads an older state meanwhile keeps what is here."""
+        if self.published.history_start_seq > self._core.history.start_seq:
+            self._core.history.move_start(self.published.history_start_seq)
 
     def close(self) -> None:
         """Nothing is published from now on."""
