@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from pathlib import Path
+from typing import Any
 
 from tests.engine.stations import EngineNode, successor
 
@@ -11,7 +12,7 @@ from tidelog.pipeline.engines.place import EngineRoot, find_engine
 from tidelog.tier.store_settings import StoreSettings
 from tidelog.tier.stores import open_store
 
-SETTINGS = {"hot_tier_bytes": 0, "cold_cache_bytes": 0, "wal_segment_size": 4 << 10}
+SETTINGS: dict[str, Any] = {"hot_tier_bytes": 0, "cold_cache_bytes": 0, "wal_segment_size": 4 << 10}
 
 
 class History:

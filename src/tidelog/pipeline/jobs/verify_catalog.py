@@ -37,20 +37,21 @@ class CatalogLook(msgspec.Struct, frozen=True, kw_only=True):
         return frozenset(one.object_id for one in (*self.descriptors, *self.replaced))
 
 
-def look_at_catalog(topic: str, catalog: Catalog) -> CatalogLook:
-    """All descriptors that count."""
-    return _Look(topic, catalog).result()
+def look_at_catalog(topic: str, catalog: Catalog, first_offset: int = 0) -> CatalogLook:
+    """All descriptors that count. `first_offset` is that of a log from which nothing was removed."""
+    return _Look(topic, catalog, first_offset).result()
 
 
 class _Look:
-    def __init__(self, topic: str, catalog: Catalog) -> None:
+    def __init__(self, topic: str, catalog: Catalog, first_offset: int) -> None:
         self._topic = topic
         self._catalog = catalog
+        self._first_offset = first_offset
         self._keys = catalog.keys
         self._problems: list[Problem] = []
 
     def result(self) -> CatalogLook:
-        start_offset = self._catalog.start_offset()
+        start_offset = max(self._first_offset, self._catalog.start_offset())
         found = [one for one in self._read() if one.next_offset > start_offset]
         kept, replaced = _without_replaced(found)
         self._check_order(kept, start_offset)
