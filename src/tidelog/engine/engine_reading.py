@@ -75,12 +75,17 @@ class EngineReading:
             try:
                 data, metadata = self._read_cold(cell)
             except (GapError, NotFoundError):
-                if at < self._history.start_seq:
+                if at < self._kept_from():
                     return self._look_again(bucket, key, seq, at)
                 raise
             return StoredObject(data, metadata, found.seq, "cold")
         data, metadata = decode_body(stored, cell.codec, cell.size, cell.crc, cell.lsn)
         return StoredObject(data, metadata, found.seq, "hot")
+
+    def _kept_from(self) -> int:
+        """From which seq on values are in the store: somebody may have moved it there while a state was pinned here."""
+        published = 0 if self._cold is None else self._cold.history_start_seq
+        return max(self._history.start_seq, published)
 
     def _look_again(self, bucket: str, key: str, seq: int | None, at: int) -> StoredObject:
         """For what was not found: it may have been removed since this read began. Then the newest state has changed."""
@@ -189,8 +194,8 @@ class EngineReading:
     def _not_found(self, bucket: str, key: str, seq: int) -> TidelogError:
         if self._standing.is_closed:
             return self._standing.closed_error()
-        if seq < self._history.start_seq:
-            return forgotten(self._history.start_seq)
+        if seq < self._kept_from():
+            return forgotten(self._kept_from())
         if self._buckets.created(bucket, seq) is None:
             return self._no_bucket(bucket, seq)
         return NotFoundError(f"there is no object {key!r} in bucket {bucket!r} at seq {seq}")

@@ -26,7 +26,7 @@ from tidelog.engine.manifest import Manifest, StoredCheckpoint
 from tidelog.engine.purge import Purger
 from tidelog.engine.replicas import Origin, Replica
 from tidelog.engine.shipping_statistics import ShippingStatistics
-from tidelog.engine.store_link import StoreLink
+from tidelog.engine.store_link import StoreLink, take_over_start
 from tidelog.engine.store_states import StoreStates
 from tidelog.engine.store_sweep import sweep_store
 from tidelog.errors import ClosedError, FencedError, RetryError, TidelogError
@@ -62,6 +62,7 @@ class Shipping:
         self.reader = ColdReader(
             *(Catalog(self._reading, keys), objects, core.settings.cold_cache_bytes),
             lambda: [replica.objects for replica in self._replicas],
+            on_manifest=self._noted,
         )
         """Reads values that have left the disk. It needs no claim."""
         self._states = StoreStates(core, objects, keys)
@@ -108,6 +109,13 @@ class Shipping:
         """The claim on the store, for those who clean up there; what goes wrong is noticed as ever."""
         with self._counted():
             yield self._connected()
+
+    def _noted(self, manifest: Manifest) -> None:
+        """A reader has asked for the manifest: somebody may have moved the start of history there."""
+        if self._link is not None:
+            self._link.note(manifest)
+        else:
+            take_over_start(self._core, manifest)
 
     def now_us(self) -> int:
         """The time by which pins in the manifest end."""
@@ -184,6 +192,8 @@ class Shipping:
 
     def _publish(self, link: StoreLink) -> None:
         is_sync = self._core.settings.replication_mode == "sync"
+        if is_sync:
+            link.refresh()  # replicas that know of a compaction which this one does not take nothing older
         self._raise_marks(link.publish(self._bring_replicas if is_sync else _nothing))
 
     def _raise_marks(self, published: Manifest) -> None:
@@ -228,8 +238,7 @@ class Shipping:
     def replicate(self) -> None:
         """Brings all replicas up to date; the first that cannot be raises, after all were tried."""
         with self._counted():
-            link = self._connected()
-            self._bring_replicas(link.published)
+            self._bring_replicas(self._connected().refresh())
 
     def _bring_replicas(self, manifest: Manifest) -> None:
         failure: TidelogError | None = None
@@ -298,7 +307,7 @@ class Shipping:
     def _bring_one(self, replica: Replica) -> None:
         link = self._link
         if link is not None:
-            replica.bring_up_to(link.published, self._origin())
+            replica.bring_up_to(link.refresh(), self._origin())
 
     def _guarded(self, work: Callable[[], object]) -> Callable[[], float]:
         """Runs again after the interval; after a failure after a pause that grows, with some chance in it."""

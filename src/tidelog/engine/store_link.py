@@ -42,7 +42,7 @@ class StoreLink:
         self.published = self.manifest.settle_in()
         """The newest manifest that is known to be published."""
         self._noting = Lock()
-        self._take_over_start()
+        take_over_start(self._core, self.published)
         _refuse_lost_objects(self.published, taken.next_offset)
         self.index = self._new_index()
         self.shipper = self._new_shipper(taken.next_offset)
@@ -103,22 +103,27 @@ class StoreLink:
         with self._noting:
             if manifest.revision > self.published.revision:
                 self.published = manifest
-        self._take_over_start()
+        take_over_start(self._core, self.published)
 
     def refresh(self) -> Manifest:
         """The manifest as it is in the store now: somebody who does not own the engine may have changed it."""
         self.note(self.manifest.read())
         return self.published
 
-    def _take_over_start(self) -> None:
-        """Somebody may have moved the start of history. Who reads an older state meanwhile keeps what is here."""
-        if self.published.history_start_seq > self._core.history.start_seq:
-            self._core.history.move_start(self.published.history_start_seq)
-
     def close(self) -> None:
         """Nothing is published from now on."""
         self.shipper.close()
         self.metadata.close()
+
+
+def take_over_start(core: Core, manifest: Manifest) -> None:
+    """Somebody may have moved the start of history. Who reads an older state meanwhile keeps what is here.
+
+    Not behind what is applied: the newest state can always be read.
+    """
+    start_seq = min(manifest.history_start_seq, core.marks.applied_seq)
+    if start_seq > core.history.start_seq:
+        core.history.move_start(start_seq)
 
 
 def merged(ranges: Iterable[LsnRange]) -> tuple[LsnRange, ...]:
