@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 import typer
 
+from tidelog.cli.pipeline_checkpoint import checkpoint
 from tidelog.cli.pipeline_compact import compact
 from tidelog.cli.pipeline_digest import digest
 from tidelog.cli.pipeline_gc import gc
@@ -23,6 +24,7 @@ _JOBS: dict[str, Callable[..., None]] = {
     "table": table,
     "ship": ship,
     "compact": compact,
+    "checkpoint": checkpoint,
     "replay": replay,
     "backfill": backfill,
     "gc": gc,

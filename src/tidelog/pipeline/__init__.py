@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from tidelog.pipeline.cluster_package import cluster_settings, pack_for_cluster
+    from tidelog.pipeline.engine_jobs.checkpoint import checkpoint_engine
     from tidelog.pipeline.jobs.table_reader import read_table
     from tidelog.pipeline.listener import LagListener
     from tidelog.pipeline.root import Root, find_root
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
 __all__ = [
     "LagListener",
     "Root",
+    "checkpoint_engine",
     "cluster_settings",
     "find_root",
     "pack_for_cluster",
@@ -27,6 +29,7 @@ __all__ = [
 ]
 
 _HOMES = {
+    "checkpoint_engine": "tidelog.pipeline.engine_jobs.checkpoint",
     "LagListener": "tidelog.pipeline.listener",
     "Root": "tidelog.pipeline.root",
     "find_root": "tidelog.pipeline.root",

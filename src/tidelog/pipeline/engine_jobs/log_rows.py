@@ -158,9 +158,22 @@ def part_of(key: bytes) -> int:
 
 def read_changes(work: LogWork) -> Iterator[list[Change]]:
     """The same changes, some at a time, without Arrow."""
+    return _read(work, _Entries(work))
+
+
+def first_lsn_above(work: LogWork) -> int | None:
+    """The LSN with which the first entry begins that counts but for its seq, which is above `max_seq`."""
+    entries = _Entries(work)
+    for _ in _read(work, entries):
+        if entries.first_lsn_above is not None:
+            break
+    return entries.first_lsn_above
+
+
+def _read(work: LogWork, entries: _Entries) -> Iterator[list[Change]]:
     opened = work.place.opened()
     catalog = PlannedCatalog(work.descriptors, opened.keys, work.place.catalog)
-    history, entries = History(catalog, opened.objects, opened.fetchers), _Entries(work)
+    history = History(catalog, opened.objects, opened.fetchers)
     reached = work.start_lsn
     with closing(history.read(work.start_lsn, work.stop_lsn)) as reader:
         while (batch := reader.next_batch()) is not None:
@@ -188,7 +201,10 @@ class _Entries:
         self._max_seq = work.max_seq
         self._dead = work.rolled_back
         self._open_seq: int | None = None
+        self._open_lsn = 0
         self._open: list[Change] = []
+        self.first_lsn_above: int | None = None
+        """Where the first entry begins that is whole, and above the seq that is asked for."""
 
     @property
     def has_open(self) -> bool:
@@ -204,7 +220,7 @@ class _Entries:
                 found += _vacuumed(record, updates_offset, lsn)
             elif not self._is_dead(lsn):
                 if not previous_lsn:
-                    self._open_seq, self._open = seq, []
+                    self._open_seq, self._open_lsn, self._open = seq, lsn, []
                 elif seq != self._open_seq:
                     self._open_seq = None  # it began before the range, or its beginning was never completed
                     continue
@@ -227,9 +243,13 @@ class _Entries:
         return None
 
     def _closed(self) -> list[Change]:
-        changes = self._open if (self._open_seq or 0) <= self._max_seq else []
+        changes, is_above = self._open, (self._open_seq or 0) > self._max_seq
         self._open_seq, self._open = None, []
-        return changes
+        if not is_above:
+            return changes
+        if self.first_lsn_above is None:
+            self.first_lsn_above = self._open_lsn
+        return []
 
     def _is_dead(self, lsn: int) -> bool:
         at = bisect_right(self._dead, lsn, key=lambda one: one.first)

@@ -1,0 +1,171 @@
+"""The job `checkpoint` over an engine: its state at a seq, written by workers, without the node.
+
+    rows at the seq -> row files by ranges of keys -> read back -> the state, which names them -> the manifest
+
+Invariants
+- What is published was read back, and has the digest that the rows had which were read.
+- A state is added behind the newest listed one, or not at all: one that is as new is left as it is, and told.
+- The same rows give the same files. A job that was killed is run again, and writes what it had written.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING
+
+from tidelog.clock import Clock, SystemClock
+from tidelog.engine.manifest import Manifest, StoredCheckpoint
+from tidelog.engine.publishing import publish_state
+from tidelog.engine.row_file import RowPart
+from tidelog.engine.store_checkpoint import write_parts_state
+from tidelog.errors import CorruptionError
+from tidelog.pipeline.engine_jobs.compact_flow import Flow, SparkFlow
+from tidelog.pipeline.engine_jobs.index_files import FileNames, Unplaced, read_back, write_files
+from tidelog.pipeline.engine_jobs.index_source import RowsAt, SourceOfRows, pinning_for
+from tidelog.pipeline.engine_jobs.index_survey import ROWS_PER_FILE, Survey, state_proof, survey
+from tidelog.pipeline.engines.place import EngineRoot, OpenedEngine
+from tidelog.pipeline.engines.store_place import EnginePlace
+from tidelog.pipeline.jobs.job import JobReport, OnProgress, Progress, ignore_progress
+from tidelog.pipeline.jobs.spark_errors import told_in_our_words
+from tidelog.tier.keys import CheckpointId
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+_STEPS = 4
+
+
+class CheckpointReport(JobReport, frozen=True, kw_only=True):
+    """The state that was written, and from what. `is_new` is False where one as new was there already."""
+
+    engine: str
+    seq: int
+    lsn: int
+    state: str
+    is_new: bool = True
+    rows: int = 0
+    files: int = 0
+    bytes: int = 0
+    digest: str | None = None
+    base: str | None = None
+    log_objects: int = 0
+    log_bytes: int = 0
+
+
+def checkpoint_engine(
+    spark: SparkSession,
+    root: EngineRoot,
+    *,
+    seq: int | None = None,
+    rows_per_file: int = ROWS_PER_FILE,
+    on_progress: OnProgress = ignore_progress,
+    clock: Clock | None = None,
+) -> CheckpointReport:
+    """Writes the state of an engine at a seq, at its high-water mark by default, beside whoever owns it."""
+    flow = SparkFlow(spark)
+    try:
+        with root.open(read_only=False) as opened, told_in_our_words("checkpoint"):
+            job = CheckpointJob(flow, opened, root.place, clock or SystemClock(), on_progress, rows_per_file)
+            return job.run(seq)
+    finally:
+        flow.release()
+
+
+class CheckpointJob:
+    """One run of it, with the store open for writing."""
+
+    def __init__(
+        self,
+        flow: Flow,
+        opened: OpenedEngine,
+        place: EnginePlace,
+        clock: Clock,
+        on_progress: OnProgress = ignore_progress,
+        rows_per_file: int = ROWS_PER_FILE,
+    ) -> None:
+        self._flow = flow
+        self._opened = opened
+        self._place = place
+        self._clock = clock
+        self._on_progress = on_progress
+        self._rows_per_file = rows_per_file
+
+    def run(self, seq: int | None = None) -> CheckpointReport:
+        """Writes the state, unless one that is as new is listed."""
+        began, manifest = time.monotonic(), self._opened.newest_manifest()
+        newest = manifest.checkpoints[-1] if manifest.checkpoints else None
+        wanted = manifest.high_water_mark if seq is None else seq
+        if newest is not None and newest.seq >= wanted:
+            return self._nothing_to_do(newest, wanted)
+        with pinning_for("checkpoint", self._opened, self._clock) as pinning:
+            self._tell("rows", 0)
+            found = SourceOfRows(self._flow, self._opened, self._place).at(manifest, pinning, seq)
+            return self._write(found, manifest, began)
+
+    def _nothing_to_do(self, newest: StoredCheckpoint, wanted: int) -> CheckpointReport:
+        return CheckpointReport(
+            job="checkpoint",
+            engine=self._opened.keys.name,
+            seq=newest.seq,
+            lsn=newest.lsn,
+            state=newest.key,
+            is_new=False,
+            rows=newest.rows,
+            notes=(f"a state of seq {newest.seq} is there already, and {wanted} was asked for: nothing was written",),
+        )
+
+    def _write(self, found: RowsAt, manifest: Manifest, began: float) -> CheckpointReport:
+        went_in = survey(found.rows, found.created, found.seq, self._rows_per_file)
+        self._tell("files", 1)
+        names = FileNames(kind="state", seq=found.seq, lsn=found.lsn)
+        filed = Unplaced(went_in.cuts).of(found.rows)
+        parts = write_files(filed, len(went_in.cuts) + 1, self._place, names)
+        self._tell("reading back", 2)
+        came_out = read_back(self._flow, self._place, parts, found.created, found.seq)
+        require_equal(went_in, came_out, found.seq)
+        self._tell("publishing", 3)
+        state = self._publish(found, manifest, parts)
+        self._tell("publishing", _STEPS)
+        return CheckpointReport(
+            job="checkpoint",
+            engine=self._opened.keys.name,
+            seq=state.seq,
+            lsn=state.lsn,
+            state=state.key,
+            rows=state.rows,
+            files=len(parts),
+            bytes=state.size + sum(part.size for part in parts),
+            digest=came_out.digest,
+            base=None if found.base is None else found.base.key,
+            log_objects=sum(len(work.descriptors) for work in found.log),
+            log_bytes=sum(one.size for work in found.log for one in work.descriptors),
+            proofs=(state_proof(self._opened.keys.name, state.seq, went_in, came_out),),
+            notes=found.passed_over,
+            seconds=round(time.monotonic() - began, 3),
+        )
+
+    def _publish(self, found: RowsAt, manifest: Manifest, parts: list[RowPart]) -> StoredCheckpoint:
+        opened = self._opened
+        name = CheckpointId(found.seq, found.lsn, manifest.epoch)
+        state = write_parts_state(
+            *(opened.objects, opened.keys, name, parts),
+            created_us=self._clock.now_us(),
+            history_start_seq=manifest.history_start_seq,
+        )
+        publish_state(opened.metadata, opened.keys, self._clock, state)
+        return state
+
+    def _tell(self, step: str, done: int) -> None:
+        self._on_progress(Progress(step, done, _STEPS))
+
+
+def require_equal(went_in: Survey, came_out: Survey, seq: int) -> None:
+    """CorruptionError when what was written is not what was read: then nothing is published."""
+    if (went_in.rows, went_in.things, went_in.digest) != (came_out.rows, came_out.things, came_out.digest):
+        raise CorruptionError(
+            f"the rows that were written for seq {seq} are not those that were read: {came_out.rows} rows with the "
+            f"digest {came_out.digest}, and there were {went_in.rows} with {went_in.digest}",
+            path="index",
+            byte=0,
+            hint="Nothing was published; run it again",
+        )
