@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import os
 from pathlib import Path
@@ -13,7 +12,8 @@ from tidelog.engine.claim import refuse_occupied
 from tidelog.engine.core import WAL, Core
 from tidelog.engine.engine import Engine
 from tidelog.engine.engine_directory import EngineDirectory, settled
-from tidelog.engine.orchestrator import Orchestrator, drive
+from tidelog.engine.opening import checked_directory, opened_in_thread
+from tidelog.engine.orchestrator import Orchestrator, check_orchestrator, drive
 from tidelog.engine.restore import OnProgress, Restore, RestoreReport
 from tidelog.engine.restore_marker import refuse_half_restored
 from tidelog.engine.shipped_log import shipped_pieces_of
@@ -42,6 +42,8 @@ def open_engine(
     returned. Settings come from the table `[storage_engine]` of `config` (a TOML file), then `TIDELOG_ENGINE_*`
     variables, then keywords, such as `checkpoint_interval_secs=60`.
     """
+    if orchestrator is not None:
+        check_orchestrator(orchestrator)
     loaded = _loaded(dir, store, config, settings)
     engine = open_engine_at(_directory(loaded), loaded)
     return _caught_up(engine, orchestrator)
@@ -55,8 +57,8 @@ async def open_engine_async(
     config: str | os.PathLike[str] | None = None,
     **settings: object,
 ) -> Engine:
-    """As `open_engine`, in a worker thread."""
-    return await asyncio.to_thread(
+    """As `open_engine`, in a worker thread. If the task is cancelled meanwhile, what it opens is closed."""
+    return await opened_in_thread(
         lambda: open_engine(dir, store=store, orchestrator=orchestrator, config=config, **settings)
     )
 
@@ -75,6 +77,8 @@ def restore_engine(
     Whoever had the engine open loses it: the restored one owns the store from then on. A restore that was cut off is
     begun anew by the same call. `on_progress` hears how far it is.
     """
+    if orchestrator is not None:
+        check_orchestrator(orchestrator)
     loaded = _loaded(dir, store, config, settings)
     directory = _directory(loaded)
     restore_directory(directory, loaded, on_progress=on_progress)
@@ -90,8 +94,8 @@ async def restore_engine_async(
     on_progress: OnProgress | None = None,
     **settings: object,
 ) -> Engine:
-    """As `restore_engine`, in a worker thread."""
-    return await asyncio.to_thread(
+    """As `restore_engine`, in a worker thread. If the task is cancelled meanwhile, what it opens is closed."""
+    return await opened_in_thread(
         lambda: restore_engine(
             dir, store=store, orchestrator=orchestrator, config=config, on_progress=on_progress, **settings
         )
@@ -111,6 +115,12 @@ def open_engine_at(
     refuse_half_restored(files, directory)
     _refuse_wrong_store(files, directory, config)
     info = settled(files, directory, _store_url(config))
+    if info.store is None and config.storage_engine.replicas:
+        raise ConfigError(
+            "replicas are copies of a store, and this engine has none",
+            path=directory,
+            hint="Name a store, or no replicas",
+        )
     objects = None if info.store is None else open_store(info.store, config.object_store)
     keys = EngineKeys(info.name)
     pieces = None if objects is None else shipped_pieces_of(objects, keys)
@@ -181,14 +191,14 @@ def _loaded(
 ) -> EngineConfig:
     overrides: dict[str, object] = {**settings, "store": store}
     if dir is not None:
-        overrides["dir"] = os.fspath(dir)
+        overrides["dir"] = checked_directory(dir)
     return load_engine_config(config, os.environ, overrides)
 
 
 def _directory(config: EngineConfig) -> Path:
     if not config.dir:
         raise ConfigError("no directory was named", hint='Give it, as in tidelog.open_engine("./engine")')
-    return Path(os.path.abspath(config.dir))
+    return Path(os.path.abspath(checked_directory(config.dir)))
 
 
 def _store_url(config: EngineConfig) -> str | None:

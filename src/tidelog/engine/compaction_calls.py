@@ -19,6 +19,7 @@ from tidelog.engine.core import Core
 from tidelog.engine.engine_tasks import TaskThreads
 from tidelog.engine.index_compaction import IndexCompactionReport, compact_index
 from tidelog.engine.shipping import Shipping
+from tidelog.engine.upkeep import no_store
 from tidelog.errors import ClosedError, FencedError, InputError, TidelogError
 from tidelog.tier.background import Background, Task
 from tidelog.tier.replacement_cleanup import DEFAULT_GRACE_SECONDS
@@ -71,7 +72,7 @@ class Compaction:
         if grace_seconds < 0:
             raise InputError(f"objects cannot be kept for {grace_seconds} seconds")
         if self._shipping is None:
-            raise InputError("an engine without a store has no objects to compact", hint="Open it with a store")
+            raise no_store("compact", self._core.directory)
         with self._one_at_a_time:
             try:
                 with self._shipping.linked() as link:

@@ -156,7 +156,10 @@ class Engine(EngineReading, EngineTasks, GarbageCalls, CompactionCalls):
                 self._core.note_low_water_mark(seq)
 
     def rollback_to(self, seq: int) -> None:
-        """Takes back every entry above a seq: the orchestrator threw them away before they were everywhere."""
+        """Takes back every entry above a seq: the orchestrator threw them away before they were everywhere.
+
+        An engine that has none above it, because it has not come that far, has nothing to take back: that is no error.
+        """
         checked_seq(seq, least=0)
         with self._applying:
             self._check_open()
@@ -207,7 +210,7 @@ class Engine(EngineReading, EngineTasks, GarbageCalls, CompactionCalls):
         return self.upkeep.checkpoint()
 
     def ship(self) -> int:
-        """Ships everything up to the low-water mark now; the new high-water mark."""
+        """Ships everything up to the low-water mark now; the new high-water mark. NotSupportedError without a store."""
         self._check_open()
         return self.upkeep.ship()
 

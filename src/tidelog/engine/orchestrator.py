@@ -27,6 +27,7 @@ Invariants of `drive`
 from __future__ import annotations
 
 import contextlib
+import inspect
 import time
 from collections.abc import AsyncIterator, Callable, Iterable
 from threading import Event
@@ -35,7 +36,7 @@ from typing import Final, Protocol, runtime_checkable
 from tidelog.engine.applying import Applying, apply_entries, batches
 from tidelog.engine.entry_codec import Carried, decode_entry, encode_entry
 from tidelog.engine.results import Result
-from tidelog.errors import GapError
+from tidelog.errors import GapError, InputError
 
 __all__ = [
     "AsyncOrchestrator",
@@ -51,6 +52,7 @@ POLL_SECONDS: Final = 0.02
 MARKS_SECONDS: Final = 1.0
 """How often marks are told while much is being applied: it costs a record here, and a sync or a message there."""
 
+_METHODS = ("low_water_mark", "entries", "truncate")
 Pair = tuple[int, Carried]
 OnResult = Callable[[Result], None]
 
@@ -126,6 +128,7 @@ def drive(
 
     With `follow` it goes on until `stop` is set. `on_result` hears what became of each entry, refused ones included.
     """
+    check_orchestrator(orchestrator)
     driver = Driver(engine, orchestrator, on_result)
     stop = stop or Event()
     if compares_last:
@@ -135,6 +138,22 @@ def drive(
         driver.pause(stop)
         driver.catch_up(up_to, stop)
     return engine.applied_seq
+
+
+def check_orchestrator(orchestrator: object, *, is_async: bool = False) -> None:
+    """InputError that says what something lacks to be an orchestrator, of tasks or of threads."""
+    kind = type(orchestrator).__name__
+    missing = [f"{name}()" for name in _METHODS if not callable(getattr(orchestrator, name, None))]
+    if missing:
+        raise InputError(
+            f"{kind} is no orchestrator: it has no {', '.join(missing)}",
+            hint="tidelog.Orchestrator says what is asked of one",
+        )
+    if inspect.iscoroutinefunction(getattr(orchestrator, "low_water_mark", None)) != is_async:
+        raise InputError(
+            f"{kind} is an orchestrator for {'threads' if is_async else 'tasks'}",
+            hint=f"Drive it with {'drive()' if is_async else 'drive_async()'}",
+        )
 
 
 class Driver:

@@ -18,6 +18,7 @@ from tidelog.engine.orchestrator import (
     Driven,
     OnResult,
     Pair,
+    check_orchestrator,
 )
 from tidelog.engine.results import Result
 
@@ -46,6 +47,7 @@ async def drive_async(
     on_result: OnResult | None = None,
 ) -> int:
     """Applies what the orchestrator has, and returns the applied seq; with `follow` goes on until it is cancelled."""
+    check_orchestrator(orchestrator, is_async=True)
     driver = _AsyncDriver(engine, orchestrator, on_result)
     await driver.catch_up(up_to)
     while follow:

@@ -8,11 +8,12 @@ Invariants
 from __future__ import annotations
 
 import logging
+from pathlib import Path
 from typing import Protocol
 
 from tidelog.engine.core import Core
 from tidelog.engine.garbage import Garbage
-from tidelog.errors import ClosedError, FencedError, TidelogError
+from tidelog.errors import ClosedError, FencedError, NotSupportedError, TidelogError
 from tidelog.tier.background import Background, Task
 
 _logger = logging.getLogger("tidelog.engine")
@@ -46,6 +47,16 @@ class ColdTier(Protocol):
     def stop(self) -> None:
         """Ends that. Waits for nothing that hangs."""
         ...
+
+
+def no_store(operation: str, directory: Path) -> NotSupportedError:
+    """What an engine answers that is asked for something in a store, and has none."""
+    return NotSupportedError(
+        "an engine without a store cannot do that",
+        operation=operation,
+        path=directory,
+        hint='Open it with a store: tidelog.open_engine(dir, store="s3://bucket/prefix"); its directory remembers it',
+    )
 
 
 class Upkeep:
@@ -90,7 +101,7 @@ class Upkeep:
     def ship(self) -> int:
         """Ships what may be shipped; the high-water mark then."""
         if self.cold is None:
-            return self._core.marks.high_water_mark
+            raise no_store("ship", self._core.directory)
         return self.cold.ship()
 
     def check_not_fenced(self) -> None:
