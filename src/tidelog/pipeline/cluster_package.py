@@ -28,7 +28,10 @@ ARCHIVES = "spark.archives"
 EXECUTOR_PATH = "spark.executorEnv.PYTHONPATH"
 UNPACKED = "tidelog_packages"
 # What the executors' part of tidelog imports, itself included. Spark and Arrow are the cluster's.
-_MODULES = ("tidelog", "pyspark_tidelog", "msgspec", "obstore", "zstandard", "typing_extensions")
+_MODULES = (
+    *("tidelog", "pyspark_tidelog", "pyspark_tidelog_entries"),
+    *("msgspec", "obstore", "zstandard", "typing_extensions"),
+)
 _NEEDED_BY_OLDER_PYTHONS = "typing_extensions"
 _LEFT_OUT = {"__pycache__"}
 _LEFT_OUT_SUFFIXES = (".pyc", ".c", ".h", ".pyi")

@@ -88,8 +88,10 @@ def parse_source_options(given: Mapping[str, str]) -> SourceOptions:
 class OptionReader:
     """Options by name, whatever their case; one that is neither among `names` nor a setting is refused."""
 
-    def __init__(self, given: Mapping[str, str], names: Sequence[str]) -> None:
-        settings = settings_of(Settings)
+    def __init__(
+        self, given: Mapping[str, str], names: Sequence[str], settings_type: type[Settings] = Settings
+    ) -> None:
+        settings = settings_of(settings_type)
         self._given = {name.lower(): str(value) for name, value in given.items()}
         known = {name.lower(): name for name in (*names, *settings)}
         for name in given:
@@ -102,19 +104,27 @@ class OptionReader:
         return self._given.get(name.lower())
 
     def root(self) -> Root:
+        return find_root(
+            self.location("It is a log directory, or a store such as s3://bucket/prefix"),
+            self.text("metadata"),
+            **self.settings(),
+        )
+
+    def location(self, hint: str) -> str:
+        """The one place that the options name; `hint` says what it may be."""
         places = [place for name in ("root", "path", "dir") if (place := self.text(name))]
         if len(set(places)) > 1:
             raise InputError(
                 f"two places are given: {' and '.join(places)}", hint="Give the option root, or load(path)"
             )
-        location = places[0] if places else None
-        if location is None:
-            raise InputError(
-                "the option root is missing", hint="It is a log directory, or a store such as s3://bucket/prefix"
-            )
+        if not places:
+            raise InputError("the option root is missing", hint=hint)
+        return places[0]
+
+    def settings(self) -> dict[str, str]:
+        """Settings among the options, and the file that has others."""
         config = self.text("config")
-        more = {} if config is None else {"config": config}
-        return find_root(location, self.text("metadata"), **self._settings, **more)
+        return self._settings if config is None else {**self._settings, "config": config}
 
     def parsed(self, name: str, parse: Callable[[str], Parsed]) -> Parsed | None:
         text = self.text(name)

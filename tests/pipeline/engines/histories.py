@@ -1,4 +1,4 @@
-"""Engines to which anything happened, in a store of files: what the jobs that look at an engine are tried on."""
+"""Engines with a random past in a store: batches, copies, refused entries, rollbacks; and what they must look like."""
 
 from __future__ import annotations
 
@@ -6,74 +6,53 @@ import random
 from pathlib import Path
 from typing import Any
 
-from tests.engine.stations import EngineNode, successor
+from tests.engine.engines import RandomEntries
+from tests.engine.model import Model
 
-from tidelog.pipeline.engines.place import EngineRoot, find_engine
-from tidelog.tier.store_settings import StoreSettings
-from tidelog.tier.stores import open_store
-
-SETTINGS: dict[str, Any] = {"hot_tier_bytes": 0, "cold_cache_bytes": 0, "wal_segment_size": 4 << 10}
+import tidelog
+from tidelog.engine.engine import Engine
+from tidelog.engine.entry import Entry
 
 
 class History:
-    """One engine and what was done to it: entries, rollbacks, retention, compactions by its owner, lost disks."""
+    """An engine that was fed with random entries and has shipped all of them, and the model of it."""
 
-    def __init__(self, directory: Path, seed: object = 0) -> None:
-        self.store = directory / "store"
-        self.store.mkdir(parents=True)
-        self._chance = random.Random(f"history {seed}")
-        self.node = EngineNode(open_store(self.store.as_uri(), StoreSettings()), name=f"n{seed}", **SETTINGS).open()
+    def __init__(self, directory: Path, seed: object, **settings: object) -> None:
+        self.directory = directory / "engine"
+        self.store = f"file://{directory / 'store'}"
+        self.model = Model()
+        self._choose = random.Random(str(seed))
+        self._source = RandomEntries(seed)
+        self._settings = settings
+        self.applied: list[tuple[int, Entry, bool]] = []
 
-    @property
-    def root(self) -> EngineRoot:
-        """As a job names it."""
-        return find_engine(self.store.as_uri())
+    def open(self) -> Engine:
+        """The engine, open."""
+        settings: dict[str, Any] = {"wal_segment_size": 16 << 10, **self._settings}
+        return tidelog.open_engine(self.directory, store=self.store, **settings)
 
-    @property
-    def high_water_mark(self) -> int:
-        return self.node.view.manifest.high_water_mark
+    def grow(self, engine: Engine, entries: int = 60, *, rolls_back: bool = True) -> None:
+        """Some more entries, of which the last are thrown away and replaced by others now and then; all are shipped."""
+        for _ in range(3):
+            self._apply(engine, entries // 3)
+            if rolls_back and self._choose.random() < 0.7:
+                kept = self._choose.randint(engine.low_water_mark, engine.applied_seq)
+                engine.rollback_to(kept)
+                self.model.roll_back(kept)
+                self.applied = [one for one in self.applied if one[0] <= kept]
+                self._apply(engine, 5)
+            engine.update_low_water_mark(engine.applied_seq)
+            engine.ship()
 
-    def run(self, steps: int, *, keeps_all: bool = False) -> None:
-        """Does steps, and ships what came of them. With `keeps_all` nothing of the log and no version goes."""
-        kinds = [self._ship, self._ship, self._compact, self._roll_back, self._checkpoint, self._kill, self._restore]
-        kinds += [] if keeps_all else [self._collect]
-        for _ in range(steps):
-            self.node.apply(self._chance.choice((1, 8, 25)))
-            self._chance.choice(kinds)()
-        self._ship()
+    def _apply(self, engine: Engine, count: int) -> None:
+        entries = self._source.entries(count, engine.applied_seq + 1)
+        engine.apply_many(entries)
+        self.applied += [(seq, entry, self.model.apply(seq, entry)) for seq, entry in entries]
 
-    def close(self) -> None:
-        self.node.close()
-
-    def _ship(self) -> None:
-        self.node.ship_all()
-        self.node.shipping.purge()
-
-    def _compact(self) -> None:
-        self.node.engine.compact(grace_seconds=0)
-
-    def _collect(self) -> None:
-        self._ship()
-        self.node.engine.collect_garbage(horizon=self._chance.randint(0, self.node.engine.applied_seq))
-
-    def _roll_back(self) -> None:
-        engine = self.node.engine
-        self.node.roll_back(
-            self._chance.randint(max(engine.low_water_mark, engine.applied_seq - 40), engine.applied_seq)
+    def objects_at(self, seq: int) -> list[tuple[Any, ...]]:
+        """All objects to be seen at a seq: bucket, key, seq, data, metadata."""
+        return sorted(
+            (name, key, one.seq, one.data, one.metadata)
+            for name, bucket in self.model.at(seq).items()
+            for key, one in bucket.objects.items()
         )
-
-    def _checkpoint(self) -> None:
-        self.node.engine.create_checkpoint()
-
-    def _kill(self) -> None:
-        self.node.crash()
-        self.node.open()
-
-    def _restore(self) -> None:
-        """The disk is gone, and some records behind the last entry are in the store."""
-        self._ship()
-        other = successor(self.node, **SETTINGS)
-        self.node.crash()
-        other.restore()
-        other._entries = self.node._entries
-        self.node = other.open()

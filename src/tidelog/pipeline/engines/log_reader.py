@@ -10,6 +10,8 @@ Invariants
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import closing
+from typing import Literal
 
 from tidelog.engine.entry_columns import Chosen, EntrySelection
 from tidelog.errors import OffsetOutOfRangeError
@@ -23,17 +25,25 @@ def read_chosen(part: LogPart, *, skips_gaps: bool) -> Iterator[Chosen]:
     opened = part.place.opened()
     catalog = PlannedCatalog(part.descriptors, opened.keys, part.place.catalog)
     history = History(catalog, opened.objects, opened.fetchers)
-    reader = history.read(part.start, part.end_lsn, on_gap="skip" if skips_gaps else "raise")
+    on_gap: Literal["skip", "raise"] = "skip" if skips_gaps else "raise"
     selection = EntrySelection(part.stop, part.first_seq, part.last_seq, (), part.dead)
-    try:
-        yield from _chosen(reader, selection)
-    finally:
-        reader.close()
-    if not selection.is_done and not reader.reached_stop and not skips_gaps:
-        raise OffsetOutOfRangeError(f"LSN {reader.offset} is not in {part.place.store_url} any more", operation="read")
+    # The end of an entry that goes on behind the part is fetched only where there is one.
+    for start, stop in ((part.start, part.stop), (part.stop, part.end_lsn)):
+        if not selection.is_done:
+            with closing(history.read(start, stop, on_gap=on_gap)) as reader:
+                yield from _chosen(reader, selection)
+                if not skips_gaps and not reader.reached_stop:
+                    _check_end(reader, selection, part)
 
 
 def _chosen(reader: HistoryReader, selection: EntrySelection) -> Iterator[Chosen]:
     while not selection.is_done and (batch := reader.next_batch()) is not None:
         assert batch.frames is not None, "what comes from objects is framed"
         yield from selection.feed(batch.frames, batch.start, batch.stop)
+
+
+def _check_end(reader: HistoryReader, selection: EntrySelection, part: LogPart) -> None:
+    if not selection.is_done:
+        raise OffsetOutOfRangeError(
+            f"LSN {reader.offset} is not in {part.place.store_url} any more", operation="read entries"
+        )

@@ -1,0 +1,126 @@
+"""The options of `tidelog_entries` and `tidelog_objects`, as text from Spark, turned into what they mean.
+
+Case does not matter. An option that is not known is refused with the nearest name; settings of `tidelog.open_engine`
+that say how the store is reached are options too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Literal
+
+import msgspec
+
+from tidelog.config import EngineConfig
+from tidelog.errors import InputError
+from tidelog.pipeline.engines.place import EngineRoot, find_engine
+from tidelog.pipeline.engines.schema import ENTRY_COLUMNS, OBJECT_COLUMNS, parse_columns
+from tidelog.pipeline.options import DEFAULT_PARTITION_BYTES, OptionReader
+
+EARLIEST: Literal["earliest"] = "earliest"
+LATEST: Literal["latest"] = "latest"
+Start = int | Literal["earliest", "latest"]
+DEFAULT_ROWS_PER_BATCH = 16384
+DEFAULT_TAIL_BYTES = 1 << 30
+
+_PLACES = ("root", "path", "engine", "config", "columns", "minPartitions", "maxPartitionBytes", "maxRowsPerBatch")
+_ENTRY_NAMES = (
+    *(*_PLACES, "startingSeq", "endingSeq", "includeValue", "includeMetadata", "includeRefused"),
+    *("failOnDataLoss", "maxEntriesPerTrigger"),
+)
+_OBJECT_NAMES = (*_PLACES, "seq", "bucket", "prefix", "withData", "withMetadata", "versions", "maxTailBytes")
+
+
+class EntryOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """Which entries are read, and how. It can be pickled: tasks get it as it is."""
+
+    root: EngineRoot
+    columns: tuple[str, ...]
+    starting: Start | None = None
+    ending_seq: int | None = None
+    includes_refused: bool = True
+    fail_on_data_loss: bool = True
+    min_partitions: int | None = None
+    max_partition_bytes: int = DEFAULT_PARTITION_BYTES
+    max_rows_per_batch: int = DEFAULT_ROWS_PER_BATCH
+    max_entries_per_trigger: int | None = None
+
+
+class ObjectOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """Which objects are read, as of which seq, and how. It can be pickled: tasks get it as it is."""
+
+    root: EngineRoot
+    columns: tuple[str, ...]
+    seq: int | None = None
+    bucket: str | None = None
+    prefix: str = ""
+    all_versions: bool = False
+    min_partitions: int | None = None
+    max_partition_bytes: int = DEFAULT_PARTITION_BYTES
+    max_rows_per_batch: int = DEFAULT_ROWS_PER_BATCH
+    max_tail_bytes: int = DEFAULT_TAIL_BYTES
+
+
+class _EngineOptionReader(OptionReader):
+    def __init__(self, given: Mapping[str, str], names: tuple[str, ...]) -> None:
+        super().__init__(given, names, EngineConfig)
+
+    def engine(self) -> EngineRoot:
+        location = self.location("It is an engine's directory, or a store such as s3://bucket/prefix")
+        return find_engine(location, self.text("engine"), **self.settings())
+
+    def start(self) -> Start | None:
+        text = (self.text("startingSeq") or "").strip().lower()
+        if text == EARLIEST:
+            return EARLIEST
+        return LATEST if text == LATEST else self.count("startingSeq")
+
+
+def parse_entry_options(given: Mapping[str, str]) -> EntryOptions:
+    """The options of a read of entries; InputError names the one that is wrong and what would be right."""
+    options = _EngineOptionReader(given, _ENTRY_NAMES)
+    left_out = {name for name, option, default in _ENTRY_EXTRAS if not options.truth(option, default)}
+    named = options.parsed("columns", lambda text: parse_columns(text, ENTRY_COLUMNS))
+    starting, ending = options.start(), options.count("endingSeq")
+    if isinstance(starting, int) and ending is not None and ending < starting:
+        raise InputError(f"endingSeq {ending} is before startingSeq {starting}: there is nothing between them")
+    return EntryOptions(
+        root=options.engine(),
+        columns=named or tuple(name for name in ENTRY_COLUMNS if name not in left_out),
+        starting=starting,
+        ending_seq=ending,
+        includes_refused=options.truth("includeRefused", True),
+        fail_on_data_loss=options.truth("failOnDataLoss", True),
+        min_partitions=options.number("minPartitions"),
+        max_partition_bytes=options.size("maxPartitionBytes") or DEFAULT_PARTITION_BYTES,
+        max_rows_per_batch=options.number("maxRowsPerBatch") or DEFAULT_ROWS_PER_BATCH,
+        max_entries_per_trigger=options.number("maxEntriesPerTrigger"),
+    )
+
+
+_ENTRY_EXTRAS = (("metadata", "includeMetadata", True), ("value", "includeValue", False))
+
+
+def parse_object_options(given: Mapping[str, str]) -> ObjectOptions:
+    """The options of a read of objects; InputError names the one that is wrong and what would be right."""
+    options = _EngineOptionReader(given, _OBJECT_NAMES)
+    all_versions = options.truth("versions", False)
+    extras = (("metadata", "withMetadata"), ("data", "withData"))
+    left_out = {name for name, option in extras if not options.truth(option, False)}
+    left_out |= set() if all_versions else {"is_deleted"}
+    named = options.parsed("columns", lambda text: parse_columns(text, OBJECT_COLUMNS))
+    bucket, prefix = options.text("bucket"), options.text("prefix") or ""
+    if prefix and not bucket:
+        raise InputError("the option prefix is of keys in a bucket", hint="Name the bucket too: the option bucket")
+    return ObjectOptions(
+        root=options.engine(),
+        columns=named or tuple(name for name in OBJECT_COLUMNS if name not in left_out),
+        seq=options.count("seq"),
+        bucket=bucket or None,
+        prefix=prefix,
+        all_versions=all_versions,
+        min_partitions=options.number("minPartitions"),
+        max_partition_bytes=options.size("maxPartitionBytes") or DEFAULT_PARTITION_BYTES,
+        max_rows_per_batch=options.number("maxRowsPerBatch") or DEFAULT_ROWS_PER_BATCH,
+        max_tail_bytes=options.size("maxTailBytes") or DEFAULT_TAIL_BYTES,
+    )

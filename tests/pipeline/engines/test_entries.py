@@ -1,0 +1,143 @@
+"""`tidelog_entries` without Spark: what the driver plans and what tasks read."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.pipeline.engines.histories import History
+
+import tidelog
+from tidelog.engine.entry import CopyObject, DeleteBucket, PutObject, operations
+from tidelog.errors import InputError, OffsetOutOfRangeError
+from tidelog.pipeline.engines.entries_source import EntriesDataSource
+from tidelog.pipeline.engines.metadata_map import as_text
+
+
+def rows_of(root: object, **options: object) -> list[dict[str, Any]]:
+    """All rows, in the order of the parts; read as tasks do."""
+    given = {"root": str(root), **{name: str(value) for name, value in options.items()}}
+    source = EntriesDataSource(given)
+    reader = source.reader(source.schema())
+    batches: list[Any] = [batch for partition in reader.partitions() for batch in reader.read(partition)]
+    for batch in batches:
+        batch.validate(full=True)
+    return [row for batch in batches for row in batch.to_pylist()]
+
+
+def expected_rows(history: History) -> list[dict[str, Any]]:
+    """What the entries that were applied must look like."""
+    return [
+        _expected(seq, order, part, is_applied)
+        for seq, entry, is_applied in history.applied
+        for order, part in enumerate(operations(entry))
+    ]
+
+
+def _expected(seq: int, order: int, part: Any, is_applied: bool) -> dict[str, Any]:
+    is_put, is_copy = isinstance(part, PutObject), isinstance(part, CopyObject)
+    has_body = is_put and is_applied
+    return {
+        "seq": seq,
+        "order": order,
+        "kind": type(part).__name__,
+        "bucket": part.dest_bucket if is_copy else part.bucket,
+        "key": part.dest_key if is_copy else getattr(part, "key", None),
+        "src_bucket": part.src_bucket if is_copy else None,
+        "src_key": part.src_key if is_copy else None,
+        "is_forced": part.force if isinstance(part, DeleteBucket) else None,
+        "is_refused": not is_applied,
+        "metadata": [(name, as_text(value)) for name, value in part.metadata.items()] if has_body else None,
+        "value": part.data if has_body else None,
+    }
+
+
+@pytest.mark.parametrize("seed", range(2))
+@pytest.mark.parametrize("compression", ["none", "zstd"])
+def test_every_entry_that_counts_is_there_once(tmp_path: Path, seed: int, compression: str) -> None:
+    """Batches, copies, refused entries and rollbacks: however the log is divided, the rows are the entries applied."""
+    history = History(tmp_path, seed, wal_compression=compression)
+    with history.open() as engine:
+        history.grow(engine)
+        expected = expected_rows(history)
+        names = list(expected[0])
+        rows: list[dict[str, Any]] = []
+        for options in ({}, {"minPartitions": 7}, {"minPartitions": 40, "maxRowsPerBatch": 3}):
+            rows = rows_of(history.store, columns=",".join([*names, "size", "reason"]), **options)
+            assert [{name: row[name] for name in names} for row in rows] == expected
+    assert all((row["reason"] is not None) == row["is_refused"] for row in rows)
+    assert all(row["size"] == len(row["value"]) for row in rows if row["value"] is not None)
+
+
+def test_a_batch_across_objects_and_tasks_comes_whole_and_once(tmp_path: Path) -> None:
+    """A batch that is larger than a file of the log, and a task for nearly every record, do not tear it apart."""
+    with tidelog.open_engine(tmp_path / "e", store=f"file://{tmp_path}/s", wal_segment_size=16 << 10) as engine:
+        engine.apply(1, tidelog.CreateBucket("b"))
+        engine.apply(2, tidelog.Batch([PutObject("b", f"k{number}", b"x" * 3000) for number in range(30)]))
+        engine.apply(3, PutObject("b", "last", b""))
+        engine.update_low_water_mark(3)
+        engine.ship()
+    rows = rows_of(tmp_path / "e", minPartitions=30)
+    assert [(row["seq"], row["order"]) for row in rows] == [(1, 0), *((2, order) for order in range(30)), (3, 0)]
+    assert len({row["lsn"] for row in rows}) == 32
+
+
+def test_seqs_choose_the_range_both_ends_included(tmp_path: Path) -> None:
+    """The same rows as by filtering, whether states help to find the place or not."""
+    history = History(tmp_path, "range")
+    with history.open() as engine:
+        for _ in range(3):
+            history.grow(engine, 30)
+            engine.create_checkpoint()
+    seqs = [row["seq"] for row in rows_of(history.store)]
+    for low, high in ((seqs[0], seqs[-1]), (seqs[7], seqs[40]), (seqs[30], seqs[30]), (seqs[50] + 1, seqs[-1])):
+        found = [row["seq"] for row in rows_of(history.store, startingSeq=low, endingSeq=high)]
+        assert found == [seq for seq in seqs if low <= seq <= high]
+    assert [row["seq"] for row in rows_of(history.store, startingSeq="earliest")] == seqs
+
+
+def test_columns_are_those_that_are_asked_for(tmp_path: Path) -> None:
+    """Values only when asked, metadata unless not wanted, refused entries unless left out."""
+    history = History(tmp_path, "columns")
+    with history.open() as engine:
+        history.grow(engine, rolls_back=False)
+    assert "value" not in rows_of(history.store)[0]
+    assert "value" in rows_of(history.store, includeValue="true")[0]
+    assert "metadata" not in rows_of(history.store, includeMetadata="false")[0]
+    assert list(rows_of(history.store, columns="key, SEQ")[0]) == ["key", "seq"]
+    refused = [row for row in rows_of(history.store) if row["is_refused"]]
+    assert refused
+    assert len(rows_of(history.store, includeRefused="false")) + len(refused) == len(rows_of(history.store))
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ({"startingSeq": "9", "endingSeq": "8"}, "nothing between them"),
+        ({"startingSeq": "latest"}, "cannot start at latest"),
+        ({"columns": "seq,nope"}, "no column nope"),
+        ({"includeValue": "yes"}, "true or false"),
+        ({"startingSeqs": "1"}, "no option startingSeqs"),
+        ({"startingSeq": "soon"}, "a number of 0 or more"),
+    ],
+)
+def test_wrong_options_are_named(tmp_path: Path, options: dict[str, str], says: str) -> None:
+    """A slip is an error that says what would be right."""
+    with tidelog.open_engine(tmp_path / "e", store=f"file://{tmp_path}/s"):
+        pass
+    with pytest.raises(InputError, match=says):
+        rows_of(tmp_path / "e", **options)
+
+
+def test_what_is_not_shipped_yet_is_told(tmp_path: Path) -> None:
+    """An end behind the last shipped entry is an error, or with failOnDataLoss=false what is there."""
+    history = History(tmp_path, "ahead")
+    with history.open() as engine:
+        history.grow(engine, 30)
+        last = engine.applied_seq
+        engine.apply(last + 5, tidelog.CreateBucket("not-shipped"))
+    with pytest.raises(OffsetOutOfRangeError, match=f"up to seq {last}, not up to {last + 5}"):
+        rows_of(history.store, endingSeq=last + 5)
+    rows = rows_of(history.store, endingSeq=last + 5, failOnDataLoss="false")
+    assert rows[-1]["seq"] == last
