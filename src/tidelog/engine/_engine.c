@@ -1,11 +1,12 @@
 /* The loops over pages, in C. `page.py` draws the page, `updates.py` the page updates. The twins that define every
-   answer are `page_python.py`, `page_image_python.py`, `tree_python.py` and `updates_python.py`.
+   answer are `page_python.py`, `page_image_python.py`, `tree_python.py`, `updates_python.py` and `rows_python.py`.
 
    Invariants
    - Bytes are hostile: nothing is read or written that was not checked to lie inside of its page or record.
    - No call lets go of the GIL or runs anybody's code before it has finished with the pages: each is one step for all
      threads, which is all the locking that readers need. */
 
+#include "_engine_rows.h"
 #include "_engine_skip.h"
 #include "_engine_survey.h"
 #include "_engine_version.h"
@@ -43,6 +44,10 @@ static PyMethodDef engine_methods[] = {
     METHOD("survey", engine_survey,
            "survey(first_lsn, buffer, positions, lengths, open_seq, open_lsn): "
            "(applied seq, its LSN, open seq, its LSN, indexes of other records)."),
+    METHOD("check_rows", engine_check_rows, "check_rows(raw, count, after_key, has_places): the last key."),
+    METHOD("merge_rows", engine_merge_rows, "merge_rows(sources, drops_removed): (raw, rows, where each source is then)."),
+    METHOD("fill_page", engine_fill_page,
+           "fill_page(page, raw, at, reserved_bytes, lsn): (where the next row is, where the last one was)."),
     {NULL, NULL, 0, NULL},
 };
 

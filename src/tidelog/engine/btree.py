@@ -22,7 +22,7 @@ from tidelog.engine import page as kernel
 from tidelog.engine.buffer_pool import BufferPool
 from tidelog.engine.page import MAX_CELL_BYTES, MISSING, NEEDS_IMAGE, ROOT, Cell, cell_bytes, compact_image, lsn_of
 from tidelog.engine.tree_check import TreeReport, check_tree
-from tidelog.engine.tree_load import load_tree
+from tidelog.engine.tree_load import load_tree, load_tree_of_rows
 from tidelog.engine.updates import IMAGE, INSERT, REMOVE, Update, decode, encode_image, redo, redo_frames, reverse_of
 from tidelog.errors import DataError, InputError, InternalError
 from tidelog.log.frame import Frames
@@ -211,6 +211,10 @@ class Tree:
         count, self.next_page = load_tree(self.pool, cells, lsn)
         self._settled_next_page = self.next_page
         return count
+
+    def bulk_load_rows(self, blocks: Iterable[bytes], lsn: int = 0) -> None:
+        """The same from rows as they are in blocks (`cell_blocks`), before they are compressed."""
+        self.next_page = self._settled_next_page = load_tree_of_rows(self.pool, blocks, lsn)
 
     def renumbered(self, next_page: int, lsn: int) -> None:
         """The pages are those of another file, all made by this record: each needs an image before it is changed."""

@@ -19,7 +19,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import secrets
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Literal
 
@@ -112,6 +112,7 @@ class Restore:
         self._catalog = Catalog(metadata, keys)
         self._runs = Runs(files, directory / RESTORING)
         self._damaged: list[str] = []
+        self._fetchers: DaemonPool | None = None
         self._pinning = Pinning(metadata, keys, clock, f"restore-{secrets.token_hex(8)}", _PIN_SECONDS)
 
     def run(self) -> RestoreReport:
@@ -119,7 +120,7 @@ class Restore:
         manifest = self._manifest()
         with explained("restore", self._directory):
             self._prepare()
-            fetchers = DaemonPool(_FETCHING_THREADS, "tidelog-restore")
+            self._fetchers = fetchers = DaemonPool(_FETCHING_THREADS, "tidelog-restore")
             try:
                 report = self._restore(manifest, fetchers)
             finally:
@@ -216,9 +217,16 @@ class Restore:
     def _loaded(self, listed: StoredCheckpoint) -> StoredState:
         self._tell("state", 0, listed.size)
         state = StoredState(self._objects, listed)
-        self._runs.add(state.rows())
-        self._tell("state", listed.size, listed.size)
+        self._runs.add_blocks(self._counted(state), has_places=state.has_places)
         return state
+
+    def _counted(self, state: StoredState) -> Iterator[memoryview]:
+        done, total = 0, state.stored_bytes
+        for block in state.blocks(self._fetchers):
+            yield block.data
+            done += len(block.data)
+            self._tell("state", done, total)
+        self._tell("state", total, total)
 
     def _first_lsn(self, state: StoredState | None) -> int:
         first_lsn = 1 if state is None else state.footer.lsn
@@ -271,7 +279,15 @@ class Restore:
         try:
             pool = BufferPool(page_file, self._settings.buffer_pool_size)
             tree = Tree(pool, _log_nothing)
-            rows = tree.bulk_load(self._runs.merged(), next_lsn - 1)
+            rows = 0
+
+            def counted() -> Iterator[bytes]:
+                nonlocal rows
+                for merged in self._runs.merged_rows():
+                    rows += merged.rows
+                    yield merged.raw
+
+            tree.bulk_load_rows(counted(), next_lsn - 1)
             pool.flush(pool.dirty_pages())
             page_file.sync()
             return rows, tree.next_page

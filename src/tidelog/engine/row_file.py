@@ -27,6 +27,7 @@ import msgspec
 
 from tidelog.engine.block_cache import BlockCache
 from tidelog.engine.cell_blocks import HEADER_BYTES, Row, block_bytes, count_of, decode_block, encode_blocks, rows_in
+from tidelog.engine.rows import check_rows
 from tidelog.errors import CorruptionError, DataError, InputError
 from tidelog.log.frame import crc32
 from tidelog.tier.compacted_names import digest_of
@@ -84,6 +85,14 @@ class RowFooter(msgspec.Struct, frozen=True, kw_only=True):
     rows: int
     digest: str
     blocks: tuple[BlockPlace, ...]
+
+
+class RowBlock(NamedTuple):
+    """A block of a file: as it is stored, and what is in it."""
+
+    place: BlockPlace
+    data: memoryview
+    raw: bytes
 
 
 class EncodedRowFile(NamedTuple):
@@ -177,17 +186,31 @@ class RowFile:
 
     def rows(self, start: bytes = b"", stop: bytes | None = None) -> Iterator[Row]:
         """Rows in order, from a key on and up to another. All of them are compared with the digest."""
+        if not start and stop is None:
+            for block in self.blocks():
+                yield from rows_in(block.raw, block.place.rows, b"")
+            return
         blocks = self.footer.blocks
         first = bisect_left(self._last_keys, start)
         wanted = [place for place in blocks[first:] if stop is None or place.first_key < stop]
-        digest = hashlib.blake2b(digest_size=_DIGEST_BYTES)
-        for place, block in self._fetched(wanted):
-            raw = self._checked(place.byte, partial(decode_block, block))
-            digest.update(raw)
+        for place, data in self._fetched(wanted):
+            raw = self._checked(place.byte, partial(decode_block, data))
             for row in self._rows_of(place, raw):
                 if row[0] >= start and (stop is None or row[0] < stop):
                     yield row
-        if len(wanted) == len(blocks) and digest.hexdigest() != self.part.digest:
+
+    def blocks(self) -> Iterator[RowBlock]:
+        """All blocks, decoded and checked. Whoever has seen the last of them has seen what was written."""
+        digest, last_key = hashlib.blake2b(digest_size=_DIGEST_BYTES), b""
+        for place, data in self._fetched(list(self.footer.blocks)):
+            raw = self._checked(place.byte, partial(decode_block, data))
+            digest.update(raw)
+            has_places = self.footer.kind == "versions"
+            last_key = self._checked(place.byte, partial(check_rows, raw, place.rows, last_key, has_places))
+            if last_key != place.last_key:
+                raise self._damage(place.byte, "a block that does not end with the key that it must")
+            yield RowBlock(place, data, raw)
+        if digest.hexdigest() != self.part.digest:
             raise self._damage(0, "a row file with a digest that does not match")
 
     # Blocks
@@ -305,8 +328,8 @@ class _InMemory:
         return self._data[start : start + length]
 
 
-def check_row_file(data: bytes, part: RowPart, kind: RowKind | None = None) -> Iterator[Row]:
-    """The rows of a whole file in memory. Whoever has seen the last of them knows that every byte of it is good."""
+def opened_in_memory(data: bytes, part: RowPart, kind: RowKind | None = None) -> RowFile:
+    """A whole file that is in memory already, and is the one that its name tells."""
     if digest_of(data) not in part.key:
         raise CorruptionError("not the bytes that its name tells", path=part.key, byte=0, operation="read", hint=_HINT)
-    yield from RowFile(_InMemory(data), part, kind=kind).rows()
+    return RowFile(_InMemory(data), part, kind=kind)

@@ -27,7 +27,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Executor
 from functools import partial
 from itertools import pairwise
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 import msgspec
 
@@ -44,7 +44,8 @@ from tidelog.engine.cell_blocks import (
 from tidelog.engine.manifest import StoredCheckpoint
 from tidelog.engine.place import cell_of
 from tidelog.engine.row_file import RowPart
-from tidelog.engine.row_parts import rows_of_parts
+from tidelog.engine.row_parts import open_parts
+from tidelog.engine.rows import check_rows
 from tidelog.errors import CorruptionError, DataError, InputError
 from tidelog.log.frame import crc32
 from tidelog.tier.compacted_names import digest_of
@@ -182,6 +183,13 @@ def _place(block: CellBlock, byte: int) -> BlockPlace:
     return BlockPlace(byte, len(block.data), block.count, block.first_key, block.last_key)
 
 
+class StateBlock(NamedTuple):
+    """A block of a state: as it is stored, and what is in it."""
+
+    data: memoryview
+    raw: bytes
+
+
 class StoredState:
     """A state in a store, opened: its footer is read and checked, its rows are not."""
 
@@ -201,36 +209,40 @@ class StoredState:
         """What it has in the store, its row files included."""
         return self._listed.size + sum(part.size for part in self.parts())
 
+    @property
+    def has_places(self) -> bool:
+        """Whether the values of its blocks are those of a version index: cells with places behind them."""
+        return self._version == VERSION_OF_PARTS
+
     def rows(self, fetchers: Executor | None = None) -> Iterator[Row]:
         """All rows in order: keys of the tree and their cells. Whoever has seen the last has seen what was written.
 
         With `fetchers` row files are fetched ahead.
         """
-        if self._version == VERSION:
-            return self._own_rows()
-        rows = rows_of_parts(self._objects, self.parts(), "versions", fetchers)
-        return ((key, cell_of(value)) for key, value in rows)
+        for block in self.blocks(fetchers):
+            for key, value in rows_in(block.raw, count_of(block.data), b""):
+                yield key, cell_of(value) if self.has_places else value
 
-    def _own_rows(self) -> Iterator[Row]:
-        digest, last_key, rows = hashlib.blake2b(digest_size=_DIGEST_BYTES), b"", 0
-        for place, block in self._blocks():
-            raw = self._checked(place.byte, partial(decode_block, block))
+    def blocks(self, fetchers: Executor | None = None) -> Iterator[StateBlock]:
+        """The same as blocks, checked."""
+        return self._own_blocks() if not self.has_places else self._blocks_of_parts(fetchers)
+
+    def _blocks_of_parts(self, fetchers: Executor | None) -> Iterator[StateBlock]:
+        for file in open_parts(self._objects, self.parts(), "versions", fetchers):
+            for block in file.blocks():
+                yield StateBlock(block.data, block.raw)
+
+    def _own_blocks(self) -> Iterator[StateBlock]:
+        digest, last_key = hashlib.blake2b(digest_size=_DIGEST_BYTES), b""
+        for place, data in self._blocks():
+            raw = self._checked(place.byte, partial(decode_block, data))
             digest.update(raw)
-            found = rows_in(raw, place.count, last_key)
-            for key, value in self._checked_rows(place, found):
-                last_key = key
-                rows += 1
-                yield key, value
+            last_key = self._checked(place.byte, partial(check_rows, raw, place.count, last_key, False))
             if last_key != place.last_key:
                 raise self._damage(place.byte, "a block that does not end with the key that it must")
-        if digest.hexdigest() != self.footer.digest or rows != self.footer.rows:
+            yield StateBlock(data, raw)
+        if digest.hexdigest() != self.footer.digest:
             raise self._damage(0, "a state with a digest that does not match")
-
-    def _checked_rows(self, place: BlockPlace, rows: Iterator[Row]) -> Iterator[Row]:
-        try:
-            yield from rows
-        except DataError as error:
-            raise self._damage(place.byte, error.message) from error
 
     def _blocks(self) -> Iterator[tuple[BlockPlace, memoryview]]:
         """Several blocks are fetched with one request."""

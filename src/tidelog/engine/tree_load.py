@@ -24,6 +24,8 @@ from tidelog.engine.page import (
     insert,
     set_header,
 )
+from tidelog.engine.rows import fill_page
+from tidelog.engine.rows_python import row_at
 from tidelog.engine.tree_python import divider_of
 from tidelog.errors import InputError
 
@@ -49,6 +51,24 @@ class _Loader:
             raise InputError(f"a cell has at most {MAX_CELL_BYTES} bytes")
         self._put(0, key, value)
         self._last_key = key
+
+    def add_rows(self, raw: bytes) -> None:
+        """The next cells of the leaves, as rows of a block."""
+        if not self._open:
+            self._open.append(self._begin(0))
+        at = 0
+        while at < len(raw):
+            begin = at
+            at, last_at = fill_page(self._pool.pages[self._open[0]], raw, at, RESERVED_BYTES, self._lsn)
+            if at > begin:
+                self._last_key = row_at(raw, last_at, False)[0]
+            if at < len(raw):
+                self._begin_leaf(row_at(raw, at, False)[0])
+
+    def _begin_leaf(self, key: bytes) -> None:
+        if self._last_key is not None and key <= self._last_key:
+            raise InputError("cells to be loaded are not in order, or a key comes twice")
+        self._go_on(0, key)
 
     def _put(self, level: int, key: bytes, value: bytes) -> None:
         if level == len(self._open):
@@ -103,3 +123,12 @@ def load_tree(pool: BufferPool, source: Iterable[Cell], lsn: int) -> tuple[int, 
         count += 1
     loader.finish()
     return count, loader.next_page
+
+
+def load_tree_of_rows(pool: BufferPool, source: Iterable[bytes], lsn: int) -> int:
+    """The same from rows as they are in blocks, many at a time; the next page."""
+    loader = _Loader(pool, lsn)
+    for raw in source:
+        loader.add_rows(raw)
+    loader.finish()
+    return loader.next_page
