@@ -2,8 +2,10 @@
 
 Invariants
 - The two newest ones are kept: if one is damaged, a restore begins with the other.
+- A state is listed behind the newest one or not at all: somebody without the engine may have listed one meanwhile.
 - Whatever goes is written down first (`leaving` in the manifest), then deleted, then taken from the list. Whoever owns
-  the engine next finishes that. A state that is pinned stays.
+  the engine next finishes that. A state that is pinned stays. With one of several files go those that no other has;
+  files of a compaction stay.
 """
 
 from __future__ import annotations
@@ -15,6 +17,7 @@ import msgspec
 from tidelog.engine.cell_blocks import Row
 from tidelog.engine.core import Core
 from tidelog.engine.manifest import Manifest, StoredCheckpoint
+from tidelog.engine.references import superseded_parts
 from tidelog.engine.store_checkpoint import write_checkpoint
 from tidelog.engine.store_link import StoreLink
 from tidelog.engine.version_keys import MAX_SEQ, SEQ_BYTES
@@ -34,10 +37,10 @@ class StoreStates:
 
     def write(self, link: StoreLink) -> StoredCheckpoint | None:
         """Writes the state at the published high-water mark, if there is none yet; None where nothing is shipped."""
-        published = link.published
+        published = link.refresh()  # somebody else may have listed one
         seq, lsn = published.high_water_mark, published.high_water_lsn + 1
         newest = published.checkpoints[-1] if published.checkpoints else None
-        if not seq or (newest is not None and (newest.seq, newest.lsn) == (seq, lsn)):
+        if not seq or (newest is not None and (newest.seq, newest.lsn) >= (seq, lsn)):
             return newest
         with self._core.history.pin(seq):
             written = write_checkpoint(
@@ -46,9 +49,13 @@ class StoreStates:
                 created_us=self._core.clock.now_us(),
                 history_start_seq=lambda: self._core.history.start_seq,
             )
-        link.note(link.manifest.change(lambda manifest: _with(manifest, written)))
+        changed = link.manifest.change(lambda manifest: _with(manifest, written))
+        link.note(changed)
+        if all(state.key != written.key for state in changed.checkpoints):
+            link.owned.ownership.verify()
+            self._objects.delete(written.key)  # somebody else's is listed, and is as new
         self.let_go(link)
-        return written
+        return changed.checkpoints[-1]
 
     def _rows(self, seq: int) -> Iterator[Row]:
         """All versions up to a seq, in the order of the tree."""
@@ -64,15 +71,21 @@ class StoreStates:
         link.note(planned)
         if planned.leaving:
             link.owned.ownership.verify()
-            self._objects.delete(planned.leaving)
+            self._objects.delete([*planned.leaving, *self._parts_left_by(planned)])
             gone = frozenset(planned.leaving)
             link.note(link.manifest.change(lambda manifest: _without_gone(manifest, gone)))
 
+    def _parts_left_by(self, manifest: Manifest) -> list[str]:
+        names = [self._keys.parse_checkpoint(key) for key in manifest.leaving]
+        has_parts = any(name is not None and name.digest for name in names)
+        return superseded_parts(self._objects, self._keys, manifest) if has_parts else []
+
 
 def _with(manifest: Manifest, written: StoredCheckpoint) -> Manifest:
-    others = tuple(one for one in manifest.checkpoints if one.key != written.key)
-    states = sorted((*others, written), key=lambda one: (one.seq, one.lsn))
-    return msgspec.structs.replace(manifest, checkpoints=tuple(states))
+    states = manifest.checkpoints
+    if states and (written.seq, written.lsn) <= (states[-1].seq, states[-1].lsn):
+        return manifest
+    return msgspec.structs.replace(manifest, checkpoints=(*states, written))
 
 
 def without_old(manifest: Manifest, now_us: int) -> Manifest:
