@@ -75,11 +75,7 @@ class Runs:
 
     def merged_rows(self) -> Iterator[RawRows]:
         """The same, many at a time."""
-        newest_first = [_Stream(self._blocks(run), run.has_places) for run in reversed(self._runs)]
-        while len(newest_first) > _MERGED_AT_ONCE:
-            groups = [newest_first[at : at + _MERGED_AT_ONCE] for at in range(0, len(newest_first), _MERGED_AT_ONCE)]
-            newest_first = [_Stream(_merged(group, drops_removed=False)) for group in groups]
-        return _merged(newest_first, drops_removed=True)
+        return merge_newest_first((self._blocks(run), run.has_places) for run in reversed(self._runs))
 
     def _blocks(self, run: _Run) -> Iterator[RawRows]:
         file, position, last_key = self._files.open(run.path), 0, b""
@@ -95,6 +91,15 @@ class Runs:
             raise CorruptionError(error.message, path=run.path, byte=position, operation="restore") from error
         finally:
             file.close()
+
+
+def merge_newest_first(runs: Iterable[tuple[Iterator[RawRows], bool]]) -> Iterator[RawRows]:
+    """The rows that are left of several runs, each with whether it has places, many rows at a time."""
+    newest_first = [_Stream(blocks, has_places) for blocks, has_places in runs]
+    while len(newest_first) > _MERGED_AT_ONCE:
+        groups = [newest_first[at : at + _MERGED_AT_ONCE] for at in range(0, len(newest_first), _MERGED_AT_ONCE)]
+        newest_first = [_Stream(_merged(group, drops_removed=False)) for group in groups]
+    return _merged(newest_first, drops_removed=True)
 
 
 class _Stream:

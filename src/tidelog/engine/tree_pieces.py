@@ -18,7 +18,6 @@ from typing import NamedTuple
 
 from tidelog.engine.page import (
     HEADER_BYTES,
-    MAX_CELL_BYTES,
     PAGE_BYTES,
     ROOT,
     SLOT_BYTES,
@@ -29,6 +28,8 @@ from tidelog.engine.page import (
     sealed,
     set_header,
 )
+from tidelog.engine.rows import fill_page
+from tidelog.engine.rows_python import row_at
 from tidelog.engine.tree_load import RESERVED_BYTES
 from tidelog.errors import DataError
 
@@ -36,14 +37,18 @@ FIRST_LEAF = ROOT + 1
 _NO_NUMBER = 0
 _ROOM_BYTES = PAGE_BYTES - HEADER_BYTES - RESERVED_BYTES
 _CHILD = struct.Struct("<I")
-_PAGE_ID_AT = 8
+_COUNT = struct.Struct("<H")
+_PAGE_ID_AT, _COUNT_AT = 8, 24
 
 
 class Leaf(NamedTuple):
-    """A leaf without a number, and the cells in it."""
+    """A leaf without a number, and the rows in it as they came."""
 
     page: bytearray
-    cells: list[Cell]
+    rows: bytes
+    cells: int
+    first_key: bytes
+    last_key: bytes
 
 
 class Child(NamedTuple):
@@ -53,25 +58,51 @@ class Child(NamedTuple):
     page_id: int
 
 
-def filled_leaves(rows: Iterable[Cell], lsn: int) -> Iterator[Leaf]:
-    """Leaves with these cells, which come in order of key."""
-    gathered: list[Cell] = []
-    room, last_key = _ROOM_BYTES, b""
-    for row in rows:
-        key, value = row
-        if key <= last_key:
-            raise DataError("rows of a tree are not in order, or a key comes twice")
-        needed = cell_bytes(len(key), len(value)) + SLOT_BYTES
-        if needed > MAX_CELL_BYTES + SLOT_BYTES:
-            raise DataError(f"a row of a tree has {needed - SLOT_BYTES} bytes, and at most {MAX_CELL_BYTES} fit")
-        if needed > room:
-            yield Leaf(_page_of(0, gathered, lsn), gathered)
-            gathered, room = [], _ROOM_BYTES
-        gathered.append(row)
-        room -= needed
-        last_key = key
-    if gathered:
-        yield Leaf(_page_of(0, gathered, lsn), gathered)
+def filled_leaves(blocks: Iterable[bytes], lsn: int) -> Iterator[Leaf]:
+    """Leaves with the rows of these blocks, which are in order of key."""
+    filling = _Filling()
+    last_key = b""
+    for raw in blocks:
+        at = 0
+        while at < len(raw):
+            begin = at
+            at, last_at = fill_page(filling.page, raw, at, RESERVED_BYTES, lsn)
+            if at > begin:
+                if filling.is_empty and row_at(raw, begin, False)[0] <= last_key:
+                    raise DataError("rows of a tree are not in order, or a key comes twice")
+                last_key = row_at(raw, last_at, False)[0]
+                filling.note(raw[begin:at], last_key)
+            if at < len(raw):
+                yield filling.leaf()
+                filling = _Filling()
+    if not filling.is_empty:
+        yield filling.leaf()
+
+
+class _Filling:
+    """The leaf that is being filled."""
+
+    def __init__(self) -> None:
+        self.page = new_page(_NO_NUMBER, 0)
+        self._rows: list[bytes] = []
+        self._last_key = b""
+
+    @property
+    def is_empty(self) -> bool:
+        return not self._rows
+
+    def note(self, rows: bytes, last_key: bytes) -> None:
+        self._rows.append(rows)
+        self._last_key = last_key
+
+    def leaf(self) -> Leaf:
+        rows = b"".join(self._rows)
+        return Leaf(self.page, rows, cell_count(self.page), row_at(rows, 0, False)[0], self._last_key)
+
+
+def cell_count(page: bytes | bytearray) -> int:
+    """How many cells a page has."""
+    return int(_COUNT.unpack_from(page, _COUNT_AT)[0])
 
 
 def _page_of(level: int, gathered: Iterable[Cell], lsn: int) -> bytearray:

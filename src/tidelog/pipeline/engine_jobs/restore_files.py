@@ -12,7 +12,6 @@ Invariants
 
 from __future__ import annotations
 
-import heapq
 import secrets
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -20,10 +19,11 @@ from typing import Literal
 
 import msgspec
 
-from tidelog.engine.cell_blocks import Row, decode_block, encode_blocks, rows_in
-from tidelog.engine.place import decode_version
-from tidelog.engine.restore_runs import REMOVED
+from tidelog.engine.cell_blocks import Row, decode_block, encode_blocks
+from tidelog.engine.restore_runs import RawRows, merge_newest_first
 from tidelog.engine.row_file import BlockPlace
+from tidelog.engine.rows import check_rows
+from tidelog.engine.rows_python import row_at
 from tidelog.errors import CorruptionError, DataError, InputError
 from tidelog.files import Files, LocalFiles
 
@@ -82,44 +82,39 @@ def write_run(path: Path, rank: int, rows: Iterable[Row], files: Files | None = 
     return Run(path=str(path), rank=rank, blocks=tuple(blocks))
 
 
-def merged_rows(runs: Iterable[Run], start: bytes, stop: bytes | None) -> Iterator[Row]:
-    """What is left of all runs between two keys, in order of key, as cells."""
-    parts = sorted((run for run in runs if run.blocks), key=lambda one: -one.rank)
-    if len(parts) == 1:
-        yield from (row for row in _rows(parts[0], start, stop) if row[1] != REMOVED)
-        return
-    last_key: bytes | None = None
-    tagged = [_tagged(run, place, start, stop) for place, run in enumerate(parts)]
-    for key, _, value in heapq.merge(*tagged):
-        if key != last_key and value != REMOVED:
-            yield key, value
-        last_key = key
+def merged_rows(runs: Iterable[Run], start: bytes, stop: bytes | None) -> Iterator[bytes]:
+    """What is left of all runs between two keys, in order of key: rows of cells, many at a time."""
+    newest_first = sorted((run for run in runs if run.blocks), key=lambda one: -one.rank)
+    streams = ((_blocks(run, start, stop), run.values == "versions") for run in newest_first)
+    return (merged.raw for merged in merge_newest_first(streams))
 
 
-def _tagged(run: Run, place: int, start: bytes, stop: bytes | None) -> Iterator[tuple[bytes, int, bytes]]:
-    """The newest run comes first among equal keys."""
-    for key, value in _rows(run, start, stop):
-        yield key, place, value
-
-
-def _rows(run: Run, start: bytes, stop: bytes | None) -> Iterator[Row]:
-    for block in _blocks(run):
-        is_inside = block[0][0] >= start and (stop is None or block[-1][0] < stop)
-        wanted = block if is_inside else [row for row in block if row[0] >= start and (stop is None or row[0] < stop)]
-        if run.values == "cells":
-            yield from wanted
-        else:
-            yield from ((key, decode_version(value)[0]) for key, value in wanted)
-
-
-def _blocks(run: Run) -> Iterator[list[Row]]:
-    path = Path(run.path)
-    file = LocalFiles().open(path)
+def _blocks(run: Run, start: bytes, stop: bytes | None) -> Iterator[RawRows]:
+    path, has_places = Path(run.path), run.values == "versions"
+    file, last_key = LocalFiles().open(path), b""
     try:
         for at in run.blocks:
             try:
-                yield list(rows_in(decode_block(file.read_at(at.byte, at.size)), at.rows, b""))
+                raw = decode_block(file.read_at(at.byte, at.size))
+                last_key = check_rows(raw, at.rows, last_key, has_places)
             except DataError as error:
                 raise CorruptionError(error.message, path=path, byte=at.byte, operation="restore") from error
+            is_inside = at.first_key >= start and (stop is None or at.last_key < stop)
+            yield RawRows(raw, at.rows) if is_inside else _cut(raw, start, stop)
     finally:
         file.close()
+
+
+def _cut(raw: bytes, start: bytes, stop: bytes | None) -> RawRows:
+    """The rows of a block that are between two keys."""
+    at = begin = end = count = 0
+    while at < len(raw):
+        key, _, behind = row_at(raw, at, False)
+        if key < start:
+            begin = end = behind
+        elif stop is not None and key >= stop:
+            break
+        else:
+            end, count = behind, count + 1
+        at = behind
+    return RawRows(raw[begin:end], count)

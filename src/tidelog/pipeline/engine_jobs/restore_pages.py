@@ -8,6 +8,7 @@ Invariants
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
@@ -22,6 +23,7 @@ from tidelog.log.frame import crc32
 from tidelog.pipeline.engine_jobs.restore_files import Run, Workshop, merged_rows
 
 _PAGES_AT_ONCE = 128
+_LENGTHS = struct.Struct("<HH")
 _MODULUS = 1 << 64
 
 
@@ -72,12 +74,12 @@ def fill_leaves(work: RangeWork) -> Leaves:
     path = work.workshop.path("leaves", work.number)
     rows, checksum, keys, ends = 0, 0, list[bytes](), list[bytes]()
     with explained("restore", path), path.open("wb") as file:
-        for page, cells_in in filled_leaves(merged_rows(work.runs, work.start, work.stop), work.lsn):
-            file.write(page)
-            rows += len(cells_in)
-            checksum += cells_sum(cells_in)
-            keys.append(cells_in[0][0])
-            ends.append(cells_in[-1][0])
+        for leaf in filled_leaves(merged_rows(work.runs, work.start, work.stop), work.lsn):
+            file.write(leaf.page)
+            rows += leaf.cells
+            checksum += crc32(leaf.rows)
+            keys.append(leaf.first_key)
+            ends.append(leaf.last_key)
     dividers = tuple(divider_of(left, right) for left, right in zip(ends, keys[1:], strict=False))
     return Leaves(
         number=work.number,
@@ -118,5 +120,5 @@ def _pages_in(path: Path) -> Iterator[bytes]:
 
 
 def cells_sum(found: Iterable[Cell]) -> int:
-    """A sum over cells that are neighbours: it differs when one of them does."""
-    return crc32(b"".join([part for cell in found for part in cell]))
+    """The checksum of the rows that these cells were made of, as they are in a block."""
+    return crc32(b"".join([part for key, value in found for part in (_LENGTHS.pack(len(key), len(value)), key, value)]))
