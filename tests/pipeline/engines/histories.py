@@ -6,12 +6,16 @@ import random
 from pathlib import Path
 from typing import Any
 
+from tests.engine.compacting import compact_by_hand
 from tests.engine.engines import RandomEntries
 from tests.engine.model import Model
 
 import tidelog
 from tidelog.engine.engine import Engine
 from tidelog.engine.entry import Entry
+from tidelog.engine.raw_log import drop_raw_log
+from tidelog.pipeline.engines.place import find_engine
+from tidelog.tier.stores import open_store
 
 
 class History:
@@ -48,6 +52,13 @@ class History:
         entries = self._source.entries(count, engine.applied_seq + 1)
         engine.apply_many(entries)
         self.applied += [(seq, entry, self.model.apply(seq, entry)) for seq, entry in entries]
+
+    def compact(self) -> int:
+        """Everything that is shipped is compacted, and its raw log dropped; the LSN that the log begins with then."""
+        compact_by_hand(open_store(self.store))
+        with find_engine(self.store).open(read_only=False) as opened:
+            drop_raw_log(opened.objects, opened.metadata, opened.keys, opened.manifest.high_water_lsn)
+            return opened.catalog.start_offset()
 
     def objects_at(self, seq: int) -> list[tuple[Any, ...]]:
         """All objects to be seen at a seq: bucket, key, seq, data, metadata."""
