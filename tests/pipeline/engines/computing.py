@@ -1,16 +1,31 @@
-"""A state computed as Spark's workers do it, in this process: many histories can be tried so."""
+"""What Spark's workers do for the jobs that look at an engine, in this process: many histories can be tried so."""
 
 from __future__ import annotations
 
+import pickle
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, get_type_hints
 
 import msgspec
 import pyarrow as pa
+import pytest
 
+from tidelog.engine.compacted import Compaction
+from tidelog.pipeline.engine_jobs import digest, verify, verify_compaction, verify_replicas, verify_states
 from tidelog.pipeline.engine_jobs.digest_merge import Merge, PartResult
 from tidelog.pipeline.engine_jobs.digest_rows import DAMAGE, START, RawRow, RowItem, rows_of
 from tidelog.pipeline.engine_jobs.digest_state import ComputedState, _added_up
+from tidelog.pipeline.engine_jobs.verify_bodies import BodiesResult, BodyChecker
+from tidelog.pipeline.engine_jobs.verify_places import (
+    BodyRow,
+    IndexItem,
+    PlaceMerge,
+    PlaceRow,
+    place_rows,
+    to_batches,
+)
+from tidelog.pipeline.engines.store_place import EnginePlace
 
 PARTS = 3
 
@@ -49,3 +64,35 @@ def _batches(rows: list[tuple[int, RawRow]]) -> Iterator[pa.RecordBatch]:
             ],
             names=["part", "source", "key", "lsn", "cell"],
         )
+
+
+def bodies_here(spark: object, place: EnginePlace, root: Compaction, items: Sequence[IndexItem]) -> list[BodiesResult]:
+    """What Spark does with the indexes of a compaction and what they point to, in this process."""
+    rows = [row for item in items for row in place_rows(item)]
+    rows.sort(key=lambda row: (row.position, row.source, row.name))
+    bodies = to_rows(PlaceMerge(place.name, len(root.packs))(to_batches(rows, PlaceRow)))
+    ordered = sorted((BodyRow(**row) for row in bodies), key=lambda row: (row.file, row.byte, row.name))
+    found = to_rows(BodyChecker(place, root.packs)(to_batches(ordered, BodyRow)))
+    return [msgspec.msgpack.decode(row["result"], type=BodiesResult) for row in found]
+
+
+def to_rows(batches: Iterator[pa.RecordBatch]) -> list[dict[str, Any]]:
+    """Batches as rows."""
+    return [row for batch in batches for row in batch.to_pylist()]
+
+
+def work_here(spark: object, function: Callable[[Any], Any], items: Sequence[Any], **_: int) -> Iterator[Any]:
+    """What `run_on_workers` does, here; what goes to a worker is pickled, and what comes back is msgpack, as there."""
+    kind = get_type_hints(function)["return"]
+    for item in items:
+        result = function(pickle.loads(pickle.dumps(item)))
+        yield msgspec.msgpack.decode(msgspec.msgpack.encode(result), type=kind)
+
+
+def work_without_spark(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The jobs that look at an engine do their work in this process from here on."""
+    for module in (verify, verify_replicas):
+        monkeypatch.setattr(module, "run_on_workers", work_here)
+    for module in (digest, verify_states):
+        monkeypatch.setattr(module, "compute_state", compute_here)
+    monkeypatch.setattr(verify_compaction, "_results", bodies_here)

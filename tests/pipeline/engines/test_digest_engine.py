@@ -6,10 +6,9 @@ from pathlib import Path
 
 import pytest
 from pyspark.sql import SparkSession
-from tests.pipeline.engines.computing import compute_here
-from tests.pipeline.engines.histories import History
+from tests.pipeline.engines.computing import work_without_spark
+from tests.pipeline.engines.eventful import EventfulEngine
 
-from tidelog.pipeline.engine_jobs import digest as job
 from tidelog.pipeline.engine_jobs.digest import digest_engine
 
 
@@ -18,8 +17,8 @@ def test_it_is_the_engines_own_whatever_happened(
     tmp_path: Path, seed: int, spark: SparkSession, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """After rollbacks, crashes, lost disks, retention and compactions; newest and earlier, from states and the log."""
-    monkeypatch.setattr(job, "compute_state", compute_here)
-    history = History(tmp_path, seed)
+    work_without_spark(monkeypatch)
+    history = EventfulEngine(tmp_path, seed)
     history.run(8)
     engine = history.node.engine
     start, end = engine.statistics().history_start_seq, history.high_water_mark
@@ -32,7 +31,7 @@ def test_it_is_the_engines_own_whatever_happened(
 
 def test_spark_computes_it(tmp_path: Path, spark: SparkSession) -> None:
     """With real tasks and a real shuffle; the proof tells how many things there are."""
-    history = History(tmp_path, "spark")
+    history = EventfulEngine(tmp_path, "spark")
     history.run(6)
     report = digest_engine(spark, history.root)
     assert report.digest == history.node.engine.digest(history.high_water_mark)

@@ -30,7 +30,7 @@ from tidelog.engine.digest import Digest
 from tidelog.engine.vacuum_rules import Rule, judged
 from tidelog.engine.version_keys import BUCKETS, OBJECTS, SEQ_BYTES, seq_of
 from tidelog.errors import DataError
-from tidelog.pipeline.engine_jobs.digest_rows import ACTUAL, DAMAGE, START, Unreadable
+from tidelog.pipeline.engine_jobs.digest_rows import ACTUAL, BASE, DAMAGE, START, Unreadable
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -166,18 +166,18 @@ class _PartMerge:
         if key[:-SEQ_BYTES] != self._name:
             self._end_name()
             self._name = key[:-SEQ_BYTES]
-        self._note(self._expected, key, expected)
+        self._note(self._expected, key, expected, BASE)
         if self._compares:
-            self._note(self._actual, key, actual)
+            self._note(self._actual, key, actual, ACTUAL)
             self._compare(key, expected, actual)
 
-    def _note(self, side: StateSum, key: bytes, cell: bytes | None) -> None:
+    def _note(self, side: StateSum, key: bytes, cell: bytes | None, source: int) -> None:
         if cell is None:
             return
         try:
             side.add(key, cell)
         except DataError as error:
-            self._damage.append(Unreadable(f"row {key.hex()}", error.message))
+            self._damage.append(Unreadable(f"row {key.hex()}", error.message, source))
 
     def _compare(self, key: bytes, expected: bytes | None, actual: bytes | None) -> None:
         known = expected or actual

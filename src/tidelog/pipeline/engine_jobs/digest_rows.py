@@ -58,10 +58,11 @@ RawRow = tuple[int, bytes, int, int, bytes | None]
 
 
 class Unreadable(msgspec.Struct, frozen=True):
-    """Something that could not be read: where, and why."""
+    """Something that could not be read: where, why, and as which source."""
 
     place: str
     reason: str
+    source: int = BASE
 
 
 class LogRange(msgspec.Struct, frozen=True, kw_only=True):
@@ -117,7 +118,9 @@ def rows_of(item: RowItem) -> Iterator[RawRow]:
             file = RowFile(item.place.opened().objects, item.part, kind="versions")
             yield from ((item.source, key, 0, 0, cell_of(value)) for key, value in file.rows())
     except (DataError, GapError, NotFoundError) as error:
-        yield DAMAGE, b"", 0, 0, msgspec.msgpack.encode(Unreadable(_place_of(item, error), reason_of(error)))
+        source = LOG if isinstance(item, LogRange) else item.source
+        unreadable = Unreadable(_place_of(item, error), reason_of(error), source)
+        yield DAMAGE, b"", 0, 0, msgspec.msgpack.encode(unreadable)
 
 
 def reason_of(error: TidelogError) -> str:

@@ -118,7 +118,7 @@ class LogPlan(NamedTuple):
 def plan_log(opened: OpenedEngine, place: EnginePlace, first_lsn: int, stop_lsn: int) -> LogPlan:
     """The log from an LSN up to another (exclusive), in tasks of some objects each. Of a hole its task will say so."""
     items, size = list[RowItem](), 0
-    for group in _groups(opened.catalog.between(first_lsn, stop_lsn) if first_lsn < stop_lsn else ()):
+    for group in _groups(_descriptors(opened, first_lsn, stop_lsn)):
         first, stop = max(first_lsn, group[0].start_offset), min(stop_lsn, group[-1].next_offset)
         size += sum(one.raw_size for one in group)
         items.append(_log_range(opened, place, first_lsn if not items else first, stop, tuple(group)))
@@ -126,6 +126,14 @@ def plan_log(opened: OpenedEngine, place: EnginePlace, first_lsn: int, stop_lsn:
     if first_lsn < stop_lsn:
         items.append(_log_range(opened, place, first_lsn, stop_lsn, ()))
     return LogPlan(items, size)
+
+
+def _descriptors(opened: OpenedEngine, first_lsn: int, stop_lsn: int) -> list[Descriptor]:
+    """None where one of them cannot be understood: the task that reads the range tells of that."""
+    try:
+        return list(opened.catalog.between(first_lsn, stop_lsn)) if first_lsn < stop_lsn else []
+    except DataError:
+        return []
 
 
 def _log_range(

@@ -75,19 +75,19 @@ def _in_parts(rows: DataFrame, parts: int) -> DataFrame:
     return placed.repartition(parts, "part").sortWithinPartitions("part", "key", "source", "lsn", "step")
 
 
-def _added_up(found: Iterable[PartResult], seq: int) -> ComputedState:
+def _added_up(results: Iterable[PartResult], seq: int) -> ComputedState:
     expected, actual, rows, actual_rows = Digest(), Digest(), 0, 0
     counts: dict[str, int] = {}
     differences: list[Difference] = []
-    damage: set[tuple[str, str]] = set()
-    for one in found:
+    damage: set[tuple[str, str, int]] = set()
+    for one in results:
         expected.add(one.expected.digest())
         actual.add(one.actual.digest())
         rows, actual_rows = rows + one.expected.rows, actual_rows + one.actual.rows
         for kind, count in one.counts.items():
             counts[kind] = counts.get(kind, 0) + count
         differences += one.differences
-        damage.update((unreadable.place, unreadable.reason) for unreadable in one.damage)
+        damage.update((found.place, found.reason, found.source) for found in one.damage)
     return ComputedState(
         seq=seq,
         digest=expected.text(),
