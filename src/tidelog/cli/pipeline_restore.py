@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 def restore(
     session: Session,
-    directory: Annotated[Path, typer.Argument(metavar="DIR", help="The new directory: empty, or made.")],
+    target: Annotated[Path, typer.Argument(metavar="DIR", help="The new directory: empty, or made.")],
     engine: EngineOption = None,
     engine_name: EngineNameOption = None,
     replica: Annotated[
@@ -40,7 +40,7 @@ def restore(
     run_engine_job(
         *(session, "restore", root, master),
         lambda spark, place, on_progress: restore_engine_directory(
-            spark, place, directory, replicas=replicas, on_progress=on_progress
+            spark, place, target, replicas=replicas, on_progress=on_progress
         ),
         _show,
     )
