@@ -4,6 +4,8 @@
 VENV := .venv
 BIN := $(VENV)/bin
 PYTHON ?=
+# How many processes share the tests; each starts servers and a Spark of its own.
+TEST_PROCESSES ?= 2
 PIP := $(BIN)/python -m pip --quiet --disable-pip-version-check
 BUILD_INPUTS := pyproject.toml constraints.txt $(wildcard setup.py) $(wildcard src/tidelog/*/*.[ch])
 
@@ -24,7 +26,7 @@ demo: $(VENV)/.ready-demo
 	@$(BIN)/tidelog demo
 
 test: java-for-spark $(VENV)/.ready-development
-	@$(BIN)/python -m pytest -q tests
+	@$(BIN)/python -m pytest -q -n $(TEST_PROCESSES) --dist worksteal tests
 
 lint: $(VENV)/.ready-development
 	@$(BIN)/ruff format --quiet --diff .
