@@ -15,11 +15,12 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Callable
 from concurrent.futures import Executor
+from typing import Protocol
 
 from tidelog.engine.gate import LsnRange
 from tidelog.engine.manifest import Manifest
 from tidelog.engine.record_header import HEADER, HEADER_BYTES, LAST, OPERATION, VACUUM
-from tidelog.engine.restore_runs import REMOVED, Changes
+from tidelog.engine.restore_runs import REMOVED
 from tidelog.engine.updates import INSERT, REMOVE, REPLACE, decode
 from tidelog.errors import DataError, GapError
 from tidelog.log.cache import Batch
@@ -31,10 +32,17 @@ OnBytes = Callable[[int], None]
 _SEQ_BYTES = 8
 
 
+class RowSink(Protocol):
+    """Who takes the rows."""
+
+    def set(self, key: bytes, value: bytes) -> None:
+        """The row is this from here on; `REMOVED` takes it away."""
+
+
 class Replay:
     """Goes through the shipped log from an LSN on, as far as it is told to."""
 
-    def __init__(self, catalog: Catalog, objects: ObjectStore, executor: Executor, changes: Changes, lsn: int) -> None:
+    def __init__(self, catalog: Catalog, objects: ObjectStore, executor: Executor, changes: RowSink, lsn: int) -> None:
         self.lsn = lsn
         """The first record that was not looked at."""
         self.entries = 0

@@ -29,7 +29,7 @@ EXECUTOR_PATH = "spark.executorEnv.PYTHONPATH"
 UNPACKED = "tidelog_packages"
 # What the executors' part of tidelog imports, itself included. Spark and Arrow are the cluster's.
 _MODULES = (
-    *("tidelog", "pyspark_tidelog", "pyspark_tidelog_entries"),
+    *("tidelog", "pyspark_tidelog", "pyspark_tidelog_entries", "pyspark_tidelog_objects"),
     *("msgspec", "obstore", "zstandard", "typing_extensions"),
 )
 _NEEDED_BY_OLDER_PYTHONS = "typing_extensions"

@@ -63,7 +63,7 @@ def spark_session(app_name: str = "tidelog", master: str | None = None, **conf: 
 
 
 def register(spark: SparkSession) -> SparkSession:
-    """Makes the formats of tidelog known to a session of yours, and gives it back: `tidelog`, `tidelog_entries`.
+    """Makes the formats of tidelog known to a session of yours, and gives it back.
 
     Where tidelog is installed Spark finds them by itself; this is for the case that it is not. In a thread of its
     own a program calls it too: Spark looks for a format to write to in the session that the thread has, and a new
@@ -72,9 +72,10 @@ def register(spark: SparkSession) -> SparkSession:
     from pyspark.sql import SparkSession
 
     from tidelog.pipeline.engines.entries_source import EntriesDataSource
+    from tidelog.pipeline.engines.objects_source import ObjectsDataSource
     from tidelog.pipeline.source import TidelogDataSource
 
-    for source in (TidelogDataSource, EntriesDataSource):
+    for source in (TidelogDataSource, EntriesDataSource, ObjectsDataSource):
         spark.dataSource.register(source)
     if isinstance(spark, SparkSession):  # over Spark Connect it is another class, and the session goes with every plan
         SparkSession._get_j_spark_session_class(spark._jvm).setActiveSession(spark._jsparkSession)

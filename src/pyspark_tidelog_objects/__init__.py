@@ -1,0 +1,24 @@
+"""Spark looks for modules named like this one, so `format("tidelog_objects")` is known wherever tidelog is installed.
+
+As `pyspark_tidelog`, it never fails: where the source cannot be imported (no Arrow), it has no `DefaultSource`.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from tidelog.pipeline.engines.objects_source import ObjectsDataSource as DefaultSource
+
+__all__ = ["DefaultSource"]
+
+
+def __getattr__(name: str) -> object:
+    """`DefaultSource`, imported when it is asked for."""
+    if name != "DefaultSource":
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    try:
+        from tidelog.pipeline.engines.objects_source import ObjectsDataSource
+    except ImportError as error:
+        raise AttributeError(f"{__name__}.{name} cannot be imported: {error}") from error
+    return ObjectsDataSource

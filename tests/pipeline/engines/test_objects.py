@@ -1,0 +1,207 @@
+"""`tidelog_objects` without Spark: what the driver plans and what tasks read, held against the engine itself."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.pipeline.engines.histories import History
+
+import tidelog
+from tidelog.engine.engine import Engine
+from tidelog.errors import CorruptionError, DataError, InputError, NotFoundError, NotSupportedError
+from tidelog.pipeline.engines.metadata_map import as_text
+from tidelog.pipeline.engines.objects_source import ObjectsDataSource
+
+
+def rows_of(root: object, **options: object) -> list[dict[str, Any]]:
+    """All rows, in the order of the parts; read as tasks do."""
+    given = {"root": str(root), **{name: str(value) for name, value in options.items()}}
+    source = ObjectsDataSource(given)
+    reader = source.reader(source.schema())
+    batches: list[Any] = [batch for partition in reader.partitions() for batch in reader.read(partition)]
+    for batch in batches:
+        batch.validate(full=True)
+    return [row for batch in batches for row in batch.to_pylist()]
+
+
+def objects_of(root: object, **options: object) -> list[tuple[Any, ...]]:
+    """Objects with data and metadata, as `History.objects_at` has them."""
+    rows = rows_of(root, withData="true", withMetadata="true", **options)
+    return [(row["bucket"], row["key"], row["seq"], row["data"], row["metadata"]) for row in rows]
+
+
+def expected(history: History, seq: int) -> list[tuple[Any, ...]]:
+    """What the model has, with metadata as Spark has it."""
+    return [
+        (*one[:4], [(name, as_text(value)) for name, value in sorted(one[4].items())])
+        for one in history.objects_at(seq)
+    ]
+
+
+def assert_same(history: History, seqs: list[int], **options: object) -> None:
+    """At each of these seqs all objects are there, with what is in them."""
+    for seq in seqs:
+        assert objects_of(history.store, seq=seq, **options) == expected(history, seq)
+
+
+def engine_versions(engine: Engine) -> list[tuple[Any, ...]]:
+    """All versions of all objects that the engine knows of."""
+    keys = {(bucket, key) for bucket in ("bucket-0", "bucket-1", "bucket-2") for key in _keys()}
+    found: list[tuple[Any, ...]] = []
+    for bucket, key in sorted(keys):
+        try:
+            versions = engine.versions(bucket, key)
+        except NotFoundError:
+            continue
+        found += [(bucket, key, one.seq, None if one.is_deleted else one.size, one.is_deleted) for one in versions]
+    return found
+
+
+def _keys() -> list[str]:
+    return [f"key/{number}" if number % 3 else f"key-{'long' * 60}-{number}" for number in range(12)]
+
+
+def known_seqs(history: History, last: int) -> list[int]:
+    """Some seqs of the past, the oldest and the newest among them."""
+    seqs = [seq for seq in sorted(history.model.states) if seq <= last]
+    return [*seqs[:: max(1, len(seqs) // 5)], last]
+
+
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("settings", [{}, {"wal_compression": "zstd", "inline_value_bytes": 200}])
+def test_objects_are_those_of_the_engine(tmp_path: Path, seed: int, settings: dict[str, object]) -> None:
+    """Random histories: from the log alone, from a state, from a state and the log behind it; before a compaction and
+    after it, with the raw log gone, and with more log behind it."""
+    history = History(tmp_path, seed, **settings)
+    with history.open() as engine:
+        history.grow(engine, 45)
+        assert_same(history, known_seqs(history, engine.applied_seq), minPartitions=3)
+        engine.create_checkpoint()
+        engine.ship()
+        assert_same(history, known_seqs(history, engine.applied_seq)[::3])
+        history.grow(engine, 45)
+        assert_same(history, known_seqs(history, engine.applied_seq), minPartitions=5, maxRowsPerBatch=4)
+        versions = rows_of(history.store, versions="true")
+        found = [(*list(row.values())[:3], row["size"], row["is_deleted"]) for row in versions]
+        assert found == engine_versions(engine)
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_objects_survive_compaction(tmp_path: Path, seed: int) -> None:
+    """With the raw log gone, and with more log behind the compaction, every state is as it was."""
+    history = History(tmp_path, seed)
+    with history.open() as engine:
+        history.grow(engine, 60)
+        before = rows_of(history.store, versions="true")
+        assert history.compact() > 1
+        assert rows_of(history.store, versions="true") == before
+        assert_same(history, known_seqs(history, engine.applied_seq), minPartitions=2)
+        history.grow(engine, 45)
+        assert_same(history, known_seqs(history, engine.applied_seq), minPartitions=4)
+
+
+def test_a_bucket_and_a_prefix_choose_keys(tmp_path: Path) -> None:
+    """The same as by filtering; a bucket that is not there is named."""
+    history = History(tmp_path, "prefix")
+    with history.open() as engine:
+        history.grow(engine, 60, rolls_back=False)
+        engine.create_checkpoint()
+        engine.ship()
+        bucket = engine.list_buckets()[0]
+    everything = rows_of(history.store)
+    assert rows_of(history.store, bucket=bucket) == [row for row in everything if row["bucket"] == bucket]
+    found = rows_of(history.store, bucket=bucket, prefix="key/1")
+    assert found == [row for row in everything if row["bucket"] == bucket and row["key"].startswith("key/1")]
+    with pytest.raises(NotFoundError, match="no bucket 'nobody'"):
+        rows_of(history.store, bucket="nobody")
+
+
+def test_columns_are_those_that_are_asked_for(tmp_path: Path) -> None:
+    """Bodies only when asked; checksums are those of the bodies."""
+    history = History(tmp_path, "columns")
+    with history.open() as engine:
+        history.grow(engine, 30)
+    assert list(rows_of(history.store)[0]) == ["bucket", "key", "seq", "order", "size", "crc"]
+    assert "is_deleted" in rows_of(history.store, versions="true")[0]
+    assert list(rows_of(history.store, columns="data,key")[0]) == ["data", "key"]
+    assert "metadata" not in rows_of(history.store, withData="true")[0]
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ({"prefix": "a"}, "Name the bucket too"),
+        ({"seq": "-1"}, "a number of 0 or more"),
+        ({"seq": "99999"}, "seq 99999 was asked for"),
+        ({"withdate": "true"}, "Did you mean withData"),
+        ({"columns": "value"}, "no column value"),
+    ],
+)
+def test_wrong_options_are_named(tmp_path: Path, options: dict[str, str], says: str) -> None:
+    """A slip is an error that says what would be right."""
+    with tidelog.open_engine(tmp_path / "e", store=f"file://{tmp_path}/s") as engine:
+        engine.apply(1, tidelog.CreateBucket("b"))
+        engine.update_low_water_mark(1)
+        engine.ship()
+    with pytest.raises(InputError, match=says):
+        rows_of(tmp_path / "e", **options)
+
+
+def test_states_that_are_no_longer_kept_are_refused(tmp_path: Path) -> None:
+    """What retention has removed cannot be told from what never was, so a seq before it is an error that says so."""
+    history = History(tmp_path, "kept")
+    with history.open() as engine:
+        history.grow(engine, 60, rolls_back=False)
+        horizon = engine.applied_seq - 10
+        engine.collect_garbage(horizon=horizon)
+        engine.create_checkpoint()
+        engine.update_low_water_mark(engine.applied_seq)
+        engine.ship()
+        assert_same(history, [horizon, engine.applied_seq])
+        with pytest.raises(NotFoundError, match=f"states before seq {horizon} are no longer kept"):
+            rows_of(history.store, seq=horizon - 1)
+
+
+def test_a_long_tail_is_refused_with_the_way_out(tmp_path: Path) -> None:
+    """The driver holds what the log behind the newest state changed, up to a limit."""
+    history = History(tmp_path, "tail")
+    with history.open() as engine:
+        history.grow(engine, 60)
+        with pytest.raises(NotSupportedError, match="pipeline checkpoint"):
+            rows_of(history.store, maxTailBytes=1000)
+        engine.create_checkpoint()
+        engine.ship()
+        assert rows_of(history.store, maxTailBytes=1000)
+
+
+def test_damage_is_named(tmp_path: Path) -> None:
+    """A flipped bit in a block of a state is found by whoever reads it; a damaged footer leads to the state before."""
+    history = History(tmp_path, "damaged")
+    with history.open() as engine:
+        history.grow(engine, 45)
+        engine.create_checkpoint()
+        engine.ship()
+        last = engine.applied_seq
+    (state,) = (tmp_path / "store" / "storage" / "engine" / "main" / "checkpoints").glob("*")
+    good = state.read_bytes()
+    state.write_bytes(good[:40] + bytes([good[40] ^ 4]) + good[41:])
+    with pytest.raises(CorruptionError, match="checksum"):
+        rows_of(history.store)
+    state.write_bytes(good[:-20] + b"\0" + good[-19:])
+    assert_same(history, [last])
+
+
+def test_a_body_that_is_damaged_is_not_handed_out(tmp_path: Path) -> None:
+    """Rows come from the state and are right; whoever wants the bodies is told which one is not."""
+    with tidelog.open_engine(tmp_path / "e", store=f"file://{tmp_path}/s") as engine:
+        engine.apply_many([(1, tidelog.CreateBucket("b")), (2, tidelog.PutObject("b", "k", b"x" * 500))])
+        engine.update_low_water_mark(2)
+        engine.create_checkpoint()
+        engine.ship()
+    (path,) = (tmp_path / "s" / "storage" / "engine" / "main" / "objects").glob("*")
+    path.write_bytes(path.read_bytes().replace(b"x" * 500, b"x" * 499 + b"y"))
+    assert [row["size"] for row in rows_of(tmp_path / "e", bucket="b")] == [500]
+    with pytest.raises(DataError, match="checksum"):
+        rows_of(tmp_path / "e", withData="true")
