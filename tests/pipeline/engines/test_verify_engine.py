@@ -2,19 +2,26 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 from tests.engine.compacting import checkpoint_by_hand, compact_by_hand
 from tests.pipeline.engines.computing import work_without_spark
+from tests.pipeline.engines.damaged import StoredEngine
 from tests.pipeline.engines.eventful import EventfulEngine
 
+from tidelog.engine.cell import decode_cell
+from tidelog.engine.cell_blocks import Row
+from tidelog.engine.place import PackPlace, decode_place, decode_version, encode_version, position_of
 from tidelog.engine.raw_log import drop_raw_log
+from tidelog.engine.vacuum_rules import is_pointer
 from tidelog.pipeline.engine_jobs.verify import verify_engine
 from tidelog.tier.keys import EngineKeys
 from tidelog.tier.metadata.bucket import BucketMetadataStore
 
+KEYS = EngineKeys()
 NO_SPARK: Any = None
 
 
@@ -36,3 +43,147 @@ def test_nothing_is_wrong_whatever_happened(tmp_path: Path, seed: int, monkeypat
         assert report.digest == history.node.engine.digest(history.high_water_mark)
         assert report.is_good
     history.close()
+
+
+@pytest.fixture(scope="module")
+def healthy(tmp_path_factory: pytest.TempPathFactory) -> StoredEngine:
+    """An engine with everything that one can have in a store."""
+    return StoredEngine.make(tmp_path_factory.mktemp("verify-engine") / "store")
+
+
+def with_value(rows: list[Row], number: int, value: bytes) -> list[Row]:
+    """The same rows, but for one."""
+    return [(key, value if at == number else old) for at, (key, old) in enumerate(rows)]
+
+
+def packed(rows: list[Row]) -> list[int]:
+    """The rows of the version index whose bodies are in packs."""
+    return [at for at, (_, value) in enumerate(rows) if isinstance(decode_version(value)[1], PackPlace)]
+
+
+def swapped_versions(rows: list[Row]) -> list[Row]:
+    """Two versions tell the place of each other's body."""
+    one, other = packed(rows)[:2]
+    (cell, place), (other_cell, other_place) = decode_version(rows[one][1]), decode_version(rows[other][1])
+    changed = with_value(rows, one, encode_version(cell, other_place))
+    return with_value(changed, other, encode_version(other_cell, place))
+
+
+def swapped_bodies(rows: list[Row]) -> list[Row]:
+    """Two positions have each other's place."""
+    one, other = [at for at, (_, value) in enumerate(rows) if isinstance(decode_place(value), PackPlace)][:2]
+    return with_value(with_value(rows, one, rows[other][1]), other, rows[one][1])
+
+
+def point_elsewhere(engine: StoredEngine) -> None:
+    """Both indexes agree on a place where another body is, and all checksums of all files are right."""
+    places: dict[int, bytes] = {}
+
+    def bodies(rows: list[Row]) -> list[Row]:
+        swapped = swapped_bodies(rows)
+        places.update((position_of(key), value) for key, value in swapped)
+        return swapped
+
+    def versions(rows: list[Row]) -> list[Row]:
+        decoded = [(key, decode_version(value)[0]) for key, value in rows]
+        return [
+            (key, encode_version(cell, decode_place(places[decode_cell(cell).position]) if is_pointer(cell) else None))
+            for key, cell in decoded
+        ]
+
+    engine.rewrite_index(bodies=bodies)
+    engine.rewrite_index(versions=versions)
+
+
+def without_one(rows: list[Row]) -> list[Row]:
+    """The newest version of some object is not there."""
+    return [row for at, row in enumerate(rows) if at != len(rows) // 2]
+
+
+def with_another_seq(rows: list[Row]) -> list[Row]:
+    """One version is a seq later than it was."""
+    at = next(number for number, (key, _) in enumerate(rows) if key.startswith(b"o"))
+    key, value = rows[at]
+    return sorted([*rows[:at], (key[:-1] + bytes((key[-1] ^ 1,)), value), *rows[at + 1 :]])
+
+
+Damage = Callable[[StoredEngine], object]
+DAMAGES: dict[str, tuple[Damage, str]] = {
+    "log: flipped bit": (lambda one: one.flip(one.log_object(2)), "a checksum that does not match"),
+    "log: truncated": (lambda one: one.cut(one.log_object(2)), "bytes, its descriptor says"),
+    "log: missing": (lambda one: one.log_object(2).unlink(), "the object is missing (LSN"),
+    "log: gap": (lambda one: one.withdraw(2), "a gap: no object has the records before it (LSN"),
+    "log: overlap": (lambda one: one.overlap(), "an overlap: the object before it has these records too (LSN"),
+    "log: wrong checksum": (lambda one: one.rewrite_descriptor(2, checksum="crc32:00000000"), "its checksum is crc32:"),
+    "log: wrong position": (
+        lambda one: one.rewrite_descriptor(2, position=7),
+        "it begins at position 7, and",
+    ),
+    "log: nonsense": (
+        lambda one: one.metadata.put(KEYS.descriptor(one.descriptors[2].start_offset), b"{}"),
+        "cannot be understood",
+    ),
+    "manifest: not shipped": (
+        lambda one: one.rewrite_manifest(shipped_lsn=one.manifest.shipped_lsn + 9),
+        "is shipped, and the catalog ends at",
+    ),
+    "manifest: wrong position": (
+        lambda one: one.rewrite_manifest(shipped_position=one.manifest.shipped_position + 1),
+        "the objects end at",
+    ),
+    "manifest: wrong last entry": (
+        lambda one: one.rewrite_manifest(high_water_mark=one.manifest.high_water_mark + 1),
+        "is complete with LSN",
+    ),
+    "pack: flipped bit": (lambda one: one.flip(one.path(one.compaction.packs[0].key), 100), "has another checksum"),
+    "pack: flipped name": (
+        lambda one: one.flip(one.path(one.compaction.packs[0].key), 1),
+        "not the beginning of",
+    ),
+    "pack: truncated": (lambda one: one.cut(one.path(one.compaction.packs[0].key)), "bytes that the root says"),
+    "pack: missing": (lambda one: one.path(one.compaction.packs[0].key).unlink(), "packs/pack-0000000001"),
+    "data: flipped bit": (lambda one: one.flip(one.data_file()), "the checksum of the object's body does not match"),
+    "data: truncated": (lambda one: one.cut(one.data_file()), "has not the"),
+    "data: missing": (lambda one: one.data_file().unlink(), "the data file of bucket-"),
+    "index: flipped bit": (lambda one: one.flip(one.path(one.compaction.versions[0].key), 60), "versions-0000000001"),
+    "index: flipped head": (lambda one: one.flip(one.path(one.compaction.bodies[0].key), 2), "the bytes that its name"),
+    "index: missing": (lambda one: one.path(one.compaction.bodies[0].key).unlink(), "index/bodies-0000000001"),
+    "index: a version's wrong place": (lambda one: one.rewrite_index(versions=swapped_versions), "tell two places"),
+    "index: a wrong place in both": (point_elsewhere, "where it is not"),
+    "index: no version": (lambda one: one.rewrite_index(versions=without_one), "1 rows missing; the first: bucket-"),
+    "index: no body": (lambda one: one.rewrite_index(bodies=without_one), "is not in the body index"),
+    "root: flipped bit": (lambda one: one.flip(one.path(one.manifest.compacted.key)), "not the bytes that its name"),  # type: ignore[union-attr]
+    "state: flipped bit": (lambda one: one.flip(one.path(one.manifest.checkpoints[0].key), 60), "checkpoint-"),
+    "state: truncated": (lambda one: one.cut(one.path(one.manifest.checkpoints[0].key)), "and the manifest says"),
+    "state: missing": (lambda one: one.path(one.manifest.checkpoints[0].key).unlink(), "checkpoint-"),
+    "state: of another state": (
+        lambda one: one.add_state(with_another_seq),
+        "it is not the state that the log",
+    ),
+    "state: a row is missing": (lambda one: one.add_state(without_one), "1 rows missing; the first: bucket-"),
+}
+
+
+@pytest.mark.parametrize("kind", DAMAGES)
+def test_damage_is_found(healthy: StoredEngine, tmp_path: Path, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each kind of damage is told by name, and it is the only thing that is."""
+    work_without_spark(monkeypatch)
+    engine = healthy.copied(tmp_path / "store")
+    damage, expected = DAMAGES[kind]
+    damage(engine)
+    report = verify_engine(NO_SPARK, engine.root)
+    told = [str(problem) for problem in report.problems]
+    assert any(expected in problem for problem in told), told
+    assert not report.is_good
+    assert len(told) <= 3, told
+
+
+def test_the_healthy_one_is_healthy(healthy: StoredEngine, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing is wrong with what is damaged in the other tests, and everything was read."""
+    work_without_spark(monkeypatch)
+    report = verify_engine(NO_SPARK, healthy.root)
+    assert report.problems == ()
+    assert report.compaction is not None
+    assert report.compaction.bodies == sum(part.rows for part in healthy.compaction.bodies)
+    assert [one.compared_with is not None for one in report.states] == [True] * len(report.states)
+    assert all(proof.came_out is not None for proof in report.proofs)

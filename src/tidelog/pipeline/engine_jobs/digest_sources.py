@@ -119,9 +119,9 @@ def plan_log(opened: OpenedEngine, place: EnginePlace, first_lsn: int, stop_lsn:
     """The log from an LSN up to another (exclusive), in tasks of some objects each. Of a hole its task will say so."""
     items, size = list[RowItem](), 0
     for group in _groups(_descriptors(opened, first_lsn, stop_lsn)):
-        first, stop = max(first_lsn, group[0].start_offset), min(stop_lsn, group[-1].next_offset)
+        stop = min(stop_lsn, group[-1].next_offset)
         size += sum(one.raw_size for one in group)
-        items.append(_log_range(opened, place, first_lsn if not items else first, stop, tuple(group)))
+        items.append(_log_range(opened, place, first_lsn, stop, tuple(group)))
         first_lsn = stop
     if first_lsn < stop_lsn:
         items.append(_log_range(opened, place, first_lsn, stop_lsn, ()))
