@@ -1,4 +1,4 @@
-"""States that somebody without the engine has made: beside an owner that writes its own, lets old ones go and sweeps."""
+"""States that somebody without the engine has made, beside an owner that writes its own, lets go and sweeps."""
 
 from __future__ import annotations
 
