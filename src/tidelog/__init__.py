@@ -67,7 +67,7 @@ if TYPE_CHECKING:
     from tidelog.engine.engine import Engine
     from tidelog.engine.entry import Batch, CopyObject, CreateBucket, DeleteBucket, DeleteObject, PutObject
     from tidelog.engine.orchestrator import Orchestrator, drive
-    from tidelog.engine.results import ObjectInfo, Result, StoredObject, VersionInfo
+    from tidelog.engine.results import ObjectInfo, ObjectStat, Result, StoredObject, VersionInfo
     from tidelog.engine.topic_orchestrator import TopicOrchestrator
     from tidelog.engine.transaction import Transaction
     from tidelog.engine_wiring import open_engine, open_engine_async, restore_engine, restore_engine_async
@@ -109,6 +109,7 @@ __all__ = [
     "NotSupportedError",
     "NotTakenInError",
     "ObjectInfo",
+    "ObjectStat",
     "OffsetOutOfRangeError",
     "Orchestrator",
     "Producer",
@@ -140,7 +141,7 @@ __all__ = [
 _LATER = {
     "tidelog.engine.engine": ("Engine",),
     "tidelog.engine.entry": ("Batch", "CopyObject", "CreateBucket", "DeleteBucket", "DeleteObject", "PutObject"),
-    "tidelog.engine.results": ("ObjectInfo", "Result", "StoredObject", "VersionInfo"),
+    "tidelog.engine.results": ("ObjectInfo", "ObjectStat", "Result", "StoredObject", "VersionInfo"),
     "tidelog.engine.orchestrator": ("Orchestrator", "drive"),
     "tidelog.engine.topic_orchestrator": ("TopicOrchestrator",),
     "tidelog.engine.transaction": ("Transaction",),

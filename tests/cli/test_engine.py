@@ -96,12 +96,32 @@ def test_another_entry_under_a_used_seq_ends_it(cli: Cli, filled: Callable[..., 
         {"seq": 7, "op": "create_bucket", "bucket": "other"},
         {"seq": 8, "op": "create_bucket", "bucket": "c"},
     ]
-    result = cli("engine", "put-log", stdin=lines(more))
-    assert (result.code, "seq 7" in result.err) == (2, True)
+    result = cli("engine", "put-log", stdin=b"\n" + lines(more))
+    assert (result.code, "error: line 2: seq 7" in result.err) == (2, True)
     assert filled("ls").lines == ["bucket", "b"]
 
 
+def test_an_operation_that_is_not_known_names_those_that_are(cli: Cli) -> None:
+    """Also when it is inside a batch, or missing."""
+    for line in (
+        b'{"seq": 1, "op": "put", "bucket": "b"}',
+        b'{"seq": 1, "bucket": "b"}',
+        b'{"seq": 1, "op": "batch", "entries": [{"op": "rename"}]}',
+    ):
+        told = cli("engine", "put-log", stdin=line).err
+        assert "error: line 1: " in told
+        assert "an `op` is one of create_bucket, delete_bucket, put_object, delete_object, copy_object, batch" in told
+
+
 # Looking
+
+
+def test_what_is_known_about_an_object(filled: Callable[..., Result]) -> None:
+    """Without its data; of an object that was not there yet, that it was not."""
+    known = {"bucket": "b", "key": "copy", "size": 5, "seq": 4, "tier": "hot", "metadata": {"a": 1}}
+    assert filled("stat", "b", "copy", "--json").json == known
+    assert "metadata a\t1" in filled("stat", "b", "copy").lines
+    assert filled("stat", "b", "copy", "--seq", 3).code == 3
 
 
 def test_an_object_comes_byte_for_byte(filled: Callable[..., Result], tmp_path: Path) -> None:
@@ -313,7 +333,7 @@ def _puts(first: int, count: int) -> list[tuple[int, tidelog.PutObject]]:
 def test_help_names_every_command(cli: Cli) -> None:
     """And the default directory, which is not that of topics."""
     text = cli("engine").out.decode()
-    names = "status get ls versions put-log checkpoint ship compact restore verify digest dump-wal dump-page"
+    names = "status get stat ls versions put-log checkpoint ship compact restore verify digest dump-wal dump-page"
     assert all(f"\n  {name} " in text for name in names.split())
     assert "./engine]" in cli("engine", "status", "--help").out.decode()
 

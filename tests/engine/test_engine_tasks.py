@@ -7,14 +7,16 @@ import inspect
 import threading
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tests.engine.engines import RandomEntries, assert_same, open_local
 from tests.engine.model import Model
 
+import tidelog
 from tidelog.engine.engine import Engine
 from tidelog.engine.entry import CreateBucket, Entry, PutObject
-from tidelog.errors import ClosedError, InputError, NotFoundError
+from tidelog.errors import ClosedError, InputError, NotFoundError, NotSupportedError
 
 # What waits for nothing, or has its own way of waiting (`Transaction.lock_async`).
 WITHOUT_TWIN = {"pin", "statistics", "transaction"}
@@ -57,12 +59,51 @@ def test_an_engine_is_driven_by_tasks_alone(tmp_path: Path) -> None:
             await engine.rollback_to_async(3)
             assert (engine.applied_seq, engine.low_water_mark) == (3, 3)
             assert await engine.create_checkpoint_async() == 3
-            assert await engine.ship_async() == 0
+            with pytest.raises(NotSupportedError):
+                await engine.ship_async()
         with pytest.raises(ClosedError):
             await engine.apply_async(9, CreateBucket("c"))
         await engine.close_async()
 
     asyncio.run(play())
+
+
+def test_every_twin_does_what_it_is_the_twin_of(tmp_path: Path) -> None:
+    """With a store, and with everything that there is to be done there."""
+    called: set[str] = set()
+
+    async def play() -> None:
+        engine = await tidelog.open_engine_async(tmp_path / "e", store=(tmp_path / "store").as_uri())
+
+        async def twin(name: str, *args: object, **kwargs: object) -> Any:
+            called.add(name)
+            return await getattr(engine, f"{name}_async")(*args, **kwargs)
+
+        assert (await twin("apply", 1, CreateBucket("b"))).applied
+        puts = [(seq, PutObject("b", f"k{seq % 3}", b"%d" % seq, {"n": seq})) for seq in range(2, 20)]
+        assert len(await twin("apply_many", puts)) == 18
+        await twin("rollback_to", 15)
+        await twin("update_low_water_mark", 15)
+        assert await twin("ship") == engine.high_water_mark == 15
+        assert await twin("create_checkpoint") == 15
+        assert await twin("read", "b", "k0", 9) == engine.read("b", "k0", 9)
+        assert await twin("stat", "b", "k0", 9) == engine.stat("b", "k0", 9)
+        assert await twin("versions", "b", "k0") == engine.versions("b", "k0")
+        assert await twin("digest", 9) == engine.digest(9)
+        assert await twin("list_buckets") == ["b"]
+        called.add("list_objects")
+        assert [one.key async for one in engine.list_objects_async("b")] == ["k0", "k1", "k2"]
+        plan = await twin("plan_garbage", 12)
+        assert plan == engine.plan_garbage(12)
+        assert (await twin("collect_garbage", plan)).removed_versions == plan.removable_versions > 0
+        assert (await twin("compact", 0.0)).replaced_objects == 0
+        assert (await twin("compact_index")).pages_after >= 1
+        await twin("close")
+        with pytest.raises(ClosedError):
+            await twin("plan_garbage")
+
+    asyncio.run(play())
+    assert called == {name[: -len("_async")] for name in dir(Engine) if name.endswith("_async")}
 
 
 def test_a_listing_may_be_longer_than_one_step(tmp_path: Path) -> None:

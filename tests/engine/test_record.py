@@ -212,9 +212,9 @@ def test_the_header_alone_tells_kind_and_chain() -> None:
     """Analysis looks at 32 bytes of each record."""
     header = decode_header(records.encode_compensation(9, 8, 7, 6, b"updates"), LSN)
     assert (header.kind, header.transaction, header.previous_lsn, header.undo_next_lsn) == (3, 9, 8, 7)
-    assert (header.is_last, header.is_refused, header.is_part_of_batch) == (False, False, False)
+    assert header.flags == 0
     last = decode_header(payloads_of(Batch([CreateBucket("a")]))[0], LSN)
-    assert (last.is_last, last.is_refused, last.is_part_of_batch) == (True, False, True)
+    assert last.flags == LAST | PART_OF_BATCH
 
 
 @given(st.binary(max_size=200))

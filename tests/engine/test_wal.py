@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import errno
 import threading
 from collections.abc import Callable, Iterator
@@ -180,31 +179,6 @@ class TestDurability:
             filled(wal, 1)
             monkeypatch.undo()
         assert set(called) == ({mode} - {"none"})
-
-    def test_a_commit_of_a_task_waits_too(self) -> None:
-        """The async way makes the same promise."""
-        files = FaultyFiles()
-        with opened(files) as wal:
-            wal.add(b"abc")
-            assert asyncio.run(wal.commit_async()) == 1
-            with opened(files.after_crash("lose")) as found:
-                assert everything(found) == [(1, b"abc")]
-
-    def test_a_commit_of_a_task_waits_for_room_in_a_thread(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        """A hand-over that is full does not block the loop."""
-        with opened(FaultyFiles()) as wal:
-            wal.add(b"abc")
-            real, attempts = wal.log.append_many, []
-
-            def append_many(payloads: list[bytes], *, timeout_seconds: float | None = None) -> range:
-                attempts.append((timeout_seconds, threading.current_thread() is threading.main_thread()))
-                if timeout_seconds == 0:
-                    raise BackpressureError("full")
-                return real(payloads, timeout_seconds=timeout_seconds)
-
-            monkeypatch.setattr(wal.log, "append_many", append_many)
-            assert asyncio.run(wal.commit_async()) == 1
-            assert attempts == [(0, True), (None, False)]
 
     def test_whoever_needs_a_record_on_the_disk_brings_it_there(self) -> None:
         """A page may be written before the entry is complete, if its records are durable first."""

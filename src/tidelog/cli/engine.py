@@ -11,7 +11,7 @@ from tidelog.cli.engine_dump import dump_page, dump_wal
 from tidelog.cli.engine_gc import gc
 from tidelog.cli.engine_put_log import put_log
 from tidelog.cli.engine_session import engine_command
-from tidelog.cli.engine_show import digest, get, ls, versions
+from tidelog.cli.engine_show import digest, get, ls, stat, versions
 from tidelog.cli.engine_status import status
 from tidelog.cli.engine_upkeep import checkpoint, restore, ship
 from tidelog.cli.engine_verify import verify
@@ -31,6 +31,7 @@ _ABOUT_A_DIRECTORY: dict[str, Callable[..., None]] = {
 }
 _OTHERS: dict[str, Callable[..., None]] = {
     "get": get,
+    "stat": stat,
     "ls": ls,
     "versions": versions,
     "put-log": put_log,

@@ -102,6 +102,9 @@ class _Batch(_Line, tag="batch", kw_only=True):
 
 
 _decode = msgspec.json.Decoder(_Lone | _Batch).decode
+_KINDS = (_CreateBucket, _DeleteBucket, _PutObject, _DeleteObject, _CopyObject, _Batch)
+OPERATIONS = tuple(str(kind.__struct_config__.tag) for kind in _KINDS)
+"""What a line may have as its `op`."""
 
 
 def parse_entry(line: bytes) -> tuple[int, Entry]:
@@ -109,11 +112,16 @@ def parse_entry(line: bytes) -> tuple[int, Entry]:
     try:
         found = _decode(line)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-        raise InputError(str(error)) from error
+        raise InputError(_told(str(error))) from error
     if found.seq is None:
-        raise InputError("it has no `seq`")
+        raise InputError("it has no `seq`, a whole number from 1 on")
     if isinstance(found, _Batch):
         if any(one.seq is not None for one in found.entries):
             raise InputError("entries of a batch have no `seq` of their own")
         return found.seq, Batch([one.operation() for one in found.entries])
     return found.seq, found.operation()
+
+
+def _told(reason: str) -> str:
+    """With the operations that there are, where the one that was named is none of them."""
+    return f"{reason}; an `op` is one of {', '.join(OPERATIONS)}" if "op`" in reason else reason

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from tidelog.engine.engine import Engine
     from tidelog.engine.entry import Entry
     from tidelog.engine.results import Result
+    from tidelog.errors import InputError
 
 _BATCH_ENTRIES = 256
 _BATCH_BYTES = 4 << 20
@@ -61,16 +62,16 @@ def _applied(engine: Engine, lines: Iterable[bytes]) -> Iterator[Result]:
     from tidelog.cli.engine_entries import parse_entry
     from tidelog.errors import InputError
 
-    waiting: list[tuple[int, Entry]] = []
+    waiting: list[tuple[int, int, Entry]] = []
     waiting_bytes = 0
     for number, line in enumerate(lines, 1):
         if not line.strip():
             continue
         try:
-            waiting.append(parse_entry(line))
+            waiting.append((number, *parse_entry(line)))
         except InputError as error:
             yield from _apply(engine, waiting)
-            raise InputError(f"line {number}: {error.message}", hint="The lines before it are applied") from error
+            raise _wrong_line(number, error) from error
         waiting_bytes += len(line)
         if len(waiting) == _BATCH_ENTRIES or waiting_bytes >= _BATCH_BYTES:
             yield from _apply(engine, waiting)
@@ -78,15 +79,26 @@ def _applied(engine: Engine, lines: Iterable[bytes]) -> Iterator[Result]:
     yield from _apply(engine, waiting)
 
 
-def _apply(engine: Engine, entries: list[tuple[int, Entry]]) -> Iterator[Result]:
+def _apply(engine: Engine, lines: list[tuple[int, int, Entry]]) -> Iterator[Result]:
     """All with one sync; if one of them cannot be, those before it are."""
     from tidelog.errors import InputError
 
     try:
-        yield from engine.apply_many(entries)
+        yield from engine.apply_many((seq, entry) for _, seq, entry in lines)
     except InputError:
-        for seq, entry in entries:
-            yield engine.apply(seq, entry)  # the one that is wrong says so again
+        for number, seq, entry in lines:
+            try:
+                result = engine.apply(seq, entry)
+            except InputError as error:  # the one that is wrong says so again
+                raise _wrong_line(number, error) from error
+            yield result
+
+
+def _wrong_line(number: int, error: InputError) -> InputError:
+    from tidelog.errors import InputError
+
+    more = "" if error.hint is None else f"{error.hint}. "
+    return InputError(f"line {number}: {error.message}", hint=f"{more}The lines before it are applied")
 
 
 def _show(session: Session, result: Result) -> None:

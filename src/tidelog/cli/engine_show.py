@@ -1,4 +1,4 @@
-"""`tidelog engine get`, `ls`, `versions` and `digest`: what is in an engine, now or at an earlier seq."""
+"""`tidelog engine get`, `stat`, `ls`, `versions` and `digest`: what is in an engine, now or at an earlier seq."""
 
 from __future__ import annotations
 
@@ -38,6 +38,20 @@ def get(
         session.output.document({**about, "metadata": found.metadata})
     elif output is None:
         sys.stdout.buffer.write(found.data)
+
+
+def stat(session: Session, bucket: BucketArgument, key: KeyArgument, seq: SeqOption = None) -> None:
+    """Writes what is known about an object without its data: size, seq, metadata, and in which tier it is.
+
+    Data that has left this disk is not fetched for it, unless the object has metadata. Bytes in metadata are in base64.
+    """
+    with reading(session) as engine:
+        found = engine.stat(bucket, key, seq)
+    about = {"bucket": bucket, "key": key, "size": found.size, "seq": found.seq, "tier": found.tier}
+    if session.as_json:
+        session.output.document({**about, "metadata": found.metadata})
+    else:
+        session.output.record({**about, **{f"metadata {name}": value for name, value in found.metadata.items()}})
 
 
 def ls(

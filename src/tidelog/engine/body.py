@@ -40,6 +40,8 @@ MAX_BODY_BYTES: Final = 4 + MAX_METADATA_BYTES + MAX_DATA_BYTES
 _MIN_COMPRESSED_BYTES = 64
 
 _LENGTH = struct.Struct("<I")
+LENGTH_BYTES: Final = _LENGTH.size
+"""What a body has before its data when there is no metadata."""
 _NO_METADATA = _LENGTH.pack(0)
 _decode_metadata = msgspec.msgpack.Decoder(dict[str, Any]).decode
 _of_thread = local()
@@ -90,12 +92,17 @@ def decode_body(stored: Buffer, codec: int, size: int, crc: int, lsn: int) -> tu
 
 
 def _with_metadata(body: Buffer, size: int, lsn: int) -> tuple[bytes, dict[str, Any]]:
-    metadata_bytes = _LENGTH.unpack_from(body)[0] if len(body) >= 4 else 0
-    if len(body) != 4 + metadata_bytes + size or metadata_bytes > MAX_METADATA_BYTES:
-        raise DataError(f"a body of {len(body)} bytes cannot hold {metadata_bytes} and {size} bytes, LSN {lsn}")
-    start = 4 + metadata_bytes
+    start = max(0, len(body) - size)
+    return bytes(body[start:]), decode_metadata(body[:start], lsn)
+
+
+def decode_metadata(head: Buffer, lsn: int) -> dict[str, Any]:
+    """The metadata in what a body has before its data; `lsn` is for the error."""
+    metadata_bytes = _LENGTH.unpack_from(head)[0] if len(head) >= LENGTH_BYTES else 0
+    if len(head) != LENGTH_BYTES + metadata_bytes or metadata_bytes > MAX_METADATA_BYTES:
+        raise DataError(f"{len(head)} bytes before the data cannot hold {metadata_bytes} of metadata, LSN {lsn}")
     try:
-        return bytes(body[start:]), checked_metadata(_decode_metadata(body[4:start]))
+        return checked_metadata(_decode_metadata(head[LENGTH_BYTES:])) if metadata_bytes else {}
     except (msgspec.MsgspecError, InputError, UnicodeDecodeError, RecursionError) as error:
         raise DataError(f"the metadata of the object cannot be read, LSN {lsn}: {error}") from error
 

@@ -39,8 +39,8 @@ _RUNS_AT_ONCE = 8
 _MODULUS = 1 << 64
 
 
-class CompactionReport(msgspec.Struct, frozen=True, kw_only=True):
-    """What one compaction did. Replaced objects wait for a while before they are deleted; deleted are earlier ones."""
+class CompactionCounts(msgspec.Struct, frozen=True, kw_only=True):
+    """What compactions of the log count, one of them or all since the engine was opened."""
 
     replaced_objects: int = 0
     replaced_bytes: int = 0
@@ -48,6 +48,11 @@ class CompactionReport(msgspec.Struct, frozen=True, kw_only=True):
     new_bytes: int = 0
     deleted_objects: int = 0
     deleted_bytes: int = 0
+
+
+class CompactionReport(CompactionCounts, frozen=True, kw_only=True):
+    """What one compaction did. Replaced objects wait for a while before they are deleted; deleted are earlier ones."""
+
     waiting_objects: int = 0
     waiting_bytes: int = 0
 

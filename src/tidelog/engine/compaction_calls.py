@@ -14,7 +14,7 @@ from threading import Lock
 
 import msgspec
 
-from tidelog.engine.compaction import CompactionReport, LogCompaction
+from tidelog.engine.compaction import CompactionCounts, CompactionReport, LogCompaction
 from tidelog.engine.core import Core
 from tidelog.engine.engine_tasks import TaskThreads
 from tidelog.engine.index_compaction import IndexCompactionReport, compact_index
@@ -29,17 +29,11 @@ _logger = logging.getLogger("tidelog.engine")
 _FIRST_SECONDS = 120.0
 
 
-class CompactionStatistics(msgspec.Struct, frozen=True, kw_only=True):
+class CompactionStatistics(CompactionCounts, frozen=True, kw_only=True):
     """What compactions have done since the engine was opened. Bytes are those in the store."""
 
     runs: int = 0
     failed_runs: int = 0
-    replaced_objects: int = 0
-    replaced_bytes: int = 0
-    new_objects: int = 0
-    new_bytes: int = 0
-    deleted_objects: int = 0
-    deleted_bytes: int = 0
     index_runs: int = 0
     index_pages_before: int = 0
     index_pages_after: int = 0
@@ -83,15 +77,8 @@ class Compaction:
             except BaseException:
                 self._count(failed_runs=1)
                 raise
-            self._count(
-                runs=1,
-                replaced_objects=report.replaced_objects,
-                replaced_bytes=report.replaced_bytes,
-                new_objects=report.new_objects,
-                new_bytes=report.new_bytes,
-                deleted_objects=report.deleted_objects,
-                deleted_bytes=report.deleted_bytes,
-            )
+            counted = CompactionCounts.__struct_fields__
+            self._count(runs=1, **{name: getattr(report, name) for name in counted})
             return report
 
     def compact_index(self) -> IndexCompactionReport:

@@ -26,7 +26,7 @@ from tidelog.engine.arguments import checked_entries, checked_seq
 from tidelog.engine.cold import ColdReader
 from tidelog.engine.compaction_calls import Compaction, CompactionCalls
 from tidelog.engine.core import Core
-from tidelog.engine.engine_reading import EngineReading
+from tidelog.engine.engine_stat import EngineStat
 from tidelog.engine.engine_statistics import EngineStatistics, snapshot
 from tidelog.engine.engine_tasks import EngineTasks, TaskThreads
 from tidelog.engine.entry import Entry
@@ -38,12 +38,12 @@ from tidelog.engine.results import Result
 from tidelog.engine.standing import Standing
 from tidelog.engine.transaction import DEFAULT_LOCK_TIMEOUT_SECONDS, Transaction, Transactions
 from tidelog.engine.upkeep import ColdTier, Upkeep
-from tidelog.errors import DiskFullError, TidelogError
+from tidelog.errors import DiskFullError, LogFailedError, TidelogError
 
 _MAX_CHUNK_BYTES = 2 << 20
 
 
-class Engine(EngineReading, EngineTasks, GarbageCalls, CompactionCalls):
+class Engine(EngineStat, EngineTasks, GarbageCalls, CompactionCalls):
     """An open engine. Make one with `tidelog.open_engine`; it owns its directory until it is closed."""
 
     def __init__(
@@ -168,6 +168,9 @@ class Engine(EngineReading, EngineTasks, GarbageCalls, CompactionCalls):
             self._marks.rolled_back(seq)
             try:
                 self._core.roll_back(seq)
+            except DiskFullError as error:
+                self._fail(error)
+                raise _cut_off(error) from error
             except BaseException as error:
                 self._fail(error)
                 raise
@@ -248,6 +251,16 @@ class Engine(EngineReading, EngineTasks, GarbageCalls, CompactionCalls):
     def __repr__(self) -> str:
         where = str(self._core.directory)
         return f"<tidelog.Engine {where!r} applied_seq={self._marks.applied_seq} {self._standing}>"
+
+
+def _cut_off(error: DiskFullError) -> LogFailedError:
+    """A rollback cannot wait halfway, as an entry can: others would be applied to what is neither old nor new."""
+    return LogFailedError(
+        f"there was no room to finish a rollback: {error.message}",
+        operation="roll back",
+        path=error.path,
+        hint="Make room, close the engine and open it again, which finishes it; then roll back once more, to be sure",
+    )
 
 
 def _nothing() -> None:

@@ -24,7 +24,7 @@ from types import TracebackType
 from typing import NamedTuple, ParamSpec, Protocol, Self, TypeVar
 
 from tidelog.engine.entry import Entry
-from tidelog.engine.results import ObjectInfo, Result, StoredObject, VersionInfo
+from tidelog.engine.results import ObjectInfo, ObjectStat, Result, StoredObject, VersionInfo
 from tidelog.errors import ClosedError, InputError
 from tidelog.tier.daemon_pool import DaemonPool
 
@@ -52,6 +52,8 @@ class _Engine(Protocol):
     def rollback_to(self, seq: int) -> None: ...
 
     def read(self, bucket: str, key: str, seq: int | None = None) -> StoredObject: ...
+
+    def stat(self, bucket: str, key: str, seq: int | None = None) -> ObjectStat: ...
 
     def list_objects(
         self,
@@ -222,6 +224,10 @@ class EngineTasks:
     async def read_async(self: _Engine, bucket: str, key: str, seq: int | None = None) -> StoredObject:
         """As `read`."""
         return await self._tasks.read(self.read, bucket, key, seq)
+
+    async def stat_async(self: _Engine, bucket: str, key: str, seq: int | None = None) -> ObjectStat:
+        """As `stat`."""
+        return await self._tasks.read(self.stat, bucket, key, seq)
 
     async def list_objects_async(
         self: _Engine,

@@ -44,7 +44,7 @@ HEADER_BYTES: Final = HEADER.size
 
 
 class Header(NamedTuple):
-    """The first 32 bytes of a record."""
+    """The first 32 bytes of a record. What its flags mean is told by `LAST` and the others."""
 
     kind: int
     flags: int
@@ -52,21 +52,6 @@ class Header(NamedTuple):
     transaction: int
     previous_lsn: int
     undo_next_lsn: int
-
-    @property
-    def is_last(self) -> bool:
-        """Whether this record completes its transaction."""
-        return bool(self.flags & LAST)
-
-    @property
-    def is_refused(self) -> bool:
-        """Whether the entry changed nothing."""
-        return bool(self.flags & REFUSED)
-
-    @property
-    def is_part_of_batch(self) -> bool:
-        """Whether there are other operations of the same entry."""
-        return bool(self.flags & PART_OF_BATCH)
 
 
 def encode_header(

@@ -39,6 +39,15 @@ class StoredObject(msgspec.Struct, frozen=True):
     tier: Tier
 
 
+class ObjectStat(msgspec.Struct, frozen=True):
+    """What is known about a version of an object, without its data: `size` are the bytes of that."""
+
+    size: int
+    metadata: dict[str, MetadataValue]
+    seq: int
+    tier: Tier
+
+
 class ObjectInfo(msgspec.Struct, frozen=True, gc=False):
     """An object in a listing: `size` are the bytes of its data."""
 

@@ -26,7 +26,7 @@ from tidelog.engine.record import (
     encode_rollback_begin,
     encode_rollback_end,
 )
-from tidelog.engine.record_header import COMPENSATION, OPERATION, ROLLBACK_BEGIN, ROLLBACK_END, decode_header
+from tidelog.engine.record_header import COMPENSATION, LAST, OPERATION, ROLLBACK_BEGIN, ROLLBACK_END, decode_header
 from tidelog.engine.updates import decode, encode
 from tidelog.engine.version_keys import MAX_SEQ
 from tidelog.engine.wal import Wal
@@ -136,7 +136,7 @@ class _Walk:
             return None  # inside a rollback that is complete: what it did is done
         header = decode_header(payload, lsn)
         if header.kind == OPERATION:
-            return self._operation(header.transaction, is_last=header.is_last)
+            return self._operation(header.transaction, is_last=bool(header.flags & LAST))
         if header.kind == COMPENSATION:
             self._unfinished = header.transaction
         elif header.kind == ROLLBACK_BEGIN:

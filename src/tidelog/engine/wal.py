@@ -10,7 +10,6 @@ Invariants
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Iterator
 from pathlib import Path
 from threading import Lock
@@ -25,7 +24,7 @@ from tidelog.engine.record_header import CHECKPOINT_BEGIN
 from tidelog.engine.settings import EngineSettings
 from tidelog.engine.sync_mode import files_in_mode
 from tidelog.engine.wal_files import Anchor, WalFiles, WalSpan
-from tidelog.errors import BackpressureError, InputError, InternalError
+from tidelog.errors import InputError, InternalError
 from tidelog.files import Files, LocalFiles
 from tidelog.log.boundary import byte_of_offset
 from tidelog.log.frame import HEADER_BYTES, MAX_PAYLOAD_BYTES, Frames
@@ -144,34 +143,24 @@ class Wal:
         self._committed_lsn = target
         return target - 1
 
-    async def commit_async(self) -> int:
-        """As `commit`, suspending the task."""
-        try:
-            target = self._hand_over_all(timeout_seconds=0)
-        except BackpressureError:
-            target = await asyncio.to_thread(self._hand_over_all)
-        await self.log.wait_durable_async(target - 1, 1)
-        self._committed_lsn = target
-        return target - 1
-
     def hand_over(self) -> None:
         """As `commit` without the wait: what was added is complete, and is written in the background."""
         self._committed_lsn = self._hand_over_all()
 
-    def _hand_over_all(self, timeout_seconds: float | None = None) -> int:
+    def _hand_over_all(self) -> int:
         """Gives everything that was added to the log; the LSN that comes next."""
         with self._adding:
-            self._hand_over(timeout_seconds)
+            self._hand_over()
             return self.next_lsn
 
-    def _hand_over(self, timeout_seconds: float | None = None) -> None:
+    def _hand_over(self) -> None:
         """What the log does not take now stays pending, and the same call may succeed later."""
         if not self._pending:
             return
         first = self.next_lsn - len(self._pending)
         if self.log.next_offset != first:
             raise InternalError(f"the log goes on at {self.log.next_offset} and the engine at LSN {first}")
-        self.log.append_many(self._pending, timeout_seconds=timeout_seconds)
+        self.log.append_many(self._pending)
         self._pending, self._pending_bytes = [], 0
         self._files.anchor = Anchor(self.next_lsn, self.next_position)
 

@@ -1,0 +1,107 @@
+"""What is known about an object without its data."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+import pytest
+from tests.engine.engines import SMALL, open_local
+from tests.engine.stations import EngineNode
+
+from tidelog.engine.engine import Engine
+from tidelog.engine.entry import CreateBucket, DeleteObject, Entry, PutObject
+from tidelog.errors import ClosedError, DataError, InputError, NotFoundError
+from tidelog.testing import FaultyStore
+
+METADATA = {"type": "image/png", "n": 3, "raw": b"\0\1"}
+LARGE = b"x" * 200_000
+ENTRIES: list[tuple[int, Entry]] = [
+    (1, CreateBucket("b")),
+    (2, PutObject("b", "tiny", b"t", METADATA)),
+    (3, PutObject("b", "plain", LARGE)),
+    (4, PutObject("b", "large", LARGE, METADATA)),
+    (5, PutObject("b", "empty", b"")),
+    (6, PutObject("b", "tiny", b"tt")),
+    (7, DeleteObject("b", "empty")),
+]
+
+
+@pytest.fixture(params=["none", "zstd"])
+def engine(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Engine]:
+    """Objects of all kinds, as they are and compressed."""
+    settings = msgspec.structs.replace(SMALL, wal_compression=request.param)
+    with open_local(tmp_path / "e", settings=settings) as engine:
+        engine.apply_many(ENTRIES)
+        yield engine
+
+
+def test_it_says_what_a_read_says(engine: Engine) -> None:
+    """At every seq, for every object that is there."""
+    for seq in range(1, 8):
+        for one in engine.list_objects("b", seq=seq):
+            found, whole = engine.stat("b", one.key, seq), engine.read("b", one.key, seq)
+            assert (found.size, found.metadata) == (len(whole.data), whole.metadata)
+            assert (found.seq, found.tier) == (whole.seq, whole.tier)
+    assert engine.stat("b", "tiny").seq == 6
+
+
+def test_what_is_not_there_is_told_as_by_a_read(engine: Engine) -> None:
+    """No bucket, no object, not yet, not any more, and an engine that is closed."""
+    for bucket, key, seq in (("c", "k", None), ("b", "k", None), ("b", "large", 3), ("b", "empty", None)):
+        with pytest.raises(NotFoundError):
+            engine.stat(bucket, key, seq)
+    with pytest.raises(InputError, match="not applied yet"):
+        engine.stat("b", "large", 99)
+    with pytest.raises(InputError, match="named by text"):
+        engine.stat("b", 5)  # type: ignore[arg-type]
+    engine.close()
+    with pytest.raises(ClosedError):
+        engine.stat("b", "large")
+
+
+def test_the_metadata_of_a_large_body_is_read_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And without metadata nothing is."""
+    with open_local(tmp_path / "e") as engine:
+        engine.apply_many(ENTRIES)
+        asked: list[int] = []
+        real = engine._read_stored
+
+        def read_stored(position: int, length: int) -> bytes | None:
+            asked.append(length)
+            return real(position, length)
+
+        monkeypatch.setattr(engine, "_read_stored", read_stored)
+        assert engine.stat("b", "large").metadata == METADATA
+        assert engine.stat("b", "plain").size == len(LARGE)
+        assert len(asked) == 1
+        assert asked[0] < 100
+
+
+def test_a_head_that_is_damaged_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its lengths must be those that the index knows."""
+    with open_local(tmp_path / "e") as engine:
+        engine.apply_many(ENTRIES)
+        monkeypatch.setattr(engine, "_read_stored", lambda position, length: b"\xff" * length)
+        with pytest.raises(DataError, match="cannot hold"):
+            engine.stat("b", "large")
+
+
+def test_in_the_store_only_metadata_is_a_reason_to_ask() -> None:
+    """An object without any costs no request."""
+    with EngineNode(FaultyStore(), hot_tier_bytes=0).open() as node:
+        node.apply_these(ENTRIES)
+        node.ship_all()
+        node.engine.create_checkpoint()
+        node.apply(60)
+        node.ship_all()
+        reader = node.shipping.reader
+        assert node.engine.versions("b", "plain")[0].tier == "cold"
+        before = reader.statistics().requests
+        found = node.engine.stat("b", "plain", 7)
+        assert (found.size, found.metadata, found.tier) == (len(LARGE), {}, "cold")
+        assert reader.statistics().requests == before
+        found = node.engine.stat("b", "large", 7)
+        assert (found.size, found.metadata, found.tier) == (len(LARGE), METADATA, "cold")
+        assert reader.statistics().requests == before + 1
