@@ -1,0 +1,427 @@
+"""`tidelog pipeline gc --engine`: what nobody needs goes, and nothing that is referenced ever does."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+
+import msgspec
+import pyarrow as pa
+import pytest
+from tests.engine.compacting import build_by_hand, checkpoint_by_hand, compact_by_hand, publish_by_hand
+from tests.engine.stations import KEYS, EngineNode, new_store, successor, usurp
+from tests.pipeline.engines.engine_places import work_here
+from tests.pipeline.engines.in_memory import place_of
+
+from tidelog.clock import ManualClock
+from tidelog.engine.compacted import Compaction
+from tidelog.engine.manifest import Pinning, read_manifest
+from tidelog.errors import ConflictError, DataError, InputError, NotFoundError
+from tidelog.pipeline.engine_jobs import gc_look
+from tidelog.pipeline.engine_jobs.gc import EngineGcReport, apply_engine_gc, plan_engine_gc
+from tidelog.pipeline.engine_jobs.gc_data import DataFiles, ListNames, ReadNames, name_ranges
+from tidelog.pipeline.engine_jobs.gc_plan import EngineGcPlan, read_engine_plan, write_engine_plan
+from tidelog.pipeline.engine_jobs.gc_rules import Garbage
+from tidelog.pipeline.engine_jobs.gc_work import references_of
+from tidelog.pipeline.engines.place import OpenedEngine
+from tidelog.pipeline.engines.store_place import EnginePlace
+from tidelog.testing import FaultyStore
+from tidelog.tier.catalog import Catalog
+from tidelog.tier.keys import ObjectId
+from tidelog.tier.metadata.bucket import BucketMetadataStore
+
+NO_SPARK = None
+PLACE = "storage/engine/main/"
+
+
+class MemoryRoot:
+    """An engine's root in a store of this process; each request may be watched."""
+
+    name = "main"
+    store_url = "memory://here"
+
+    def __init__(self, objects: FaultyStore, on_request: Callable[[str, str], None] | None = None) -> None:
+        self._objects = FaultyStore(on_request=on_request)
+        self._objects._server = objects._server
+        self.place = place_of(self._objects)
+
+    @contextmanager
+    def open(self, *, read_only: bool = True) -> Iterator[OpenedEngine]:
+        metadata = BucketMetadataStore(self._objects, read_only=read_only)
+        found = read_manifest(metadata, KEYS)
+        assert found is not None
+        yield OpenedEngine(self._objects, metadata, Catalog(metadata, KEYS), KEYS, found[0])
+
+
+def compare_here(spark: object, place: EnginePlace, root: Compaction | None) -> DataFiles:
+    """As `compare_data_files`, with what its tasks do done in this process."""
+    ranges, parts = name_ranges(KEYS, () if root is None else root.versions), () if root is None else root.bodies
+    listed = dict(rows_of(ListNames(place, ranges), len(ranges)))
+    named = dict(rows_of(ReadNames(place, parts), len(parts)))
+    there = {key: size for key, size in named.items() if listed.get(key) == size}
+    return DataFiles(
+        unnamed=[(key, size) for key, size in sorted(listed.items()) if key not in named],
+        missing=[(key, size, listed.get(key)) for key, size in sorted(named.items()) if key not in there],
+        named=len(named),
+        named_bytes=sum(named.values()),
+        named_sum=hash(tuple(sorted(named))) % (1 << 64),
+        there=len(there),
+        there_sum=hash(tuple(sorted(there))) % (1 << 64),
+    )
+
+
+def rows_of(task: ListNames | ReadNames, numbers: int) -> Iterator[tuple[str, int]]:
+    """What a task yields for all of its numbers."""
+    batch = pa.RecordBatch.from_arrays([pa.array(range(numbers), pa.int64())], names=["id"])
+    for found in task(iter([batch])):
+        yield from zip(found.column(0).to_pylist(), found.column(1).to_pylist(), strict=True)
+
+
+@pytest.fixture(autouse=True)
+def workers_here(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Spark's part is done in this process."""
+    work_here(monkeypatch, "gc", "gc_look")
+    monkeypatch.setattr(gc_look, "compare_data_files", compare_here)
+
+
+def plan(
+    node: EngineNode, on_request: Callable[[str, str], None] | None = None, **options: float
+) -> tuple[EngineGcPlan, EngineGcReport]:
+    """A plan for what a node has in its store, without any time of grace."""
+    assert isinstance(node.objects, FaultyStore)
+    root = MemoryRoot(node.objects, on_request)
+    return plan_engine_gc(NO_SPARK, root, **{"grace_seconds": 0, **options}, clock=node.clock)  # type: ignore[arg-type]
+
+
+def carry_out(
+    node: EngineNode, made: EngineGcPlan, on_request: Callable[[str, str], None] | None = None
+) -> EngineGcReport:
+    """Carries out a plan."""
+    assert isinstance(node.objects, FaultyStore)
+    return apply_engine_gc(NO_SPARK, MemoryRoot(node.objects, on_request), made, clock=node.clock)  # type: ignore[arg-type]
+
+
+def collect(node: EngineNode) -> EngineGcReport:
+    """Plan and apply."""
+    return carry_out(node, plan(node)[0])
+
+
+def keys_of(node: EngineNode) -> set[str]:
+    """All objects of the engine."""
+    return {info.key for info in node.objects.list(PLACE)}
+
+
+def assert_whole(node: EngineNode, every: int = 5) -> None:
+    """The engine of the node, and one that is restored from its store, have every state with all of its values."""
+    start = node.view.manifest.history_start_seq
+    seqs = [seq for seq in sorted(node.model.states) if seq >= start]
+    node.assert_same(seqs[::every])
+    assert_restored(node, seqs[::every])
+
+
+def assert_restored(node: EngineNode, seqs: list[int] | None = None) -> None:
+    """An engine that is restored from a copy of the store is that of the node."""
+    assert isinstance(node.objects, FaultyStore)
+    other = EngineNode(node.objects.after_crash(), name="reader", clock=node.clock)
+    other.model = node.model
+    other.restore()
+    with other.open():
+        other.assert_same(seqs)
+
+
+def grown(rounds: int = 2, seed: str = "a", clock: ManualClock | None = None) -> EngineNode:
+    """An engine with a past of which each round was compacted."""
+    node = EngineNode(new_store(clock), name=seed, clock=clock, hot_tier_bytes=0).open()
+    for _ in range(rounds):
+        node.apply(80)
+        node.ship_all()
+        compact_by_hand(node.objects, clock=node.clock)
+    node.apply(30)
+    node.ship_all()
+    return node
+
+
+def test_what_compactions_have_left_behind_goes_and_the_engine_is_whole() -> None:
+    """The raw log, and files of the compaction before; the second collection finds nothing any more."""
+    node = grown()
+    before = keys_of(node)
+    made, shown = plan(node)
+    assert keys_of(node) == before
+    assert shown.is_good
+    assert {"raw log", "index", "root"} <= {one.kind for one in made.removable}
+    done = carry_out(node, made)
+    assert done.is_good
+    assert before - keys_of(node) == {one.key for one in made.removable}
+    assert (done.removed_objects, done.removed_bytes) == (len(made.removable), shown.removable_bytes)
+    assert done.log_start_lsn > 1
+    assert_whole(node)
+    assert collect(node).removed_objects == 0
+    node.apply(40)
+    node.ship_all()
+    compact_by_hand(node.objects, clock=node.clock)
+    assert collect(node).removed_objects > 0
+    assert_whole(node)
+
+
+def test_what_was_just_superseded_waits_for_its_time() -> None:
+    """Whoever reads the files of the compaction before has an hour for it, unless told otherwise."""
+    node = grown()
+    made, shown = plan(node, grace_seconds=3600)
+    assert {one.kind for one in made.removable} == {"raw log"}
+    assert any("time of grace" in note for note in shown.notes)
+    node.clock.advance(3601)
+    assert {"index", "root"} <= {one.kind for one in plan(node, grace_seconds=3600)[0].removable}
+
+
+def test_a_compaction_that_is_being_built_is_left_alone() -> None:
+    """Its files are named as somebody's at work; once another one was published instead, they go."""
+    node = grown(1)
+    built = build_by_hand(node.objects, clock=node.clock, large_bytes=800)
+    before = keys_of(node)
+    collect(node)
+    made_by_it = {key for key in before if f"-{built.root.generation:010d}-" in key}
+    assert made_by_it
+    assert made_by_it <= keys_of(node)
+    node.apply(20)
+    node.ship_all()
+    compact_by_hand(node.objects, clock=node.clock, large_bytes=700)
+    collect(node)
+    assert not made_by_it & keys_of(node) - set(compaction_keys(node))
+    with pytest.raises(ConflictError, match="published meanwhile"):
+        publish_by_hand(node.objects, built, clock=node.clock)
+    assert_whole(node)
+
+
+def compaction_keys(node: EngineNode) -> list[str]:
+    """What the published compaction consists of, data files apart."""
+    with MemoryRoot(node.objects).open() as opened:  # type: ignore[arg-type]
+        found = references_of(opened.manifest, opened.objects, KEYS)
+    return list(found.sizes)
+
+
+def test_a_state_that_somebody_reads_stays_with_what_it_needs() -> None:
+    """A pinned state, its files and the log behind it stay through collections; afterwards they go."""
+    node = grown(1)
+    first = checkpoint_by_hand(node.objects, clock=node.clock)
+    pinning = Pinning(BucketMetadataStore(node.objects), KEYS, node.clock, "restore", 3600)
+    assert pinning.pin(first.key)
+    for _ in range(4):
+        node.apply(20)
+        node.ship_all()
+        checkpoint_by_hand(node.objects, clock=node.clock)
+    compact_by_hand(node.objects, clock=node.clock)
+    done = collect(node)
+    assert first.key in keys_of(node)
+    assert done.log_start_lsn <= first.lsn
+    assert len(node.view.manifest.checkpoints) == 3
+    assert_whole(node)
+    pinning.release()
+    assert collect(node).log_start_lsn > first.lsn
+    assert first.key not in keys_of(node)
+    assert node.view.manifest.leaving == ()
+    assert not [key for key in keys_of(node) if f"/part-{first.seq}-" in key]
+    assert_whole(node)
+
+
+@pytest.mark.parametrize("kind", ["packs/", "index/versions", "index/bodies", "data/", "checkpoints/"])
+def test_nothing_of_the_log_goes_while_something_is_lost(kind: str) -> None:
+    """A file that is referenced and gone is a problem, and the log, which may have the only copy, stays."""
+    node = grown(2)
+    checkpoint_by_hand(node.objects, clock=node.clock)
+    referenced = {*compaction_keys(node), *(key for key in keys_of(node) if "/data/" in key)}
+    lost = sorted(key for key in referenced if key.startswith(PLACE + kind))[-1]
+    node.objects.delete(lost)
+    made, shown = plan(node)
+    assert not shown.is_good
+    assert any(problem.place == lost for problem in shown.problems) or kind == "checkpoints/"
+    assert not [one for one in made.removable if one.kind == "raw log"]
+    carry_out(node, made)
+    assert node.view.descriptors()[0].start_offset == 1
+
+
+def test_an_unreadable_root_stops_everything_by_rule() -> None:
+    """When nobody knows what is referenced, nothing of compacted data goes."""
+    node = grown(2)
+    compacted = node.view.manifest.compacted
+    assert compacted is not None
+    assert isinstance(node.objects, FaultyStore)
+    node.objects.tamper(compacted.key, b"not a root" * (compacted.size // 10) + b"x" * (compacted.size % 10))
+    made, shown = plan(node)
+    assert not shown.is_good
+    assert not made.removable
+
+
+class _Killed(BaseException):
+    """The process is gone."""
+
+
+def requests_of(work: Callable[[Callable[[str, str], None]], object]) -> int:
+    """How many requests something makes."""
+    seen: list[str] = []
+    work(lambda operation, key: seen.append(operation))
+    return len(seen)
+
+
+def at_request(number: int, action: Callable[[], object]) -> Callable[[str, str], None]:
+    """Does something right before the request with a number."""
+    counter = itertools.count(1)
+
+    def watch(operation: str, key: str) -> None:
+        if next(counter) == number:
+            action()
+
+    return watch
+
+
+def die() -> None:
+    """Kills the process."""
+    raise _Killed
+
+
+def test_it_may_be_killed_at_any_request_and_run_again() -> None:
+    """Whatever is left the engine is whole, and the next collection ends where one that was not killed does."""
+    node = grown()
+    assert isinstance(node.objects, FaultyStore)
+    made, _ = plan(node)
+    before, kills = node.objects.after_crash(), 0
+    carry_out(node, made)
+    wanted = keys_of(node)
+    for number in range(1, 2000, 7):
+        node.objects = before.after_crash()
+        try:
+            carry_out(node, made, at_request(number, die))
+        except _Killed:
+            kills += 1
+        else:
+            break
+        if number % 6 == 1:
+            assert_restored(node)
+        carry_out(node, made)
+        collect(node)
+        assert keys_of(node) == wanted
+    assert kills > 5
+
+
+def publish(node: EngineNode) -> None:
+    """Another compaction is published, of more entries."""
+    node.apply(15)
+    node.ship_all()
+    compact_by_hand(node.objects, clock=node.clock)
+
+
+def write_state(node: EngineNode) -> None:
+    """The owner writes a state, and lets old ones go."""
+    node.apply(15)
+    node.ship_all()
+    node.engine.create_checkpoint()
+
+
+def collect_beside(node: EngineNode) -> None:
+    """The owner collects its garbage itself."""
+    node.engine.collect_garbage()
+
+
+def restore_beside(node: EngineNode) -> None:
+    """Somebody restores the engine from its store, and reads all of it."""
+    other = successor(node, "b")
+    other.restore()
+
+
+@pytest.mark.parametrize("action", [publish, write_state, collect_beside, restore_beside, collect])
+def test_others_may_do_anything_between_any_two_requests(action: Callable[[EngineNode], object]) -> None:
+    """Compactions, owners, restores and other collections beside it: the engine is whole whatever comes first."""
+    first = grown(1)
+    requests = requests_of(lambda watch: carry_out(first, plan(first)[0], watch))
+    for number in range(1, requests + 1, max(1, requests // 6)):
+        node = grown(1)
+        if number % 2:
+            checkpoint_by_hand(node.objects, clock=node.clock)
+        made, _ = plan(node)
+        carry_out(node, made, at_request(number, partial(action, node)))
+        if action is restore_beside:
+            clone = successor(node, "c")
+            clone.restore()
+            with clone.open():
+                clone.assert_same(sorted(clone.model.states)[::20])
+        else:
+            assert_whole(node, every=20)
+
+
+def test_an_old_plan_and_an_old_owner_remove_nothing_that_is_needed() -> None:
+    """A plan from before further compactions, carried out late and beside a new owner: each key is judged again."""
+    node = grown()
+    made, _ = plan(node)
+    publish(node)
+    usurp(node.objects)
+    carry_out(node, made)
+    clone = successor(node, "c")
+    clone.restore()
+    with clone.open():
+        clone.assert_same(sorted(clone.model.states)[::9])
+
+
+def test_what_interrupted_shipping_left_goes_too() -> None:
+    """An orphan of an earlier epoch goes, an object of the owner's and a foreign name stay."""
+    node = grown(1)
+    node.crash()
+    node.open()
+    orphan, own = KEYS.object(ObjectId(1, 4, 1)), KEYS.object(ObjectId(1, 9, node.view.manifest.epoch))
+    for key in (orphan, own, KEYS.packs_prefix + "notes.txt", KEYS.objects_prefix + "notes.txt"):
+        node.objects.put(key, b"x")
+    made, _ = plan(node)
+    told = {one.key: (one.action, one.kind) for one in made.found}
+    assert told[KEYS.packs_prefix + "notes.txt"] == ("keep", "foreign")
+    assert told[orphan][0] == "remove"
+    carry_out(node, made)
+    assert KEYS.packs_prefix + "notes.txt" in keys_of(node)
+    assert orphan not in keys_of(node)
+    assert_whole(node)
+
+
+def test_history_is_told_to_begin_later() -> None:
+    """`keep_from` moves where history begins, and the compaction after that does without older versions."""
+    node = grown(1)
+    seq = sorted(node.model.states)[60]
+    made, _ = plan(node, keep_from=seq)
+    assert [one.kind for one in made.found if one.action == "move"] == ["history"]
+    done = carry_out(node, made)
+    assert done.history_start_seq == seq
+    assert plan(node, keep_from=seq)[0].found == plan(node)[0].found
+    compact_by_hand(node.objects, clock=node.clock, keep_from=seq)
+    collect(node)
+    assert_whole(node)
+    with pytest.raises(InputError, match="the last entry is"):
+        plan(node, keep_from=10**9)
+
+
+def test_a_plan_is_kept_as_a_file_and_believed_only_so_far(tmp_path: Path) -> None:
+    """What was written is read again; objects of others, and other stores, are refused."""
+    node = grown()
+    made, _ = plan(node)
+    write_engine_plan(tmp_path / "plan.json", made)
+    assert read_engine_plan(tmp_path / "plan.json") == made
+    with pytest.raises(NotFoundError, match="no plan"):
+        read_engine_plan(tmp_path / "none.json")
+    alien = Garbage(kind="pack", action="remove", key="storage/engine/other/packs/x.tpck", bytes=1, why="")
+    write_engine_plan(tmp_path / "alien.json", msgspec.structs.replace(made, found=(alien,)))
+    with pytest.raises(DataError, match="not an object of the engine main"):
+        read_engine_plan(tmp_path / "alien.json")
+    (tmp_path / "bad.json").write_bytes(b"{}")
+    with pytest.raises(DataError, match="not a plan of gc for an engine"):
+        read_engine_plan(tmp_path / "bad.json")
+    with pytest.raises(InputError, match="not for main"):
+        carry_out(node, msgspec.structs.replace(made, store="s3://other"))
+
+
+def test_a_plan_that_names_what_is_needed_removes_it_not() -> None:
+    """Somebody has written the names of the published compaction into a plan: they are judged again, and stay."""
+    node = grown()
+    made, _ = plan(node)
+    wanted = sorted(compaction_keys(node))
+    forged = tuple(Garbage(kind="pack", action="remove", key=key, bytes=1, why="") for key in wanted)
+    carry_out(node, msgspec.structs.replace(made, found=(*made.found, *forged)))
+    assert set(wanted) <= keys_of(node)
+    assert_whole(node)
