@@ -1,4 +1,4 @@
-"""`tidelog pipeline verify`: every frame of every object, read by Spark's workers; and whether a table is its topic."""
+"""`tidelog pipeline verify`: every frame of topics or of an engine, read by workers; and whether a table is its topic."""
 
 from __future__ import annotations
 
@@ -6,7 +6,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from tidelog.cli.pipeline_engine import EngineNameOption, EngineOption, refuse_engine_options, refuse_topic_options
 from tidelog.cli.pipeline_job import MasterOption, RootOption, run_job
+from tidelog.cli.pipeline_verify_engine import verify_engine_command
 from tidelog.cli.session import Session
 from tidelog.cli.table_choice import CatalogOption, CatalogPropertyOption, chosen_content
 
@@ -33,6 +35,15 @@ def verify(
     catalog: CatalogOption = None,
     catalog_property: CatalogPropertyOption = None,
     root: RootOption = None,
+    engine: EngineOption = None,
+    engine_name: EngineNameOption = None,
+    digest: Annotated[
+        str | None, typer.Option("--digest", metavar="HEX", help="The digest that the engine's newest state must have.")
+    ] = None,
+    replica: Annotated[
+        list[str] | None,
+        typer.Option("--replica", metavar="URL", help="Compare this replica of the engine [default: as its settings]."),
+    ] = None,
     master: MasterOption = None,
 ) -> None:
     """Reads every frame of every object on Spark's workers and holds it against the catalog.
@@ -42,10 +53,18 @@ def verify(
     taken.
 
     With --table, a table that `tidelog pipeline table` wrote is compared with its topic: Spark counts and sums up both.
+
+    With --engine, everything of an engine in its store: every record and value of its log, compacted data and its
+    indexes, every state against the log, the marks, the digest, and its replicas byte by byte.
     """
     from tidelog.errors import InputError
     from tidelog.pipeline.jobs import verify as job
 
+    if engine is not None:
+        refuse_topic_options(engine, {"TOPIC": topics, "--table": table, "--catalog": catalog, "--root": root})
+        verify_engine_command(session, engine, engine_name, digest, replica, master)
+        return
+    refuse_engine_options({"--engine-name": engine_name, "--digest": digest, "--replica": replica or None})
     if table is not None:
         if topics:
             raise InputError("a table is compared with the topic that it was made of", hint="Leave the topics out")

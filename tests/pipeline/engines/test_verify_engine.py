@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
+from pyspark.sql import SparkSession
 from tests.engine.compacting import checkpoint_by_hand, compact_by_hand
-from tests.pipeline.engines.computing import work_without_spark
+from tests.pipeline.engines.computing import work_here, work_without_spark
 from tests.pipeline.engines.damaged import StoredEngine
 from tests.pipeline.engines.eventful import EventfulEngine
 
@@ -17,6 +18,7 @@ from tidelog.engine.cell_blocks import Row
 from tidelog.engine.place import PackPlace, decode_place, decode_version, encode_version, position_of
 from tidelog.engine.raw_log import drop_raw_log
 from tidelog.engine.vacuum_rules import is_pointer
+from tidelog.pipeline.engine_jobs import verify as job
 from tidelog.pipeline.engine_jobs.verify import verify_engine
 from tidelog.tier.keys import EngineKeys
 from tidelog.tier.metadata.bucket import BucketMetadataStore
@@ -187,3 +189,107 @@ def test_the_healthy_one_is_healthy(healthy: StoredEngine, monkeypatch: pytest.M
     assert report.compaction.bodies == sum(part.rows for part in healthy.compaction.bodies)
     assert [one.compared_with is not None for one in report.states] == [True] * len(report.states)
     assert all(proof.came_out is not None for proof in report.proofs)
+
+
+class TestReplicas:
+    """Copies of an engine in other stores, compared with it."""
+
+    def test_a_copy_is_one(self, healthy: StoredEngine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Every file of a replica was read and compared, data files included."""
+        work_without_spark(monkeypatch)
+        copy = healthy.copied(tmp_path / "copy")
+        report = verify_engine(NO_SPARK, healthy.root, replicas=[copy.store.as_uri()])
+        assert report.is_good
+        (check,) = report.replicas
+        files = [path for path in (copy.store / "storage").rglob("*") if path.is_file()]
+        assert (check.files, check.lag_bytes, check.problems) == (len(files), 0, 0)
+
+    def test_what_is_wrong_is_named(
+        self, healthy: StoredEngine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Other bytes and missing files, data files among them, are problems of the replica; a stray file is a note."""
+        work_without_spark(monkeypatch)
+        copy = healthy.copied(tmp_path / "copy")
+        copy.flip(copy.log_object(1))
+        copy.path(copy.compaction.packs[0].key).unlink()
+        copy.cut(copy.data_file())
+        copy.path(KEYS.objects_prefix + "data-900-910-e1.tlog").write_bytes(b"left over")
+        report = verify_engine(NO_SPARK, healthy.root, replicas=[copy.store.as_uri()])
+        told = [str(problem) for problem in report.problems]
+        assert len(told) == 3
+        assert all(copy.store.as_uri() in problem for problem in told)
+        for reason in (
+            "it is missing in the replica",
+            "its bytes in the replica are others",
+            "bytes in the replica, and",
+        ):
+            assert any(reason in problem for problem in told)
+        assert any("data-900-910-e1.tlog" in note for note in report.notes)
+
+    def test_one_that_follows_is_no_problem(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        """What it has not yet is told as lag."""
+        work_without_spark(monkeypatch)
+        history = EventfulEngine(tmp_path / "origin", "replica")
+        history.run(2)
+        copy = StoredEngine(history.store).copied(tmp_path / "copy")
+        history.run(2)
+        report = verify_engine(NO_SPARK, history.root, replicas=[copy.store.as_uri()])
+        assert report.problems == ()
+        assert report.replicas[0].lag_bytes > 0
+        assert any("follows: it is at seq" in note for note in report.notes)
+        history.close()
+
+    def test_one_that_went_on_is_told(
+        self, healthy: StoredEngine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Somebody restored from it: it is the store of another engine by now. So is one that is not there."""
+        work_without_spark(monkeypatch)
+        copy = healthy.copied(tmp_path / "copy")
+        copy.rewrite_manifest(epoch=copy.manifest.epoch + 1)
+        (tmp_path / "empty").mkdir()
+        urls = [copy.store.as_uri(), (tmp_path / "empty").as_uri()]
+        told = [str(one) for one in verify_engine(NO_SPARK, healthy.root, replicas=urls).problems]
+        assert ["somebody went on with it" in told[0], "there is no engine called main" in told[1]] == [True, True]
+
+
+def test_digests_are_compared(healthy: StoredEngine, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The one that was given, and the one that a node tells; a node that cannot be asked is a note."""
+    work_without_spark(monkeypatch)
+    right = verify_engine(NO_SPARK, healthy.root)
+    assert right.digest is not None
+    assert verify_engine(NO_SPARK, healthy.root, digest=right.digest, own_digest=lambda _: right.digest).is_good
+    wrong = verify_engine(NO_SPARK, healthy.root, digest="00", own_digest=lambda _: "11")
+    assert [right.digest in str(problem) for problem in wrong.problems] == [True, True]
+    silent = verify_engine(NO_SPARK, healthy.root, own_digest=lambda _: None)
+    assert silent.is_good
+    assert any("could not be asked" in note for note in silent.notes)
+
+
+def test_what_changes_meanwhile_is_no_problem(
+    healthy: StoredEngine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The log is dropped while it is read: it is looked at again, and is right."""
+    work_without_spark(monkeypatch)
+    engine = healthy.copied(tmp_path / "store")
+    dropped: list[int] = []
+
+    def drop_first(spark: object, function: Callable[[Any], Any], items: Sequence[Any], **_: int) -> Iterator[Any]:
+        if items and not dropped:
+            dropped.append(drop_raw_log(engine.objects, engine.metadata, KEYS, 1 << 62).objects)
+        return work_here(spark, function, items)
+
+    monkeypatch.setattr(job, "run_on_workers", drop_first)
+    engine.rewrite_manifest(checkpoints=engine.manifest.checkpoints[-1:])
+    report = verify_engine(NO_SPARK, engine.root)
+    assert dropped != [0]
+    assert report.problems == ()
+
+
+def test_spark_does_the_same(healthy: StoredEngine, tmp_path: Path, spark: SparkSession) -> None:
+    """With real tasks and shuffles all of several damages are told at once."""
+    engine = healthy.copied(tmp_path / "store")
+    for kind in (kinds := ("pack: missing", "data: flipped bit", "state: a row is missing")):
+        DAMAGES[kind][0](engine)
+    told = [str(problem) for problem in verify_engine(spark, engine.root).problems]
+    for kind in kinds:
+        assert any(DAMAGES[kind][1] in problem for problem in told), told

@@ -55,6 +55,7 @@ OwnDigest = Callable[[int], str | None]
 _LOOKS = 3
 _TASK_BYTES = 64 << 20
 _MAX_OBJECTS_PER_TASK = 64
+_FILES_PER_TASK = 4
 
 
 class EngineVerifyReport(JobReport, frozen=True, kw_only=True):
@@ -79,19 +80,20 @@ def verify_engine(
     *,
     digest: str | None = None,
     own_digest: OwnDigest | None = None,
-    replicas: Sequence[str] = (),
+    replicas: Sequence[str] | None = None,
     on_progress: OnProgress = ignore_progress,
 ) -> EngineVerifyReport:
-    """Reads everything of an engine in its store, and in its replicas by URL.
+    """Reads everything of an engine in its store, and in its replicas by URL, of which its settings may name some.
 
     `digest` is what the newest state is to have; `own_digest` is asked for it as well.
     """
     began = time.monotonic()
+    urls = root.load().storage_engine.replicas if replicas is None else replicas
     verification = _Verification(spark, root, on_progress)
     with root.open() as opened:
         look = verification.run(opened)
         compared = verification.compare_digest(look, digest, own_digest)
-        copies = check_replicas(spark, root, opened, replicas, on_progress)
+        copies = check_replicas(spark, root, opened, urls, on_progress)
     states, log = look.states, verification.log.findings()
     return EngineVerifyReport(
         job="verify",
@@ -185,7 +187,7 @@ class _Verification:
         if sources.compaction is not None:
             parts |= {part.key: part for part in sources.compaction.bodies}
         works = [self._named_file(part) for _, part in sorted(parts.items())]
-        results = run_on_workers(self._spark, check_named_file, works)
+        results = run_on_workers(self._spark, check_named_file, works, items_per_task=_FILES_PER_TASK)
         found = counted_progress(results, "reading index files", len(works), self._on_progress)
         return sorted((one.problem for one in found if one.problem is not None), key=str)
 
