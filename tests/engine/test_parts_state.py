@@ -194,3 +194,41 @@ def test_damage_in_a_file_leads_to_the_state_before(is_missing: bool, caplog: py
         assert part.key in caplog.text
         if not is_missing:
             assert "at byte" in caplog.text
+
+
+def test_without_a_good_state_the_compaction_is_one() -> None:
+    """Its versions are what a restore begins with then, and the log behind them."""
+    store = new_store()
+    with EngineNode(store).open() as node:
+        node.apply(200)
+        node.ship_all()
+        root = compact_by_hand(store)
+        node.apply(50)
+        node.ship_all()
+        node.engine.create_checkpoint()
+        listed = node.view.manifest.checkpoints
+        for state in listed:
+            store.put(state.key, b"x" * state.size)
+        with successor(node) as other:
+            report = other.restore()
+            other.open(connects=False)
+            other.assert_same()
+        assert report.state_seq == root.seq
+        assert report.entries > 0
+        assert report.damaged_states == tuple(state.key for state in reversed(listed))
+
+
+def test_with_nothing_good_at_all_the_log_is_replayed() -> None:
+    """As long as it is there."""
+    store = new_store()
+    with EngineNode(store).open() as node:
+        node.apply(100)
+        node.ship_all()
+        root = compact_by_hand(store)
+        store.delete(root.versions[0].key)
+        with successor(node) as other:
+            report = other.restore()
+            other.open(connects=False)
+            other.assert_same()
+        assert report.state_seq == 0
+        assert len(report.damaged_states) == 2

@@ -10,8 +10,8 @@ Invariants
 - What the manifest tells of is restored, and nothing else. Records behind its last entry are written down as dead: the
   orchestrator has their entries, since it truncates only what the manifest tells of.
 - LSNs and positions go on behind the last shipped ones: no address is used twice.
-- A damaged state is passed over for the one before it; without any the whole log is replayed. States that are read are
-  pinned in the manifest.
+- A damaged state is passed over for the one before it, and at last for the versions of the compaction; without any the
+  whole log is replayed. States that are read are pinned in the manifest.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ import contextlib
 import logging
 import secrets
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Literal
 
@@ -29,9 +30,10 @@ from tidelog.clock import Clock
 from tidelog.engine.btree import Tree
 from tidelog.engine.buffer_pool import BufferPool
 from tidelog.engine.claim import claim_engine
+from tidelog.engine.compaction_state import CompactionState
 from tidelog.engine.core import PAGES, WAL
 from tidelog.engine.gate import LsnRange
-from tidelog.engine.manifest import Manifest, OwnedManifest, Pinning, StoredCheckpoint, read_manifest
+from tidelog.engine.manifest import Manifest, OwnedManifest, Pinning, read_manifest
 from tidelog.engine.master import CheckpointState, write_master
 from tidelog.engine.page_file import PageFile
 from tidelog.engine.restore_marker import MARKER, RestoreMarker, read_marker, write_marker
@@ -84,7 +86,7 @@ OnProgress = Callable[[RestoreProgress], None]
 class Restore:
     """One restore.
 
-    What takes long may be done elsewhere by whoever derives from it: `_loaded`, `_changes`, `_replay`, `_build`.
+    What takes long may be done elsewhere by whoever derives from it: `_keep`, `_changes`, `_replay`, `_build`.
     """
 
     def __init__(
@@ -203,22 +205,33 @@ class Restore:
     # The state
 
     def _load_state(self, manifest: Manifest) -> StoredState | None:
-        """The newest good one is on this disk then, every row of it checked; None where there is none."""
-        for listed in reversed(manifest.checkpoints):
-            if not self._pinning.pin(listed.key):
-                continue
-            try:
-                return self._loaded(listed)
-            except (DataError, NotFoundError) as error:
-                _logger.warning("%s: a state in the store cannot be used: %s", self._directory, error)
-                self._damaged.append(listed.key)
-        return None
+        """The newest good one is on this disk then, every row of it checked; None where there is none.
 
-    def _loaded(self, listed: StoredCheckpoint) -> StoredState:
-        self._tell("state", 0, listed.size)
-        state = StoredState(self._objects, listed)
-        self._runs.add_blocks(self._counted(state), has_places=state.has_places)
+        The versions of a compaction are a state too, and are there as long as the compaction is.
+        """
+        for listed in reversed(manifest.checkpoints):
+            if self._pinning.pin(listed.key):
+                state = self._kept(listed.key, partial(StoredState, self._objects, listed))
+                if state is not None:
+                    return state
+        compacted = manifest.compacted
+        if compacted is None:
+            return None
+        return self._kept(compacted.key, partial(CompactionState, self._objects, self._keys, compacted))
+
+    def _kept(self, key: str, opened: Callable[[], StoredState]) -> StoredState | None:
+        try:
+            state = opened()
+            self._keep(state)
+        except (DataError, NotFoundError) as error:
+            _logger.warning("%s: a state in the store cannot be used: %s", self._directory, error)
+            self._damaged.append(key)
+            return None
         return state
+
+    def _keep(self, state: StoredState) -> None:
+        """Brings the rows of a state to this disk."""
+        self._runs.add_blocks(self._counted(state), has_places=state.has_places)
 
     def _counted(self, state: StoredState) -> Iterator[memoryview]:
         done, total = 0, state.stored_bytes

@@ -143,7 +143,7 @@ def write_parts_state(
         epoch=name.epoch,
         history_start_seq=history_start_seq,
         rows=sum(part.rows for part in parts),
-        digest=_digest_of_parts(parts),
+        digest=digest_of_parts(parts),
         created_us=0,
         blocks=(),
         parts=tuple(parts),
@@ -154,7 +154,8 @@ def write_parts_state(
     return _listed(keys, named, footer, len(data), created_us)
 
 
-def _digest_of_parts(parts: Sequence[RowPart]) -> str:
+def digest_of_parts(parts: Sequence[RowPart]) -> str:
+    """The digest of a state of these files."""
     digest = hashlib.blake2b(digest_size=_DIGEST_BYTES)
     for part in parts:
         digest.update(part.digest.encode())
@@ -196,9 +197,17 @@ class StoredState:
     def __init__(self, objects: ObjectStore, listed: StoredCheckpoint) -> None:
         self._objects = objects
         self._listed = listed
-        self._version = VERSION
         self.key = listed.key
-        self.footer = self._checked(0, self._read_footer)
+        version, footer = self._checked(0, self._read_footer)
+        self._set(objects, listed, footer, has_places=version == VERSION_OF_PARTS)
+
+    def _set(self, objects: ObjectStore, listed: StoredCheckpoint, footer: Footer, *, has_places: bool) -> None:
+        self._objects = objects
+        self._listed = listed
+        self.key = listed.key
+        self.footer = footer
+        self.has_places = has_places
+        """Whether the values of its blocks are those of a version index: cells with places behind them."""
 
     def parts(self) -> tuple[RowPart, ...]:
         """The row files of a state that consists of such."""
@@ -208,11 +217,6 @@ class StoredState:
     def stored_bytes(self) -> int:
         """What it has in the store, its row files included."""
         return self._listed.size + sum(part.size for part in self.parts())
-
-    @property
-    def has_places(self) -> bool:
-        """Whether the values of its blocks are those of a version index: cells with places behind them."""
-        return self._version == VERSION_OF_PARTS
 
     def rows(self, fetchers: Executor | None = None) -> Iterator[Row]:
         """All rows in order: keys of the tree and their cells. Whoever has seen the last has seen what was written.
@@ -266,13 +270,13 @@ class StoredState:
 
     # The footer
 
-    def _read_footer(self) -> Footer:
+    def _read_footer(self) -> tuple[int, Footer]:
         listed = self._listed
         size = self._objects.head(self.key).size
         if size != listed.size or size < _HEAD.size + _TAIL.size:
             raise DataError(f"a state of {size} bytes, and the manifest says {listed.size}")
-        magic, self._version = _HEAD.unpack(self._objects.read_range(self.key, 0, _HEAD.size))
-        if magic != MAGIC or self._version not in (VERSION, VERSION_OF_PARTS):
+        magic, version = _HEAD.unpack(self._objects.read_range(self.key, 0, _HEAD.size))
+        if magic != MAGIC or version not in (VERSION, VERSION_OF_PARTS):
             raise DataError(f"not the beginning of a state of version {VERSION} or {VERSION_OF_PARTS}")
         length, crc, magic = _TAIL.unpack(self._objects.read_range(self.key, size - _TAIL.size, _TAIL.size))
         begin = size - _TAIL.size - length
@@ -282,8 +286,8 @@ class StoredState:
         if crc32(data) != crc:
             raise DataError("a footer with a checksum that does not match")
         footer = _checked_footer(data, listed)
-        _check_blocks(footer, begin) if self._version == VERSION else _check_parts(footer, begin)
-        return footer
+        _check_blocks(footer, begin) if version == VERSION else _check_parts(footer, begin)
+        return version, footer
 
     def _checked(self, byte: int, work: Callable[[], Result]) -> Result:
         try:
@@ -330,5 +334,5 @@ def _check_parts(footer: Footer, end: int) -> None:
         raise DataError("a footer with a part without rows")
     if any(before.last_key >= part.first_key for before, part in pairwise(parts)):
         raise DataError("a footer whose parts are not in order of key")
-    if sum(part.rows for part in parts) != footer.rows or _digest_of_parts(parts) != footer.digest:
+    if sum(part.rows for part in parts) != footer.rows or digest_of_parts(parts) != footer.digest:
         raise DataError("a footer whose parts do not add up")

@@ -18,7 +18,7 @@ import msgspec
 
 from tidelog.engine.core import PAGES
 from tidelog.engine.engine_directory import EngineDirectory, remember
-from tidelog.engine.manifest import Manifest, StoredCheckpoint
+from tidelog.engine.manifest import Manifest
 from tidelog.engine.page import ROOT
 from tidelog.engine.page_file import PageFile
 from tidelog.engine.restore import CHANGES_BYTES, RESTORING, Phase, Restore
@@ -81,8 +81,7 @@ class SparkRestore(Restore):
 
     # The state
 
-    def _loaded(self, listed: StoredCheckpoint) -> StoredState:
-        state = StoredState(self._objects, listed)
+    def _keep(self, state: StoredState) -> None:
         pieces = [
             StatePiece(
                 place=self._place, workshop=self._workshop, number=number, key=key, values=values, blocks=tuple(blocks)
@@ -91,7 +90,6 @@ class SparkRestore(Restore):
         ]
         results = run_on_workers(self._spark, keep_state, pieces)
         self._state_runs = list(counted_progress(results, "fetching the state", len(pieces), self._on_step))
-        return state
 
     def _state_pieces(self, state: StoredState) -> Iterator[tuple[str, Values, Sequence[BlockPlace]]]:
         for key, values, blocks in self._state_objects(state):
