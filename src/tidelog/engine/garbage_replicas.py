@@ -8,6 +8,8 @@ Invariants
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from tidelog.engine.manifest import Manifest
 from tidelog.errors import RetryError
 from tidelog.tier.catalog import Catalog
@@ -15,9 +17,14 @@ from tidelog.tier.object_store import ObjectStore
 from tidelog.tier.retention import published_below
 
 
-def refuse_outdated(manifest: Manifest, start_lsn: int) -> None:
-    """RetryError when the engine's store has dropped what this manifest still speaks of: there is a newer one."""
-    if any(state.lsn < start_lsn for state in manifest.checkpoints):
+def refuse_outdated(manifest: Manifest, start_lsn: int, generations: Iterable[int] = ()) -> None:
+    """RetryError when the engine's store has dropped what this manifest still speaks of: there is a newer one.
+
+    The same when compactions of these generations were published, and it does not know of one: what values of records
+    that were dropped are in is not said in it.
+    """
+    is_compacted_since = any(generation > manifest.generation for generation in generations)
+    if is_compacted_since or any(state.lsn < start_lsn for state in manifest.checkpoints):
         raise RetryError("the engine's store was cleaned up meanwhile", operation="replicate", hint="Try again")
 
 

@@ -1,6 +1,7 @@
 """Replicas: further stores that get a copy of everything an engine ships, so that any of them alone can restore it.
 
-    owner -> objects, each with its descriptor and `cur` -> states -> manifest -> start, and what is below it goes
+    owner -> objects, each with its descriptor and `cur` -> files of compaction and states -> states -> manifest
+          -> start, and what is below it goes
 
 Invariants
 - A replica is an engine's store in its own right: the same keys, the same documents. Its manifest is written last, and
@@ -9,6 +10,8 @@ Invariants
 - Only what the engine's own catalog has is copied, so there is one history. A replica that somebody restored from and
   went on with has a later epoch: it is left alone, and told as fenced.
 - What a compaction put together in the engine's store is put together in a replica too (`compaction_replicas.py`).
+- Values whose records the engine's store has dropped are in compacted data: that is copied before the start of the log
+  moves (`replica_files.py`). A manifest that knows less of it than the start does, or than the replica, is refused.
 - A replica that was away catches up from where it is. One that is away holds up nothing, unless the mode is "sync":
   then the high-water mark waits for all.
 """
@@ -16,7 +19,6 @@ Invariants
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
 from threading import Lock
 
 import msgspec
@@ -25,19 +27,19 @@ from tidelog.clock import Clock
 from tidelog.engine.compaction_replicas import follow_compaction
 from tidelog.engine.garbage_replicas import drop_below_start, refuse_outdated
 from tidelog.engine.manifest import Manifest, StoredCheckpoint, encode_manifest, read_manifest
-from tidelog.errors import CorruptionError, DataError, FencedError, NotFoundError, TidelogError
+from tidelog.engine.replica_files import ReplicaFiles, damage, ranges
+from tidelog.errors import DataError, FencedError, NotFoundError, TidelogError
 from tidelog.log.frame import crc32
+from tidelog.tier import owner as documents
 from tidelog.tier.catalog import Catalog
 from tidelog.tier.descriptor import Descriptor, encode_descriptor
 from tidelog.tier.keys import EngineKeys
 from tidelog.tier.metadata.open import BUCKET, open_metadata_store
 from tidelog.tier.metadata.store import Check, MetadataStore, Put
 from tidelog.tier.object_store import ObjectStore
+from tidelog.tier.owner import StartMark
 from tidelog.tier.replacement import read_state
 from tidelog.tier.upload import checksum_text
-
-_RANGE_BYTES = 4 << 20
-_DAMAGE_HINT = "Put a good copy of the object in its place; what is behind it is not replicated before"
 
 
 class ReplicaStatistics(msgspec.Struct, frozen=True, kw_only=True):
@@ -81,6 +83,7 @@ class Replica:
         self._last_success_us: int | None = None
         self._followed: tuple[int, str] | None = None
         self._dropped_below = -1
+        self._files = ReplicaFiles(objects, self._count_copied)
 
     def bring_up_to(self, manifest: Manifest, origin: Origin) -> None:
         """Copies what it has not, and then its manifest."""
@@ -99,32 +102,40 @@ class Replica:
         metadata, keys = self._connected(), origin.keys
         found = read_manifest(metadata, keys)
         self._refuse_later_owner(Catalog(metadata, keys), origin.epoch)
-        start_lsn = origin.catalog.start_offset()
-        refuse_outdated(manifest, start_lsn)
+        start = self._start_of(origin)
+        refuse_outdated(manifest, start.start_offset, _generations(found, origin, start, self._dropped_below))
         self._follow_compaction(metadata, origin)
         if found is None or not _says_the_same(found[0], manifest):
-            self._copy_all(metadata, manifest, origin, start_lsn)
-        self._follow_start(metadata, origin, start_lsn)
+            self._copy_all(metadata, manifest, origin, start)
+        self._follow_start(metadata, origin, start)
+        self._files.copy(manifest, origin.objects, keys)  # they are there; which ones is to be known
+        self._files.delete_superseded(manifest, keys)
         self.manifest = manifest
 
-    def _copy_all(self, metadata: MetadataStore, manifest: Manifest, origin: Origin, start_lsn: int) -> None:
+    def _start_of(self, origin: Origin) -> StartMark:
+        """As it is now: what is copied later must not begin later than what the manifest is compared with."""
+        found = origin.catalog.start_mark()
+        return StartMark(start_offset=0, epoch=0, moved_us=0) if found is None else found[0]
+
+    def _copy_all(self, metadata: MetadataStore, manifest: Manifest, origin: Origin, start: StartMark) -> None:
         keys = origin.keys
-        if metadata.get(keys.start) is None:
-            self._copy_entry(metadata, origin.catalog.metadata, keys.start)
+        if start.epoch and metadata.get(keys.start) is None:
+            self._put(metadata, keys.start, documents.encode(start))
         self._copy_entry(metadata, origin.catalog.metadata, keys.owner)
-        self._copy_log(metadata, manifest.shipped_lsn, origin, start_lsn)
-        self._copy_states(manifest, origin.objects)
+        self._copy_log(metadata, manifest.shipped_lsn, origin, start.start_offset)
+        self._files.copy(manifest, origin.objects, keys)
+        self._copy_states(manifest, origin)
         self._put(
             metadata, keys.engine_manifest, encode_manifest(msgspec.structs.replace(manifest, pins=(), leaving=()))
         )
         self._delete_old_states(manifest, keys)
 
-    def _follow_start(self, metadata: MetadataStore, origin: Origin, start_lsn: int) -> None:
+    def _follow_start(self, metadata: MetadataStore, origin: Origin, start: StartMark) -> None:
         """What the engine's store has dropped goes here too, once the manifest speaks of it no more."""
-        if start_lsn != self._dropped_below:
-            self._copy_entry(metadata, origin.catalog.metadata, origin.keys.start)
+        if start.epoch and start.start_offset != self._dropped_below:
+            self._put(metadata, origin.keys.start, documents.encode(start))
             drop_below_start(Catalog(metadata, origin.keys), self.objects)
-            self._dropped_below = start_lsn
+            self._dropped_below = start.start_offset
 
     def _connected(self) -> MetadataStore:
         if self._metadata is None:
@@ -184,15 +195,12 @@ class Replica:
             return
         crc = 0
         with self.objects.open_writer(key) as writer:
-            for data in _ranges(source, key, descriptor.size):
+            for data in ranges(source, key, descriptor.size):
                 crc = crc32(data, crc)
                 writer.write(data)
             if checksum_text(crc) != descriptor.checksum:
-                raise CorruptionError(
-                    "a checksum that does not match", path=key, byte=0, operation="replicate", hint=_DAMAGE_HINT
-                )
-        self._objects_copied += 1
-        self._bytes_copied += descriptor.size
+                raise damage(key, 0, "a checksum that does not match")
+        self._count_copied(descriptor.size)
 
     def _has(self, key: str, size: int) -> bool:
         with contextlib.suppress(NotFoundError):
@@ -201,17 +209,20 @@ class Replica:
 
     # States and documents
 
-    def _copy_states(self, manifest: Manifest, source: ObjectStore) -> None:
+    def _copy_states(self, manifest: Manifest, origin: Origin) -> None:
         for state in manifest.checkpoints:
             if not self._has(state.key, state.size):
-                self._copy_state(state, source)
+                name = origin.keys.parse_checkpoint(state.key)
+                if name is not None and name.digest:
+                    self._files.copy_named(origin.objects, origin.keys, state.key, state.size)
+                else:
+                    self._copy_state(state, origin.objects)
 
     def _copy_state(self, state: StoredCheckpoint, source: ObjectStore) -> None:
         with self.objects.open_writer(state.key) as writer:
-            for data in _ranges(source, state.key, state.size):
+            for data in ranges(source, state.key, state.size):
                 writer.write(data)
-        self._objects_copied += 1
-        self._bytes_copied += state.size
+        self._count_copied(state.size)
 
     def _delete_old_states(self, manifest: Manifest, keys: EngineKeys) -> None:
         """What the manifest no longer names, in the replica too; what is newer than it is somebody else's business."""
@@ -231,6 +242,10 @@ class Replica:
         there = metadata.get(key)
         if there is None or there.value != value:
             metadata.commit([Check(key, None if there is None else there.version)], [Put(key, value)])
+
+    def _count_copied(self, size: int) -> None:
+        self._objects_copied += 1
+        self._bytes_copied += size
 
     def statistics(self, position: int) -> ReplicaStatistics:
         """One moment of it; the engine's store has the log up to this position."""
@@ -253,19 +268,16 @@ class Replica:
             self._metadata.close()
 
 
-def _ranges(source: ObjectStore, key: str, size: int) -> Iterator[memoryview]:
-    for start in range(0, size, _RANGE_BYTES):
-        length = min(_RANGE_BYTES, size - start)
-        data = source.read_range(key, start, length)
-        if len(data) != length:
-            raise CorruptionError(
-                f"an object that must have {size} bytes ends",
-                path=key,
-                byte=start + len(data),
-                operation="replicate",
-                hint=_DAMAGE_HINT,
-            )
-        yield data
+def _generations(
+    found: tuple[Manifest, str] | None, origin: Origin, start: StartMark, dropped_below: int
+) -> tuple[int, ...]:
+    """Generations of compactions that a manifest must know of to be copied: the replica's, and if the log begins later
+    than before also that of the engine's store: it is what allowed that."""
+    generations = () if found is None else (found[0].generation,)
+    if start.start_offset == dropped_below:
+        return generations
+    published = read_manifest(origin.catalog.metadata, origin.keys)
+    return generations if published is None else (*generations, published[0].generation)
 
 
 def _says_the_same(there: Manifest, wanted: Manifest) -> bool:
