@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from tidelog.pipeline.cluster_package import cluster_settings, pack_for_cluster
     from tidelog.pipeline.engine_jobs.checkpoint import checkpoint_engine
+    from tidelog.pipeline.engine_jobs.compact import compact_engine
     from tidelog.pipeline.jobs.table_reader import read_table
     from tidelog.pipeline.listener import LagListener
     from tidelog.pipeline.root import Root, find_root
@@ -21,6 +22,7 @@ __all__ = [
     "Root",
     "checkpoint_engine",
     "cluster_settings",
+    "compact_engine",
     "find_root",
     "pack_for_cluster",
     "read_table",
@@ -29,6 +31,7 @@ __all__ = [
 ]
 
 _HOMES = {
+    "compact_engine": "tidelog.pipeline.engine_jobs.compact",
     "checkpoint_engine": "tidelog.pipeline.engine_jobs.checkpoint",
     "LagListener": "tidelog.pipeline.listener",
     "Root": "tidelog.pipeline.root",

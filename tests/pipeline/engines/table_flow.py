@@ -39,6 +39,9 @@ class TableRows(Rows):
         sorting = [(name, "ascending") for name in order]
         return TableRows([table.filter(pc.equal(task_of, task)).sort_by(sorting) for task in range(tasks)])
 
+    def where(self, name: str, number: int) -> Rows:
+        return TableRows([one.filter(pc.equal(one.column(name), number)) for one in self.tables])
+
     def joined_by(self, others: Rows) -> Rows:
         assert isinstance(others, TableRows)
         return TableRows([*self.tables, *others.tables])
@@ -54,7 +57,10 @@ class TableFlow(Flow):
     """Works are done one after the other; `tasks` is how many a shuffle has."""
 
     def __init__(self, tasks: int = 3) -> None:
-        self.tasks = tasks
+        self._tasks = tasks
+
+    def tasks_for(self, size: int) -> int:
+        return self._tasks
 
     def source(self, function: SourceFunction, works: Sequence[object], schema: str) -> Rows:
         return TableRows([_table(function(work), schema) for work in works] or [_table(iter(()), schema)])

@@ -6,34 +6,15 @@ from pathlib import Path
 
 import pytest
 from pyspark.sql import SparkSession
-from tests.engine.stations import KEYS, EngineNode, new_store, successor
-from tests.pipeline.engines.in_memory import place_of
-from tests.pipeline.engines.table_flow import TableFlow
+from tests.engine.stations import EngineNode, new_store, successor
+from tests.pipeline.engines.jobs_here import copy_of, keys_of, new_files, write_state
 
 import tidelog
-from tidelog.clock import ManualClock
 from tidelog.engine.store_checkpoint import StoredState
 from tidelog.engine.version_keys import seq_of
 from tidelog.errors import DataError, InputError
-from tidelog.pipeline.engine_jobs.checkpoint import CheckpointJob, CheckpointReport, checkpoint_engine
-from tidelog.pipeline.engines.place import OpenedEngine, find_engine
-from tidelog.tier.catalog import Catalog
-from tidelog.tier.metadata.bucket import BucketMetadataStore
-from tidelog.tier.object_store import ObjectStore
-
-
-def opened_engine(objects: ObjectStore) -> OpenedEngine:
-    """The engine of a store in memory, open for a job."""
-    metadata = BucketMetadataStore(objects)
-    view = OpenedEngine(objects, metadata, Catalog(metadata, KEYS), KEYS, None)  # type: ignore[arg-type]
-    return OpenedEngine(objects, metadata, view.catalog, KEYS, view.newest_manifest())
-
-
-def write_state(objects: ObjectStore, seq: int | None = None, *, tasks: int = 3, rows: int = 40) -> CheckpointReport:
-    """What the job does, without Spark."""
-    place = place_of(objects)
-    job = CheckpointJob(TableFlow(tasks), opened_engine(objects), place, ManualClock(), rows_per_file=rows)
-    return job.run(seq)
+from tidelog.pipeline.engine_jobs.checkpoint import checkpoint_engine
+from tidelog.pipeline.engines.place import find_engine
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -72,24 +53,6 @@ def test_bytes_depend_on_the_rows_alone() -> None:
             assert write_state(objects, tasks=tasks).is_good
         written = [new_files(objects, node.objects) for objects in copies]
         assert written[0] == written[1] == written[2]
-
-
-def copy_of(objects: ObjectStore) -> ObjectStore:
-    store = new_store()
-    for key in keys_of(objects):
-        store.put(key, objects.get(key).data)
-    return store
-
-
-def keys_of(objects: ObjectStore) -> list[str]:
-    return [info.key for info in objects.list()]
-
-
-def new_files(objects: ObjectStore, before: ObjectStore) -> dict[str, bytes]:
-    """Files that came since then, but for the metadata, which has times in it."""
-    known = set(keys_of(before))
-    prefix = "storage/engine/"
-    return {key: objects.get(key).data for key in keys_of(objects) if key not in known and key.startswith(prefix)}
 
 
 def test_a_seq_in_the_past() -> None:

@@ -18,11 +18,10 @@ from tidelog.engine.manifest import Manifest, StoredCheckpoint
 from tidelog.engine.publishing import publish_state
 from tidelog.engine.row_file import RowPart
 from tidelog.engine.store_checkpoint import write_parts_state
-from tidelog.errors import CorruptionError
 from tidelog.pipeline.engine_jobs.compact_flow import Flow, SparkFlow
-from tidelog.pipeline.engine_jobs.index_files import FileNames, Unplaced, read_back, write_files
+from tidelog.pipeline.engine_jobs.index_files import FileNames, Unplaced, read_back, require_equal, write_files
 from tidelog.pipeline.engine_jobs.index_source import RowsAt, SourceOfRows, pinning_for
-from tidelog.pipeline.engine_jobs.index_survey import ROWS_PER_FILE, Survey, state_proof, survey
+from tidelog.pipeline.engine_jobs.index_survey import ROWS_PER_FILE, state_proof, survey
 from tidelog.pipeline.engines.place import EngineRoot, OpenedEngine
 from tidelog.pipeline.engines.store_place import EnginePlace
 from tidelog.pipeline.jobs.job import JobReport, OnProgress, Progress, ignore_progress
@@ -157,15 +156,3 @@ class CheckpointJob:
 
     def _tell(self, step: str, done: int) -> None:
         self._on_progress(Progress(step, done, _STEPS))
-
-
-def require_equal(went_in: Survey, came_out: Survey, seq: int) -> None:
-    """CorruptionError when what was written is not what was read: then nothing is published."""
-    if (went_in.rows, went_in.things, went_in.digest) != (came_out.rows, came_out.things, came_out.digest):
-        raise CorruptionError(
-            f"the rows that were written for seq {seq} are not those that were read: {came_out.rows} rows with the "
-            f"digest {came_out.digest}, and there were {went_in.rows} with {went_in.digest}",
-            path="index",
-            byte=0,
-            hint="Nothing was published; run it again",
-        )

@@ -3,6 +3,7 @@
     flow.source(function, works, schema)            one task a work: what the function makes of it
     rows.mapped(function, schema)                   a function over the batches of each task
     rows.grouped("part", tasks, ["part", "key"])    rows with the same number are in one task, in this order
+    rows.where("kind", 1)                           some of them
     rows.kept()                                     computed once, however often it is used
     rows.collected()                                brought to the driver: for what is small
 
@@ -27,8 +28,10 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 SourceFunction = Callable[[Any], Iterator["pa.RecordBatch"]]
-# Enough for every core several times over, and few enough that starting them is not the work.
+# Enough for every core several times over, unless starting them would be the work; never more than a task can hold.
 _TASKS_PER_SLOT = 3
+_LEAST_TASK_BYTES = 4 << 20
+_TASK_BYTES = 64 << 20
 _ASSUMED_SLOTS = 8
 
 
@@ -42,6 +45,10 @@ class Rows(ABC):
     @abstractmethod
     def grouped(self, by: str, tasks: int, order: Sequence[str]) -> Rows:
         """Rows whose number in a column is the same are in one task, which has its rows in this order."""
+
+    @abstractmethod
+    def where(self, name: str, number: int) -> Rows:
+        """The rows that have a number in a column."""
 
     @abstractmethod
     def joined_by(self, others: Rows) -> Rows:
@@ -59,8 +66,9 @@ class Rows(ABC):
 class Flow(ABC):
     """Where rows come from."""
 
-    tasks: int
-    """How many tasks are a good number for rows of any amount."""
+    @abstractmethod
+    def tasks_for(self, size: int) -> int:
+        """How many tasks are a good number for rows of about so many bytes."""
 
     @abstractmethod
     def source(self, function: SourceFunction, works: Sequence[object], schema: str) -> Rows:
@@ -77,7 +85,10 @@ class SparkFlow(Flow):
     def __init__(self, spark: SparkSession) -> None:
         self._spark = spark
         self._kept: list[DataFrame] = []
-        self.tasks = _TASKS_PER_SLOT * _slots(spark)
+        self._slots = _slots(spark)
+
+    def tasks_for(self, size: int) -> int:
+        return max(1, size // _TASK_BYTES, min(self._slots * _TASKS_PER_SLOT, -(-size // _LEAST_TASK_BYTES)))
 
     def source(self, function: SourceFunction, works: Sequence[object], schema: str) -> Rows:
         numbers = self._spark.range(0, len(works), 1, max(1, len(works)))
@@ -99,6 +110,9 @@ class _SparkRows(Rows):
     def grouped(self, by: str, tasks: int, order: Sequence[str]) -> Rows:
         apart = self._frame.repartitionById(tasks, self._frame[by])
         return _SparkRows(apart.sortWithinPartitions(*order), self._kept)
+
+    def where(self, name: str, number: int) -> Rows:
+        return _SparkRows(self._frame.where(self._frame[name] == number), self._kept)
 
     def joined_by(self, others: Rows) -> Rows:
         assert isinstance(others, _SparkRows), "rows of one flow"

@@ -31,21 +31,23 @@ if TYPE_CHECKING:
 
     from tidelog.pipeline.engine_jobs.compact_flow import Flow, Rows
 
-FILED_SCHEMA = "file int, key binary, value binary"
+FILED_SCHEMA = "kind int, file int, key binary, value binary"
+VERSION_ROW, BODY_ROW, TOLD_ROW = 0, 1, 2
 _RANGE_BYTES = 8 << 20
 
 
-def as_filed(rows: Iterable[Row], cuts: Sequence[bytes]) -> Iterator[pa.RecordBatch]:
+def as_filed(rows: Iterable[Row], cuts: Sequence[bytes], kind: int = VERSION_ROW) -> Iterator[pa.RecordBatch]:
     """Rows of a row file with the number of the file that they belong to, as batches of `FILED_SCHEMA`."""
     import pyarrow as pa
 
     for some in in_batches(rows):
         columns = [
+            pa.array([kind] * len(some), pa.int32()),
             pa.array([bisect_right(cuts, row[0]) for row in some], pa.int32()),
             pa.array([row[0] for row in some], pa.binary()),
             pa.array([row[1] for row in some], pa.binary()),
         ]
-        yield pa.RecordBatch.from_arrays(columns, names=["file", "key", "value"])
+        yield pa.RecordBatch.from_arrays(columns, names=["kind", "file", "key", "value"])
 
 
 class Unplaced:
@@ -74,6 +76,11 @@ class FileNames(msgspec.Struct, frozen=True, kw_only=True):
     def row_kind(self) -> RowKind:
         """What the rows are."""
         return "bodies" if self.kind == "bodies" else "versions"
+
+    @property
+    def row_number(self) -> int:
+        """The kind of the rows on their way."""
+        return BODY_ROW if self.kind == "bodies" else VERSION_ROW
 
     def key(self, keys: EngineKeys, digest: str) -> str:
         """The key of the file with these bytes."""
@@ -123,7 +130,7 @@ def write_checked(objects: ObjectStore, key: str, data: bytes, digest: str) -> N
 
 def write_files(filed: Rows, files: int, place: EnginePlace, names: FileNames) -> list[RowPart]:
     """All files, a task for each; in order of key."""
-    grouped = filed.grouped("file", files, ["file", "key"])
+    grouped = filed.where("kind", names.row_number).grouped("file", files, ["file", "key"])
     parts = told_by(grouped.mapped(FileWriter(place, names), TOLD_SCHEMA), RowPart)
     return sorted(parts, key=lambda part: part.first_key)
 
@@ -155,3 +162,15 @@ def read_back(flow: Flow, place: EnginePlace, parts: Sequence[RowPart], created:
     works = [ReadBackWork(place=place, part=part, before=before) for part, before in zip(parts, befores, strict=False)]
     seen = told_by(flow.source(_ReadBack(created, seq), works, TOLD_SCHEMA), Seen) if works else []
     return summed(seen, created)
+
+
+def require_equal(went_in: Survey, came_out: Survey, seq: int) -> None:
+    """CorruptionError when what was written is not what was read: then nothing is published."""
+    if (went_in.rows, went_in.things, went_in.digest) != (came_out.rows, came_out.things, came_out.digest):
+        raise CorruptionError(
+            f"the rows that were written for seq {seq} are not those that were read: {came_out.rows} rows with the "
+            f"digest {came_out.digest}, and there were {went_in.rows} with {went_in.digest}",
+            path="index",
+            byte=0,
+            hint="Nothing was published; run it again",
+        )

@@ -69,13 +69,13 @@ def in_batches(items: Iterable[Item]) -> Iterator[list[Item]]:
         yield gathered
 
 
-def settled_rows(flow: Flow, base: Rows | None, log: list[LogWork]) -> Rows:
+def settled_rows(flow: Flow, base: Rows | None, log: list[LogWork], tasks: int) -> Rows:
     """The rows as they are behind the log, each key once; kept, since everything else looks at them."""
     changes = flow.source(change_batches, log, CHANGE_SCHEMA) if log or base is None else None
     if base is not None:
         changes = base if changes is None else changes.joined_by(base)
     assert changes is not None
-    grouped = changes.grouped("part", flow.tasks, ["key", "lsn", "number"])
+    grouped = changes.grouped("part", tasks, ["key", "lsn", "number"])
     return grouped.mapped(settled, ROW_SCHEMA).kept()
 
 
@@ -145,11 +145,16 @@ def bucket_rows(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     return as_told(BucketRow(key, cell) for key, cell in rows_of(batches) if key.startswith(BUCKETS))
 
 
-def created_at(rows: Rows, seq: int) -> Created:
-    """The buckets that are there at a seq."""
+def buckets_in(rows: Rows) -> Buckets:
+    """All buckets that rows tell of."""
     found = sorted((row.key, row.cell) for row in told_by(rows.mapped(bucket_rows, TOLD_SCHEMA), BucketRow))
     buckets = Buckets()
     buckets.load(_Listed(found))
+    return buckets
+
+
+def created_at(buckets: Buckets, seq: int) -> Created:
+    """The buckets that are there at a seq."""
     return {name.encode(): version for name, version in buckets.alive(seq)}
 
 

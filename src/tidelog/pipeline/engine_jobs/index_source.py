@@ -17,10 +17,19 @@ from typing import TYPE_CHECKING, NamedTuple
 import msgspec
 
 from tidelog.clock import Clock
+from tidelog.engine.buckets import Buckets
 from tidelog.engine.manifest import Manifest, Pinning
 from tidelog.errors import DataError, InputError, NotFoundError, TidelogError
 from tidelog.pipeline.engine_jobs.index_base import Base, base_of
-from tidelog.pipeline.engine_jobs.index_rows import TOLD_SCHEMA, Created, as_told, created_at, settled_rows, told_by
+from tidelog.pipeline.engine_jobs.index_rows import (
+    TOLD_SCHEMA,
+    Created,
+    as_told,
+    buckets_in,
+    created_at,
+    settled_rows,
+    told_by,
+)
 from tidelog.pipeline.engine_jobs.log_rows import LogWork, first_lsn_above, plan_log
 from tidelog.pipeline.engines.store_place import EnginePlace
 
@@ -31,18 +40,29 @@ if TYPE_CHECKING:
     from tidelog.pipeline.engines.place import OpenedEngine
 
 _PIN_SECONDS = 24 * 3600
+# What a row takes on its way, about: for the number of tasks.
+_ROW_BYTES = 150
 
 
 class RowsAt(NamedTuple):
-    """The rows of an engine at a seq, which `lsn` is the first record behind; and where they were found."""
+    """The rows of an engine at a seq, which `lsn` is the first record behind; and where they were found.
+
+    They are in so many `tasks`.
+    """
 
     rows: Rows
-    created: Created
+    buckets: Buckets
     seq: int
     lsn: int
     base: Base | None
     log: Sequence[LogWork]
+    tasks: int
     passed_over: tuple[str, ...] = ()
+
+    @property
+    def created(self) -> Created:
+        """The buckets that are there at the seq."""
+        return created_at(self.buckets, self.seq)
 
 
 class SourceOfRows:
@@ -53,12 +73,12 @@ class SourceOfRows:
         self._opened = opened
         self._place = place
 
-    def at(self, manifest: Manifest, pinning: Pinning, seq: int | None = None) -> RowsAt:
+    def at(self, manifest: Manifest, pinning: Pinning | None, seq: int | None = None) -> RowsAt:
         """The rows at a seq, at the high-water mark by default."""
         wanted = _checked_seq(manifest, seq)
         passed_over: list[str] = []
         for listed in reversed(manifest.checkpoints):
-            if listed.seq > wanted or not pinning.pin(listed.key):
+            if listed.seq > wanted or (pinning is not None and not pinning.pin(listed.key)):
                 continue
             try:
                 return self.behind(base_of(self._opened.objects, listed), manifest, wanted, tuple(passed_over))
@@ -75,8 +95,10 @@ class SourceOfRows:
         lsn = self._first_lsn_behind(manifest, start_lsn, seq)
         log = self._planned(manifest, start_lsn, lsn, seq)
         base_rows = None if base is None else base.changes(self._flow, self._place)
-        rows = settled_rows(self._flow, base_rows, log)
-        return RowsAt(rows, created_at(rows, seq), seq, lsn, base, log, passed_over)
+        size = sum(one.raw_size for work in log for one in work.descriptors)
+        tasks = self._flow.tasks_for(size + (0 if base is None else base.rows * _ROW_BYTES))
+        rows = settled_rows(self._flow, base_rows, log, tasks)
+        return RowsAt(rows, buckets_in(rows), seq, lsn, base, log, tasks, passed_over)
 
     def _require_log_from(self, lsn: int, passed_over: tuple[str, ...]) -> None:
         start = self._opened.catalog.start_offset()
@@ -134,8 +156,11 @@ def _is_about(error: TidelogError, key: str) -> bool:
 
 
 @contextlib.contextmanager
-def pinning_for(job: str, opened: OpenedEngine, clock: Clock) -> Iterator[Pinning]:
-    """What a job pins while it reads; all of it is released behind it."""
+def pinning_for(job: str, opened: OpenedEngine, clock: Clock, *, pins: bool = True) -> Iterator[Pinning | None]:
+    """What a job pins while it reads; all of it is released behind it. None for one that must change nothing."""
+    if not pins:
+        yield None
+        return
     name = f"{job}-{secrets.token_hex(8)}"
     pinning = Pinning(opened.metadata, opened.keys, clock, name, _PIN_SECONDS)
     try:

@@ -287,3 +287,17 @@ def _changes(record: memoryview, updates_offset: int, lsn: int) -> list[Change]:
             raise DataError(f"an entry has an update of kind {update.what} that is no row's, LSN {lsn}")
         found.append((update.key, lsn, number, None if update.what == REMOVE else update.value))
     return found
+
+
+def position_of_lsn(catalog: Catalog, place: EnginePlace, lsn: int) -> int | None:
+    """How many bytes of the log are before a record; None for one that is in no object."""
+    descriptor = catalog.at(lsn)
+    if descriptor is None:
+        return None
+    opened, position = place.opened(), descriptor.start_position
+    history = History(PlannedCatalog([descriptor], opened.keys, place.catalog), opened.objects, opened.fetchers)
+    with closing(history.read(descriptor.start_offset, lsn)) as reader:
+        while (batch := reader.next_batch()) is not None:
+            assert batch.frames is not None
+            position += batch.frames.start_of(batch.stop) - batch.frames.start_of(batch.start)
+    return position

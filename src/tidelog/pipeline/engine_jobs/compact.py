@@ -1,0 +1,268 @@
+"""The job `compact` over an engine: its log up to the high-water mark becomes data that is found by key.
+
+    rows of the compaction before (or of a state) + the log since then -> settled, retention -> counts of bodies -> plan
+    -> units: packs and data files -> version index, body index -> read back -> root -> the manifest, with a state
+
+Invariants
+- Everything is published by one compare-and-swap of the manifest, which fails if another compaction was published since
+  this one began. Until then nothing that was there before is changed, and nobody looks at what was written.
+- The same engine at the same seq, with the same options, gives the same bytes under the same names.
+- What is published was read back: its rows have the digest of those that went in.
+- The version index is a state too. It is published as one in the same step, if it is newer than the newest.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, NamedTuple
+
+import msgspec
+
+from tidelog.clock import Clock, SystemClock
+from tidelog.engine.compacted import Compaction, encode_compaction, read_compaction
+from tidelog.engine.manifest import Manifest, Pinning, StoredCheckpoint, StoredCompaction
+from tidelog.engine.publishing import move_history_start, publish_compaction
+from tidelog.engine.store_checkpoint import write_parts_state
+from tidelog.errors import ConflictError, DataError, NotFoundError
+from tidelog.pipeline.engine_jobs.bodies_plan import BodyPlan
+from tidelog.pipeline.engine_jobs.compact_flow import Flow, Rows, SparkFlow
+from tidelog.pipeline.engine_jobs.compact_options import CompactEngineOptions, checked_options, large_bytes_of
+from tidelog.pipeline.engine_jobs.compact_report import CompactEngineReport, Made, report_of
+from tidelog.pipeline.engine_jobs.compact_steps import Steps
+from tidelog.pipeline.engine_jobs.index_base import Base
+from tidelog.pipeline.engine_jobs.index_files import read_back, require_equal, write_checked
+from tidelog.pipeline.engine_jobs.index_rows import ROW_SCHEMA, Retained, created_at
+from tidelog.pipeline.engine_jobs.index_source import RowsAt, SourceOfRows, pinning_for
+from tidelog.pipeline.engine_jobs.index_survey import Survey, look, survey
+from tidelog.pipeline.engine_jobs.log_rows import position_of_lsn
+from tidelog.pipeline.engines.place import EngineRoot, OpenedEngine
+from tidelog.pipeline.engines.store_place import EnginePlace
+from tidelog.pipeline.jobs.job import OnProgress, Progress, ignore_progress
+from tidelog.pipeline.jobs.spark_errors import told_in_our_words
+from tidelog.tier.keys import CheckpointId
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+__all__ = ["CompactEngineJob", "CompactEngineOptions", "CompactEngineReport", "compact_engine"]
+
+_STEPS = ("rows", "counting bodies", "packing bodies", "writing the indexes", "reading back", "publishing")
+
+
+def compact_engine(
+    spark: SparkSession,
+    root: EngineRoot,
+    options: CompactEngineOptions | None = None,
+    *,
+    on_progress: OnProgress = ignore_progress,
+    clock: Clock | None = None,
+) -> CompactEngineReport:
+    """Compacts an engine up to its high-water mark, beside whoever owns it.
+
+    ConflictError when another compaction was published meanwhile: nothing is lost then, and nothing was changed.
+    """
+    flow = SparkFlow(spark)
+    try:
+        with root.open(read_only=False) as opened, told_in_our_words("compact"):
+            job = CompactEngineJob(flow, opened, root.place, clock or SystemClock(), options, on_progress)
+            return job.run()
+    finally:
+        flow.release()
+
+
+class _Sorted(NamedTuple):
+    """The rows that are to be written, where they are from, and what was to be seen in those that were read."""
+
+    found: RowsAt
+    rows: Rows
+    read: Survey
+    survey: Survey
+
+    @property
+    def dropped(self) -> int:
+        """How many rows retention left out."""
+        return self.read.rows - self.survey.rows
+
+
+class CompactEngineJob:
+    """One run of it, with the store open for writing."""
+
+    def __init__(
+        self,
+        flow: Flow,
+        opened: OpenedEngine,
+        place: EnginePlace,
+        clock: Clock,
+        options: CompactEngineOptions | None = None,
+        on_progress: OnProgress = ignore_progress,
+    ) -> None:
+        self._flow = flow
+        self._opened = opened
+        self._place = place
+        self._clock = clock
+        self._options = checked_options(options or CompactEngineOptions())
+        self._on_progress = on_progress
+        self._began = time.monotonic()
+
+    def run(self) -> CompactEngineReport:
+        """Compacts, unless nothing has come since the last time."""
+        manifest = self._opened.newest_manifest()
+        previous = self._previous(manifest)
+        large_bytes = large_bytes_of(self._options, previous)
+        manifest = self._moved(manifest)
+        if previous is not None and self._is_done(manifest, previous):
+            return report_of(self._opened.keys.name, previous, None, self._options, self._seconds())
+        with (
+            pinning_for("compact", self._opened, self._clock, pins=not self._options.is_dry_run) as pinning,
+            self._told_of_others(manifest),
+        ):
+            self._tell(0)
+            found = self._found(manifest, previous, pinning)
+            return self._compact(manifest, previous, self._sorted(found, manifest), large_bytes)
+
+    # What it begins with
+
+    def _previous(self, manifest: Manifest) -> Compaction | None:
+        if manifest.compacted is None:
+            return None
+        return read_compaction(self._opened.objects, self._opened.keys, manifest.compacted)
+
+    def _moved(self, manifest: Manifest) -> Manifest:
+        """The start of history is told before anything is left out: nobody asks for what is not there."""
+        seq = self._options.keep_from
+        if seq is None or seq <= manifest.history_start_seq:
+            return manifest
+        if self._options.is_dry_run:
+            return msgspec.structs.replace(manifest, history_start_seq=min(seq, manifest.high_water_mark))
+        return move_history_start(self._opened.metadata, self._opened.keys, self._clock, seq)
+
+    def _is_done(self, manifest: Manifest, previous: Compaction) -> bool:
+        is_newest = (previous.seq, previous.lsn) == (manifest.high_water_mark, manifest.high_water_lsn + 1)
+        return is_newest and (
+            self._options.keep_from is None or manifest.history_start_seq <= previous.history_start_seq
+        )
+
+    def _found(self, manifest: Manifest, previous: Compaction | None, pinning: Pinning | None) -> RowsAt:
+        source = SourceOfRows(self._flow, self._opened, self._place)
+        if previous is None:
+            return source.at(manifest, pinning)
+        return source.behind(_base_of(manifest, previous), manifest, manifest.high_water_mark)
+
+    def _sorted(self, found: RowsAt, manifest: Manifest) -> _Sorted:
+        if self._options.keep_from is None:
+            seen = survey(found.rows, found.created, found.seq, self._options.rows_per_file)
+            return _Sorted(found, found.rows, seen, seen)
+        read = look(found.rows, found.created, found.seq)
+        horizon = manifest.history_start_seq
+        retained = Retained(horizon, self._options.keep_versions, created_at(found.buckets, horizon))
+        rows = found.rows.mapped(retained, ROW_SCHEMA).kept()
+        return _Sorted(found, rows, read, survey(rows, found.created, found.seq, self._options.rows_per_file))
+
+    # What it makes
+
+    def _compact(
+        self, manifest: Manifest, previous: Compaction | None, given: _Sorted, large_bytes: int
+    ) -> CompactEngineReport:
+        self._tell(1)
+        steps = Steps(self._flow, self._opened, self._place, self._options, previous, large_bytes)
+        plan = steps.planned(given.rows, given.found.lsn, given.found.tasks)
+        if self._options.is_dry_run:
+            root = self._root(manifest, given, plan, large_bytes)
+            made = Made(given.found, given.read, None, given.dropped, plan)
+            return report_of(self._opened.keys.name, root, made, self._options, self._seconds())
+        self._tell(2)
+        built = steps.built(given.rows, plan, manifest.generation + 1, given.survey.cuts)
+        packs = (*plan.kept, *built.packs())
+        self._tell(3)
+        root = msgspec.structs.replace(
+            self._root(manifest, given, plan, large_bytes),
+            packs=packs,
+            versions=tuple(built.versions()),
+            bodies=tuple(built.bodies()),
+        )
+        self._tell(4)
+        came_out = read_back(self._flow, self._place, root.versions, given.found.created, root.seq)
+        require_equal(given.survey, came_out, root.seq)
+        require_equal(msgspec.structs.replace(given.read, rows=came_out.rows), came_out, root.seq)
+        self._tell(5)
+        is_first = self._publish(manifest, root)
+        self._tell(6)
+        made = Made(given.found, given.read, came_out, given.dropped, plan, is_first)
+        return report_of(self._opened.keys.name, root, made, self._options, self._seconds())
+
+    def _root(self, manifest: Manifest, given: _Sorted, plan: BodyPlan, large_bytes: int) -> Compaction:
+        lsn = given.found.lsn
+        position = position_of_lsn(self._opened.catalog, self._place, lsn)
+        return Compaction(
+            generation=manifest.generation + 1,
+            seq=given.found.seq,
+            lsn=lsn,
+            position=manifest.shipped_position if position is None else position,
+            history_start_seq=manifest.history_start_seq,
+            large_bytes=large_bytes,
+            data_files=plan.data_files,
+            data_bytes=plan.data_bytes,
+        )
+
+    def _publish(self, manifest: Manifest, root: Compaction) -> bool:
+        """Whether nobody else has published the very same meanwhile."""
+        opened, encoded = self._opened, encode_compaction(root)
+        compacted = encoded.stored(opened.keys, root, self._clock.now_us())
+        write_checked(opened.objects, compacted.key, encoded.data, encoded.digest)
+        state = self._state(manifest, root)
+        others = opened.newest_manifest().compacted
+        publish_compaction(
+            *(opened.metadata, opened.keys, self._clock),
+            base_generation=manifest.generation,
+            compacted=compacted,
+            state=state,
+        )
+        return others is None or others.key != compacted.key
+
+    def _state(self, manifest: Manifest, root: Compaction) -> StoredCheckpoint | None:
+        newest = manifest.checkpoints[-1] if manifest.checkpoints else None
+        if newest is not None and (newest.seq, newest.lsn) >= (root.seq, root.lsn):
+            return None
+        return write_parts_state(
+            *(self._opened.objects, self._opened.keys, CheckpointId(root.seq, root.lsn, manifest.epoch), root.versions),
+            created_us=self._clock.now_us(),
+            history_start_seq=root.history_start_seq,
+        )
+
+    # Others
+
+    @contextmanager
+    def _told_of_others(self, manifest: Manifest) -> Iterator[None]:
+        """Files of the compaction before may be gone when another was published: that is what is to be told then."""
+        try:
+            yield
+        except (DataError, NotFoundError) as error:
+            now = self._opened.newest_manifest()
+            if now.generation == manifest.generation:
+                raise
+            raise ConflictError(
+                f"another compaction, generation {now.generation}, was published while this one was at work",
+                hint="Nothing was lost; run it again to compact what has come since then",
+            ) from error
+
+    def _tell(self, done: int) -> None:
+        step = _STEPS[min(done, len(_STEPS) - 1)]
+        self._on_progress(Progress(step, done, len(_STEPS)))
+
+    def _seconds(self) -> float:
+        return round(time.monotonic() - self._began, 3)
+
+
+def _base_of(manifest: Manifest, previous: Compaction) -> Base:
+    """The version index of the compaction before: what retention removed from it does not come back."""
+    compacted: StoredCompaction | None = manifest.compacted
+    assert compacted is not None
+    return Base(
+        key=compacted.key,
+        seq=previous.seq,
+        lsn=previous.lsn,
+        rows=sum(part.rows for part in previous.versions),
+        parts=previous.versions,
+    )

@@ -1,0 +1,344 @@
+"""A compaction of an engine: what can be read from it, what stays of it the next time, and that its bytes depend on the
+engine alone. Without Spark, but for the last tests."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from pyspark.sql import SparkSession
+from tests.engine.compacting import compact_by_hand
+from tests.engine.stations import KEYS, EngineNode, new_store, successor
+from tests.pipeline.engines.jobs_here import compact, copy_of, data_of, keys_of, new_files, root_of
+
+import tidelog
+from tidelog.engine.body import decode_body
+from tidelog.engine.cell import decode_cell
+from tidelog.engine.compacted import CompactedData
+from tidelog.engine.entry import Batch, CopyObject, CreateBucket, DeleteObject, PutObject
+from tidelog.engine.pack import check_pack
+from tidelog.engine.place import FilePlace, PackPlace, decode_version
+from tidelog.engine.row_file import RowFile
+from tidelog.engine.vacuum_rules import is_pointer
+from tidelog.engine.version_keys import object_prefix, seq_of
+from tidelog.errors import DataError, InputError
+from tidelog.pipeline.engine_jobs.compact import CompactEngineOptions, compact_engine
+from tidelog.pipeline.engines.place import find_engine
+
+
+def rows_in(data: CompactedData, node: EngineNode) -> dict[bytes, bytes]:
+    """The cells of the version index; every body that one of them points to is read and checked on the way."""
+    found: dict[bytes, bytes] = {}
+    for part in data.compaction.versions:
+        for key, value in RowFile(node.objects, part, kind="versions").rows():
+            found[key], place = decode_version(value)
+            assert (place is not None) == (is_pointer(found[key]) and key.startswith(b"o"))
+            if place is not None:
+                cell = decode_cell(found[key])
+                decode_body(data.read_body(place), place.codec, cell.size, cell.crc, cell.lsn)
+                assert data.find_body(cell.position) == place
+    return found
+
+
+def assert_complete(node: EngineNode) -> None:
+    """The compaction has exactly the rows of the engine's tree, and every body."""
+    data = data_of(node)
+    assert rows_in(data, node) == dict(node.core.tree.scan())
+    for pack in data.compaction.packs:
+        assert len(check_pack(node.objects.get(pack.key).data)) == pack.bodies
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_everything_is_in_it(seed: int) -> None:
+    """Rows and bodies of a random history, rollbacks included, compacted three times; a restore from it is the same."""
+    with EngineNode(new_store(), name=f"compact-{seed}").open() as node:
+        for turn in range(3):
+            node.apply(90)
+            node.ship_all()
+            if turn:
+                kept = node.engine.applied_seq
+                node.apply(20)
+                node.roll_back(kept)
+                node.apply(3)
+                node.ship_all()
+            report = compact(node.objects)
+            assert (report.is_good, report.is_new, report.generation) == (True, True, turn + 1)
+            assert report.digest == node.engine.digest()
+            assert_complete(node)
+            assert report.versions == len(dict(node.core.tree.scan()))
+        seq = root_of(node).seq
+        assert node.view.manifest.checkpoints[-1].seq == seq
+        other = successor(node)
+        node.crash()
+        assert other.restore().state_seq == seq
+        with other.open():
+            other.assert_same([seq // 2])
+
+
+def test_bytes_depend_on_the_engine_alone() -> None:
+    """However many tasks there are, and whatever state it begins with: the same files, byte by byte."""
+    with EngineNode(new_store(), name="same").open() as node:
+        node.apply(100)
+        node.ship_all()
+        with_state = node.objects
+        copies = [copy_of(with_state) for _ in range(2)]
+        node.engine.create_checkpoint()
+        copies.append(copy_of(with_state))
+        for objects, tasks in zip(copies, (1, 5, 2), strict=True):
+            assert compact(objects, tasks=tasks).is_good
+        written = [new_files(objects, with_state) for objects in copies]
+        files = [{key: data for key, data in one.items() if not key.endswith(".tckp")} for one in written]
+        assert files[0] == files[1] == files[2]
+        assert written[0] == written[1]
+
+
+def test_it_is_what_is_made_by_hand() -> None:
+    """The same places hold the same bodies as in a compaction that is made without any tasks."""
+    with EngineNode(new_store(), name="hand").open() as node:
+        node.apply(120)
+        node.ship_all()
+        by_hand = copy_of(node.objects)
+        compact_by_hand(by_hand, large_bytes=1500)
+        compact(node.objects)
+        ours = {key: node.objects.get(key).data for key in keys_of(node.objects) if "/data/" in key}
+        theirs = {key: by_hand.get(key).data for key in keys_of(by_hand) if "/data/" in key}
+        assert ours == theirs
+
+
+def test_large_bodies_have_a_name() -> None:
+    """A large body is a file by the name of the put that wrote it; a copy leads to the same file."""
+    with EngineNode(new_store()).open() as node:
+        large, small = bytes(range(256)) * 10, bytes(600)
+        node.apply_these(
+            [
+                (1, CreateBucket("photos")),
+                (2, PutObject("photos", "2024/a b.jpg", large)),
+                (3, CopyObject("photos", "2024/a b.jpg", "photos", "copy")),
+                (4, PutObject("photos", "small", small)),
+            ]
+        )
+        node.ship_all()
+        compact(node.objects)
+        data = data_of(node)
+        original = data.find_version(object_prefix("photos", "2024/a b.jpg"), 4)
+        copy = data.find_version(object_prefix("photos", "copy"), 4)
+        packed = data.find_version(object_prefix("photos", "small"), 4)
+        assert original is not None
+        assert isinstance(original.place, FilePlace)
+        assert original.place.name == "photos/2024_2fa_20b.jpg/v0000000002.dat"
+        assert copy is not None
+        assert copy.place == original.place
+        assert packed is not None
+        assert isinstance(packed.place, PackPlace)
+        assert data.read_body(original.place)[4:] == large
+        assert root_of(node).data_files == 1
+
+
+def test_two_bodies_never_share_a_name() -> None:
+    """A batch puts a key twice and copies what was there in between: both large bodies stay what they are."""
+    with EngineNode(new_store()).open() as node:
+        first, second = bytes(3000), bytes([1]) * 3000
+        batch = Batch([PutObject("b", "k", first), CopyObject("b", "k", "b", "other"), PutObject("b", "k", second)])
+        node.apply_these([(1, CreateBucket("b")), (2, batch)])
+        node.ship_all()
+        compact(node.objects)
+        assert_complete(node)
+        assert root_of(node).data_files == 2
+
+
+def test_a_name_that_is_too_long_goes_into_a_pack() -> None:
+    """A large body whose file could not be named is packed, and stays there."""
+    with EngineNode(new_store()).open() as node:
+        node.apply_these([(1, CreateBucket("b")), (2, PutObject("b", "ä" * 100, bytes(5000)))])
+        node.ship_all()
+        for _ in range(2):
+            compact(node.objects)
+            assert_complete(node)
+            assert root_of(node).data_files == 0
+            node.apply(5)
+            node.ship_all()
+
+
+def test_nothing_to_do() -> None:
+    """Without new entries nothing is written, and the report says so."""
+    with EngineNode(new_store(), name="idle").open() as node:
+        with pytest.raises(InputError, match="shipped"):
+            compact(node.objects)
+        node.apply(40)
+        node.ship_all()
+        compact(node.objects)
+        before = copy_of(node.objects)
+        report = compact(node.objects)
+        assert not report.is_new
+        assert "nothing has come" in report.notes[0]
+        assert keys_of(before) == keys_of(node.objects)
+
+
+def test_a_dry_run_changes_nothing() -> None:
+    """It tells what would be made, and not one object is another one then."""
+    with EngineNode(new_store(), name="dry").open() as node:
+        node.apply(80)
+        node.ship_all()
+        before = copy_of(node.objects)
+        planned = compact(node.objects, is_dry_run=True, keep_from=node.engine.applied_seq // 2)
+        assert {key: before.get(key).data for key in keys_of(before)} == {
+            key: node.objects.get(key).data for key in keys_of(node.objects)
+        }
+        made = compact(node.objects, keep_from=node.engine.applied_seq // 2)
+        assert (planned.bodies, planned.versions, planned.new_data_files) == (
+            *(made.bodies, made.versions),
+            made.new_data_files,
+        )
+        assert planned.is_dry_run
+        assert made.dropped_versions == planned.dropped_versions > 0
+
+
+# Retention
+
+
+def test_retention_leaves_what_can_be_asked_for() -> None:
+    """With a later start of history, older versions are left out; every state from there on is the same."""
+    with EngineNode(new_store(), name="kept").open() as node:
+        node.apply(200)
+        node.ship_all()
+        start = node.engine.applied_seq // 2
+        report = compact(node.objects, keep_from=start)
+        assert report.dropped_versions > 0
+        assert report.is_good
+        assert node.view.manifest.history_start_seq == start
+        assert rows_in(data_of(node), node).items() < dict(node.core.tree.scan()).items()
+        other = successor(node)
+        node.crash()
+        other.restore()
+        with other.open():
+            other.assert_same([start, start + 7])
+
+
+def test_what_retention_removed_does_not_come_back() -> None:
+    """A later compaction begins with the one before, not with a state that the node wrote from its own tree."""
+    with EngineNode(new_store(), name="gone").open() as node:
+        node.apply(100)
+        node.ship_all()
+        compact(node.objects, keep_from=node.engine.applied_seq)
+        before = set(rows_in(data_of(node), node))
+        node.apply(20)
+        node.ship_all()
+        node.engine.create_checkpoint()
+        seq = root_of(node).seq
+        compact(node.objects)
+        after = rows_in(data_of(node), node)
+        assert {key for key in after if seq_of(key) <= seq} <= before
+
+
+def test_packs_that_are_mostly_dead_are_given_up() -> None:
+    """When more than half of a pack is no longer pointed to, what lives in it moves to a new one; others stay."""
+    with EngineNode(new_store(), name="dead").open() as node:
+        keys = [f"key-{number:03}" for number in range(40)]
+        puts = [PutObject("b", key, bytes([number]) * 900) for number, key in enumerate(keys)]
+        node.apply_these([(1, CreateBucket("b")), *enumerate(puts, 2)])
+        node.ship_all()
+        compact(node.objects)
+        first = root_of(node)
+        assert len(first.packs) > 3
+        doomed = keys[:8] + keys[9:10]
+        node.apply_these([(100 + number, DeleteObject("b", key)) for number, key in enumerate(doomed)])
+        node.ship_all()
+        report = compact(node.objects, keep_from=200 - 92)
+        second = root_of(node)
+        assert report.rewritten_packs == 1
+        assert report.kept_packs == len(first.packs) - 1
+        assert {pack.key for pack in first.packs[1:]} == {pack.key for pack in second.packs[:-1]}
+        rows = rows_in(data_of(node), node)
+        live = {key for key, cell in rows.items() if is_pointer(cell)}
+        assert len(live) == len(keys) - len(doomed)
+
+
+# Codecs
+
+
+@pytest.mark.parametrize("codec", ["none", "zstd"])
+def test_bodies_can_be_stored_in_another_way(codec: str) -> None:
+    """Bodies in packs are compressed, or no longer are, as it is asked for; cells stay what they are."""
+    for stored in ("none", "zstd"):
+        with EngineNode(new_store(), name="codec", wal_compression=stored).open() as node:
+            node.apply(60)
+            node.ship_all()
+            compact(node.objects, codec=codec, large_bytes=1 << 20)
+            assert_complete(node)
+
+
+# Options
+
+
+def test_options_are_checked() -> None:
+    """What cannot be is told by name; from how many bytes on bodies are files is decided once."""
+    with EngineNode(new_store(), name="options").open() as node:
+        node.apply(30)
+        node.ship_all()
+        with pytest.raises(InputError, match="pack_bytes"):
+            compact(node.objects, pack_bytes=0)
+        with pytest.raises(InputError, match="keep_from"):
+            compact(node.objects, keep_versions=2)
+        with pytest.raises(InputError, match="large_bytes"):
+            compact(node.objects, large_bytes=0)
+        with pytest.raises(InputError, match="begin at seq"):
+            compact(node.objects, keep_from=10**9)
+        compact(node.objects)
+        node.apply(5)
+        node.ship_all()
+        with pytest.raises(InputError, match="it stays"):
+            compact(node.objects, large_bytes=7)
+        compact(node.objects, large_bytes=None)
+        assert root_of(node).large_bytes == 1500
+
+
+# Damage
+
+
+def test_damage_is_told_and_nothing_is_published() -> None:
+    """A flipped bit in the log, or in a file of the compaction before, ends the job before it publishes anything."""
+    with EngineNode(new_store(), name="damage").open() as node:
+        node.apply(60)
+        node.ship_all()
+        compact(node.objects)
+        node.apply(60)
+        node.ship_all()
+        root, newest = root_of(node), KEYS.object(node.view.descriptors()[-1].name)
+        for key in (newest, root.versions[0].key, root.bodies[0].key):
+            copy = copy_of(node.objects)
+            data = bytearray(copy.get(key).data)
+            data[len(data) // 2] ^= 8
+            copy.put(key, bytes(data))
+            with pytest.raises(DataError):
+                compact(copy)
+            again = copy_of(copy)
+            again.put(key, node.objects.get(key).data)
+            assert compact(again).is_good
+
+
+# With Spark
+
+
+def test_with_spark(spark: SparkSession, tmp_path: Path) -> None:
+    """The job itself, on a store of files, twice; a new node begins with what it made, and reads values from it."""
+    store = (tmp_path / "store").as_uri()
+    options = CompactEngineOptions(large_bytes=4000, pack_bytes=20_000, rows_per_file=100)
+    with tidelog.open_engine(tmp_path / "engine", store=store, wal_segment_size=8192) as engine:
+        engine.apply(1, tidelog.CreateBucket("b"))
+        reports = []
+        for first in (2, 202):
+            puts = [
+                tidelog.PutObject("b", f"key-{n % 50}", bytes([n % 256]) * (10 * n)) for n in range(first, first + 200)
+            ]
+            engine.apply_many(list(enumerate(puts, first)))
+            engine.update_low_water_mark(engine.applied_seq)
+            engine.ship()
+            reports.append(compact_engine(spark, find_engine(store), options))
+            assert (reports[-1].is_good, reports[-1].is_new, reports[-1].digest) == (True, True, engine.digest())
+        digest = engine.digest()
+    assert [(report.generation, report.seq) for report in reports] == [(1, 201), (2, 401)]
+    assert reports[1].kept_packs
+    assert reports[1].data_files
+    with tidelog.restore_engine(tmp_path / "new", store=store) as restored:
+        assert restored.digest() == digest
+        assert restored.read("b", "key-1").data == bytes([401 % 256]) * 4010

@@ -1,0 +1,158 @@
+"""A compaction of an engine that is killed at every call, fails, or is not the only one."""
+
+from __future__ import annotations
+
+import pytest
+from tests.engine.stations import EngineNode, new_store, successor
+from tests.pipeline.engines.jobs_here import compact, compaction_job, new_files, root_of, write_state
+
+from tidelog.errors import ConflictError
+from tidelog.testing import Crash, Faults, FaultyStore
+
+
+def compacted_twice(name: str) -> EngineNode:
+    """An engine with a compaction, and entries behind it."""
+    node = EngineNode(new_store(), name=name).open()
+    node.apply(80)
+    node.ship_all()
+    compact(node.objects)
+    node.apply(40)
+    node.ship_all()
+    return node
+
+
+def killed(store: FaultyStore, call: int) -> FaultyStore | None:
+    """The store as a job leaves it that dies at a call; None when it was done before."""
+    dying = store.after_crash(faults=Faults(crash_at=call))
+    try:
+        compact(dying)
+    except Crash:
+        return dying
+    return None
+
+
+@pytest.mark.parametrize("torn_bytes", [0, 1])
+def test_killed_anywhere_and_run_again(torn_bytes: int) -> None:
+    """Cut off at any call of the store, done or not: the next run ends with the same bytes under the same names."""
+    with compacted_twice("killed") as node:
+        store = node.objects
+        assert isinstance(store, FaultyStore)
+        whole = store.after_crash(faults=Faults())
+        compact(whole)
+        wanted, call = new_files(whole, store), 1
+        while (left := killed(store, call)) is not None:
+            again = left.after_crash(faults=Faults(), torn_bytes=torn_bytes)
+            report = compact(again)
+            assert report.generation == 2
+            assert new_files(again, store) == wanted, f"killed at call {call}"
+            call += 1
+        assert call > 10
+
+
+def test_a_state_killed_anywhere() -> None:
+    """The same of a job that writes a state."""
+    with EngineNode(new_store(), name="state").open() as node:
+        node.apply(60)
+        node.ship_all()
+        store = node.objects
+        assert isinstance(store, FaultyStore)
+        whole = store.after_crash(faults=Faults())
+        write_state(whole)
+        wanted = new_files(whole, store)
+        for call in range(1, 100):
+            dying = store.after_crash(faults=Faults(crash_at=call))
+            try:
+                write_state(dying)
+                break
+            except Crash:
+                again = dying.after_crash(faults=Faults(), torn_bytes=call % 2)
+                write_state(again)
+                assert new_files(again, store) == wanted
+        assert call > 4
+
+
+@pytest.mark.parametrize("pack_bytes", [8 << 10, 3 << 10])
+def test_two_at_once(pack_bytes: int) -> None:
+    """One wins; the other is told so, whenever that happens, be it another compaction or the very same."""
+    with compacted_twice("two") as node:
+        store = node.objects
+        assert isinstance(store, FaultyStore)
+        for request in range(2, 1000, 13):
+            objects = store.after_crash(faults=Faults())
+            if not is_interrupted(objects, request, pack_bytes):
+                break
+        assert request > 50
+
+
+def is_interrupted(objects: FaultyStore, at_request: int, pack_bytes: int) -> bool:
+    """Runs a compaction, and a whole other one in the middle of it; whether there was a middle."""
+    requests, published = 0, dict[str, bytes]()
+
+    def on_request(operation: str, key: str) -> None:
+        nonlocal requests, published
+        requests += 1
+        if requests == at_request:
+            objects.on_request = None
+            assert compact(objects, pack_bytes=pack_bytes).is_new
+            published = files_in(objects)
+
+    objects.on_request = on_request
+    try:
+        report = compact(objects)
+    except ConflictError:
+        assert published
+    else:
+        assert report.is_new != bool(published)
+        assert not published or report.notes
+    assert files_in(objects).items() >= published.items()
+    return bool(published)
+
+
+def files_in(objects: FaultyStore) -> dict[str, bytes]:
+    """All that an engine has in a store, without its metadata."""
+    return {key: data for key, data in objects.contents().items() if key.startswith("storage/engine/")}
+
+
+def test_a_collected_base_is_told_as_a_conflict() -> None:
+    """The files of the compaction that a slow job was built on may be gone: it is told who was faster."""
+    with compacted_twice("collected") as node:
+        store, old = node.objects, root_of(node)
+        assert isinstance(store, FaultyStore)
+        job = compaction_job(store)
+
+        def on_request(operation: str, key: str) -> None:
+            if operation == "read_range" and key == old.bodies[0].key:
+                store.on_request = None
+                compact(store)
+                store.delete([part.key for part in (*old.versions, *old.bodies)])
+
+        store.on_request = on_request
+        with pytest.raises(ConflictError, match="another compaction"):
+            job.run()
+        assert root_of(node).generation == 2
+
+
+def test_an_owner_at_work_is_not_in_the_way() -> None:
+    """Entries that are shipped while a compaction is at work are for the next one; both manifests' changes stay."""
+    with compacted_twice("owner") as node:
+        store = node.objects
+        assert isinstance(store, FaultyStore)
+
+        def on_request(operation: str, key: str) -> None:
+            if operation == "publish" and "/index/" in key:
+                store.on_request = None
+                node.apply(10)
+                node.ship_all()
+                node.engine.create_checkpoint()
+
+        store.on_request = on_request
+        report = compact(store)
+        manifest = node.view.manifest
+        assert manifest.high_water_mark > report.seq == root_of(node).seq
+        assert manifest.checkpoints[-1].seq == manifest.high_water_mark
+        assert compact(store).seq == manifest.high_water_mark
+        other = successor(node)
+        node.crash()
+        other.restore()
+        with other.open():
+            other.assert_same()
