@@ -1,4 +1,4 @@
-"""`tidelog pipeline gc`: what in a store belongs to nothing, of topics or an engine. Plan, show, and if told, remove."""
+"""`tidelog pipeline gc`: what in a store belongs to nothing, of topics or an engine. Plan, show, remove when told."""
 
 from __future__ import annotations
 

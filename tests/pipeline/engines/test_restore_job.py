@@ -112,6 +112,24 @@ def test_a_damaged_state_is_passed_over(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("small_pieces")
+def test_without_a_good_state_the_compaction_is_one(tmp_path: Path) -> None:
+    """The state that came with a compaction is gone: its versions are read as the compaction names them."""
+    node = EngineNode(new_store()).open()
+    node.apply(150)
+    node.ship_all()
+    compact_by_hand(node.objects)
+    node.apply(30)
+    node.ship_all()
+    node.crash()
+    (state,) = node.view.manifest.checkpoints
+    node.objects.delete(state.key)
+    report = restore(node, tmp_path / "new")
+    assert (report.state_seq, report.damaged_states) == (state.seq, (state.key,))
+    with opened(node, tmp_path / "new") as engine:
+        assert_same(engine, node.model, sorted(node.model.states)[::9])
+
+
+@pytest.mark.usefixtures("small_pieces")
 def test_an_engine_without_rows_is_restored(tmp_path: Path) -> None:
     """Nothing but refused entries: the tree is empty, and takes the next entry."""
     node = EngineNode(new_store()).open()

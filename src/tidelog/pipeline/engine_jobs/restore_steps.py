@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 
 _PIECE_BYTES = 32 << 20
 _STATE_PIECE_BYTES = 8 << 20
-_RANGE_ROWS = 50_000
+_RANGE_ROWS = 250_000
 # What the driver reads behind the claim comes behind all pieces.
 _BEHIND_ALL = 1 << 30
 _MODULUS = 1 << 64
