@@ -20,7 +20,7 @@ from tidelog.engine.entry import CreateBucket, Operation, PutObject, operations
 from tidelog.engine.entry_columns import EntrySelection, gather_entries, packed_ranges
 from tidelog.engine.gate import LsnRange
 from tidelog.engine.operation_record import decode_operation, encode_operation
-from tidelog.engine.record import encode_structure
+from tidelog.engine.record import encode_rollback_end, encode_structure
 from tidelog.engine.record_header import LAST, PART_OF_BATCH, REFUSED
 from tidelog.errors import DataError
 from tidelog.log.frame import Frames, encode_many
@@ -147,6 +147,14 @@ def test_a_wrong_body_is_not_handed_out() -> None:
     with pytest.raises(DataError, match=r"checksum.*LSN 10"):
         list(gather_entries(frames, indexes, ALL, 10, 100))
     assert [columns.count for columns, _ in gather_entries(frames, indexes, 1, 10, 100)] == [2]
+
+
+def test_forgotten_rollbacks_are_noticed() -> None:
+    """A manifest forgets the oldest ranges when there are very many: what was taken back must not come back."""
+    frames = encode_many(1, [record(CreateBucket("b"), 1), encode_rollback_end(0, 1), record(CreateBucket("c"), 1)])
+    assert chosen(frames, 1, 4, [LsnRange(1, 2)], 3) == [3]
+    with pytest.raises(DataError, match="rolled back before LSN 2"):
+        chosen(frames, 1, 4, [], 3)
 
 
 def test_the_kernel_is_native_unless_it_is_told_otherwise() -> None:

@@ -16,6 +16,7 @@
 #define OPERATION_BYTES 72
 #define METADATA_LENGTH_BYTES 4
 #define KIND_OPERATION 1
+#define KIND_ROLLBACK_END 7
 #define FLAG_LAST 1
 #define FLAG_REFUSED 2
 #define OP_PUT_OBJECT 4
@@ -120,8 +121,14 @@ static int select_all(EntriesState *state, Selection *selection, const Places *p
                          (unsigned long long)lsn);
             return -1;
         }
-        if (record.data[0] != KIND_OPERATION || is_dead(selection, lsn)) {
+        int is_rollback = record.data[0] == KIND_ROLLBACK_END && index < selection->owned_stop;
+        if ((record.data[0] != KIND_OPERATION && !is_rollback) || is_dead(selection, lsn)) {
             continue;
+        }
+        if (is_rollback) {
+            PyErr_Format(state->data_error, "what was rolled back before LSN %llu is no longer known",
+                         (unsigned long long)lsn);
+            return -1;
         }
         if (select_operation(selection, record.data, index)) {
             selection->met_next = 1;

@@ -9,7 +9,7 @@ Invariants
 - An entry belongs to the range in which its first record lies, all of its records: ranges side by side give every entry
   once, also one that goes on behind the end of its range.
 - An entry counts when its last record is there, its seq is among those asked for, and no rollback took it away: the
-  rule of `restore_replay`.
+  rule of `restore_replay`. Where the ranges that were rolled back are no longer all known, that is an error.
 - What is handed out is in the order of the log. The records of an entry that is not complete wait, in memory.
 
 The loops are C (`_entries.c`); `entry_columns_python` gives the same answers where it could not be built.

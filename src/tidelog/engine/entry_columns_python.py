@@ -13,7 +13,7 @@ import struct
 from array import array
 from collections.abc import Iterator
 
-from tidelog.engine.record_header import HEADER_BYTES, LAST, OPERATION, REFUSED
+from tidelog.engine.record_header import HEADER_BYTES, LAST, OPERATION, REFUSED, ROLLBACK_END
 from tidelog.errors import DataError
 from tidelog.log.frame import crc32
 from tidelog.log.frame_python import Buffer, byte_view, places
@@ -65,7 +65,8 @@ def select_entries(
 
     (fate of what was open before, indexes that count, indexes of an entry that is open at the end, its seq or 0,
     whether the first entry that begins at or behind `owned_stop` was met). `dead` are pairs of LSNs, in order: ranges
-    that were rolled back. An entry counts when its last record is there and its seq is between the two.
+    that were rolled back. An entry counts when its last record is there and its seq is between the two. The end of a
+    rollback that is in no range says that ranges were forgotten: DataError.
     """
     view, ranges = byte_view(buffer), _DeadRanges(dead)
     selection = _Selection(owned_stop, first_seq, last_seq, open_seq)
@@ -74,7 +75,10 @@ def select_entries(
         lsn = first_lsn + index
         if length < HEADER_BYTES:
             raise DataError(f"a record of {length} bytes has no header, LSN {lsn}")
-        if view[position] == OPERATION and not ranges.has(lsn):
+        kind = view[position]
+        if kind == ROLLBACK_END and index < owned_stop and not ranges.has(lsn):
+            raise DataError(f"what was rolled back before LSN {lsn} is no longer known")
+        if kind == OPERATION and not ranges.has(lsn):
             met_next = selection.look_at(index, *_HEAD.unpack_from(view, position)[1:])
         if met_next:
             break

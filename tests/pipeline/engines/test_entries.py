@@ -120,6 +120,7 @@ def test_columns_are_those_that_are_asked_for(tmp_path: Path) -> None:
         ({"includeValue": "yes"}, "true or false"),
         ({"startingSeqs": "1"}, "no option startingSeqs"),
         ({"startingSeq": "soon"}, "a number of 0 or more"),
+        ({"store": "s3://bucket/prefix"}, "the option store is for topics"),
     ],
 )
 def test_wrong_options_are_named(tmp_path: Path, options: dict[str, str], says: str) -> None:
@@ -128,6 +129,22 @@ def test_wrong_options_are_named(tmp_path: Path, options: dict[str, str], says: 
         pass
     with pytest.raises(InputError, match=says):
         rows_of(tmp_path / "e", **options)
+
+
+def test_a_beginning_that_was_dropped_is_told(tmp_path: Path) -> None:
+    """With the raw log gone below a compaction, what is there is read; who asks for more is told where it begins."""
+    history = History(tmp_path, "dropped")
+    with history.open() as engine:
+        history.grow(engine, 60)
+        everything = [row["seq"] for row in rows_of(history.store)]
+        assert history.compact() > 1
+    left = [row["seq"] for row in rows_of(history.store)]
+    assert left == everything[-len(left) :]
+    assert len(left) < len(everything)
+    assert [row["seq"] for row in rows_of(history.store, startingSeq=left[0])] == left
+    with pytest.raises(OffsetOutOfRangeError, match=f"begins with seq {left[0]}"):
+        rows_of(history.store, startingSeq=left[0] - 1)
+    assert [row["seq"] for row in rows_of(history.store, startingSeq=1, failOnDataLoss="false")] == left
 
 
 def test_what_is_not_shipped_yet_is_told(tmp_path: Path) -> None:
@@ -139,5 +156,8 @@ def test_what_is_not_shipped_yet_is_told(tmp_path: Path) -> None:
         engine.apply(last + 5, tidelog.CreateBucket("not-shipped"))
     with pytest.raises(OffsetOutOfRangeError, match=f"up to seq {last}, not up to {last + 5}"):
         rows_of(history.store, endingSeq=last + 5)
+    with pytest.raises(OffsetOutOfRangeError, match=f"from seq {last + 2} on"):
+        rows_of(history.store, startingSeq=last + 2)
+    assert rows_of(history.store, startingSeq=last + 1) == []
     rows = rows_of(history.store, endingSeq=last + 5, failOnDataLoss="false")
     assert rows[-1]["seq"] == last

@@ -13,6 +13,7 @@ from tidelog.engine.engine import Engine
 from tidelog.errors import CorruptionError, DataError, InputError, NotFoundError, NotSupportedError
 from tidelog.pipeline.engines.metadata_map import as_text
 from tidelog.pipeline.engines.objects_source import ObjectsDataSource
+from tidelog.pipeline.engines.place import find_engine
 
 
 def rows_of(root: object, **options: object) -> list[dict[str, Any]]:
@@ -162,6 +163,21 @@ def test_states_that_are_no_longer_kept_are_refused(tmp_path: Path) -> None:
         assert_same(history, [horizon, engine.applied_seq])
         with pytest.raises(NotFoundError, match=f"states before seq {horizon} are no longer kept"):
             rows_of(history.store, seq=horizon - 1)
+
+
+def test_a_state_that_is_read_can_be_pinned(tmp_path: Path) -> None:
+    """For as long as the options say nobody deletes it; without the option nothing is written."""
+    history = History(tmp_path, "pinned")
+    with history.open() as engine:
+        history.grow(engine, 30)
+        engine.create_checkpoint()
+        engine.ship()
+    rows = rows_of(history.store)
+    with find_engine(history.store).open() as opened:
+        assert opened.manifest.pins == ()
+    assert rows_of(history.store, pinSeconds=60) == rows
+    with find_engine(history.store).open() as opened:
+        assert [pin.key for pin in opened.manifest.pins] == [opened.manifest.checkpoints[-1].key]
 
 
 def test_a_long_tail_is_refused_with_the_way_out(tmp_path: Path) -> None:

@@ -68,9 +68,13 @@ class EntriesDataSource(DataSource):
 def read_partition(partition: InputPartition, options: EntryOptions, names: list[str]) -> Iterator[pa.RecordBatch]:
     """What a task does."""
     from tidelog.pipeline.engines.entry_batches import read_entry_batches
+    from tidelog.pipeline.partition_reader import spare_collections
+    from tidelog.pipeline.worker_memory import keep_memory
 
     if not isinstance(partition, EntryPartition):
         return iter(())  # Spark makes one up where there are none
+    keep_memory()
+    spare_collections()
     return read_entry_batches(
         partition.part,
         names,
@@ -92,6 +96,7 @@ class EntriesReader(DataSourceReader):
         starting = EARLIEST if options.starting is None else options.starting
         with EntryLog(options) as log:
             manifest = log.manifest()
+            log.check_start(starting, manifest)
             stop_lsn = log.lsn_behind(options.ending_seq, manifest)
             start_lsn = log.readable_from(log.lsn_from(starting, manifest), stop_lsn)
             parts = log.parts(start_lsn, stop_lsn, log.first_seq_of(starting), options.ending_seq)

@@ -26,7 +26,7 @@ from pyspark.sql.streaming.datasource import (
 from tidelog.errors import InputError
 from tidelog.pipeline.engines.entries_source import EntryPartition, read_partition
 from tidelog.pipeline.engines.entry_log import EntryLog
-from tidelog.pipeline.engines.options import LATEST, EntryOptions
+from tidelog.pipeline.engines.options import LATEST, EntryOptions, Start
 
 Offset = dict[str, int]
 
@@ -51,18 +51,21 @@ class EntriesStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             self._opened = EntryLog(self._options)
         return self._opened
 
+    @property
+    def _starting(self) -> Start:
+        return LATEST if self._options.starting is None else self._options.starting
+
     def initialOffset(self) -> Offset:
         if self._initial is None:
-            starting = LATEST if self._options.starting is None else self._options.starting
-            lsn = self._log.lsn_from(starting, self._log.manifest())
-            self._initial = {"lsn": lsn, "first_seq": self._log.first_seq_of(starting)}
+            lsn = self._log.lsn_from(self._starting, self._log.manifest())
+            self._initial = {"lsn": lsn, "first_seq": self._log.first_seq_of(self._starting)}
         return self._initial
 
     def prepareForTriggerAvailableNow(self) -> None:
         self._target = self._end_lsn()
 
     def reportLatestOffset(self) -> Offset | None:
-        return {"lsn": self._end_lsn(), "first_seq": self.initialOffset()["first_seq"]}
+        return {"lsn": self._end_lsn(), "first_seq": self._log.first_seq_of(self._starting)}
 
     def getDefaultReadLimit(self) -> ReadLimit:
         most = self._options.max_entries_per_trigger

@@ -80,6 +80,12 @@ class EntryLog:
             self._check_lost_beginning(starting, start_lsn, manifest)
         return max(known, start_lsn)
 
+    def check_start(self, starting: Start, manifest: Manifest) -> None:
+        """A read that is to begin where the log has not come to yet would give nothing and say nothing."""
+        mark = manifest.high_water_mark
+        if isinstance(starting, int) and starting > mark + 1:
+            self.lost(f"the engine has shipped entries up to seq {mark}, and was to be read from seq {starting} on")
+
     def _check_lost_beginning(self, starting_seq: int, start_lsn: int, manifest: Manifest) -> None:
         """The log no longer has its beginning: whether the seq that is asked for was in what is gone."""
         first_seq = self._first_seq(start_lsn, manifest)

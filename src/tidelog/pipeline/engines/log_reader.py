@@ -14,7 +14,7 @@ from contextlib import closing
 from typing import Literal
 
 from tidelog.engine.entry_columns import Chosen, EntrySelection
-from tidelog.errors import OffsetOutOfRangeError
+from tidelog.errors import DataError, OffsetOutOfRangeError
 from tidelog.pipeline.engines.log_part import LogPart
 from tidelog.tier.history import History, HistoryReader
 from tidelog.tier.planned_catalog import PlannedCatalog
@@ -39,7 +39,12 @@ def read_chosen(part: LogPart, *, skips_gaps: bool) -> Iterator[Chosen]:
 def _chosen(reader: HistoryReader, selection: EntrySelection) -> Iterator[Chosen]:
     while not selection.is_done and (batch := reader.next_batch()) is not None:
         assert batch.frames is not None, "what comes from objects is framed"
-        yield from selection.feed(batch.frames, batch.start, batch.stop)
+        try:
+            chosen = list(selection.feed(batch.frames, batch.start, batch.stop))
+        except DataError as error:
+            hint = "startingSeq behind the oldest state passes over it; `tidelog pipeline verify --engine` finds damage"
+            raise DataError(error.message, operation="read entries", hint=hint) from error
+        yield from chosen
 
 
 def _check_end(reader: HistoryReader, selection: EntrySelection, part: LogPart) -> None:

@@ -14,21 +14,23 @@ Invariants
 from __future__ import annotations
 
 import logging
+import secrets
 from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
 from typing import NamedTuple
 
+from tidelog.clock import SystemClock
 from tidelog.engine.buckets import Buckets
 from tidelog.engine.cell_blocks import Row
 from tidelog.engine.compacted import read_compaction
-from tidelog.engine.manifest import Manifest, StoredCheckpoint
+from tidelog.engine.manifest import Manifest, Pinning, StoredCheckpoint
 from tidelog.engine.restore_replay import Replay
 from tidelog.engine.retention import forgotten
 from tidelog.engine.row_file import RowFile, RowPart
 from tidelog.engine.store_checkpoint import StoredState
 from tidelog.engine.version_keys import OBJECTS, SEQ_BYTES, behind, objects_of
-from tidelog.errors import DataError, InputError, NotFoundError, NotSupportedError
+from tidelog.errors import DataError, InputError, NotFoundError, NotSupportedError, RetryError
 from tidelog.pipeline.engines.entry_log import refuse_large_seqs
 from tidelog.pipeline.engines.object_part import ObjectPart, StateBlocks
 from tidelog.pipeline.engines.options import ObjectOptions
@@ -45,10 +47,11 @@ _BODY_COLUMNS = {"metadata", "data"}
 
 
 class Base(NamedTuple):
-    """What the rows begin with: a state, or nothing (all from the log)."""
+    """What the rows begin with: a state, or nothing (all from the log). `key` is that of a listed state."""
 
     lsn: int
     history_start_seq: int
+    key: str | None = None
     state: StateBlocks | None = None
     files: tuple[RowPart, ...] = ()
 
@@ -96,6 +99,7 @@ class ObjectPlan:
         refuse_large_seqs(self._manifest)
         self._seq = self._checked_seq()
         self._base = find_base(engine, self._manifest)
+        self._pin()
         self._tail = self._read_tail()
         self._buckets = self._read_buckets()
 
@@ -115,6 +119,19 @@ class ObjectPlan:
                 hint="Leave seq out for the newest state in the store",
             )
         return mark if seq is None else seq
+
+    def _pin(self) -> None:
+        """Keeps the state, and the log behind it, for as long as the options say."""
+        seconds, key = self._options.pin_seconds, self._base.key
+        if seconds is None or key is None:
+            return
+        name = f"spark-{secrets.token_hex(8)}"
+        if not Pinning(self._engine.metadata, self._engine.keys, SystemClock(), name, seconds).pin(key):
+            raise RetryError(
+                f"the state {key} was replaced by a newer one while the read was planned",
+                operation="read objects",
+                hint="Run the query again",
+            )
 
     def _read_tail(self) -> list[Row]:
         engine, rows = self._engine, TailRows(self._options.max_tail_bytes)
@@ -228,8 +245,8 @@ def _of_state(engine: OpenedEngine, listed: StoredCheckpoint) -> Base:
     state = StoredState(engine.objects, listed)
     footer = state.footer
     if state.parts():
-        return Base(footer.lsn, footer.history_start_seq, files=state.parts())
-    return Base(footer.lsn, footer.history_start_seq, state=StateBlocks(state.key, footer.blocks))
+        return Base(footer.lsn, footer.history_start_seq, state.key, files=state.parts())
+    return Base(footer.lsn, footer.history_start_seq, state.key, StateBlocks(state.key, footer.blocks))
 
 
 def _blocks_in(state: StateBlocks, start: bytes, stop: bytes) -> StateBlocks:

@@ -55,12 +55,16 @@ class ObjectsReader(DataSourceReader):
         self._names = names
 
     def partitions(self) -> list[InputPartition]:
-        with self._options.root.open() as engine:
+        with self._options.root.open(read_only=self._options.pin_seconds is None) as engine:
             return [ObjectPartition(part) for part in ObjectPlan(self._options, engine).parts()]
 
     def read(self, partition: InputPartition) -> Iterator[Any]:
         from tidelog.pipeline.engines.object_batches import read_object_batches
+        from tidelog.pipeline.partition_reader import spare_collections
+        from tidelog.pipeline.worker_memory import keep_memory
 
         if not isinstance(partition, ObjectPartition):
             return iter(())  # Spark makes one up where there are none
+        keep_memory()
+        spare_collections()
         return read_object_batches(partition.part, self._names, self._options.max_rows_per_batch)

@@ -28,7 +28,17 @@ _ENTRY_NAMES = (
     *(*_PLACES, "startingSeq", "endingSeq", "includeValue", "includeMetadata", "includeRefused"),
     *("failOnDataLoss", "maxEntriesPerTrigger"),
 )
-_OBJECT_NAMES = (*_PLACES, "seq", "bucket", "prefix", "withData", "withMetadata", "versions", "maxTailBytes")
+_OBJECT_NAMES = (
+    *_PLACES,
+    "seq",
+    "bucket",
+    "prefix",
+    "withData",
+    "withMetadata",
+    "versions",
+    "maxTailBytes",
+    "pinSeconds",
+)
 
 
 class EntryOptions(msgspec.Struct, frozen=True, kw_only=True):
@@ -59,11 +69,15 @@ class ObjectOptions(msgspec.Struct, frozen=True, kw_only=True):
     max_partition_bytes: int = DEFAULT_PARTITION_BYTES
     max_rows_per_batch: int = DEFAULT_ROWS_PER_BATCH
     max_tail_bytes: int = DEFAULT_TAIL_BYTES
+    pin_seconds: int | None = None
 
 
 class _EngineOptionReader(OptionReader):
     def __init__(self, given: Mapping[str, str], names: tuple[str, ...]) -> None:
         super().__init__(given, names, EngineConfig)
+        for name in ("store", "metadata"):
+            if self.text(name) is not None:
+                raise InputError(f"the option {name} is for topics", hint="The option root says where the engine is")
 
     def engine(self) -> EngineRoot:
         location = self.location("It is an engine's directory, or a store such as s3://bucket/prefix")
@@ -123,4 +137,5 @@ def parse_object_options(given: Mapping[str, str]) -> ObjectOptions:
         max_partition_bytes=options.size("maxPartitionBytes") or DEFAULT_PARTITION_BYTES,
         max_rows_per_batch=options.number("maxRowsPerBatch") or DEFAULT_ROWS_PER_BATCH,
         max_tail_bytes=options.size("maxTailBytes") or DEFAULT_TAIL_BYTES,
+        pin_seconds=options.number("pinSeconds"),
     )
