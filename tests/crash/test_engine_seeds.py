@@ -15,14 +15,17 @@ from typing import NamedTuple
 import pytest
 from tests.crash.engine_promises import Apply, Checkpoint, CompactIndex, Mark, Reopen, RollBack, Step
 from tests.crash.test_engine_crashes import random_steps
+from tests.engine.compacting import compact_by_hand
 from tests.engine.engines import assert_state
 from tests.engine.model import Model
-from tests.engine.stations import EngineNode
+from tests.engine.stations import KEYS, EngineNode
 
 from tidelog.clock import ManualClock
+from tidelog.engine.raw_log import drop_raw_log
 from tidelog.errors import TidelogError
 from tidelog.testing import POLICIES, Crash, World
 from tidelog.testing.threads import quiet_crashes
+from tidelog.tier.metadata.bucket import BucketMetadataStore
 
 SEEDS = int(os.environ.get("TIDELOG_ENGINE_SEEDS", "1000"))
 FIRST = int(os.environ.get("TIDELOG_ENGINE_FIRST_SEED", "0"))
@@ -40,6 +43,13 @@ class Compact(NamedTuple):
     """Small objects of the store are put together, and those that were go."""
 
 
+class CompactData(NamedTuple):
+    """Somebody without the engine compacts its log into packs and indexes, and drops what that makes unnecessary."""
+
+
+Late = Ship | Compact | CompactData
+
+
 class Life:
     """Steps on an engine, as far as they came."""
 
@@ -50,14 +60,16 @@ class Life:
         self._is_within = False
         self.truncation_mark = 0
 
-    def _with_shipping(self, steps: list[Step]) -> list[Step | Ship | Compact]:
-        found: list[Step | Ship | Compact] = []
+    def _with_shipping(self, steps: list[Step]) -> list[Step | Late]:
+        found: list[Step | Late] = []
         for step in steps:
             found.append(step)
             if isinstance(step, Mark):
                 found.append(Ship())
                 if self._chance.random() < 0.4:
                     found.append(Compact())
+                if self._chance.random() < 0.3:
+                    found.append(CompactData())
         return found
 
     def node(self, world: World, name: str = "a") -> EngineNode:
@@ -85,7 +97,7 @@ class Life:
             with contextlib.suppress(Crash, TidelogError, OSError):
                 node.crash()
 
-    def _do(self, node: EngineNode, step: Step | Ship | Compact) -> None:
+    def _do(self, node: EngineNode, step: Step | Late) -> None:
         match step:
             case Apply():
                 node.engine.apply_many(step.entries)
@@ -126,7 +138,8 @@ class Life:
             node.open()
             model = self._found(seq, node.engine.digest(), may_be_older=True)
         with node:
-            assert_state(node.engine, model, node.engine.applied_seq)
+            for seq in {node.engine.applied_seq, self._chance.choice(sorted(model.states))}:
+                assert_state(node.engine, model, seq)
             node.core.tree.check()
             node.engine.apply_many(
                 [(seq, entry) for seq, entry in model.entries.items() if seq <= model.applied_seq][-3:]
@@ -165,7 +178,7 @@ class Life:
         assert (model.applied_seq, model.digest()) == (seq, digest)
         return model
 
-    def _advance(self, model: Model, step: Step | Ship | Compact, seq: int) -> None:
+    def _advance(self, model: Model, step: Step | Late, seq: int) -> None:
         if isinstance(step, Apply):
             for number, entry in step.entries:
                 if number <= seq:
@@ -174,14 +187,17 @@ class Life:
             _on_model(model, step)
 
 
-def _compact(node: EngineNode, step: Step | Ship | Compact) -> None:
+def _compact(node: EngineNode, step: Step | Late) -> None:
     if isinstance(step, Compact):
         node.engine.compact(grace_seconds=0)
+    elif isinstance(step, CompactData) and node.engine.high_water_mark:
+        compact_by_hand(node.objects, clock=node.clock)
+        drop_raw_log(node.objects, BucketMetadataStore(node.objects), KEYS, 1 << 60, clock=node.clock)
     elif isinstance(step, CompactIndex):
         node.engine.compact_index()
 
 
-def _on_model(model: Model, step: Step | Ship | Compact) -> None:
+def _on_model(model: Model, step: Step | Late) -> None:
     if isinstance(step, Apply):
         for seq, entry in step.entries:
             model.apply(seq, entry)

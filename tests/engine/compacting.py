@@ -7,7 +7,7 @@ published. Tests of whatever lives with compacted data stand on it, and jobs are
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -30,7 +30,8 @@ from tidelog.engine.restore_runs import Changes, Runs
 from tidelog.engine.row_file import RowFile, RowKind, RowPart, encode_row_file
 from tidelog.engine.store_checkpoint import StoredState, write_parts_state
 from tidelog.engine.vacuum_rules import Rule, is_pointer, judged
-from tidelog.engine.version_keys import BUCKETS, parse
+from tidelog.engine.version_keys import BUCKETS, parse, seq_of
+from tidelog.log.frame import HEADER_BYTES as FRAME_HEADER_BYTES
 from tidelog.testing import FaultyFiles
 from tidelog.tier.catalog import Catalog
 from tidelog.tier.compacted_names import CompactedId, StatePartId
@@ -173,6 +174,17 @@ def without_forgotten(rows: list[Row], horizon: int, keep_versions: int = 1) -> 
     return [row for row in rows if row[0] not in gone]
 
 
+def oldest_versions(rows: list[Row]) -> dict[int, bytes]:
+    """The first version that points to each body, by the body's position: no two bodies have the same."""
+    found: dict[int, tuple[int, int, bytes]] = {}
+    for key, value in rows:
+        if is_pointer(value):
+            cell = decode_cell(value)
+            version = seq_of(key), cell.order, key
+            found[cell.position] = min(found.get(cell.position, version), version)
+    return {position: key for position, (_, _, key) in found.items()}
+
+
 class _Body(NamedTuple):
     """A body as it is in the log, and who wrote it."""
 
@@ -201,11 +213,13 @@ class _Work:
         self._large_bytes = large_bytes if self._base is None else self._base.compaction.large_bytes
         self._generation = manifest.generation + 1
         self._keep_from = keep_from
+        self._oldest: dict[int, bytes] = {}
 
     def build(self, pack_bytes: int, rows_a_file: int, created_us: int) -> BuiltCompaction:
         manifest = self._manifest
         rows = self._rows()
         cells = {cell.position: cell for _, value in rows if is_pointer(value) for cell in [decode_cell(value)]}
+        self._oldest = oldest_versions(rows)
         places, packs = self._placed(cells, pack_bytes)
         versions = [(key, encode_version(value, _place_of(value, places))) for key, value in rows]
         bodies = [(body_key(position), encode_place(place)) for position, place in sorted(places.items())]
@@ -241,11 +255,11 @@ class _Work:
 
     def _end_position(self) -> int:
         """Where the first record behind the last entry begins."""
-        lsn = self._manifest.high_water_lsn + 1
-        found = self._catalog.at(lsn - 1)
+        last_lsn = self._manifest.high_water_lsn
+        found = self._catalog.at(last_lsn)
         assert found is not None
-        ends = [one.position for one in self._records([lsn - 1])]
-        return ends[0]
+        behind = self._records(range(last_lsn + 1, found.next_offset))
+        return found.start_position + found.raw_size - sum(len(payload) + FRAME_HEADER_BYTES for _, payload in behind)
 
     # Bodies
 
@@ -290,41 +304,38 @@ class _Work:
         return packs, numbers
 
     def _data_files(self, fresh: dict[int, _Body]) -> dict[int, Place]:
-        """Large ones become files. Of two that would have one name, the first does."""
+        """Large ones become files, named by the oldest version that points to them."""
         found: dict[int, Place] = {}
-        names = set[str]()
         for position in sorted(fresh):
             cell, record = fresh[position]
-            key = self._keys.data_file(record.bucket, record.key, record.transaction)
-            if cell.stored_bytes >= self._large_bytes and key is not None and key not in names:
-                names.add(key)
+            name = parse(self._oldest[position])
+            key = self._keys.data_file(name.bucket, name.key or "", name.seq)
+            if cell.stored_bytes >= self._large_bytes and key is not None:
                 self._objects.put(key, record.stored)
-                name = key.removeprefix(self._keys.data_prefix)
-                found[position] = FilePlace(cell.codec, cell.stored_bytes, name)
+                found[position] = FilePlace(cell.codec, cell.stored_bytes, key.removeprefix(self._keys.data_prefix))
         return found
 
     def _bodies(self, cells: Sequence[Cell]) -> Iterator[_Body]:
         """From the log, each checked."""
         by_lsn = {cell.lsn: cell for cell in cells}
-        for one in self._records(sorted(by_lsn)):
-            cell, record = by_lsn[one.lsn], decode_operation(one.payload, one.lsn)
+        for lsn, payload in self._records(by_lsn):
+            cell, record = by_lsn[lsn], decode_operation(payload, lsn)
             decode_body(record.stored, cell.codec, cell.size, cell.crc, cell.lsn)
             yield _Body(cell, record)
 
-    def _records(self, lsns: Iterable[int]) -> Iterator[_Record]:
+    def _records(self, lsns: Collection[int]) -> Iterator[tuple[int, bytes]]:
+        """Records of the log, with their LSNs."""
+        if not lsns:
+            return
         fetchers = DaemonPool(1, "by-hand")
         history = History(self._catalog, self._objects, fetchers)
         try:
-            for lsn in lsns:
-                descriptor = self._catalog.at(lsn)
-                assert descriptor is not None
-                position, payloads = descriptor.start_position, list[bytes]()
-                with contextlib.closing(history.read(descriptor.start_offset, lsn + 1)) as reader:
-                    while (batch := reader.next_batch()) is not None:
-                        assert batch.frames is not None
-                        payloads = batch.frames.payloads(batch.start, batch.stop)
-                        position += sum(len(one) + 16 for one in payloads)
-                yield _Record(lsn, payloads[-1], position)
+            with contextlib.closing(history.read(min(lsns), max(lsns) + 1)) as reader:
+                while (batch := reader.next_batch()) is not None:
+                    assert batch.frames is not None
+                    first_lsn = batch.frames.first_offset + batch.start
+                    payloads = enumerate(batch.frames.payloads(batch.start, batch.stop), first_lsn)
+                    yield from ((lsn, payload) for lsn, payload in payloads if lsn in lsns)
         finally:
             fetchers.shutdown(wait=False)
 
@@ -335,14 +346,6 @@ class _Work:
             return self._keys.compacted(CompactedId(kind, self._generation, digest))
 
         return _row_files(self._objects, kind, rows, rows_a_file, key)
-
-
-class _Record(NamedTuple):
-    """A record of the log, and the position behind it."""
-
-    lsn: int
-    payload: bytes
-    position: int
 
 
 def _row_files(

@@ -86,6 +86,28 @@ def test_what_becomes_of_pieces(live: dict[int, int], needed_from_lsn: int, expe
     assert all(use.live_bytes + use.dead_bytes == 100 and use.reason for use in uses)
 
 
+@pytest.mark.parametrize(
+    ("compacted_lsn", "needed_from_lsn", "expected", "below"),
+    [
+        (20, 99, "drop drop live newest", 20),
+        (19, 99, "drop live live newest", 10),
+        (99, 99, "drop drop drop newest", 30),
+        (99, 20, "drop drop replay newest", 20),
+        (0, 99, "live live live newest", 0),
+    ],
+)
+def test_what_is_compacted_need_not_stay_for_its_values(
+    compacted_lsn: int, needed_from_lsn: int, expected: str, below: int
+) -> None:
+    """Pieces that are wholly compacted go although versions point into them, unless a restore reads them."""
+    usage = Usage([piece(number) for number in range(4)])
+    usage._live[:3] = [7, 7, 7]
+    uses = usage.judged(needed_from_lsn, compacted_lsn)
+    assert " ".join(use.fate for use in uses) == expected
+    assert drop_below(uses) == below
+    assert [use.live_bytes for use in uses] == [7, 7, 7, 0]
+
+
 # On the disk alone
 
 
