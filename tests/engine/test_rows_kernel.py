@@ -65,6 +65,16 @@ def test_any_bytes_are_checked_as_the_twin_does(raw: bytes, count: int, has_plac
         agreed(kernel, rows_python, "merge_rows", ((raw, 0, has_places), (raw, len(raw) // 2, False)), False)
 
 
+@given(ROWS, KEYS)
+def test_a_row_is_found_as_the_twin_does(rows: list[Row], key: bytes) -> None:
+    """The first that is not before the key; what is cut short on the way is noticed."""
+    raw = raw_of(rows)
+    found = agreed(kernel, rows_python, "find_row", raw, key)
+    assert found == ("returned", next((row for row in rows if row[0] >= key), None))
+    for size in range(len(raw)):
+        agreed(kernel, rows_python, "find_row", raw[:size], key)
+
+
 @given(st.lists(st.tuples(ROWS, st.booleans()), min_size=1, max_size=4), st.booleans())
 def test_blocks_are_merged_as_the_twin_does(sources: list[tuple[list[Row], bool]], drops_removed: bool) -> None:
     """The first source wins, and it goes as far as the shortest of them."""

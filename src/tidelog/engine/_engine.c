@@ -45,6 +45,7 @@ static PyMethodDef engine_methods[] = {
            "survey(first_lsn, buffer, positions, lengths, open_seq, open_lsn): "
            "(applied seq, its LSN, open seq, its LSN, indexes of other records)."),
     METHOD("check_rows", engine_check_rows, "check_rows(raw, count, after_key, has_places): the last key."),
+    METHOD("find_row", engine_find_row, "find_row(raw, key): the first row that is not before a key, or None."),
     METHOD("merge_rows", engine_merge_rows, "merge_rows(sources, drops_removed): (raw, rows, where each source is then)."),
     METHOD("fill_page", engine_fill_page,
            "fill_page(page, raw, at, reserved_bytes, lsn): (where the next row is, where the last one was)."),

@@ -83,6 +83,28 @@ static PyObject *engine_check_rows(PyObject *module, PyObject *const *arguments,
     return bytes_of(after.data, after.size);
 }
 
+/* find_row(raw, key): the first row that is not before a key, as (key, value), or None. */
+static PyObject *engine_find_row(PyObject *module, PyObject *const *arguments, Py_ssize_t count) {
+    EngineState *state = PyModule_GetState(module);
+    Slice raw, key;
+    if (expect_arguments("find_row", count, 2, 2) < 0 || parse_bytes(arguments[0], "raw", &raw) < 0 ||
+        parse_bytes(arguments[1], "key", &key) < 0) {
+        return NULL;
+    }
+    for (size_t at = 0; at < raw.size;) {
+        Row row;
+        if (row_at(state, raw, at, 0, &row) < 0) {
+            return NULL;
+        }
+        if (compare_slices(row.key, key) >= 0) {
+            Cell found = {row.key.data, row.value.data, (uint32_t)row.key.size, (uint32_t)row.value.size};
+            return cell_objects(&found);
+        }
+        at = row.end;
+    }
+    Py_RETURN_NONE;
+}
+
 /* ---- merging ---- */
 
 typedef struct {

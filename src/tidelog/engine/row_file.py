@@ -27,7 +27,7 @@ import msgspec
 
 from tidelog.engine.block_cache import BlockCache
 from tidelog.engine.cell_blocks import HEADER_BYTES, Row, block_bytes, count_of, decode_block, encode_blocks, rows_in
-from tidelog.engine.rows import check_rows
+from tidelog.engine.rows import check_rows, find_row
 from tidelog.errors import CorruptionError, DataError, InputError
 from tidelog.log.frame import crc32
 from tidelog.tier.compacted_names import digest_of
@@ -172,17 +172,15 @@ class RowFile:
         index = bisect_left(self._last_keys, key)
         if index == len(blocks):
             return None
-        for row in self._rows_of(blocks[index], self._raw(blocks[index])):
-            if row[0] >= key:
-                return row
-        raise self._damage(blocks[index].byte, "a block that ends before the key that it must have")
+        return find_row(self._raw(blocks[index]), key)
 
     def in_block(self, key: bytes) -> Iterator[Row]:
         """The rows from a key on, as far as one block goes: the one that the key is in."""
         blocks = self.footer.blocks
         index = bisect_left(self._last_keys, key)
         if index < len(blocks):
-            yield from (row for row in self._rows_of(blocks[index], self._raw(blocks[index])) if row[0] >= key)
+            rows = rows_in(self._raw(blocks[index]), blocks[index].rows, b"")
+            yield from (row for row in rows if row[0] >= key)
 
     def rows(self, start: bytes = b"", stop: bytes | None = None) -> Iterator[Row]:
         """Rows in order, from a key on and up to another. All of them are compared with the digest."""
@@ -194,8 +192,7 @@ class RowFile:
         first = bisect_left(self._last_keys, start)
         wanted = [place for place in blocks[first:] if stop is None or place.first_key < stop]
         for place, data in self._fetched(wanted):
-            raw = self._checked(place.byte, partial(decode_block, data))
-            for row in self._rows_of(place, raw):
+            for row in rows_in(self._decoded(place, data, b""), place.rows, b""):
                 if row[0] >= start and (stop is None or row[0] < stop):
                     yield row
 
@@ -203,12 +200,9 @@ class RowFile:
         """All blocks, decoded and checked. Whoever has seen the last of them has seen what was written."""
         digest, last_key = hashlib.blake2b(digest_size=_DIGEST_BYTES), b""
         for place, data in self._fetched(list(self.footer.blocks)):
-            raw = self._checked(place.byte, partial(decode_block, data))
+            raw = self._decoded(place, data, last_key)
             digest.update(raw)
-            has_places = self.footer.kind == "versions"
-            last_key = self._checked(place.byte, partial(check_rows, raw, place.rows, last_key, has_places))
-            if last_key != place.last_key:
-                raise self._damage(place.byte, "a block that does not end with the key that it must")
+            last_key = place.last_key
             yield RowBlock(place, data, raw)
         if digest.hexdigest() != self.part.digest:
             raise self._damage(0, "a row file with a digest that does not match")
@@ -216,28 +210,25 @@ class RowFile:
     # Blocks
 
     def _raw(self, place: BlockPlace) -> bytes:
-        """One block, decoded; from memory where it is."""
+        """One block, decoded and checked; from memory where it is."""
         name = self.part.key, place.byte
         raw = None if self._cache is None else self._cache.get(name)
         if raw is None:
             ((_, block),) = self._fetched([place])
-            raw = self._checked(place.byte, partial(decode_block, block))
+            raw = self._decoded(place, block, b"")
             if self._cache is not None:
                 self._cache.add(name, raw)
         return raw
 
-    def _rows_of(self, place: BlockPlace, raw: bytes) -> Iterator[Row]:
-        key = None
-        try:
-            for row in rows_in(raw, place.rows, b""):
-                if key is None and row[0] != place.first_key:
-                    raise DataError("a block that does not begin with the key that it must")
-                key = row[0]
-                yield row
-        except DataError as error:
-            raise self._damage(place.byte, error.message) from error
-        if key != place.last_key:
-            raise self._damage(place.byte, "a block that does not end with the key that it must")
+    def _decoded(self, place: BlockPlace, block: memoryview, after_key: bytes) -> bytes:
+        """What is in a block, whose rows are those that the footer tells of."""
+        raw = self._checked(place.byte, partial(decode_block, block))
+        has_places = self.footer.kind == "versions"
+        last_key = self._checked(place.byte, partial(check_rows, raw, place.rows, after_key, has_places))
+        first = find_row(raw, b"")
+        if first is None or first[0] != place.first_key or last_key != place.last_key:
+            raise self._damage(place.byte, "a block that does not begin or end with the key that it must")
+        return raw
 
     def _fetched(self, places: list[BlockPlace]) -> Iterator[tuple[BlockPlace, memoryview]]:
         """Several blocks come with one request."""

@@ -1,6 +1,7 @@
 """Rows of blocks without a Python object for each: the C kernel, or its twin where that could not be built.
 
     check_rows(raw, count, after_key, has_places)          the last key; DataError when they are not sound
+    find_row(raw, key)                                     the first row that is not before a key
     merge_rows(sources, drops_removed)                     several blocks as one, as far as the shortest of them goes
     fill_page(page, raw, at, reserved_bytes, lsn)          rows into a page of the tree
 
@@ -27,5 +28,6 @@ else:
 Source = rows_python.Source
 
 check_rows = _kernel.check_rows
+find_row = _kernel.find_row
 merge_rows = _kernel.merge_rows
 fill_page = _kernel.fill_page

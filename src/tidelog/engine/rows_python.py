@@ -51,6 +51,16 @@ def check_rows(raw: bytes, count: int, after_key: bytes, has_places: bool, /) ->
     return after_key
 
 
+def find_row(raw: bytes, key: bytes, /) -> tuple[bytes, bytes] | None:
+    """The first row that is not before a key."""
+    at = 0
+    while at < len(raw):
+        found, value, at = row_at(raw, at, False)
+        if found >= key:
+            return found, value
+    return None
+
+
 class _Stream:
     def __init__(self, source: Source) -> None:
         self.raw, self.at, self.has_places = source
