@@ -10,6 +10,7 @@ from tests.engine.compacting import build_by_hand, checkpoint_by_hand, compact_b
 from tests.engine.stations import KEYS, EngineNode, StoreView, new_store
 
 from tidelog.clock import ManualClock
+from tidelog.codec import encode_document
 from tidelog.engine.gate import LsnRange
 from tidelog.engine.manifest import (
     MAX_RANGES,
@@ -248,6 +249,14 @@ def test_a_manifest_with_a_compaction_is_one_of_version_2() -> None:
     assert encode_manifest(plain).startswith(b"tidelog engine-manifest 1 ")
     assert b"compacted" not in encode_manifest(plain)
     assert decode_manifest(encode_manifest(plain), "manifest", KEYS) == plain
+
+
+def test_a_manifest_of_the_wrong_version_is_refused() -> None:
+    """One with a compaction that says 1, one without that says 2, and one of the future."""
+    plain = msgspec.structs.replace(MANIFEST, compacted=None)
+    for version, manifest in ((1, MANIFEST), (2, plain), (3, MANIFEST)):
+        with pytest.raises(DataError, match="version"):
+            decode_manifest(encode_document("engine-manifest", version, manifest), "manifest", KEYS)
 
 
 @pytest.mark.parametrize(

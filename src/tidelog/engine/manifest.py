@@ -124,9 +124,9 @@ def decode_manifest(data: bytes, key: str, keys: EngineKeys) -> Manifest:
     try:
         if len(data) > MAX_VALUE_BYTES:
             raise DataError(f"{len(data)} bytes are too many")
-        is_second = data.startswith(f"tidelog {_KIND} {_VERSION_WITH_COMPACTION} ".encode("ascii"))
-        manifest = decode_document(_KIND, _VERSION_WITH_COMPACTION if is_second else _VERSION, data, Manifest)
-        _require(is_second == (manifest.compacted is not None), "its version does not go with its compaction")
+        is_first = data.startswith(f"tidelog {_KIND} {_VERSION} ".encode("ascii"))
+        manifest = decode_document(_KIND, _VERSION if is_first else _VERSION_WITH_COMPACTION, data, Manifest)
+        _require(is_first == (manifest.compacted is None), "its version does not go with its compaction")
         check_manifest(manifest, keys)
     except DataError as error:
         raise DataError(
