@@ -309,6 +309,15 @@ def test_a_damaged_page_is_rebuilt() -> None:
     assert in_file(pool, 7) == b"seven"
 
 
+def test_a_page_that_its_log_knows_nothing_of_is_refused() -> None:
+    """The log has lost its end: what is in the page was never applied, as far as the log goes."""
+    log = Durability()
+    pool = pool_of(new_files(), log)
+    log.durable_lsn = 0
+    with pytest.raises(DataError, match="page 7 was changed at LSN 1, which the log has not got"):
+        pool.load(7)
+
+
 def test_a_page_is_read_once_for_all_who_miss_it() -> None:
     """Threads that miss the same page share one read, and a failure keeps nobody waiting."""
     pool = pool_of(new_files())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 from pathlib import Path
 
@@ -40,3 +41,65 @@ def test_damage_in_the_log_names_the_commands_of_engines(directory: Path) -> Non
     with pytest.raises(CorruptionError, match="tidelog engine verify") as caught:
         tidelog.open_engine(directory)
     assert "tidelog repair" not in str(caught.value)
+
+
+def newest_file(directory: Path) -> Path:
+    """The file at the end of the log."""
+    return max((directory / "wal").glob("wal.*.log"))
+
+
+def killed(tmp_path: Path) -> Path:
+    """What is on the disk of an engine that is killed some files behind its last checkpoint."""
+    with tidelog.open_engine(tmp_path / "alive", wal_segment_size=64 << 10) as engine:
+        engine.apply(1, tidelog.CreateBucket("b"))
+        engine.create_checkpoint()
+        for seq in range(2, 200):
+            engine.apply(seq, tidelog.PutObject("b", f"{seq}", b"x" * 1000))
+        shutil.copytree(tmp_path / "alive", tmp_path / "e")
+    return tmp_path / "e"
+
+
+# Behind what was synced when a file was begun, a killed engine has nothing to compare with: a cut there is a torn tail.
+@pytest.mark.parametrize(
+    ("is_killed", "kept_bytes"),
+    [(False, None), (False, 0), (False, 400), (False, -1), (True, None), (True, 0), (True, 400)],
+)
+def test_a_log_without_its_newest_file_is_not_opened(tmp_path: Path, is_killed: bool, kept_bytes: int | None) -> None:
+    """Gone, emptied or cut: what was acknowledged would be missing, and nobody would know. Put back, it opens."""
+    directory = killed(tmp_path)
+    if not is_killed:
+        tidelog.open_engine(directory).close()
+    path = newest_file(directory)
+    data = path.read_bytes()
+    if kept_bytes is None:
+        path.unlink()
+    else:
+        os.truncate(path, len(data) - 1 if kept_bytes < 0 else kept_bytes)
+    for _ in range(2):
+        with pytest.raises(DataError, match=r"is gone, in which LSN|synced up to LSN"):
+            tidelog.open_engine(directory)
+    path.write_bytes(data)
+    with tidelog.open_engine(directory) as engine:
+        assert engine.applied_seq == 199
+
+
+def test_a_log_that_ends_before_the_last_checkpoint_is_not_opened(tmp_path: Path) -> None:
+    """Also when nothing is known of its files: the pages may be of entries that are gone."""
+    with tidelog.open_engine(tmp_path / "alive") as engine:
+        engine.apply(1, tidelog.CreateBucket("b"))
+        engine._wal.seal()  # the checkpoint is the first thing in the next file
+        engine.create_checkpoint()
+        shutil.copytree(tmp_path / "alive", tmp_path / "e")
+    (tmp_path / "e" / "wal" / "wal.ckpt").unlink()
+    newest_file(tmp_path / "e").unlink()
+    for _ in range(2):
+        with pytest.raises(DataError, match="the last checkpoint began at LSN"):
+            tidelog.open_engine(tmp_path / "e")
+
+
+def test_without_syncs_the_end_may_be_missing(tmp_path: Path) -> None:
+    """That is what the setting is for; the orchestrator has the rest."""
+    directory = killed(tmp_path)
+    newest_file(directory).unlink()
+    with tidelog.open_engine(directory, wal_sync_mode="none") as engine:
+        assert 1 < engine.applied_seq < 199

@@ -174,6 +174,7 @@ class TestDurability:
         settings = EngineSettings(wal_sync_mode=mode)  # type: ignore[arg-type]
         with closing(Wal.open(tmp_path, settings)) as wal:
             filled(wal, 1)
+            filled(wal, 1)  # a new file has been noted by then
             for name in ("fsync", "fdatasync"):
                 monkeypatch.setattr(f"os.{name}", note(name))
             filled(wal, 1)

@@ -145,7 +145,7 @@ class BufferPool:
     def _read(self, page_id: int, file: PageFile) -> tuple[bytearray, bool]:
         """(page, whether it had to be rebuilt)."""
         try:
-            return file.read_page(page_id), False
+            return self._not_ahead(page_id, file.read_page(page_id)), False
         except CorruptionError:
             if self.rebuild is None or self._is_stale(page_id, file):
                 raise
@@ -154,6 +154,16 @@ class BufferPool:
         if fault is not None:
             raise DataError(f"page {page_id} was rebuilt from the log, and is not sound: {fault}")
         return page, True
+
+    def _not_ahead(self, page_id: int, page: bytearray) -> bytearray:
+        """The page; DataError when the log that it was written after has lost its end."""
+        if not self._is_durable(lsn_of(page)):
+            raise DataError(
+                f"page {page_id} was changed at LSN {lsn_of(page)}, which the log has not got: it lost its end",
+                path=self._file.path,
+                hint="Put the files of the log back, or restore the engine from its store into a new directory",
+            )
+        return page
 
     def _admit(self, page_id: int, page: bytearray, is_dirty: bool, file: PageFile) -> None:
         with self._mutex:

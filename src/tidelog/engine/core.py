@@ -27,6 +27,7 @@ from tidelog.engine.buckets import Buckets
 from tidelog.engine.buffer_pool import BufferPool
 from tidelog.engine.checkpointer import Checkpointer
 from tidelog.engine.index_compaction_file import NewIndex, build_new_index, remove_unused_index, use_new_index
+from tidelog.engine.lost_log import refuse_lost_end, refuse_missing_files, refuse_older_than_pages
 from tidelog.engine.marks import Marks
 from tidelog.engine.master import MASTER, CheckpointState, read_master
 from tidelog.engine.page_file import PageFile
@@ -45,8 +46,6 @@ from tidelog.engine.wal_files import Anchor
 from tidelog.errors import CorruptionError, DataError, GapError, LockedError
 from tidelog.files import Files, explained
 from tidelog.log.frame import Frames
-from tidelog.log.names import wal_files
-from tidelog.tier.local_claim import NAME as CLAIM_FILE
 
 _logger = logging.getLogger("tidelog.engine")
 ShippedPieces = Callable[[int], Iterator[Iterable[Frames]]]
@@ -77,7 +76,7 @@ class Core:
         is_new = state is None and wal.next_lsn == 1
         remove_unused_index(files, directory / PAGES)
         self.page_file = _page_file(files, directory / PAGES, is_new=state is None)
-        _refuse_lost_log(self.page_file, wal)
+        refuse_older_than_pages(self.page_file, wal)
         self.pool = BufferPool(
             self.page_file,
             settings.buffer_pool_size,
@@ -134,9 +133,10 @@ class Core:
             refuse_half_restored(files, directory)
             state, reason = read_master(files, directory)
             anchor = FIRST if state is None else Anchor(state.begin_lsn, state.begin_position)
-            _refuse_gone_log(files, directory, state)
+            refuse_missing_files(files, directory / WAL, state, settings.wal_sync_mode)
             wal = _open_wal(directory, settings, files, clock, anchor)
             try:
+                refuse_lost_end(wal, state)
                 if state is None:
                     state = _found_in_log(wal, directory, reason)
                 usable = _usable(state, wal, files, directory)
@@ -218,27 +218,6 @@ def _from_lsn(piece: Iterable[Frames], lsn: int) -> Iterator[Frames]:
     for frames in piece:
         if frames.next_offset > lsn:
             yield frames.slice(max(0, lsn - frames.first_offset), frames.count)
-
-
-def _refuse_lost_log(page_file: PageFile, wal: Wal) -> None:
-    """With `wal_sync_mode` "none" a power failure may take the end of the log and leave the pages that it speaks of."""
-    if page_file.made_lsn >= wal.next_lsn:
-        raise DataError(
-            f"{PAGES} was made at LSN {page_file.made_lsn}, and the log ends at {wal.next_lsn - 1}",
-            path=page_file.path,
-            hint="Restore the engine from its store into a new directory",
-        )
-
-
-def _refuse_gone_log(files: Files, directory: Path, state: CheckpointState | None) -> None:
-    """A checkpoint is one of a log: only a restore begins without its files, and that has claimed its store."""
-    names = files.list(directory / WAL) if files.is_directory(directory / WAL) else []
-    if state is not None and not wal_files(names) and CLAIM_FILE not in names:
-        raise DataError(
-            f"{MASTER} is there, and no file of the log: the objects were in it",
-            path=directory / WAL,
-            hint="Put the files back, or restore the engine from its store into a new directory",
-        )
 
 
 def _open_wal(directory: Path, settings: EngineSettings, files: Files, clock: Clock, anchor: Anchor) -> Wal:

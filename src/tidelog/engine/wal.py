@@ -108,7 +108,13 @@ class Wal:
         settings = settings or EngineSettings()
         files = files_in_mode(files or LocalFiles(), settings.wal_sync_mode)
         clock = clock or SystemClock()
-        log = Log.open(directory, log_settings(settings), files=files, clock=clock, first_offset=anchor.lsn)
+        log = Log.open(
+            *(directory, log_settings(settings)),
+            files=files,
+            clock=clock,
+            first_offset=anchor.lsn,
+            notes_new_files=True,
+        )
         try:
             return cls(log, files, anchor if anchor != FIRST else _found_anchor(log))
         except BaseException:

@@ -67,6 +67,11 @@ class ActiveFile:
         return self._file is not None
 
     @property
+    def seq(self) -> int | None:
+        """The number of that file."""
+        return None if self._segment is None else self._segment.seq
+
+    @property
     def holds_frames(self) -> bool:
         """Whether there is something in that file."""
         return self._segment is not None and self._segment.size > 0

@@ -1,4 +1,5 @@
-"""`wal.ckpt`: what the writer knew about its files when it last rotated or closed, or began a log without files.
+"""`wal.ckpt`: what the writer knew about its files when it last rotated or closed, or began a log without files; that
+of an engine also when it first synced a file.
 
 It is a hint. Opening trusts an entry only where the file agrees with it, and finds the same state without it; what it
 buys is that old files need not be read. It is replaced atomically, so it is whole or it is the previous one.

@@ -48,6 +48,7 @@ class Log(ReadableLog):
         clock: Clock,
         time_field: int | None,
         recovered: Recovered,
+        notes_new_files: bool = False,
     ) -> None:
         super().__init__(directory, files, settings.read_chunk_bytes, time_field)
         self.recovery = recovered.report
@@ -58,7 +59,9 @@ class Log(ReadableLog):
         self._active = ActiveFile(
             files, clock, directory, settings, self._segments, self._handover.mutex, time_field, recovered.next_seq
         )
-        self._writer = Writer(self._handover, self._active, settings, clock, directory, self._save_checkpoint)
+        self._writer = Writer(
+            *(self._handover, self._active, settings, clock, directory, self._save_checkpoint, notes_new_files)
+        )
         self._pruning = Lock()
         self._leaving: Segment | None = None
         self._closing = Lock()
@@ -81,11 +84,13 @@ class Log(ReadableLog):
         time_field: int | None = None,
         first_offset: int = 0,
         group_of: GroupOf | None = None,
+        notes_new_files: bool = False,
     ) -> Log:
         """Takes the directory (made when absent), recovers what is in it and starts the writer.
 
         `first_offset` is where a log begins that has no frames yet. `group_of` tells which payloads are there only
-        together with others.
+        together with others. With `notes_new_files` the checkpoint knows every file from its first sync on, so that
+        one that is missing later is missed.
         """
         settings = settings or LogSettings()
         files = files or LocalFiles()
@@ -99,7 +104,7 @@ class Log(ReadableLog):
                 cut_torn_tail(files, directory, recovered.report)
                 whole = without_unfinished(files, recovered, group_of, time_field)
                 cut_unfinished(files, clock, directory, recovered, whole)
-                log = cls(directory, settings, files, clock, time_field, whole)
+                log = cls(directory, settings, files, clock, time_field, whole, notes_new_files)
                 log._lock = lock
                 log._group_of = group_of
                 log._go_on_in_last_file()

@@ -43,12 +43,15 @@ class Writer:
         clock: Clock,
         directory: Path,
         save_checkpoint: Callable[[], None],
+        notes_new_files: bool = False,
     ) -> None:
         self._handover = handover
         self._active = active
         self._clock = clock
         self._directory = directory
         self._save_checkpoint = save_checkpoint
+        self._notes_new_files = notes_new_files
+        self._noted_seq: int | None = None
         self._interval_seconds = settings.fsync_interval_ms / 1000
         self._max_unsynced_bytes = settings.fsync_max_batch_bytes
         self._unsynced_since = 0.0
@@ -94,6 +97,7 @@ class Writer:
             self._end_file()
         elif self._sync_is_due():
             self._sync()
+            self._note_new_file()
         elif chunk is None:
             if self._handover.closing:
                 return False
@@ -174,6 +178,12 @@ class Writer:
         self.sync_seconds.add(self._clock.monotonic() - begin)
         self._unsynced_writes = 0
         self._handover.synced(offset)
+
+    def _note_new_file(self) -> None:
+        """Once for each file, after those who waited were told: from then on it is missed when it is gone."""
+        if self._notes_new_files and self._active.seq != self._noted_seq:
+            self._noted_seq = self._active.seq
+            self._write_checkpoint()
 
     def _seal(self) -> None:
         """Ends the file: synced first, so that whatever is in a later file is never more durable than this one."""
