@@ -235,6 +235,7 @@ class Restore:
 
     def _counted(self, state: StoredState) -> Iterator[memoryview]:
         done, total = 0, state.stored_bytes
+        self._tell("state", 0, total)
         for block in state.blocks(self._fetchers):
             yield block.data
             done += len(block.data)
