@@ -8,6 +8,7 @@ import typer
 
 from tidelog.cli.pipeline_checkpoint import checkpoint
 from tidelog.cli.pipeline_compact import compact
+from tidelog.cli.pipeline_cost import cost
 from tidelog.cli.pipeline_digest import digest
 from tidelog.cli.pipeline_gc import gc
 from tidelog.cli.pipeline_replay import backfill, replay
@@ -30,6 +31,7 @@ _JOBS: dict[str, Callable[..., None]] = {
     "gc": gc,
     "restore": restore,
     "digest": digest,
+    "cost": cost,
     "report": report,
 }
 

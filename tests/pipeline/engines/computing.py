@@ -12,7 +12,16 @@ import pyarrow as pa
 import pytest
 
 from tidelog.engine.compacted import Compaction
-from tidelog.pipeline.engine_jobs import digest, verify, verify_compaction, verify_replicas, verify_states
+from tidelog.pipeline.engine_jobs import (
+    cost,
+    cost_store,
+    digest,
+    verify,
+    verify_compaction,
+    verify_replicas,
+    verify_states,
+)
+from tidelog.pipeline.engine_jobs.cost_live import LiveCount, LiveCounter
 from tidelog.pipeline.engine_jobs.digest_merge import Merge, PartResult
 from tidelog.pipeline.engine_jobs.digest_rows import DAMAGE, START, RawRow, RowItem, rows_of
 from tidelog.pipeline.engine_jobs.digest_state import ComputedState, _added_up
@@ -34,11 +43,21 @@ def compute_here(
     spark: object, items: Sequence[RowItem], size: int, *, seq: int, horizon_seq: int, compares: bool = False
 ) -> ComputedState:
     """What `compute_state` does, with the shuffle of Spark played by a sort."""
-    rows = [(part, row) for item in items for row in rows_of(item) for part in _parts_of(row)]
-    rows.sort(key=lambda one: (one[0], one[1][1], one[1][0], one[1][2], one[1][3]))
-    batches = Merge(seq, horizon_seq, compares=compares)(_batches(rows))
+    batches = Merge(seq, horizon_seq, compares=compares)(_sorted_batches(items))
     found = [msgspec.msgpack.decode(data, type=PartResult) for batch in batches for data in batch.column(0).to_pylist()]
     return _added_up(found, seq)
+
+
+def count_here(spark: object, items: Sequence[RowItem], size: int, counter: LiveCounter) -> LiveCount:
+    """What `count_live` does."""
+    found = to_rows(counter(_sorted_batches(items)))
+    return sum((msgspec.msgpack.decode(row["result"], type=LiveCount) for row in found), LiveCount())
+
+
+def _sorted_batches(items: Sequence[RowItem]) -> Iterator[pa.RecordBatch]:
+    rows = [(part, row) for item in items for row in rows_of(item) for part in _parts_of(row)]
+    rows.sort(key=lambda one: (one[0], one[1][1], one[1][0], one[1][2], one[1][3]))
+    return _batches(rows)
 
 
 def _parts_of(row: RawRow) -> range:
@@ -91,8 +110,9 @@ def work_here(spark: object, function: Callable[[Any], Any], items: Sequence[Any
 
 def work_without_spark(monkeypatch: pytest.MonkeyPatch) -> None:
     """The jobs that look at an engine do their work in this process from here on."""
-    for module in (verify, verify_replicas):
+    for module in (verify, verify_replicas, cost_store):
         monkeypatch.setattr(module, "run_on_workers", work_here)
     for module in (digest, verify_states):
         monkeypatch.setattr(module, "compute_state", compute_here)
     monkeypatch.setattr(verify_compaction, "_results", bodies_here)
+    monkeypatch.setattr(cost, "count_live", count_here)

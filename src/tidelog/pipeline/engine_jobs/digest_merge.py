@@ -82,38 +82,42 @@ class Merge:
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         import pyarrow as pa
 
-        found = [self._encoded(part) for part in _parts(batches)]
+        found = [self._encoded(part) for part in parts_in(batches)]
         if found:
             yield pa.record_batch([pa.array(found, pa.binary())], names=["result"])
 
-    def _encoded(self, part: _Part) -> bytes:
+    def _encoded(self, part: Part) -> bytes:
         merged = _PartMerge(self._seq, self._horizon_seq, part.number == 0, self._compares)
         return msgspec.msgpack.encode(merged.result(part.rows))
 
 
-class _InRow(NamedTuple):
+class InRow(NamedTuple):
+    """A row as it comes out of the shuffle."""
+
     source: int
     key: bytes
     lsn: int
     cell: bytes | None
 
 
-class _Part(NamedTuple):
+class Part(NamedTuple):
+    """All rows of a part, in order."""
+
     number: int
-    rows: Iterable[_InRow]
+    rows: Iterable[InRow]
 
 
-def _parts(batches: Iterator[pa.RecordBatch]) -> Iterator[_Part]:
+def parts_in(batches: Iterator[pa.RecordBatch]) -> Iterator[Part]:
     """The rows of a partition, part after part. Each is taken to its end before the next one is asked for."""
     for number, rows in groupby(_rows(batches), key=lambda row: row[0]):
-        yield _Part(number, (row[1] for row in rows))
+        yield Part(number, (row[1] for row in rows))
 
 
-def _rows(batches: Iterator[pa.RecordBatch]) -> Iterator[tuple[int, _InRow]]:
+def _rows(batches: Iterator[pa.RecordBatch]) -> Iterator[tuple[int, InRow]]:
     for batch in batches:
         columns = [batch.column(name).to_pylist() for name in ("part", "source", "key", "lsn", "cell")]
         for part, source, key, lsn, cell in zip(*columns, strict=True):
-            yield part, _InRow(source, key, lsn, cell)
+            yield part, InRow(source, key, lsn, cell)
 
 
 class _PartMerge:
@@ -133,7 +137,7 @@ class _PartMerge:
         self._union: list[Row] = []
         self._suspects: list[Difference] = []
 
-    def result(self, rows: Iterable[_InRow]) -> PartResult:
+    def result(self, rows: Iterable[InRow]) -> PartResult:
         for key, group in groupby(rows, key=lambda row: row.key):
             if key:
                 self._take_key(key, group)
@@ -148,14 +152,14 @@ class _PartMerge:
             damage=tuple(self._damage),
         )
 
-    def _take_notes(self, rows: Iterable[_InRow]) -> None:
+    def _take_notes(self, rows: Iterable[InRow]) -> None:
         for row in rows:
             if row.source == START:
                 self._horizon_seq = max(self._horizon_seq, row.lsn)
             elif row.source == DAMAGE and row.cell is not None:
                 self._damage.append(msgspec.msgpack.decode(row.cell, type=Unreadable))
 
-    def _take_key(self, key: bytes, rows: Iterable[_InRow]) -> None:
+    def _take_key(self, key: bytes, rows: Iterable[InRow]) -> None:
         expected: bytes | None = None
         actual: bytes | None = None
         for row in rows:

@@ -59,17 +59,18 @@ def compute_state(
     compares: bool = False,
 ) -> ComputedState:
     """The state at a seq from these items, of about so many bytes; with `compares`, beside the ACTUAL ones of them."""
-    parts = min(_MAX_PARTS, max(1, -(-size // _PART_BYTES)))
-    rows = map_in_arrow(spark.range(0, len(items), 1, max(1, len(items))), RowReader(items), ROW_SCHEMA)
-    merged = map_in_arrow(_in_parts(rows, parts), Merge(seq, horizon_seq, compares=compares), RESULT_SCHEMA)
+    merged = map_in_arrow(sorted_rows(spark, items, size), Merge(seq, horizon_seq, compares=compares), RESULT_SCHEMA)
     with told_in_our_words("computing a state"):
         found = [msgspec.msgpack.decode(bytes(row.result), type=PartResult) for row in merged.collect()]
     return _added_up(found, seq)
 
 
-def _in_parts(rows: DataFrame, parts: int) -> DataFrame:
+def sorted_rows(spark: SparkSession, items: Sequence[RowItem], size: int) -> DataFrame:
+    """The rows of items of about so many bytes, as `Merge` takes them: all of a name in one part, in order of key."""
     from pyspark.sql import functions as sql
 
+    parts = min(_MAX_PARTS, max(1, -(-size // _PART_BYTES)))
+    rows = map_in_arrow(spark.range(0, len(items), 1, max(1, len(items))), RowReader(items), ROW_SCHEMA)
     numbers = sql.expr(_PARTS.format(damage=DAMAGE, start=START, last=parts - 1, count=parts))
     placed = rows.withColumn("part", sql.explode(numbers))
     return placed.repartition(parts, "part").sortWithinPartitions("part", "key", "source", "lsn", "step")

@@ -1,0 +1,106 @@
+"""`tidelog pipeline cost`: what an engine costs in its store and its replicas, as it is and after compaction."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from tidelog.cli.pipeline_engine import EngineNameOption, EngineOption, engine_root, run_engine_job
+from tidelog.cli.pipeline_job import MasterOption
+from tidelog.cli.session import Session
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+    from tidelog.cli.output import Output
+    from tidelog.pipeline.engine_jobs.cost import CostReport, StoreCost
+    from tidelog.pipeline.engine_jobs.cost_prices import PriceList
+    from tidelog.pipeline.engines.place import EngineRoot
+    from tidelog.pipeline.jobs.job import OnProgress
+
+_KINDS = ("kind", "objects", "bytes")
+_COSTS = (
+    "store",
+    "when",
+    "objects",
+    "bytes",
+    "storage_month",
+    "restore_requests",
+    "restore_price",
+    "million_reads_requests",
+    "million_reads_price",
+    "shipping_month_requests",
+    "shipping_month_price",
+)
+_NARROWER = ("when", "objects", "bytes", "storage_month", "restore_requests", "million_reads_price")
+
+
+def cost(
+    session: Session,
+    engine: EngineOption = None,
+    engine_name: EngineNameOption = None,
+    price_storage: Annotated[
+        float, typer.Option("--price-storage", min=0, help="Of a gigabyte that is kept for a month.")
+    ] = 0.023,
+    price_put: Annotated[
+        float, typer.Option("--price-put", min=0, help="Of a thousand requests that write or list.")
+    ] = 0.005,
+    price_get: Annotated[float, typer.Option("--price-get", min=0, help="Of a thousand requests that read.")] = 0.0004,
+    price_transfer: Annotated[
+        float, typer.Option("--price-transfer", min=0, help="Of a gigabyte that leaves the store.")
+    ] = 0.0,
+    prices: Annotated[
+        Path | None, typer.Option("--prices", metavar="FILE", help="Prices in TOML, also of single stores by URL.")
+    ] = None,
+    replica: Annotated[
+        list[str] | None,
+        typer.Option("--replica", metavar="URL", help="Count this replica as well [default: as its settings]."),
+    ] = None,
+    master: MasterOption = None,
+) -> None:
+    """Shows what an engine costs: objects and bytes of each kind, requests and their prices, in each of its stores.
+
+    As it is now, and after `tidelog pipeline compact --engine` and `gc --engine`: counted where there is a compaction,
+    estimated from what is alive where there is none yet. Requests are those of a restore, of a million reads of values
+    that are in the store alone, and of shipping for a month at the present rate. Nothing is changed.
+    """
+    from tidelog.pipeline.engine_jobs.cost import engine_cost
+    from tidelog.pipeline.engine_jobs.cost_prices import PriceList, Prices, read_prices
+
+    given = Prices(storage=price_storage, put=price_put, get=price_get, transfer=price_transfer)
+    listed: PriceList = PriceList(given) if prices is None else read_prices(prices, given)
+
+    def work(spark: SparkSession, root: EngineRoot, on_progress: OnProgress) -> CostReport:
+        return engine_cost(spark, root, listed, replicas=replica, on_progress=on_progress)
+
+    run_engine_job(session, "cost", engine_root(session, engine, engine_name), master, work, _show)
+
+
+def _show(output: Output, report: CostReport) -> None:
+    for store in report.stores:
+        kinds = [{"kind": one.kind, "objects": one.objects, "bytes": one.bytes} for one in store.kinds]
+        output.note(store.url)
+        output.table(_KINDS, kinds)
+    costs = [row for store in report.stores for row in _rows(store)]
+    output.table(_COSTS, costs, narrower=[_COSTS[1:], _NARROWER])
+
+
+def _rows(store: StoreCost) -> list[dict[str, object]]:
+    return [
+        {
+            "store": store.url,
+            "when": f"{one.name} (estimated)" if one.is_estimated else one.name,
+            "objects": one.objects,
+            "bytes": one.bytes,
+            "storage_month": round(one.storage_month, 6),
+            "restore_requests": one.restore.puts + one.restore.gets,
+            "restore_price": round(one.restore.price, 6),
+            "million_reads_requests": one.cold_reads.gets,
+            "million_reads_price": round(one.cold_reads.price, 6),
+            "shipping_month_requests": None if one.shipping_month is None else one.shipping_month.puts,
+            "shipping_month_price": None if one.shipping_month is None else round(one.shipping_month.price, 6),
+        }
+        for one in store.scenarios
+    ]
