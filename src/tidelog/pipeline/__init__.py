@@ -12,6 +12,9 @@ if TYPE_CHECKING:
     from tidelog.pipeline.cluster_package import cluster_settings, pack_for_cluster
     from tidelog.pipeline.engine_jobs.checkpoint import checkpoint_engine
     from tidelog.pipeline.engine_jobs.compact import compact_engine
+    from tidelog.pipeline.engine_jobs.cost import engine_cost
+    from tidelog.pipeline.engine_jobs.digest import digest_engine
+    from tidelog.pipeline.engine_jobs.verify import verify_engine
     from tidelog.pipeline.jobs.table_reader import read_table
     from tidelog.pipeline.listener import LagListener
     from tidelog.pipeline.root import Root, find_root
@@ -23,16 +26,22 @@ __all__ = [
     "checkpoint_engine",
     "cluster_settings",
     "compact_engine",
+    "digest_engine",
+    "engine_cost",
     "find_root",
     "pack_for_cluster",
     "read_table",
     "register",
     "spark_session",
+    "verify_engine",
 ]
 
 _HOMES = {
     "compact_engine": "tidelog.pipeline.engine_jobs.compact",
     "checkpoint_engine": "tidelog.pipeline.engine_jobs.checkpoint",
+    "digest_engine": "tidelog.pipeline.engine_jobs.digest",
+    "engine_cost": "tidelog.pipeline.engine_jobs.cost",
+    "verify_engine": "tidelog.pipeline.engine_jobs.verify",
     "LagListener": "tidelog.pipeline.listener",
     "Root": "tidelog.pipeline.root",
     "find_root": "tidelog.pipeline.root",
