@@ -212,6 +212,35 @@ def test_a_flush_makes_pages_clean_and_durable() -> None:
     assert page.get(PageFile(files.after_crash("lose"), PATH).read_page(5), b"number") == b"changed"
 
 
+def test_a_page_that_is_changed_while_it_is_written_stays_dirty(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the file has is the page before: a checkpoint that called it clean would lose the change."""
+    pool = pool_of(new_files())
+    change(pool, 3, 10)
+    pool.settle()
+    write_page = pool._file.write_page
+
+    def changed_meanwhile(page_id: int, image: bytes) -> None:
+        change(pool, page_id, 20, b"newer")
+        pool.settle()
+        write_page(page_id, image)
+
+    monkeypatch.setattr(pool._file, "write_page", changed_meanwhile)
+    pool.write_page(3)
+    monkeypatch.undo()
+    assert 3 in pool.dirty_pages()
+    pool.flush(pool.dirty_pages())
+    assert in_file(pool, 3) == b"newer"
+
+
+def test_a_held_page_is_in_the_table_of_dirty_ones() -> None:
+    """A checkpoint that begins between a change and its settling would not wait for it."""
+    pool = pool_of(new_files())
+    change(pool, 3, 10)
+    pool.settle()
+    change(pool, 3, 20)
+    assert pool.dirty_pages() == {3: 10}
+
+
 def test_a_flush_waits_until_changes_are_settled() -> None:
     """It asks for the page as it is now, and gets it with the records that the log has by then."""
     pool = pool_of(new_files())

@@ -65,6 +65,31 @@ def test_lost_files_are_made_from_the_log(tmp_path: Path, lost: tuple[str, ...])
         assert_same(engine, model, sorted(model.states)[::40])
 
 
+def test_lost_pages_are_made_from_the_start_of_the_log(tmp_path: Path) -> None:
+    """All at once, and not one by one as they are missed: each would be looked for in all of the log."""
+    filled(tmp_path / "e")
+    (tmp_path / "e" / PAGES).unlink()
+    with open_local(tmp_path / "e") as engine:
+        assert engine.statistics().recovery.begin_lsn == 1
+
+
+def test_lost_pages_whose_log_has_left_the_disk_are_named(tmp_path: Path) -> None:
+    """The log alone would give a part of the index; a restore gives all of it."""
+    store = (tmp_path / "store").as_uri()
+    with tidelog.open_engine(tmp_path / "e", store=store, wal_segment_size=64 << 10, hot_tier_bytes=0) as engine:
+        engine.apply(1, tidelog.CreateBucket("b"))
+        for seq in range(2, 300):
+            engine.apply(seq, tidelog.PutObject("b", f"{seq}", b"v" * 1000))
+        engine.update_low_water_mark(engine.applied_seq)
+        engine.create_checkpoint()
+        engine.ship()
+        assert engine.statistics().wal.first_lsn > 1
+    (tmp_path / "e" / PAGES).unlink()
+    for _ in range(2):
+        with pytest.raises(DataError, match=rf"{PAGES} is gone.*Restore the engine from its store"):
+            tidelog.open_engine(tmp_path / "e")
+
+
 def test_a_damaged_checkpoint_file_is_not_believed(tmp_path: Path) -> None:
     """Whichever byte it is: the record in the log says the same."""
     model = filled(tmp_path / "e", 60)

@@ -11,7 +11,8 @@ import pytest
 from tests.engine.engines import RandomEntries, assert_same, is_missing, open_local
 from tests.engine.model import Model, batch
 
-from tidelog.engine.entry import CreateBucket, PutObject
+from tidelog.engine.entry import CreateBucket, Entry, PutObject
+from tidelog.engine.results import Result
 from tidelog.errors import InputError
 
 
@@ -57,6 +58,37 @@ def test_a_seq_that_was_rolled_back_is_free_again(tmp_path: Path) -> None:
         with pytest.raises(InputError, match="another entry"):
             engine.apply(2, PutObject("b", "k", b"thrown away"))
         assert engine.read("b", "k").data == b"stays"
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_what_comes_again_between_rollbacks_is_compared_with_what_counts(tmp_path: Path, seed: int) -> None:
+    """The entry that has a seq now, and none that had it before."""
+    chance, source = random.Random(seed), RandomEntries(seed)
+    counts: dict[int, tuple[Entry, Result]] = {}
+    thrown_away: dict[int, Entry] = {}
+    with open_local(tmp_path / "e") as engine:
+        for _ in range(12):
+            for seq, entry in source.entries(chance.randint(5, 40), engine.applied_seq + 1):
+                counts[seq] = entry, engine.apply(seq, entry)
+            for seq in chance.sample(sorted(counts), min(10, len(counts))):
+                assert engine.apply(seq, counts[seq][0]) == counts[seq][1]
+            for seq in sorted(counts.keys() & thrown_away.keys())[-5:]:
+                if thrown_away[seq] != counts[seq][0]:
+                    with pytest.raises(InputError, match="another entry"):
+                        engine.apply(seq, thrown_away[seq])
+            target = chance.randint(max(0, engine.applied_seq - 60), engine.applied_seq)
+            engine.rollback_to(target)
+            for seq in [seq for seq in counts if seq > target]:
+                thrown_away[seq] = counts.pop(seq)[0]
+
+
+def test_an_engine_that_has_not_come_so_far_has_nothing_to_take_back(tmp_path: Path) -> None:
+    """An orchestrator that repeats a rollback after a crash need not know how far this engine was."""
+    with open_local(tmp_path / "e") as engine:
+        engine.apply(1, CreateBucket("b"))
+        for seq in (1, 2, 1 << 40):
+            engine.rollback_to(seq)
+        assert (engine.applied_seq, engine.list_buckets()) == (1, ["b"])
 
 
 def test_nothing_below_the_low_water_mark_is_taken_back(tmp_path: Path) -> None:

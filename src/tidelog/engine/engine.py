@@ -175,7 +175,6 @@ class Engine(EngineStat, EngineTasks, GarbageCalls, CompactionCalls):
                 self._fail(error)
                 raise
             self._publish(seq)  # what was accepted up to it is on the disk by now
-            self._replayed.forget()
             self._transactions.rolled_back(seq)
 
     # Transactions

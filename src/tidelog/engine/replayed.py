@@ -3,6 +3,7 @@
 Invariants
 - The same entry under the same seq gives the same result as the first time, and changes nothing.
 - Another entry under a seq that was used, and a seq that was passed over, are refused with what is known about it.
+- Which entries count is learned from the log as it grows, rollbacks included.
 - As long as its records are on this disk an entry is compared with them; afterwards with the versions that it made,
   as far as they are kept.
 """
@@ -27,10 +28,6 @@ class Replayed:
         self._wal = wal
         self._versions = versions
         self._index: SeqIndex | None = None
-
-    def forget(self) -> None:
-        """A rollback has changed which entries count."""
-        self._index = None
 
     def result(self, seq: int, entry: Entry) -> Result:
         """What became of it the first time; InputError when it was not this one."""
