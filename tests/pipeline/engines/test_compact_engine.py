@@ -322,7 +322,7 @@ def test_damage_is_told_and_nothing_is_published() -> None:
 def test_with_spark(spark: SparkSession, tmp_path: Path) -> None:
     """The job itself, on a store of files, twice; a new node begins with what it made, and reads values from it."""
     store = (tmp_path / "store").as_uri()
-    options = CompactEngineOptions(large_bytes=4000, pack_bytes=20_000, rows_per_file=100)
+    options = CompactEngineOptions(large_bytes=4000, pack_bytes=200_000, rows_per_file=200)
     with tidelog.open_engine(tmp_path / "engine", store=store, wal_segment_size=8192) as engine:
         engine.apply(1, tidelog.CreateBucket("b"))
         reports = []

@@ -1,0 +1,200 @@
+"""A restore from the raw log of an engine, and from what Spark makes of it: compact, checkpoint, gc.
+
+The engine's entries are puts over fewer keys, in files of the log that are small, as an engine leaves them that ships
+often; no state was written. They are in a local SeaweedFS. A restore counts what it fetches: objects, requests, bytes.
+Both restores must have the digest that the engine had, and every value is where it was.
+
+Needs `tidelog[test]` for the server, and Spark.
+
+python bench/engine_pipeline.py [--entries 1000000] [--keys 200000] [--segment 262144] [--dir .] [--json]
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from measuring import at_least, at_most, parser_for, report, scratch_directory, settle
+
+import tidelog
+from tidelog.clock import SystemClock
+from tidelog.config import load_engine_config
+from tidelog.engine.restore import Restore
+from tidelog.engine_wiring import open_engine_at
+from tidelog.files import LocalFiles
+from tidelog.pipeline.engine_jobs.checkpoint import checkpoint_engine
+from tidelog.pipeline.engine_jobs.compact import compact_engine
+from tidelog.pipeline.engine_jobs.gc import apply_engine_gc, plan_engine_gc
+from tidelog.pipeline.engines.place import EngineRoot, find_engine
+from tidelog.tier.keys import EngineKeys
+from tidelog.tier.metadata.open import BUCKET, open_metadata_store
+from tidelog.tier.object_store import ObjectStore
+from tidelog.tier.stores import open_store
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+from tests.servers import ACCESS_KEY_ID, SECRET_ACCESS_KEY, S3Server
+
+VALUE_BYTES = 256
+BATCH = 1000
+SAMPLE = 200
+CREDENTIALS = {"store_access_key_id": ACCESS_KEY_ID, "store_secret_access_key": SECRET_ACCESS_KEY}
+
+
+def fill(directory: Path, url: str, settings: dict[str, Any], entries: int, keys: int, segment: int) -> str:
+    """An engine with so many puts over so many keys, shipped and closed; its digest."""
+    config = load_engine_config(None, {}, {"dir": directory, "store": url, "wal_segment_size": segment, **settings})
+    noise, choose = os.urandom(1 << 20), random.Random(7)
+    with open_engine_at(directory, config, runs_in_background=False) as engine:
+        engine.apply(1, tidelog.CreateBucket("bench"))
+        for first in range(2, entries + 2, BATCH):
+            batch = []
+            for seq in range(first, min(first + BATCH, entries + 2)):
+                number = seq - 2 if seq - 2 < keys else choose.randrange(keys)
+                at = choose.randrange(len(noise) - VALUE_BYTES)
+                batch.append((seq, tidelog.PutObject("bench", f"key-{number:08}", noise[at : at + VALUE_BYTES])))
+            engine.apply_many(batch)
+        engine.update_low_water_mark(engine.applied_seq)
+        engine.ship()
+        return engine.digest()
+
+
+@dataclass
+class Fetched:
+    """What a restore asked of the store."""
+
+    seconds: float = 0.0
+    requests: int = 0
+    bytes: int = 0
+    keys: set[str] = field(default_factory=set)
+
+    @property
+    def objects(self) -> int:
+        """Objects of the engine, its catalog not counted."""
+        return sum(1 for key in self.keys if key.startswith("storage/"))
+
+
+@contextmanager
+def counted(objects: ObjectStore, fetched: Fetched) -> Iterator[None]:
+    """Counts what is read from a store."""
+    read_range, get = objects.read_range, objects.get
+
+    def counting_range(key: str, start: int, length: int) -> memoryview:
+        data = read_range(key, start, length)
+        count(key, len(data))
+        return data
+
+    def counting_get(key: str) -> Any:
+        found = get(key)
+        count(key, len(found.data))
+        return found
+
+    def count(key: str, size: int) -> None:
+        fetched.requests += 1
+        fetched.bytes += size
+        fetched.keys.add(key)
+
+    objects.read_range, objects.get = counting_range, counting_get  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        del objects.read_range, objects.get
+
+
+def restore(directory: Path, url: str, settings: dict[str, Any]) -> tuple[Fetched, str]:
+    """A new node's directory; what it cost, and the digest of the engine in it."""
+    config = load_engine_config(None, {}, {"dir": directory, "store": url, **settings})
+    objects, fetched = open_store(url, config.object_store), Fetched()
+    settle()
+    with open_metadata_store(BUCKET, objects) as metadata, counted(objects, fetched):
+        begin = time.perf_counter()
+        Restore(
+            *(directory, objects, metadata),
+            keys=EngineKeys(),
+            node="bench",
+            settings=config.storage_engine,
+            files=LocalFiles(),
+            clock=SystemClock(),
+        ).run()
+        fetched.seconds = time.perf_counter() - begin
+    with open_engine_at(directory, config, runs_in_background=False) as engine:
+        for number in range(SAMPLE):
+            engine.read("bench", f"key-{number:08}")
+        return fetched, engine.digest()
+
+
+def compact_and_collect(root: EngineRoot) -> dict[str, float]:
+    """Seconds of the jobs on two workers, the start of Spark not counted."""
+    spark, seconds = tidelog.spark_session("bench", "local[2]"), dict[str, float]()
+    try:
+        spark.range(10).count()
+        for name, job in (("compact", compact_engine), ("checkpoint", checkpoint_engine)):
+            begin = time.perf_counter()
+            done = job(spark, root)
+            assert done.is_good, done
+            seconds[name] = time.perf_counter() - begin
+        begin = time.perf_counter()
+        plan, _ = plan_engine_gc(spark, root, grace_seconds=0)
+        apply_engine_gc(spark, root, plan)
+        seconds["gc"] = time.perf_counter() - begin
+    finally:
+        spark.stop()
+    return seconds
+
+
+def main() -> None:
+    """Measures and prints."""
+    parser = parser_for(__doc__)
+    parser.add_argument("--entries", type=int, default=1_000_000, help="how many puts (1000000)")
+    parser.add_argument("--keys", type=int, default=200_000, help="of how many keys (200000)")
+    parser.add_argument("--segment", type=int, default=256 << 10, help="bytes of a file of the log (262144)")
+    arguments = parser.parse_args()
+    with ExitStack() as stack:
+        scratch = stack.enter_context(scratch_directory(arguments.dir))
+        (scratch / "s3").mkdir()
+        server = S3Server(scratch / "s3")
+        server.begin()
+        stack.callback(server.kill)
+        url, settings = server.url("bench"), {"store_endpoint": server.endpoint, **CREDENTIALS}
+        digest = fill(scratch / "engine", url, settings, arguments.entries, arguments.keys, arguments.segment)
+        raw, raw_digest = restore(scratch / "raw", url, settings)
+        jobs = compact_and_collect(find_engine(url, **settings))
+        compacted, compacted_digest = restore(scratch / "compacted", url, settings)
+    assert digest == raw_digest == compacted_digest, "the engines are not the same"
+    entries = f"{arguments.entries:,} entries"
+    figures = [
+        at_least(
+            f"restore of {entries}, compacted",
+            f"{compacted.seconds:.1f} s",
+            f"from the raw log {raw.seconds:.1f} s",
+            raw.seconds / compacted.seconds,
+            3,
+        ),
+        at_least(
+            "objects that it fetches",
+            f"{compacted.objects}",
+            f"from the raw log {raw.objects}",
+            raw.objects / compacted.objects,
+            5,
+        ),
+        at_most(
+            f"compact, checkpoint and gc of {entries} on two workers",
+            f"{sum(jobs.values()):.0f} s",
+            ", ".join(f"{name} {seconds:.0f} s" for name, seconds in jobs.items()),
+            sum(jobs.values()),
+            600,
+            " s",
+        ),
+    ]
+    shown = {name: {**asdict(one), "keys": len(one.keys)} for name, one in (("raw", raw), ("compacted", compacted))}
+    report("engine_pipeline", figures, {**shown, "jobs_s": jobs}, as_json=arguments.json)
+
+
+if __name__ == "__main__":
+    main()
