@@ -9,8 +9,8 @@
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
 
-#include "../log/_arguments.h"
 #include "../log/_crc32.h"
+#include "_entries_versions.h"
 
 #define HEADER_BYTES 32
 #define OPERATION_BYTES 72
@@ -37,18 +37,9 @@
 #define STRINGS 7
 #define NUMBERS 9
 
-typedef struct {
-    PyObject *data_error;
-} EntriesState;
-
 static int complain(EntriesState *state, const char *text, uint64_t lsn) {
     PyErr_Format(state->data_error, "%s, LSN %llu", text, (unsigned long long)lsn);
     return -1;
-}
-
-static int take_u64(PyObject *object, uint64_t *number) {
-    *number = PyLong_AsUnsignedLongLong(object);
-    return *number == (uint64_t)-1 && PyErr_Occurred() ? -1 : 0;
 }
 
 /* ---- select_entries ---- */
@@ -334,16 +325,6 @@ static void copy_strings(uint8_t *ends, uint8_t *data, const Row *rows, size_t c
     }
 }
 
-/* A new bytes object in a tuple, to be filled; NULL when there is no memory. */
-static uint8_t *add_bytes(PyObject *tuple, Py_ssize_t at, size_t size) {
-    PyObject *bytes = PyBytes_FromStringAndSize(NULL, (Py_ssize_t)size);
-    if (bytes == NULL) {
-        return NULL;
-    }
-    PyTuple_SET_ITEM(tuple, at, bytes);
-    return (uint8_t *)PyBytes_AS_STRING(bytes);
-}
-
 static int fill(const Gathering *gathering, const Row *rows, PyObject *numbers, PyObject *strings) {
     uint8_t *columns[NUMBERS];
     for (int column = 0; column < NUMBERS; column++) {
@@ -422,6 +403,9 @@ static PyMethodDef entries_methods[] = {
     {"gather_entries", (PyCFunction)(void (*)(void))entries_gather, METH_FASTCALL,
      PyDoc_STR("gather_entries(first_lsn, buffer, positions, lengths, indexes, start, wanted, max_rows, max_bytes): "
                "(rows, where to go on, compressed rows, numbers, strings).")},
+    {"gather_versions", (PyCFunction)(void (*)(void))entries_gather_versions, METH_FASTCALL,
+     PyDoc_STR("gather_versions(raw, seq, all_versions, start, stop, settled, bucket_ends, bucket_names, bucket_seqs, "
+               "bucket_orders): (versions, the name decided about last, numbers, strings).")},
     {NULL, NULL, 0, NULL},
 };
 

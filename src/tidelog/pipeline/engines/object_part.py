@@ -4,23 +4,29 @@ Plain data, made by the driver and sent to a worker.
 
 Invariants
 - A range ends between two names, never between versions of one: a task sees all versions of what it has.
-- Rows come from a state (its own blocks, or row files) and from `tail`, what the log behind it changed: that wins.
+- Rows come from blocks of a state, or of the row files that it or a compaction consists of, and from `tail`, what the
+  log behind it changed: that wins.
 """
 
 from __future__ import annotations
 
 import msgspec
 
-from tidelog.engine.row_file import RowPart
 from tidelog.engine.store_checkpoint import BlockPlace
 from tidelog.pipeline.engines.store_place import EnginePlace
 
 
-class StateBlocks(msgspec.Struct, frozen=True):
-    """Blocks of a state that is one object."""
+class RowBlocks(msgspec.Struct, frozen=True):
+    """Blocks of rows in one object, side by side. Those of a version index have places behind their cells."""
 
     key: str
-    blocks: tuple[BlockPlace, ...] = ()
+    has_places: bool
+    blocks: tuple[BlockPlace, ...]
+
+    def between(self, start: bytes, stop: bytes) -> RowBlocks:
+        """Those that may have rows of a range of keys."""
+        found = tuple(one for one in self.blocks if one.last_key >= start and one.first_key < stop)
+        return RowBlocks(self.key, self.has_places, found)
 
 
 class ObjectPart(msgspec.Struct, frozen=True, kw_only=True):
@@ -35,6 +41,5 @@ class ObjectPart(msgspec.Struct, frozen=True, kw_only=True):
     stop: bytes
     all_versions: bool = False
     created: dict[str, tuple[int, int]] = {}
-    state: StateBlocks | None = None
-    files: tuple[RowPart, ...] = ()
+    files: tuple[RowBlocks, ...] = ()
     tail: bytes = b""

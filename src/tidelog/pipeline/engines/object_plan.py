@@ -22,20 +22,21 @@ from typing import NamedTuple
 
 from tidelog.clock import SystemClock
 from tidelog.engine.buckets import Buckets
-from tidelog.engine.cell_blocks import Row
+from tidelog.engine.cell_blocks import Row, rows_in
 from tidelog.engine.compacted import read_compaction
 from tidelog.engine.manifest import Manifest, Pinning, StoredCheckpoint
 from tidelog.engine.restore_replay import Replay
 from tidelog.engine.retention import forgotten
 from tidelog.engine.row_file import RowFile, RowPart
-from tidelog.engine.store_checkpoint import StoredState
+from tidelog.engine.store_checkpoint import BlockPlace, StoredState
 from tidelog.engine.version_keys import OBJECTS, SEQ_BYTES, behind, objects_of
 from tidelog.errors import DataError, InputError, NotFoundError, NotSupportedError, RetryError
 from tidelog.pipeline.engines.entry_log import refuse_large_seqs
-from tidelog.pipeline.engines.object_part import ObjectPart, StateBlocks
+from tidelog.pipeline.engines.object_batches import BODY_COLUMNS
+from tidelog.pipeline.engines.object_part import ObjectPart, RowBlocks
 from tidelog.pipeline.engines.options import ObjectOptions
 from tidelog.pipeline.engines.place import OpenedEngine
-from tidelog.pipeline.engines.state_rows import merged_rows, packed_rows, rows_of_blocks, rows_of_files
+from tidelog.pipeline.engines.state_rows import merged_rows, packed_rows
 from tidelog.pipeline.reading_ahead import reading_ahead
 
 _logger = logging.getLogger("tidelog.pipeline")
@@ -43,7 +44,6 @@ _ROWS_PER_TASK = 200_000
 _ROWS_WITH_BODIES_PER_TASK = 20_000
 _TAIL_ROWS_PER_PIECE = 1000
 _ROW_OVERHEAD_BYTES = 200
-_BODY_COLUMNS = {"metadata", "data"}
 
 
 class Base(NamedTuple):
@@ -52,7 +52,7 @@ class Base(NamedTuple):
     lsn: int
     history_start_seq: int
     key: str | None = None
-    state: StateBlocks | None = None
+    state: RowBlocks | None = None
     files: tuple[RowPart, ...] = ()
 
 
@@ -98,6 +98,7 @@ class ObjectPlan:
         self._manifest = engine.manifest
         refuse_large_seqs(self._manifest)
         self._seq = self._checked_seq()
+        self._known_files: dict[str, RowBlocks] = {}
         self._base = find_base(engine, self._manifest)
         self._pin()
         self._tail = self._read_tail()
@@ -155,15 +156,27 @@ class ObjectPlan:
 
     def scan(self, start: bytes, stop: bytes) -> Iterator[Row]:
         """Rows of a range, as the tree would have them."""
-        objects, base = self._engine.objects, self._base
-        rows = (
-            iter(())
-            if base.state is None
-            else rows_of_blocks(objects, _blocks_in(base.state, start, stop), start, stop)
-        )
-        if base.files:
-            rows = rows_of_files(objects, _files_in(base.files, start, stop), start, stop)
-        return merged_rows(rows, iter(self._tail_in(start, stop)))
+        tail = packed_rows(self._tail_in(start, stop))
+        for raw, count in merged_rows(self._engine.objects, self._files_in(start, stop), tail):
+            yield from (row for row in rows_in(raw, count, b"") if start <= row[0] < stop)
+
+    def _files_in(self, start: bytes, stop: bytes) -> tuple[RowBlocks, ...]:
+        """Blocks that may have rows of a range; the footers of row files are read when they are first needed."""
+        state, found = self._base.state, list[RowBlocks]()
+        if state is not None:
+            found.append(state.between(start, stop))
+        for part in self._base.files:
+            if part.last_key >= start and part.first_key < stop:
+                found.append(self._opened(part).between(start, stop))
+        return tuple(one for one in found if one.blocks)
+
+    def _opened(self, part: RowPart) -> RowBlocks:
+        known = self._known_files.get(part.key)
+        if known is None:
+            footer = RowFile(self._engine.objects, part, kind="versions").footer
+            blocks = (BlockPlace(one.byte, one.size, one.rows, one.first_key, one.last_key) for one in footer.blocks)
+            known = self._known_files[part.key] = RowBlocks(part.key, True, tuple(blocks))
+        return known
 
     # Ranges
 
@@ -175,7 +188,7 @@ class ObjectPlan:
         """Names at which one task ends and the next begins, so that all have about the same number of rows."""
         pieces = sorted(self._pieces(start, stop))
         total = sum(piece.rows for piece in pieces)
-        most = _ROWS_WITH_BODIES_PER_TASK if _BODY_COLUMNS.intersection(self._options.columns) else _ROWS_PER_TASK
+        most = _ROWS_WITH_BODIES_PER_TASK if BODY_COLUMNS.intersection(self._options.columns) else _ROWS_PER_TASK
         tasks = max(self._options.min_partitions or 1, round(total / most))
         cuts: list[bytes] = []
         seen = 0
@@ -187,14 +200,9 @@ class ObjectPlan:
         return cuts
 
     def _pieces(self, start: bytes, stop: bytes) -> Iterator[_Piece]:
-        base = self._base
-        if base.state is not None:
-            for place in _blocks_in(base.state, start, stop).blocks:
+        for file in self._files_in(start, stop):
+            for place in file.blocks:
                 yield _Piece(place.first_key, place.count)
-        for part in _files_in(base.files, start, stop):
-            for block in RowFile(self._engine.objects, part, kind="versions").footer.blocks:
-                if block.last_key >= start and block.first_key < stop:
-                    yield _Piece(block.first_key, block.rows)
         tail = self._tail_in(start, stop)
         per_piece = min(_TAIL_ROWS_PER_PIECE, max(1, len(tail) // (4 * (self._options.min_partitions or 1))))
         for at in range(0, len(tail), per_piece):
@@ -205,7 +213,6 @@ class ObjectPlan:
         return self._tail[first:last]
 
     def _part(self, start: bytes, stop: bytes, created: dict[str, tuple[int, int]]) -> ObjectPart:
-        base = self._base
         return ObjectPart(
             place=self._options.root.place,
             seq=self._seq,
@@ -213,8 +220,7 @@ class ObjectPlan:
             stop=stop,
             all_versions=self._options.all_versions,
             created=created,
-            state=None if base.state is None else _blocks_in(base.state, start, stop),
-            files=_files_in(base.files, start, stop),
+            files=self._files_in(start, stop),
             tail=packed_rows(self._tail_in(start, stop)),
         )
 
@@ -246,16 +252,7 @@ def _of_state(engine: OpenedEngine, listed: StoredCheckpoint) -> Base:
     footer = state.footer
     if state.parts():
         return Base(footer.lsn, footer.history_start_seq, state.key, files=state.parts())
-    return Base(footer.lsn, footer.history_start_seq, state.key, StateBlocks(state.key, footer.blocks))
-
-
-def _blocks_in(state: StateBlocks, start: bytes, stop: bytes) -> StateBlocks:
-    found = tuple(one for one in state.blocks if one.last_key >= start and one.first_key < stop)
-    return StateBlocks(state.key, found)
-
-
-def _files_in(files: Sequence[RowPart], start: bytes, stop: bytes) -> tuple[RowPart, ...]:
-    return tuple(one for one in files if one.last_key >= start and one.first_key < stop)
+    return Base(footer.lsn, footer.history_start_seq, state.key, RowBlocks(state.key, False, footer.blocks))
 
 
 def _key_of(row: Row) -> bytes:
