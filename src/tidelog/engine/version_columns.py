@@ -68,7 +68,7 @@ class VersionColumns:
 
 
 class VersionLook:
-    """Goes through the rows of a range of keys. `created` has the creation (seq, order) of all buckets that there are."""
+    """Goes through the rows of a range of keys. `created` has the creation (seq, order) of every live bucket."""
 
     def __init__(
         self,
