@@ -34,7 +34,6 @@ from tidelog.pipeline.engine_jobs.index_files import (
 from tidelog.pipeline.engine_jobs.index_rows import rows_of
 from tidelog.pipeline.engines.store_place import EnginePlace
 from tidelog.tier.compacted_names import CompactedId, digest_of
-from tidelog.tier.keys import EngineKeys
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -68,6 +67,7 @@ class Builder:
 
     def __init__(self, settings: BuildSettings, plan: BodyPlan) -> None:
         self._settings = settings
+        self._keys = settings.place.keys
         self._renumbered: Mapping[int, int] = plan.renumbered
         self._file_cuts = plan.file_cuts
         self._units = [pickle.dumps(unit) for unit in plan.units]
@@ -91,10 +91,6 @@ class Builder:
             yield from as_filed([(b"", msgspec.msgpack.encode(built))], (), TOLD_ROW)
         yield from as_filed(_version_rows(placed), self._settings.version_cuts, VERSION_ROW)
         yield from as_filed(_body_rows(placed), self._file_cuts, BODY_ROW)
-
-    @property
-    def _keys(self) -> EngineKeys:
-        return self._settings.place.keys
 
     def _settled(self, bodies: Iterable[Body]) -> list[Placed]:
         """Those that stay where they are."""

@@ -132,10 +132,10 @@ def bodies_of(batches: Iterable[pa.RecordBatch]) -> Iterator[tuple[int, Body]]:
 
 def _common_cell(versions: list[Row], position: int) -> Cell:
     """All versions tell the same of their body."""
-    cells = [decode_cell(cell) for _, cell in versions]
-    if len({cell[2:] for cell in cells}) > 1:
+    first, *others = (decode_cell(cell) for _, cell in versions)
+    if any(cell[2:] != first[2:] for cell in others):
         raise DataError(f"versions tell different things of the body at position {position}")
-    return cells[0]
+    return first
 
 
 class Counting:
