@@ -1,17 +1,28 @@
-"""`tidelog pipeline replay` and `tidelog pipeline backfill`: messages of a topic, or rows of files, into a topic."""
+"""`tidelog pipeline replay` and `backfill`: messages of a topic, or rows of files, into a topic; an engine's log."""
 
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING, Annotated, Literal
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal, NamedTuple
 
 import typer
 
+from tidelog.cli.pipeline_engine import (
+    EngineNameOption,
+    EngineOption,
+    engine_root,
+    refuse_engine_options,
+    refuse_topic_options,
+    run_engine_job,
+)
 from tidelog.cli.pipeline_job import MasterOption, RootOption, job_root, run_job
 from tidelog.cli.session import Session
 
 if TYPE_CHECKING:
     from tidelog.cli.output import Output
+    from tidelog.pipeline.engine_jobs.replay import EngineReplayReport
+    from tidelog.pipeline.engines.place import EngineRoot
     from tidelog.pipeline.jobs.replay import ReplayReport
 
 NameOption = Annotated[
@@ -22,8 +33,12 @@ NameOption = Annotated[
 
 def replay(
     session: Session,
-    source: Annotated[str, typer.Argument(metavar="SOURCE", help="The topic that is read: namespace/name.")],
-    target: Annotated[str, typer.Argument(metavar="TARGET", help="The topic that is written, made when absent.")],
+    source: Annotated[
+        str | None, typer.Argument(metavar="SOURCE", help="The topic that is read: namespace/name.")
+    ] = None,
+    target: Annotated[
+        str | None, typer.Argument(metavar="TARGET", help="The topic that is written, made when absent.")
+    ] = None,
     where: Annotated[
         str | None, typer.Option("--where", metavar="SQL", help="Only messages for which this holds.")
     ] = None,
@@ -36,7 +51,10 @@ def replay(
     start: Annotated[
         int | None, typer.Option("--from", metavar="OFFSET", help="Where to begin, the first time.")
     ] = None,
-    end: Annotated[int | None, typer.Option("--to", metavar="OFFSET", help="Where to end (exclusive).")] = None,
+    end: Annotated[
+        str | None,
+        typer.Option("--to", metavar="OFFSET|TOPIC", help="Where to end (exclusive); of an engine: into which topic."),
+    ] = None,
     step: Annotated[int, typer.Option("--step", min=1, help="How many messages are one transaction.")] = 1_000_000,
     target_root: Annotated[
         str | None, typer.Option("--target-root", metavar="DIR|URL", help="Where the target is [default: --root].")
@@ -45,6 +63,20 @@ def replay(
         str | None, typer.Option("--target-metadata", metavar="URL", help="Where the catalog of --target-root is.")
     ] = None,
     name: NameOption = None,
+    engine: EngineOption = None,
+    engine_name: EngineNameOption = None,
+    to_engine: Annotated[
+        Path | None, typer.Option("--to-engine", metavar="DIR", help="Of an engine: into the engine in this directory.")
+    ] = None,
+    until_seq: Annotated[
+        int | None, typer.Option("--until-seq", metavar="SEQ", min=0, help="Of an engine: up to this seq.")
+    ] = None,
+    seqs: Annotated[
+        Literal["offset", "header"] | None,
+        typer.Option(
+            "--seqs", help="Of an engine into a topic: where the seqs are [default: offset, which is seq - 1]."
+        ),
+    ] = None,
     root: RootOption = None,
     master: MasterOption = None,
 ) -> None:
@@ -52,23 +84,123 @@ def replay(
 
     Conditions and expressions are Spark SQL over key, value, headers, timestamp and offset, such as --where "key IS NOT
     NULL" or --select "upper(cast(value AS string)) AS value" --select key. Killed and run again it goes on; run again
-    later it takes what has come since.
+    later it takes what has come since. With --engine it is the log of an engine that is applied to another one
+    (--to-engine DIR), or written as entries into a topic (--to TOPIC).
     """
+    if engine is not None:
+        topics_only = {"SOURCE": source, "TARGET": target, "--where": where, "--select": select, "--from": start}
+        refuse_topic_options(engine, {**topics_only, "--target-root": target_root})
+        found = engine_root(session, engine, engine_name)
+        if to_engine is not None:
+            _replay_into_engine(session, found, to_engine, end, until_seq, master)
+        else:
+            _replay_into_topic(session, found, _EntriesInto(end, root, until_seq, seqs or "offset", name), master)
+        return
+    refuse_engine_options(
+        {"--engine-name": engine_name, "--to-engine": to_engine, "--until-seq": until_seq, "--seqs": seqs}
+    )
+    _replay_topic(
+        *(session, _named("SOURCE", source), _named("TARGET", target), root, master),
+        into=None if target_root is None else (target_root, target_metadata),
+        selection=(where, tuple(select or ())),
+        offsets=(start, _offset(end)),
+        step=step,
+        name=name,
+    )
+
+
+def _named(what: str, topic: str | None) -> str:
+    from tidelog.errors import InputError
+
+    if topic is None:
+        raise InputError(f"{what} is missing", hint="Name two topics: tidelog pipeline replay SOURCE TARGET")
+    return topic
+
+
+def _offset(text: str | None) -> int | None:
+    from tidelog.errors import InputError
+
+    if text is not None and not text.isdecimal():
+        raise InputError(f"--to {text} is not an offset", hint="A topic is named there only with --engine")
+    return None if text is None else int(text)
+
+
+def _replay_topic(
+    session: Session,
+    source: str,
+    target: str,
+    root: str | None,
+    master: str | None,
+    *,
+    into: tuple[str, str | None] | None,
+    selection: tuple[str | None, tuple[str, ...]],
+    offsets: tuple[int | None, int | None],
+    step: int,
+    name: str | None,
+) -> None:
     from tidelog.pipeline.jobs.replay import Selection
     from tidelog.pipeline.jobs.replay import replay as job
 
-    into = None if target_root is None else job_root(replace(session, metadata=target_metadata), target_root)
-    selection = Selection(where=where, select=tuple(select or ()))
+    place_of_target = None if into is None else job_root(replace(session, metadata=into[1]), into[0])
+    chosen = Selection(where=selection[0], select=selection[1])
     run_job(
         *(session, "replay", root, master),
         lambda spark, place, on_progress: job(
             *(spark, place, source, target),
-            target_root=into,
-            selection=selection,
-            start_offset=start,
-            end_offset=end,
+            target_root=place_of_target,
+            selection=chosen,
+            start_offset=offsets[0],
+            end_offset=offsets[1],
             step_messages=step,
             name=name,
+            on_progress=on_progress,
+        ),
+        _show,
+    )
+
+
+def _replay_into_engine(
+    session: Session, engine: EngineRoot, directory: Path, topic: str | None, until_seq: int | None, master: str | None
+) -> None:
+    from tidelog.errors import InputError
+    from tidelog.pipeline.engine_jobs.replay import replay_engine
+
+    if topic is not None:
+        raise InputError("--to names a topic, and --to-engine an engine", hint="Give one of them")
+    run_engine_job(
+        *(session, "replay", engine, master),
+        lambda spark, place, on_progress: replay_engine(
+            spark, place, directory, until_seq=until_seq, on_progress=on_progress
+        ),
+        _show_engine,
+    )
+
+
+class _EntriesInto(NamedTuple):
+    """Into which topic the entries of an engine go, and how."""
+
+    topic: str | None
+    root: str | None
+    until_seq: int | None
+    seqs: Literal["offset", "header"]
+    name: str | None
+
+
+def _replay_into_topic(session: Session, engine: EngineRoot, into: _EntriesInto, master: str | None) -> None:
+    from tidelog.errors import InputError
+    from tidelog.pipeline.engine_jobs.replay_topic import replay_engine_to_topic
+
+    if into.topic is None:
+        hint = "Name an engine (--to-engine DIR) or a topic (--to namespace/name --root DIR)"
+        raise InputError("it is not said where the log is to go", hint=hint)
+    topic, topic_root = into.topic, job_root(session, into.root)
+    run_engine_job(
+        *(session, "replay", engine, master),
+        lambda spark, place, on_progress: replay_engine_to_topic(
+            *(spark, place, topic_root, topic),
+            until_seq=into.until_seq,
+            seqs=into.seqs,
+            name=into.name,
             on_progress=on_progress,
         ),
         _show,
@@ -120,3 +252,8 @@ def _show(output: Output, report: ReplayReport) -> None:
 
     where = "" if report.target_first_offset is None else f", from offset {report.target_first_offset} on"
     output.line(f"{report.target}: {counted(report.messages, 'message')} in {counted(report.steps, 'step')}{where}")
+
+
+def _show_engine(output: Output, report: EngineReplayReport) -> None:
+    refused = f", {report.refused:,} of them refused as before" if report.refused else ""
+    output.line(f"{report.target}: seq {report.seq}, {report.entries:,} entries{refused}")

@@ -14,6 +14,10 @@ if TYPE_CHECKING:
     from tidelog.pipeline.engine_jobs.compact import compact_engine
     from tidelog.pipeline.engine_jobs.cost import engine_cost
     from tidelog.pipeline.engine_jobs.digest import digest_engine
+    from tidelog.pipeline.engine_jobs.gc import apply_engine_gc, plan_engine_gc
+    from tidelog.pipeline.engine_jobs.replay import replay_engine
+    from tidelog.pipeline.engine_jobs.replay_topic import replay_engine_to_topic
+    from tidelog.pipeline.engine_jobs.restore import restore_engine_directory
     from tidelog.pipeline.engine_jobs.verify import verify_engine
     from tidelog.pipeline.jobs.table_reader import read_table
     from tidelog.pipeline.listener import LagListener
@@ -23,6 +27,7 @@ if TYPE_CHECKING:
 __all__ = [
     "LagListener",
     "Root",
+    "apply_engine_gc",
     "checkpoint_engine",
     "cluster_settings",
     "compact_engine",
@@ -30,13 +35,22 @@ __all__ = [
     "engine_cost",
     "find_root",
     "pack_for_cluster",
+    "plan_engine_gc",
     "read_table",
     "register",
+    "replay_engine",
+    "replay_engine_to_topic",
+    "restore_engine_directory",
     "spark_session",
     "verify_engine",
 ]
 
 _HOMES = {
+    "apply_engine_gc": "tidelog.pipeline.engine_jobs.gc",
+    "plan_engine_gc": "tidelog.pipeline.engine_jobs.gc",
+    "replay_engine": "tidelog.pipeline.engine_jobs.replay",
+    "replay_engine_to_topic": "tidelog.pipeline.engine_jobs.replay_topic",
+    "restore_engine_directory": "tidelog.pipeline.engine_jobs.restore",
     "compact_engine": "tidelog.pipeline.engine_jobs.compact",
     "checkpoint_engine": "tidelog.pipeline.engine_jobs.checkpoint",
     "digest_engine": "tidelog.pipeline.engine_jobs.digest",

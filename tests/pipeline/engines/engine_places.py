@@ -26,11 +26,8 @@ class EngineHome:
         self.store = path / "store"
         self.entries = RandomEntries(seed)
         self.seq = 0
+        self.url = self.store.as_uri()
         self._settings: dict[str, Any] = {"wal_segment_size": "64KiB", "compaction_enabled": False, **settings}
-
-    @property
-    def url(self) -> str:
-        return self.store.as_uri()
 
     @property
     def root(self) -> EngineRoot:

@@ -9,6 +9,8 @@ Invariants
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
+
 import msgspec
 
 from tidelog.engine.cell_blocks import decode_block
@@ -21,6 +23,7 @@ from tidelog.errors import CorruptionError, DataError
 from tidelog.files import LocalFiles
 from tidelog.pipeline.engine_jobs.restore_files import Run, Values, Workshop, write_run
 from tidelog.pipeline.engines.store_place import EnginePlace
+from tidelog.tier.descriptor import Descriptor
 
 _CHANGES_BYTES = 64 << 20
 _RUNS_A_PIECE = 1 << 16
@@ -148,3 +151,18 @@ def keep_state(piece: StatePiece) -> Run:
     finally:
         file.close()
     return Run(path=str(path), rank=0, values=piece.values, blocks=blocks)
+
+
+def cut_log(objects: Iterable[Descriptor], first_lsn: int, stop_lsn: int, part_bytes: int) -> Iterator[tuple[int, int]]:
+    """Ranges of LSNs of about the same size: small objects together, large ones in parts."""
+    begin, gathered = first_lsn, 0
+    for one in objects:
+        start, stop = max(one.start_offset, first_lsn), min(one.next_offset, stop_lsn)
+        parts = max(1, one.raw_size // part_bytes)
+        for cut in (start + (stop - start) * part // parts for part in range(1, parts + 1)):
+            gathered += one.raw_size // parts
+            if gathered >= part_bytes and cut > begin:
+                yield begin, cut
+                begin, gathered = cut, 0
+    if begin < stop_lsn:
+        yield begin, stop_lsn

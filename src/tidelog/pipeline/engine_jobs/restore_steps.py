@@ -10,7 +10,7 @@ Invariants
 from __future__ import annotations
 
 import secrets
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
@@ -30,12 +30,18 @@ from tidelog.engine.tree_pieces import FIRST_LEAF, Child, empty_root, inner_page
 from tidelog.engine.tree_python import divider_of
 from tidelog.errors import DataError
 from tidelog.pipeline.engine_jobs.restore_files import Run, Values, Workshop
-from tidelog.pipeline.engine_jobs.restore_log import LogPiece, RunWriter, StatePiece, keep_state, read_log
+from tidelog.pipeline.engine_jobs.restore_log import (
+    LogPiece,
+    RunWriter,
+    StatePiece,
+    cut_log,
+    keep_state,
+    read_log,
+)
 from tidelog.pipeline.engine_jobs.restore_pages import Leaves, PlaceWork, RangeWork, fill_leaves, place_leaves
 from tidelog.pipeline.engines.store_place import EnginePlace
 from tidelog.pipeline.jobs.job import OnProgress, Progress, counted_progress
 from tidelog.pipeline.work import run_on_workers
-from tidelog.tier.descriptor import Descriptor
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -126,7 +132,7 @@ class SparkRestore(Restore):
                 manifest=_about(manifest, first),
             )
             for number, (first, stop) in enumerate(
-                _log_pieces(self._catalog.between(replay.lsn, stop_lsn), replay.lsn, stop_lsn)
+                cut_log(self._catalog.between(replay.lsn, stop_lsn), replay.lsn, stop_lsn, _PIECE_BYTES)
             )
         ]
         results = run_on_workers(self._spark, read_log, pieces)
@@ -197,22 +203,6 @@ def _grouped(blocks: Sequence[BlockPlace], size: int) -> Iterator[Sequence[Block
         if block.byte + block.size - blocks[first].byte >= size or index == len(blocks):
             yield blocks[first:index]
             first = index
-
-
-def _log_pieces(objects: Iterable[Descriptor], first_lsn: int, stop_lsn: int) -> Iterator[tuple[int, int]]:
-    """Ranges of LSNs of about the same size: small objects together, large ones in parts."""
-    begin, gathered = first_lsn, 0
-    for one in objects:
-        start, stop = max(one.start_offset, first_lsn), min(one.next_offset, stop_lsn)
-        parts = max(1, one.raw_size // _PIECE_BYTES)
-        cuts = [start + (stop - start) * part // parts for part in range(1, parts + 1)]
-        for cut in cuts:
-            gathered += one.raw_size // parts
-            if gathered >= _PIECE_BYTES and cut > begin:
-                yield begin, cut
-                begin, gathered = cut, 0
-    if begin < stop_lsn:
-        yield begin, stop_lsn
 
 
 def _about(manifest: Manifest, first_lsn: int) -> Manifest:

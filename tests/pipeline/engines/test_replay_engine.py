@@ -1,0 +1,198 @@
+"""`tidelog pipeline replay --engine`: the log of an engine once more, into another engine or into a topic."""
+
+from __future__ import annotations
+
+import json
+from itertools import groupby
+from pathlib import Path
+
+import pytest
+from pyspark.sql import SparkSession
+from tests.engine.compacting import compact_by_hand
+from tests.engine.engines import open_local
+from tests.engine.stations import KEYS, EngineNode, new_store
+from tests.pipeline.engines.engine_places import EngineHome, run_here
+from tests.pipeline.engines.in_memory import place_of
+
+import tidelog
+from tidelog.cli.app import run
+from tidelog.engine.entry_codec import decode_entry
+from tidelog.engine.raw_log import drop_raw_log
+from tidelog.engine.store_checkpoint import StoredState
+from tidelog.errors import InputError
+from tidelog.pipeline.engine_jobs.replay import replay_engine
+from tidelog.pipeline.engine_jobs.replay_entries import EntriesWork, decode_entries
+from tidelog.pipeline.engine_jobs.replay_source import ReplaySource
+from tidelog.pipeline.engine_jobs.replay_state import bucket_histories, entry_of, state_pieces, versions_of
+from tidelog.pipeline.engine_jobs.replay_topic import SEQ_HEADER, replay_engine_to_topic
+from tidelog.pipeline.engines import object_bodies
+from tidelog.pipeline.engines.place import OpenedEngine
+from tidelog.pipeline.root import find_root
+from tidelog.tier.catalog import Catalog
+from tidelog.tier.metadata.bucket import BucketMetadataStore
+from tidelog.tier.stores import open_store
+
+TOPIC = "copies/entries"
+
+
+@pytest.fixture(autouse=True)
+def readers_of_this_test() -> None:
+    """All stores in memory have one address: what was opened for another test is not this one's."""
+    object_bodies._reader.cache_clear()
+
+
+def opened(node: EngineNode) -> OpenedEngine:
+    """What a node has in its store, as a job opens it."""
+    metadata = BucketMetadataStore(node.objects)
+    return OpenedEngine(node.objects, metadata, Catalog(metadata, KEYS), KEYS, node.view.manifest)
+
+
+@pytest.mark.parametrize("seed", ["a", "b", "c"])
+def test_decoded_entries_make_the_same_engine(tmp_path: Path, seed: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Parts that cut batches in two, rolled back and refused entries: applied again they give every state."""
+    node = EngineNode(new_store(), name=seed).open()
+    for _ in range(3):
+        node.apply(60)
+        node.roll_back(sorted(node.model.states)[-7])
+        node.apply(10)
+        node.ship_all()
+    monkeypatch.setattr("tidelog.pipeline.engine_jobs.replay_source._PART_BYTES", 3000)
+    source = ReplaySource(None, opened(node), place_of(node.objects), None)  # type: ignore[arg-type]
+    parts = source.parts(1, 0)
+    assert len(parts) > 10
+    works = [EntriesWork(number=number, part=part) for number, part in enumerate(parts)]
+    pairs = [pair for found in run_here(None, decode_entries, works) for pair in found.entries]
+    assert [seq for seq, _ in pairs] == sorted({seq for seq, _ in pairs})
+    with open_local(tmp_path / "copy") as copy:
+        copy.apply_many([(seq, decode_entry(value)) for seq, value in pairs])  # type: ignore[misc]
+        assert copy.applied_seq == node.engine.applied_seq
+        for seq in sorted(node.model.states)[::6]:
+            assert copy.digest(seq) == node.model.digest(seq)
+
+
+@pytest.mark.parametrize("keeps_all", [True, False])
+@pytest.mark.parametrize("seed", ["a", "b", "c", "d"])
+def test_versions_of_a_state_make_the_same_engine(tmp_path: Path, seed: str, keeps_all: bool) -> None:
+    """Buckets made and deleted within one batch, copies and deletions: from the versions alone, every state."""
+    node = EngineNode(new_store(), name=seed).open()
+    node.apply(250)
+    node.ship_all()
+    start = 0 if keeps_all else sorted(node.model.states)[150]
+    compact_by_hand(node.objects, keep_from=start)
+    place = place_of(node.objects)
+    listed = node.view.manifest.checkpoints[-1]
+    pieces = state_pieces(node.objects, place, StoredState(node.objects, listed), 0, listed.seq)
+    histories = bucket_histories(pieces)
+    versions = sorted(version for piece in pieces for version in versions_of(piece))
+    with open_local(tmp_path / "copy") as copy:
+        for seq, group in groupby(versions, key=lambda one: one[0]):
+            operations = [(order, decode_entry(value)) for _, order, value in group]
+            entry = entry_of(seq, operations, histories)  # type: ignore[arg-type]
+            if entry is not None:
+                assert copy.apply(seq, entry).status != "refused"
+        for seq in sorted(node.model.states)[::5]:
+            if seq >= start:
+                assert copy.digest(min(seq, copy.applied_seq)) == node.model.digest(seq)
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory: pytest.TempPathFactory) -> EngineHome:
+    """An engine with entries of all kinds, shipped."""
+    home = EngineHome(tmp_path_factory.mktemp("replayed"), hot_tier_bytes=0)
+    with home.open() as engine:
+        home.feed(engine, 200)
+    return home
+
+
+def digests(home: EngineHome, seqs: list[int]) -> list[str]:
+    """Those of the original."""
+    with home.open() as engine:
+        return [engine.digest(seq) for seq in seqs]
+
+
+def test_a_copy_is_made_and_led_on(spark: SparkSession, home: EngineHome, tmp_path: Path) -> None:
+    """Up to a seq, then further, then nothing more; the digests are those of the original, and itself is refused."""
+    middle = home.seq // 2
+    first = replay_engine(spark, home.root, tmp_path / "copy", until_seq=middle)
+    assert first.is_good
+    assert first.seq == middle
+    second = replay_engine(spark, home.root, tmp_path / "copy")
+    assert second.is_good
+    assert second.first_seq > 1
+    assert second.refused > 0
+    assert replay_engine(spark, home.root, tmp_path / "copy").entries == 0
+    wanted = digests(home, [middle, home.seq])
+    with tidelog.open_engine(tmp_path / "copy") as copy:
+        assert [copy.digest(middle), copy.digest()] == wanted
+        assert copy.applied_seq == copy.low_water_mark == home.seq
+    with pytest.raises(InputError, match="stands at seq"):
+        replay_engine(spark, home.root, tmp_path / "copy", until_seq=middle)
+    with pytest.raises(InputError, match="into itself"):
+        replay_engine(spark, home.root, home.directory)
+    with pytest.raises(InputError, match="cannot be reached"):
+        replay_engine(spark, home.root, tmp_path / "other", until_seq=10**9)
+
+
+def test_a_topic_drives_an_engine_to_the_same_state(spark: SparkSession, home: EngineHome, tmp_path: Path) -> None:
+    """Offsets are seqs minus one, places without an entry are filled, and nothing is written twice."""
+    root = find_root(tmp_path / "topics")
+    with tidelog.open(tmp_path / "topics"):
+        pass
+    middle = home.seq // 2
+    first = replay_engine_to_topic(spark, home.root, root, TOPIC, until_seq=middle, step_bytes=30_000)
+    assert first.is_good
+    assert first.steps > 1
+    done = replay_engine_to_topic(spark, home.root, root, TOPIC, step_bytes=30_000)
+    assert done.is_good
+    assert done.target_next_offset == home.seq
+    assert replay_engine_to_topic(spark, home.root, root, TOPIC).messages == 0
+    with tidelog.open(tmp_path / "topics") as log:
+        topic = log.topic(TOPIC)
+        assert topic.next_offset == home.seq
+        with tidelog.open_engine(tmp_path / "follower", orchestrator=tidelog.TopicOrchestrator(topic)) as engine:
+            assert [engine.digest(middle), engine.digest()] == digests(home, [middle, home.seq])
+
+
+def test_a_log_without_its_beginning_begins_with_a_state(
+    spark: SparkSession, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """After a compaction and the log's deletion, both ways, as commands: into an engine, and with seqs in headers."""
+    home = EngineHome(tmp_path, seed="late", hot_tier_bytes=0)
+    with home.open() as engine:
+        home.feed(engine, 150)
+        compact_by_hand(open_store(home.url))
+        home.feed(engine, 60)
+    with home.root.open(read_only=False) as store:
+        drop_raw_log(store.objects, store.metadata, store.keys, store.manifest.high_water_lsn)
+    command = ["--json", "pipeline", "replay", "--engine", home.url]
+    assert run([*command, "--to-engine", str(tmp_path / "copy")]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert told["state_seq"] > 0
+    seqs = [home.seq // 3, home.seq]
+    with tidelog.open_engine(tmp_path / "copy") as copy:
+        assert [copy.digest(seqs[0]), copy.digest()] == digests(home, seqs)
+    with tidelog.open(tmp_path / "topics"):
+        pass
+    assert run([*command, "--to", TOPIC, "--root", str(tmp_path / "topics"), "--seqs", "header"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert any(SEQ_HEADER in note for note in told["notes"])
+    with tidelog.open(tmp_path / "topics") as log, tidelog.open_engine(tmp_path / "second") as copy:
+        messages = list(log.topic(TOPIC).read())
+        copy.apply_many([(int(one.headers[SEQ_HEADER]), decode_entry(one.value)) for one in messages])  # type: ignore[misc]
+        assert [copy.digest(seqs[0]), copy.digest()] == digests(home, seqs)
+
+
+def test_options_that_do_not_go_together_are_refused(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    """Topics and engines do not mix, and it must be said where an engine's log is to go."""
+    engine = ["--engine", tmp_path.as_uri()]
+    assert run(["pipeline", "replay", "shop/a", *engine, "--to-engine", "x"]) == 2
+    assert run(["pipeline", "replay", *engine]) == 2
+    assert run(["pipeline", "replay", *engine, "--to-engine", "x", "--to", "a/b"]) == 2
+    assert run(["pipeline", "replay", "shop/a", "shop/b", "--until-seq", "5"]) == 2
+    assert run(["pipeline", "replay", "shop/a"]) == 2
+    assert run(["pipeline", "replay", "shop/a", "shop/b", "--to", "soon"]) == 2
+    told = capsys.readouterr().err
+    for text in ("SOURCE is for topics", "where the log is to go", "Give one of them", "--until-seq is for engines"):
+        assert text in told
+    assert "TARGET is missing" in told
+    assert "not an offset" in told
