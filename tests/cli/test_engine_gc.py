@@ -7,6 +7,8 @@ from pathlib import Path
 
 from tests.cli.conftest import Cli
 
+import tidelog
+
 
 def entries(count: int) -> bytes:
     """A bucket, and the same three objects over and over."""
@@ -49,3 +51,33 @@ def test_an_engine_on_this_disk_alone(cli: Cli) -> None:
     applied = cli("engine", "gc", "--horizon", 20, "--apply")
     assert (applied.code, "history begins at seq 20" in applied.err) == (0, True)
     assert cli("engine", "verify").code == 0
+
+
+def contents(*directories: Path) -> dict[Path, bytes]:
+    """Every file, and what is in it. Who holds a lock writes its number into the lock's file."""
+    found = [path for directory in directories for path in directory.rglob("*") if path.is_file()]
+    return {path: path.read_bytes() for path in found if path.name != "lock"}
+
+
+def test_looking_changes_nothing(cli: Cli, tmp_path: Path) -> None:
+    """Neither here nor in the store, whose owner goes on: what is shown is what its owner would do."""
+    url = f"file://{tmp_path}/store"
+    assert cli("engine", "put-log", "--store", url, "--low-water-mark", stdin=entries(60)).code == 0
+    for command in ("ship", "checkpoint"):
+        assert cli("engine", command).code == 0
+    before = contents(tmp_path / "engine", tmp_path / "store")
+    shown = cli("engine", "gc", "--horizon", 50, "--json").json["plan"]
+    assert contents(tmp_path / "engine", tmp_path / "store") == before
+    with tidelog.open_engine(tmp_path / "engine") as engine:
+        planned = engine.plan_garbage(50)
+    assert shown["removable_versions"] == planned.removable_versions == 46
+    assert (shown["drop_below_lsn"], shown["horizon_seq"]) == (planned.drop_below_lsn, 50)
+    assert [piece["piece"] for piece in shown["pieces"]] == [piece.name for piece in planned.pieces]
+
+
+def test_who_holds_history_back_is_told(cli: Cli) -> None:
+    """The low-water mark, as long as nobody has said that all replicas have everything."""
+    assert cli("engine", "put-log", stdin=entries(20)).code == 0
+    told = cli("engine", "gc", "--horizon", 20)
+    assert "held back by the low-water mark: what is above seq 0 may still be rolled back" in told.err
+    assert "low-water mark" in cli("engine", "gc", "--horizon", 20, "--json").json["plan"]["held_back_by"]

@@ -198,3 +198,37 @@ def test_age_and_number_keep_what_either_does(tmp_path: Path) -> None:
         engine.collect_garbage()
         assert [version.seq for version in engine.versions("b", "k0")] == [60, 56, 52]
         assert engine.read("b", "k0", 53).seq == 52
+
+
+# Who holds it back
+
+
+def test_a_plan_says_who_holds_the_horizon_back(tmp_path: Path) -> None:
+    """The strictest of all: a mark, a reader, a transaction; nobody when it is where it was wanted."""
+    with open_local(tmp_path / "e", settings=msgspec.structs.replace(SMALL, keep_versions=1)) as engine:
+        for seq in range(1, 11):
+            put(engine, seq)
+        assert engine.plan_garbage().held_back_by is None
+        engine.apply(11, PutObject("b", "k", VALUE))
+        assert "low-water mark: what is above seq 10" in str(engine.plan_garbage().held_back_by)
+        assert engine.plan_garbage(9).held_back_by is None
+        with engine.transaction() as transaction, engine.pin(8):
+            assert engine.plan_garbage(9).held_back_by == "a reader that has pinned the state of seq 8"
+            with engine.pin(9):
+                assert engine.plan_garbage(8).held_back_by is None
+            assert transaction.seq == 11
+        with engine.pin(3):
+            engine.collect_garbage()
+        assert engine.plan_garbage(2).horizon_seq == 3
+
+
+def test_in_a_store_what_is_not_shipped_holds_it_back() -> None:
+    """A restore begins with what is there."""
+    with EngineNode(new_store(), keep_versions=1).open() as node:
+        node.apply(20)
+        node.ship_all()
+        assert node.engine.plan_garbage().held_back_by is None
+        shipped = node.engine.applied_seq
+        node.apply(5)
+        node.engine.update_low_water_mark(node.engine.applied_seq)
+        assert f"what is above seq {shipped} is not in the store" in str(node.engine.plan_garbage().held_back_by)

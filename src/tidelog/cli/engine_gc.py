@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from tidelog.cli.engine_session import changing
+from tidelog.cli.engine_session import changing, described, find_engine, keys_of, open_objects, opened_core
 from tidelog.cli.session import Session
 
 if TYPE_CHECKING:
     from tidelog.cli.output import Row
+    from tidelog.engine.core import Core
+    from tidelog.engine.engine_directory import EngineDirectory
     from tidelog.engine.garbage_plan import GarbagePlan, GarbageReport
+    from tidelog.engine.garbage_view import ViewedStore
 
 _COLUMNS = ("piece", "first_lsn", "last_lsn", "bytes", "live_bytes", "dead_bytes", "fate", "reason")
 
@@ -28,15 +33,56 @@ def gc(
 
     Versions go as `keep_versions` and `keep_seconds` say, or with --horizon those that no state from that seq on needs;
     without any of these all of them stay. Pieces of the log go from the front: objects of the store, or files on the
-    disk where there is none. What is dead behind one that is needed is counted for a compaction.
+    disk where there is none. What is dead behind one that is needed is counted for a compaction. Without --apply
+    nothing is changed, here or in the store, and nothing is claimed.
     """
-    with changing(session) as engine:
-        plan = engine.plan_garbage(horizon)
-        report = engine.collect_garbage(plan) if apply and not plan.is_empty else None
+    if apply:
+        with changing(session) as engine:
+            plan = engine.plan_garbage(horizon)
+            report = None if plan.is_empty else engine.collect_garbage(plan)
+    else:
+        plan, report = _planned(session, horizon), None
     if session.as_json:
         session.output.document(_document(plan, report))
     else:
-        _tell(session, plan, report, apply=apply)
+        _tell(session, plan, report)
+
+
+def _planned(session: Session, horizon: int | None) -> GarbagePlan:
+    """What would be done, without a claim: the engine is recovered in an overlay, and the store is only read."""
+    from tidelog.cli.engine_overlay import OverlayFiles
+    from tidelog.engine.garbage import Garbage
+
+    root = find_engine(session)
+    info = described(session, root)
+    with (
+        OverlayFiles() as files,
+        opened_core(session, root, files) as core,
+        _viewed(session, core, info) as view,
+    ):
+        garbage = Garbage(*(core, None), check=_nothing, on_failure=_nothing_of, least_read_seq=lambda: None, view=view)
+        return garbage.plan(horizon)
+
+
+@contextmanager
+def _viewed(session: Session, core: Core, info: EngineDirectory) -> Iterator[ViewedStore | None]:
+    from tidelog.engine.garbage_view import ViewedStore
+    from tidelog.tier.metadata.open import BUCKET, open_metadata_store
+
+    if info.store is None:
+        yield None
+        return
+    objects = open_objects(session, info.store)
+    with open_metadata_store(BUCKET, objects, read_only=True) as metadata:
+        yield ViewedStore(core, objects, metadata, keys_of(info))
+
+
+def _nothing() -> None:
+    """The engine is open for as long as it is looked at."""
+
+
+def _nothing_of(error: BaseException) -> None:
+    """Nothing is written, so nothing can fail half done."""
 
 
 def _document(plan: GarbagePlan, report: GarbageReport | None) -> Row:
@@ -65,10 +111,12 @@ def _rows(plan: GarbagePlan) -> list[Row]:
     ]
 
 
-def _tell(session: Session, plan: GarbagePlan, report: GarbageReport | None, *, apply: bool) -> None:
+def _tell(session: Session, plan: GarbagePlan, report: GarbageReport | None) -> None:
     from tidelog.cli.output import counted, human_bytes
 
     output = session.output
+    if plan.held_back_by is not None:
+        output.note(f"history begins at seq {plan.horizon_seq} at the latest: held back by {plan.held_back_by}")
     if plan.pieces:
         output.table(_COLUMNS, _rows(plan), narrower=[("piece", "bytes", "live_bytes", "fate")])
     if report is not None:
@@ -78,7 +126,7 @@ def _tell(session: Session, plan: GarbagePlan, report: GarbageReport | None, *, 
         )
     elif plan.is_empty:
         output.note("nothing to collect")
-    elif not apply:
+    else:
         output.note(
             f"{counted(plan.removable_versions, 'version')} and {counted(len(plan.dropped), 'piece')} of the log to "
             f"remove, {human_bytes(plan.droppable_bytes)}; states before seq {plan.horizon_seq} cannot be read then; "

@@ -15,7 +15,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from threading import Lock
-from typing import Literal, Protocol
+from typing import Literal, Protocol, cast
 
 import msgspec
 
@@ -23,6 +23,7 @@ from tidelog.engine.core import Core
 from tidelog.engine.garbage_files import FileGarbage
 from tidelog.engine.garbage_plan import GarbagePlan, GarbageReport, Piece, PieceUse, Usage, drop_below
 from tidelog.engine.garbage_store import StoreGarbage
+from tidelog.engine.garbage_view import ViewedStore
 from tidelog.engine.retention import Retention
 from tidelog.engine.retention_time import LocalTimes, ShippedTimes
 from tidelog.engine.shipping import Shipping
@@ -74,7 +75,7 @@ class Garbage:
     """The garbage collection of one engine.
 
     `check` raises when the engine is closed or has failed, `on_failure` hears of what only opening again can mend, and
-    `least_read_seq` gives the oldest seq that transactions read at.
+    `least_read_seq` gives the oldest seq that transactions read at. With a `view` it plans, and collects nothing.
     """
 
     def __init__(
@@ -85,15 +86,17 @@ class Garbage:
         check: Callable[[], None],
         on_failure: Callable[[BaseException], None],
         least_read_seq: Callable[[], int | None],
+        view: ViewedStore | None = None,
     ) -> None:
         shipping = cold if isinstance(cold, Shipping) else None
         self._core = core
         self._history = history = core.history
-        self._place: Place = FileGarbage(core) if shipping is None else StoreGarbage(shipping)
-        times = LocalTimes(core) if shipping is None else ShippedTimes(core, shipping)
+        self._place: Place = view or (FileGarbage(core) if shipping is None else StoreGarbage(shipping))
+        linked = view or shipping
+        times = LocalTimes(core) if linked is None else ShippedTimes(core, cast(Shipping, linked))
         self.retention = Retention(
             *(core.settings, core.marks, history),
-            has_store=cold is not None,
+            has_store=linked is not None,
             seq_at=times.seq_at,
             least_read_seq=least_read_seq,
             now_us=core.clock.now_us,
@@ -113,10 +116,17 @@ class Garbage:
         self._check()
         with self._collecting:
             start_seq, is_wanted = self._history.start_seq, horizon is not None or self.retention.is_set
-            wanted = max(start_seq, self._place.limit(self.retention.horizon(horizon)) if is_wanted else 0)
+            allowed = self.retention.horizon(horizon) if is_wanted else 0
+            wanted = max(start_seq, self._place.limit(allowed))
             usage = Usage(self._place.pieces())
             found = self._vacuum.look(self._rule(wanted if is_wanted else 0), usage.note)
-            return self._planned(wanted, found, self._judged(usage))
+            plan = self._planned(wanted, found, self._judged(usage))
+            return msgspec.structs.replace(plan, held_back_by=self._held_back_by(horizon, allowed, wanted))
+
+    def _held_back_by(self, horizon: int | None, allowed: int, wanted: int) -> str | None:
+        if wanted < allowed:
+            return f"a restore that reads the state of seq {wanted} in the store"
+        return self.retention.held_back_by(horizon)
 
     def _judged(self, usage: Usage) -> tuple[PieceUse, ...]:
         return usage.judged(self._place.needed_from_lsn(), self._place.compacted_lsn())

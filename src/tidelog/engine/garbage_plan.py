@@ -79,6 +79,8 @@ class GarbagePlan(msgspec.Struct, frozen=True, kw_only=True):
     live_bytes: int
     dead_bytes: int
     pieces: tuple[PieceUse, ...]
+    held_back_by: str | None = None
+    """Why `horizon_seq` is not where the settings, or whoever asked, would have it."""
 
     @property
     def is_empty(self) -> bool:

@@ -61,14 +61,14 @@ class StoreGarbage:
     def limit(self, horizon: int) -> int:
         """The horizon, as far as those allow it who read a state in the store."""
         with self._shipping.linked() as link:
-            return _allowed(link.manifest.read(), horizon, self._shipping.now_us())
+            return allowed_by_pins(link.manifest.read(), horizon, self._shipping.now_us())
 
     def move_start(self, horizon: int) -> int:
         """Publishes where history begins; where it does then."""
         with self._shipping.linked() as link:
             now_us = self._shipping.now_us()
-            link.note(link.manifest.change(lambda one: _beginning_at(one, _allowed(one, horizon, now_us))))
-            return _allowed(link.published, horizon, now_us)
+            link.note(link.manifest.change(lambda one: _beginning_at(one, allowed_by_pins(one, horizon, now_us))))
+            return allowed_by_pins(link.published, horizon, now_us)
 
     def drop_below(self, lsn: int) -> tuple[int, int]:
         """Drops the objects all of whose records are below an LSN; how many, and their bytes."""
@@ -88,7 +88,8 @@ class StoreGarbage:
                 self._has_swept = True
 
 
-def _allowed(manifest: Manifest, horizon: int, now_us: int) -> int:
+def allowed_by_pins(manifest: Manifest, horizon: int, now_us: int) -> int:
+    """The horizon, as far as those allow it who read a state in the store."""
     read = [state.seq for state in manifest.checkpoints if manifest.is_pinned(state.key, now_us)]
     return min([horizon, *read])
 

@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from threading import Lock
 from types import TracebackType
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from tidelog.engine.marks import Marks
 from tidelog.engine.settings import EngineSettings
@@ -126,6 +126,13 @@ def forgotten(start_seq: int) -> NotFoundError:
     )
 
 
+class Limit(NamedTuple):
+    """A seq that the start of history must not pass, and why."""
+
+    seq: int
+    reason: str
+
+
 class Retention:
     """How far history may begin, by the settings and by what is needed.
 
@@ -177,7 +184,29 @@ class Retention:
 
     def limit(self) -> int:
         """What the start of history must not pass."""
-        marks = self._marks
-        limits = [marks.high_water_mark if self._has_store else marks.low_water_mark]
-        limits += [seq for seq in (self._history.least_pinned(), self._least_read_seq()) if seq is not None]
-        return min(limits)
+        return self._limits()[0].seq
+
+    def held_back_by(self, wanted: int | None = None) -> str | None:
+        """Who keeps history from beginning where it is wanted, or where the settings would have it; None for nobody."""
+        if wanted is None:
+            if not self.is_set:
+                return None
+            seconds = self._settings.keep_seconds
+            wanted = self._marks.applied_seq if seconds is None else self._by_settings(0)
+        least = self._limits()[0]
+        return least.reason if least.seq < wanted else None
+
+    def _limits(self) -> list[Limit]:
+        """All that hold it back, the strictest first."""
+        marks, pinned, read = self._marks, self._history.least_pinned(), self._least_read_seq()
+        if self._has_store:
+            mark = marks.high_water_mark
+            found = [Limit(mark, f"the high-water mark: what is above seq {mark} is not in the store yet")]
+        else:
+            mark = marks.low_water_mark
+            found = [Limit(mark, f"the low-water mark: what is above seq {mark} may still be rolled back")]
+        if pinned is not None:
+            found.append(Limit(pinned, f"a reader that has pinned the state of seq {pinned}"))
+        if read is not None:
+            found.append(Limit(read, f"a transaction that reads at seq {read}"))
+        return sorted(found)
