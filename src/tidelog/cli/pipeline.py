@@ -1,4 +1,4 @@
-"""`tidelog pipeline`: the group of the jobs that Spark runs over topics; each of them has a module of its own."""
+"""`tidelog pipeline`: the group of the jobs that Spark runs over topics and engines, each with a module of its own."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ _JOBS: dict[str, Callable[..., None]] = {
 
 def add_to(app: typer.Typer) -> None:
     """Registers the group with its jobs."""
-    group = command_group("Jobs that Spark runs over topics, on this machine or on a cluster.")
+    group = command_group("Jobs that Spark runs over topics and engines, on this machine or on a cluster.")
     for name, work in _JOBS.items():
         command(group, name)(work)
     app.add_typer(group, name="pipeline")
