@@ -12,6 +12,7 @@ import pyarrow as pa
 import pytest
 
 from tidelog.engine.compacted import Compaction
+from tidelog.engine.row_file import RowPart
 from tidelog.pipeline.engine_jobs import (
     cost,
     cost_store,
@@ -20,6 +21,7 @@ from tidelog.pipeline.engine_jobs import (
     verify_compaction,
     verify_replicas,
     verify_states,
+    verify_values,
 )
 from tidelog.pipeline.engine_jobs.cost_live import LiveCount, LiveCounter
 from tidelog.pipeline.engine_jobs.digest_merge import Merge, PartResult
@@ -29,11 +31,13 @@ from tidelog.pipeline.engine_jobs.verify_bodies import BodiesResult, BodyChecker
 from tidelog.pipeline.engine_jobs.verify_places import (
     BodyRow,
     IndexItem,
+    IndexPart,
     PlaceMerge,
     PlaceRow,
     place_rows,
     to_batches,
 )
+from tidelog.pipeline.engine_jobs.verify_values import LostFinder, LostValues, NeededValues
 from tidelog.pipeline.engines.store_place import EnginePlace
 
 PARTS = 3
@@ -95,6 +99,23 @@ def bodies_here(spark: object, place: EnginePlace, root: Compaction, items: Sequ
     return [msgspec.msgpack.decode(row["result"], type=BodiesResult) for row in found]
 
 
+def lost_here(
+    spark: object,
+    place: EnginePlace,
+    items: Sequence[RowItem],
+    size: int,
+    bodies: Sequence[RowPart],
+    needed: NeededValues,
+) -> list[LostValues]:
+    """What Spark does to find values that are nowhere."""
+    rows = [PlaceRow(**row) for row in to_rows(needed(_sorted_batches(items)))]
+    parts = [IndexPart(place=place, part=part, is_bodies=True) for part in bodies]
+    rows += [row for part in parts for row in place_rows(part)]
+    rows.sort(key=lambda row: (row.position, row.source, row.name))
+    found = to_rows(LostFinder()(to_batches(rows, PlaceRow)))
+    return [msgspec.msgpack.decode(row["result"], type=LostValues) for row in found]
+
+
 def to_rows(batches: Iterator[pa.RecordBatch]) -> list[dict[str, Any]]:
     """Batches as rows."""
     return [row for batch in batches for row in batch.to_pylist()]
@@ -115,4 +136,5 @@ def work_without_spark(monkeypatch: pytest.MonkeyPatch) -> None:
     for module in (digest, verify_states):
         monkeypatch.setattr(module, "compute_state", compute_here)
     monkeypatch.setattr(verify_compaction, "_results", bodies_here)
+    monkeypatch.setattr(verify_values, "_found", lost_here)
     monkeypatch.setattr(cost, "count_live", count_here)

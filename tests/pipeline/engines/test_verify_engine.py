@@ -109,6 +109,13 @@ def with_another_seq(rows: list[Row]) -> list[Row]:
     return sorted([*rows[:at], (key[:-1] + bytes((key[-1] ^ 1,)), value), *rows[at + 1 :]])
 
 
+def lose_values(engine: StoredEngine) -> None:
+    """The log was dropped for a compaction of which the manifest no longer tells."""
+    engine.rewrite_manifest(checkpoints=engine.manifest.checkpoints[-1:])
+    assert drop_raw_log(engine.objects, engine.metadata, KEYS, 1 << 62).objects > 0
+    engine.rewrite_manifest(compacted=None)
+
+
 Damage = Callable[[StoredEngine], object]
 DAMAGES: dict[str, tuple[Damage, str]] = {
     "log: flipped bit": (lambda one: one.flip(one.log_object(2)), "a checksum that does not match"),
@@ -155,6 +162,7 @@ DAMAGES: dict[str, tuple[Damage, str]] = {
     "index: no version": (lambda one: one.rewrite_index(versions=without_one), "1 rows missing; the first: bucket-"),
     "index: no body": (lambda one: one.rewrite_index(bodies=without_one), "is not in the body index"),
     "root: flipped bit": (lambda one: one.flip(one.path(one.manifest.compacted.key)), "not the bytes that its name"),  # type: ignore[union-attr]
+    "root: forgotten": (lose_values, "values are neither in the log nor in compacted data; the first: bucket-"),
     "state: flipped bit": (lambda one: one.flip(one.path(one.manifest.checkpoints[0].key), 60), "checkpoint-"),
     "state: truncated": (lambda one: one.cut(one.path(one.manifest.checkpoints[0].key)), "and the manifest says"),
     "state: missing": (lambda one: one.path(one.manifest.checkpoints[0].key).unlink(), "checkpoint-"),
@@ -286,10 +294,13 @@ def test_what_changes_meanwhile_is_no_problem(
 
 
 def test_spark_does_the_same(healthy: StoredEngine, tmp_path: Path, spark: SparkSession) -> None:
-    """With real tasks and shuffles all of several damages are told at once."""
+    """With real tasks and shuffles all of several damages are told at once, of an engine whose log was dropped."""
     engine = healthy.copied(tmp_path / "store")
+    lose_values(engine)
+    engine.rewrite_manifest(compacted=healthy.manifest.compacted)
     for kind in (kinds := ("pack: missing", "data: flipped bit", "state: a row is missing")):
         DAMAGES[kind][0](engine)
     told = [str(problem) for problem in verify_engine(spark, engine.root).problems]
     for kind in kinds:
         assert any(DAMAGES[kind][1] in problem for problem in told), told
+    assert len(told) == len(kinds)

@@ -182,7 +182,7 @@ class PlaceMerge:
         return to_batches(self._bodies(batches), BodyRow)
 
     def _bodies(self, batches: Iterator[pa.RecordBatch]) -> Iterator[BodyRow]:
-        for position, rows in groupby(_place_rows(batches), key=lambda row: row.position):
+        for position, rows in groupby(rows_in(batches), key=lambda row: row.position):
             yield from self._body(position, rows)
 
     def _body(self, position: int, rows: Iterable[PlaceRow]) -> Iterator[BodyRow]:
@@ -230,7 +230,8 @@ class PlaceMerge:
             yield BodyRow(MISMATCH_FILE, 0, 0, "", problem, 0, 0, 0)
 
 
-def _place_rows(batches: Iterator[pa.RecordBatch]) -> Iterator[PlaceRow]:
+def rows_in(batches: Iterator[pa.RecordBatch]) -> Iterator[PlaceRow]:
+    """The rows of batches of `PLACE_SCHEMA`."""
     for batch in batches:
         columns = [batch.column(name).to_pylist() for name in PlaceRow._fields]
         yield from map(PlaceRow._make, zip(*columns, strict=True))

@@ -7,7 +7,7 @@ Invariants
   computed from the one before it. So all of them are compared with the oldest thing that there is.
 - What there is nothing older for, or no way from there, is read to its end, and noted. The same rows under two names
   (a compaction and the state that it published) are compared once.
-- Last comes the digest of the state at the high-water mark.
+- Last comes the digest of the state at the high-water mark, and whether all of its values are somewhere.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ import msgspec
 from tidelog.pipeline.engine_jobs.digest_rows import ACTUAL, LOG, Unreadable
 from tidelog.pipeline.engine_jobs.digest_sources import NOTHING, Source, Sources, plan_log
 from tidelog.pipeline.engine_jobs.digest_state import ComputedState, compute_state
+from tidelog.pipeline.engine_jobs.verify_values import NeededValues, find_lost_values
 from tidelog.pipeline.engine_jobs.verify_words import described_key, engine_problem
 from tidelog.pipeline.jobs.job import Problem
 from tidelog.pipeline.jobs.proof import Proof, Side
@@ -27,8 +28,12 @@ from tidelog.pipeline.jobs.proof import Proof, Side
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
+    from tidelog.engine.row_file import RowPart
     from tidelog.pipeline.engines.place import OpenedEngine
     from tidelog.pipeline.engines.store_place import EnginePlace
+
+
+_FIRST_LSN = 1
 
 
 class StateCheck(msgspec.Struct, frozen=True, kw_only=True):
@@ -93,7 +98,7 @@ class _States:
             elif self._is_right(source, self._usable(good)):
                 good = source
             self._on_done()
-        state = self._newest(self._usable(good))
+        state = self._newest(self._usable(good), () if sources.compaction is None else sources.compaction.bodies)
         return StatesResult(
             checks=tuple(self._checks),
             digest=None if state is None else state.digest,
@@ -143,8 +148,8 @@ class _States:
         first_text = f"the first: {described_key(first.key)} is {first.kind}"
         return [engine_problem(self._place.name, source.key, f"{reason}; {first_text}")]
 
-    def _newest(self, good: Source | None) -> ComputedState | None:
-        """At the high-water mark."""
+    def _newest(self, good: Source | None, bodies: tuple[RowPart, ...]) -> ComputedState | None:
+        """At the high-water mark; and whether its values are somewhere."""
         if good is None:
             reason = "its newest state cannot be computed: no state that is right is followed by the log"
             self._problems.append(engine_problem(self._place.name, None, reason))
@@ -152,7 +157,16 @@ class _States:
         manifest = self._manifest
         state = self._computed(good, None, manifest.high_water_lsn + 1, manifest.high_water_mark)
         self._log_problems += [self._problem(one) for one in state.damage]
+        if not state.damage and self._start_lsn > _FIRST_LSN:
+            self._find_lost_values(good, bodies)
         return None if state.damage else state
+
+    def _find_lost_values(self, good: Source, bodies: tuple[RowPart, ...]) -> None:
+        plan = plan_log(self._opened, self._place, good.lsn, self._manifest.high_water_lsn + 1)
+        items, size = [*good.items(self._place), *plan.items], good.size + plan.size
+        horizon_seq = max(self._manifest.history_start_seq, good.history_start_seq)
+        needed = NeededValues(self._start_lsn, horizon_seq)
+        self._problems += find_lost_values(self._spark, self._place, items, size, bodies, needed)
 
     def _problem(self, unreadable: Unreadable) -> Problem:
         return engine_problem(self._place.name, unreadable.place, unreadable.reason)
