@@ -129,7 +129,7 @@ def compact(
         "--tombstone-seconds": tombstone_seconds,
         "--keep-newest": keep_newest,
         "--grace": grace,
-        "--take-over": take_over,
+        "--take-over": take_over or None,
         "--root": root,
     }
     of_engines = {
@@ -140,9 +140,7 @@ def compact(
         "--keep-versions": keep_versions,
     }
     if engine is not None:
-        refuse_topic_options(
-            engine, {name: value is not None and value is not False for name, value in of_topics.items()}
-        )
+        refuse_topic_options(engine, {name: value is not None for name, value in of_topics.items()})
         chosen = _engine_options(large_bytes, pack_bytes, codec, keep_from, keep_versions, is_dry_run=dry_run)
         _compact_engine(session, engine_root(session, engine, engine_name), master, chosen)
         return

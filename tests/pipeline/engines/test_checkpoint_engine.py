@@ -10,6 +10,7 @@ from tests.engine.stations import EngineNode, new_store, successor
 from tests.pipeline.engines.jobs_here import copy_of, keys_of, new_files, write_state
 
 import tidelog
+from tidelog.cli.main import main
 from tidelog.engine.store_checkpoint import StoredState
 from tidelog.engine.version_keys import seq_of
 from tidelog.errors import DataError, InputError
@@ -127,18 +128,37 @@ def test_damage_of_the_log_is_told() -> None:
 
 
 def test_with_spark(spark: SparkSession, tmp_path: Path) -> None:
-    """The job itself, on a store of files: the state that it writes is what a new node begins with."""
+    """The job itself, on a store of files: a new node begins with its state, and a damaged one is passed over."""
     store = (tmp_path / "store").as_uri()
-    with tidelog.open_engine(tmp_path / "engine", store=store, wal_segment_size=8192) as engine:
+    with tidelog.open_engine(tmp_path / "engine", store=store, shipping_interval_secs=3600) as engine:
         engine.apply(1, tidelog.CreateBucket("b"))
-        puts = [tidelog.PutObject("b", f"key-{number % 50}", bytes(number)) for number in range(2, 302)]
-        engine.apply_many(list(enumerate(puts, 2)))
-        engine.update_low_water_mark(301)
-        engine.ship()
+        put_and_ship(engine, 300)
+        report = checkpoint_engine(spark, find_engine(tmp_path / "engine"), rows_per_file=100)
+        assert (report.is_good, report.digest, report.seq) == (True, engine.digest(), 301)
+        assert report.files >= 2
+        put_and_ship(engine, 20)
         digest = engine.digest()
-    report = checkpoint_engine(spark, find_engine(tmp_path / "engine"), rows_per_file=100)
-    assert (report.is_good, report.digest, report.seq) == (True, digest, 301)
-    assert report.files >= 2
+    part = next((tmp_path / "store").glob("storage/engine/main/checkpoints/part-*"))
+    data = bytearray(part.read_bytes())
+    data[len(data) // 2] ^= 1
+    part.write_bytes(data)
+    report = checkpoint_engine(spark, find_engine(store))
+    assert (report.is_good, report.base, report.digest) == (True, None, digest)
+    assert "passed over" in report.notes[0]
     with tidelog.restore_engine(tmp_path / "new", store=store) as restored:
         assert restored.digest() == digest
-    assert not checkpoint_engine(spark, find_engine(store)).is_new
+
+
+def put_and_ship(engine: tidelog.Engine, count: int) -> None:
+    """So many more entries, in the store."""
+    first = engine.applied_seq + 1
+    puts = [tidelog.PutObject("b", f"key-{seq % 50}", bytes(seq)) for seq in range(first, first + count)]
+    engine.apply_many(list(enumerate(puts, first)))
+    engine.update_low_water_mark(engine.applied_seq)
+    engine.ship()
+
+
+def test_the_command_is_about_an_engine(capsys: pytest.CaptureFixture[str]) -> None:
+    """Without an engine, or with one that is nowhere, the command says what to name before it starts Spark."""
+    assert main(["pipeline", "checkpoint", "--engine", "/nowhere/engine"]) != 0
+    assert "no engine" in capsys.readouterr().err

@@ -12,6 +12,7 @@ from tests.engine.stations import KEYS, EngineNode, new_store, successor
 from tests.pipeline.engines.jobs_here import compact, copy_of, data_of, keys_of, new_files, root_of
 
 import tidelog
+from tidelog.cli.main import main
 from tidelog.engine.body import decode_body
 from tidelog.engine.cell import decode_cell
 from tidelog.engine.compacted import CompactedData
@@ -24,6 +25,8 @@ from tidelog.engine.version_keys import object_prefix, seq_of
 from tidelog.errors import DataError, InputError
 from tidelog.pipeline.engine_jobs.compact import CompactEngineOptions, compact_engine
 from tidelog.pipeline.engines.place import find_engine
+from tidelog.tier.store_settings import StoreSettings
+from tidelog.tier.stores import open_store
 
 
 def rows_in(data: CompactedData, node: EngineNode) -> dict[bytes, bytes]:
@@ -316,29 +319,52 @@ def test_damage_is_told_and_nothing_is_published() -> None:
             assert compact(again).is_good
 
 
+# The command
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (["shop/orders", "--engine", "file:///nowhere"], "TOPIC is for topics"),
+        (["--not-by-key", "--grace", "0", "--engine", "file:///nowhere"], "--by-key, --grace is for topics"),
+        (["--keep-from", "7", "--large-bytes", "1MiB"], "--large-bytes, --keep-from is for engines"),
+        (["--engine", "file:///nowhere", "--pack-bytes", "many"], "--pack-bytes is a size"),
+    ],
+)
+def test_a_command_is_about_topics_or_about_an_engine(
+    arguments: list[str], told: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Options of both at once, and sizes that are none, are refused by name, before Spark is started."""
+    assert main(["pipeline", "compact", *arguments]) != 0
+    assert told in " ".join(capsys.readouterr().err.split())
+
+
 # With Spark
 
 
 def test_with_spark(spark: SparkSession, tmp_path: Path) -> None:
-    """The job itself, on a store of files, twice; a new node begins with what it made, and reads values from it."""
+    """The job itself, on a store of files with a compaction; a new node begins with what it made, and reads from it."""
     store = (tmp_path / "store").as_uri()
-    options = CompactEngineOptions(large_bytes=4000, pack_bytes=200_000, rows_per_file=200)
-    with tidelog.open_engine(tmp_path / "engine", store=store, wal_segment_size=8192) as engine:
+    with tidelog.open_engine(tmp_path / "engine", store=store, shipping_interval_secs=3600) as engine:
         engine.apply(1, tidelog.CreateBucket("b"))
-        reports = []
-        for first in (2, 202):
-            puts = [
-                tidelog.PutObject("b", f"key-{n % 50}", bytes([n % 256]) * (10 * n)) for n in range(first, first + 200)
-            ]
-            engine.apply_many(list(enumerate(puts, first)))
-            engine.update_low_water_mark(engine.applied_seq)
-            engine.ship()
-            reports.append(compact_engine(spark, find_engine(store), options))
-            assert (reports[-1].is_good, reports[-1].is_new, reports[-1].digest) == (True, True, engine.digest())
+        put_and_ship(engine, 200)
+        compact_by_hand(open_store(store, StoreSettings()), large_bytes=4000, pack_bytes=200_000)
+        put_and_ship(engine, 200)
+        report = compact_engine(spark, find_engine(store), CompactEngineOptions(pack_bytes=200_000, rows_per_file=200))
         digest = engine.digest()
-    assert [(report.generation, report.seq) for report in reports] == [(1, 201), (2, 401)]
-    assert reports[1].kept_packs
-    assert reports[1].data_files
+    assert (report.is_good, report.is_new, report.digest) == (True, True, digest)
+    assert (report.generation, report.seq) == (2, 401)
+    assert report.kept_packs
+    assert report.data_files
     with tidelog.restore_engine(tmp_path / "new", store=store) as restored:
         assert restored.digest() == digest
         assert restored.read("b", "key-1").data == bytes([401 % 256]) * 4010
+
+
+def put_and_ship(engine: tidelog.Engine, count: int) -> None:
+    """So many more entries, in the store."""
+    first = engine.applied_seq + 1
+    puts = [tidelog.PutObject("b", f"key-{n % 50}", bytes([n % 256]) * (10 * n)) for n in range(first, first + count)]
+    engine.apply_many(list(enumerate(puts, first)))
+    engine.update_low_water_mark(engine.applied_seq)
+    engine.ship()

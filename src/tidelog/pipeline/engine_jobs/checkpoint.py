@@ -25,7 +25,6 @@ from tidelog.pipeline.engine_jobs.index_survey import ROWS_PER_FILE, state_proof
 from tidelog.pipeline.engines.place import EngineRoot, OpenedEngine
 from tidelog.pipeline.engines.store_place import EnginePlace
 from tidelog.pipeline.jobs.job import JobReport, OnProgress, Progress, ignore_progress
-from tidelog.pipeline.jobs.spark_errors import told_in_our_words
 from tidelog.tier.keys import CheckpointId
 
 if TYPE_CHECKING:
@@ -63,7 +62,7 @@ def checkpoint_engine(
     """Writes the state of an engine at a seq, at its high-water mark by default, beside whoever owns it."""
     flow = SparkFlow(spark)
     try:
-        with root.open(read_only=False) as opened, told_in_our_words("checkpoint"):
+        with root.open(read_only=False) as opened:
             job = CheckpointJob(flow, opened, root.place, clock or SystemClock(), on_progress, rows_per_file)
             return job.run(seq)
     finally:

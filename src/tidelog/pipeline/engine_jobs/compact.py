@@ -40,7 +40,6 @@ from tidelog.pipeline.engine_jobs.log_rows import position_of_lsn
 from tidelog.pipeline.engines.place import EngineRoot, OpenedEngine
 from tidelog.pipeline.engines.store_place import EnginePlace
 from tidelog.pipeline.jobs.job import OnProgress, Progress, ignore_progress
-from tidelog.pipeline.jobs.spark_errors import told_in_our_words
 from tidelog.tier.keys import CheckpointId
 
 if TYPE_CHECKING:
@@ -65,7 +64,7 @@ def compact_engine(
     """
     flow = SparkFlow(spark)
     try:
-        with root.open(read_only=False) as opened, told_in_our_words("compact"):
+        with root.open(read_only=False) as opened:
             job = CompactEngineJob(flow, opened, root.place, clock or SystemClock(), options, on_progress)
             return job.run()
     finally:

@@ -11,6 +11,7 @@ Invariants
 - Rows are Arrow batches. Functions are found by name, or are objects of classes that are, in modules of the workers;
   they may run twice for the same rows, and must do no harm then.
 - Nothing depends on the number of tasks, or on which of them a row is in, but the speed.
+- An error of ours that a task meets is raised as the same kind of error by whoever collects.
 - What a job does is written against these steps alone, so that a test can do them without Spark.
 """
 
@@ -22,6 +23,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from tidelog.pipeline.arrow_map import BatchFunction, map_in_arrow
+from tidelog.pipeline.jobs.spark_errors import told_in_our_words
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -123,7 +125,8 @@ class _SparkRows(Rows):
         return self
 
     def collected(self) -> pa.Table:
-        return self._frame.toArrow()
+        with told_in_our_words("computing rows"):
+            return self._frame.toArrow()
 
 
 class _Source:
