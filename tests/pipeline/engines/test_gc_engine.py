@@ -104,6 +104,13 @@ def carry_out(
     return apply_engine_gc(NO_SPARK, MemoryRoot(node.objects, on_request), made, clock=node.clock)  # type: ignore[arg-type]
 
 
+def carry_out_of(node: EngineNode, made: EngineGcPlan) -> set[str]:
+    """What is gone when a plan was carried out."""
+    before = keys_of(node)
+    carry_out(node, made)
+    return before - keys_of(node)
+
+
 def collect(node: EngineNode) -> EngineGcReport:
     """Plan and apply."""
     return carry_out(node, plan(node)[0])
@@ -169,10 +176,16 @@ def test_what_compactions_have_left_behind_goes_and_the_engine_is_whole() -> Non
 def test_what_was_just_superseded_waits_for_its_time() -> None:
     """Whoever reads the files of the compaction before has an hour for it, unless told otherwise."""
     node = grown()
+    for _ in range(2):
+        node.apply(10)
+        node.ship_all()
+        checkpoint_by_hand(node.objects, clock=node.clock)
     made, shown = plan(node, grace_seconds=3600)
-    assert {one.kind for one in made.removable} == {"raw log"}
+    assert {one.kind for one in made.removable} == {"raw log", "state"}
+    assert {one.key for one in made.removable} == carry_out_of(node, made)
     assert any("time of grace" in note for note in shown.notes)
     node.clock.advance(3601)
+    assert_whole(node)
     assert {"index", "root"} <= {one.kind for one in plan(node, grace_seconds=3600)[0].removable}
 
 

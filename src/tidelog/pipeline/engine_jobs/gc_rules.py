@@ -74,6 +74,8 @@ def judged(key: str, size: int, references: References, keys: EngineKeys, *, is_
     if key in references.sizes:
         return None
     kind, may_go, why = _rule(key, references, keys)
+    # Who reads a state has pinned it, and then it is not leaving.
+    is_recent = is_recent and key not in references.leaving
     return _verdict(kind, key, size, references, may_go=may_go, why=why, is_recent=is_recent)
 
 
