@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 from pyspark.sql import SparkSession
 from tests.pipeline.engines.computing import work_without_spark
+from tests.pipeline.engines.damaged import StoredEngine
 from tests.pipeline.engines.eventful import EventfulEngine
 
+from tidelog.errors import DataError, InputError, NotFoundError
 from tidelog.pipeline.engine_jobs.digest import digest_engine
+
+NO_SPARK: Any = None
 
 
 @pytest.mark.parametrize("seed", range(6))
@@ -39,3 +44,33 @@ def test_spark_computes_it(tmp_path: Path, spark: SparkSession) -> None:
     assert report.proofs[0].went_in.messages == report.things > 0
     assert "things, digest:" in str(report.proofs[0])
     history.close()
+
+
+def test_a_damaged_state_is_passed_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The one before it, and the log, lead to the same; when nothing does, what is wrong is named."""
+    work_without_spark(monkeypatch)
+    engine = StoredEngine.make(tmp_path / "store")
+    right = digest_engine(NO_SPARK, engine.root)
+    for part in engine.compaction.versions:
+        engine.flip(engine.path(part.key), 60)
+    again = digest_engine(NO_SPARK, engine.root)
+    assert (again.digest, again.is_good) == (right.digest, True)
+    assert any("versions-0000000001" in note and "passed over" in note for note in again.notes)
+    for number in range(len(engine.descriptors)):
+        engine.flip(engine.log_object(number))
+    with pytest.raises(DataError, match="the state cannot be computed: storage/engine/main/"):
+        digest_engine(NO_SPARK, engine.root)
+
+
+def test_seqs_that_cannot_be_had_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is not shipped yet, and what retention has removed; the error says what can be had."""
+    work_without_spark(monkeypatch)
+    history = EventfulEngine(tmp_path, "seqs")
+    history.run(2, keeps_all=True)
+    end = history.high_water_mark
+    history.node.engine.collect_garbage(horizon=end - 5)
+    history.close()
+    with pytest.raises(InputError, match=f"up to seq {end}"):
+        digest_engine(NO_SPARK, history.root, end + 1)
+    with pytest.raises(NotFoundError, match=f"from seq {end - 5} on"):
+        digest_engine(NO_SPARK, history.root, end - 6)
