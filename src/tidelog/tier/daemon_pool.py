@@ -13,9 +13,15 @@ from concurrent.futures import Executor, Future
 from threading import Lock, Thread, current_thread
 from typing import Any, NamedTuple, ParamSpec, TypeVar
 
+from tidelog.errors import ClosedError
+
 Arguments = ParamSpec("Arguments")
 Result = TypeVar("Result")
 _IDLE_SECONDS = 5.0
+
+
+class PoolClosedError(ClosedError, RuntimeError):
+    """What an Executor raises after its end, and an error of ours: something was closed while it was in use."""
 
 
 class _Call(NamedTuple):
@@ -52,7 +58,7 @@ class DaemonPool(Executor):
         future: Future[Result] = Future()
         with self._guard:
             if self._is_closed:
-                raise RuntimeError("the pool is closed")
+                raise PoolClosedError("it was closed while it was in use", hint="Open it again")
             self._queue.put(_Call(future, lambda: fn(*args, **kwargs)))
             if self._queue.qsize() > self._idle and len(self._threads) < self._threads_wanted:
                 self._start_thread()
