@@ -19,6 +19,7 @@ from tidelog.engine.compacted import Compaction, read_compaction
 from tidelog.engine.manifest import Manifest
 from tidelog.engine.store_checkpoint import StoredState
 from tidelog.errors import DataError, NotFoundError
+from tidelog.pipeline.engine_jobs.cost_listing import Listing, ListingWork, list_place
 from tidelog.pipeline.engine_jobs.cost_model import KINDS, Kind, KindUse, LogObject
 from tidelog.pipeline.engine_jobs.verify_references import references_of
 from tidelog.pipeline.engines.place import EngineRoot, OpenedEngine
@@ -27,35 +28,6 @@ from tidelog.pipeline.work import run_on_workers
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
-
-
-class ListingWork(msgspec.Struct, frozen=True, kw_only=True):
-    """A place to list. With `names` every object comes back, else their number and their bytes."""
-
-    place: EnginePlace
-    prefix: str
-    kind: Kind
-    names: bool = True
-
-
-class Listing(msgspec.Struct, frozen=True, kw_only=True):
-    """What is there."""
-
-    kind: Kind
-    objects: int
-    bytes: int
-    names: dict[str, int] = {}
-
-
-def list_place(work: ListingWork) -> Listing:
-    """Lists one place."""
-    objects, size, names = 0, 0, dict[str, int]()
-    for info in work.place.opened().objects.list(work.prefix):
-        objects += 1
-        size += info.size
-        if work.names:
-            names[info.key] = info.size
-    return Listing(kind=work.kind, objects=objects, bytes=size, names=names)
 
 
 class StateUse(msgspec.Struct, frozen=True, kw_only=True):
