@@ -19,7 +19,7 @@ from tests.engine.stations import KEYS, EngineNode, new_store, successor, usurp
 from tidelog.clock import ManualClock
 from tidelog.engine.entry import CreateBucket, PutObject
 from tidelog.engine.manifest import Pinning
-from tidelog.engine.raw_log import DroppedLog, drop_raw_log, droppable_below_lsn
+from tidelog.engine.raw_log import DroppedLog, drop_raw_log, droppable_below_lsn, whole_objects_below
 from tidelog.errors import ConflictError, FencedError, TidelogError
 from tidelog.testing import Crash, FaultyStore, World
 from tidelog.tier.catalog import Catalog
@@ -53,13 +53,13 @@ def store_of(node: EngineNode) -> FaultyStore:
     return node.objects
 
 
-def at_request(store: FaultyStore, nth: int, action: Callable[[], object]) -> list[int]:
-    """Something happens in front of a request, whichever it is; the list counts the requests."""
+def at_request(store: FaultyStore, nth: int, action: Callable[[], object], about: str = "") -> list[int]:
+    """Something happens in front of a request about something, whichever it is; the list counts the requests."""
     count = [0]
 
     def look(operation: str, key: str) -> None:
-        count[0] += 1
-        if count[0] == nth:
+        count[0] += about in key
+        if count[0] == nth and about in key:
             store.on_request = None
             action()
             store.on_request = look
@@ -69,13 +69,13 @@ def at_request(store: FaultyStore, nth: int, action: Callable[[], object]) -> li
 
 
 def in_front_of_every_request(
-    run: Callable[[EngineNode], object], action: Callable[[EngineNode], object], step: int = 1
+    run: Callable[[EngineNode], object], action: Callable[[EngineNode], object], step: int = 1, about: str = ""
 ) -> Iterator[EngineNode]:
     """Engines on which `run` was done, and `action` in front of one of its requests, each time another."""
     nth = 1
     while True:
         node = prepared()
-        count = at_request(store_of(node), nth, partial(action, node))
+        count = at_request(store_of(node), nth, partial(action, node), about)
         run(node)
         store_of(node).on_request = None
         yield node
@@ -162,20 +162,63 @@ def test_nothing_is_dropped_where_nothing_may() -> None:
         node.assert_same(sorted(node.model.states)[::20])
 
 
-def test_an_owner_drops_while_somebody_else_does() -> None:
+@pytest.mark.parametrize(("step", "about"), [(4, ""), (1, "main/start"), (2, "segments/")])
+def test_an_owner_drops_while_somebody_else_does(step: int, about: str) -> None:
     """In front of any request of the other one."""
-    for node in in_front_of_every_request(
-        lambda one: drop(store_of(one)), lambda one: one.engine.collect_garbage(), step=2
-    ):
+
+    def collect(node: EngineNode) -> object:
+        return node.engine.collect_garbage()
+
+    for node in in_front_of_every_request(lambda one: drop(store_of(one)), collect, step, about):
         assert_whole(node)
 
 
-def test_somebody_else_drops_while_an_owner_does() -> None:
+@pytest.mark.parametrize(("step", "about"), [(5, ""), (1, "main/start"), (3, "segments/")])
+def test_somebody_else_drops_while_an_owner_does(step: int, about: str) -> None:
     """In front of any request of the owner."""
-    for node in in_front_of_every_request(
-        lambda one: one.engine.collect_garbage(), lambda one: drop(store_of(one)), step=3
-    ):
+
+    def collect(node: EngineNode) -> object:
+        return node.engine.collect_garbage()
+
+    for node in in_front_of_every_request(collect, lambda one: drop(store_of(one)), step, about):
         assert_whole(node)
+
+
+def test_the_start_of_the_log_never_goes_back() -> None:
+    """Somebody wants to drop little, and an owner has dropped more meanwhile."""
+
+    def drop_one(node: EngineNode) -> object:
+        return drop(store_of(node), 20)
+
+    for node in in_front_of_every_request(drop_one, lambda one: one.engine.collect_garbage(), 1, "main/start"):
+        first = node.view.descriptors()[0].start_offset
+        assert Catalog(node.view.metadata, KEYS).start_offset() == first
+        assert_whole(node)
+
+
+def test_the_newest_object_stays_although_all_of_it_is_compacted() -> None:
+    """The log goes on behind it: without it nobody would know at which position."""
+    node = prepared()
+    compact_by_hand(node.objects)
+    manifest = node.view.manifest
+    assert droppable_below_lsn(manifest) <= manifest.shipped_lsn
+    assert whole_objects_below(Catalog(node.view.metadata, KEYS), ALL) == node.view.descriptors()[:-1]
+    node.engine.create_checkpoint()
+    for _ in range(2):
+        node.ship_all()
+        node.engine.create_checkpoint()
+        compact_by_hand(node.objects)
+        node.engine.collect_garbage()
+        drop(store_of(node))
+        assert len(node.view.object_keys()) >= 1
+        node.close()
+        heir = successor(node, node.name + "x", **SETTINGS)
+        assert heir.restore().next_position == node.view.manifest.shipped_position
+        node = heir.open()
+        node.apply_these([(node.engine.applied_seq + 1, PutObject("b", "more", b"m" * 400))])
+        node.ship_all()
+        node.assert_same([1, 9, 17, 29])
+    node.close()
 
 
 def test_an_owner_ships_and_compacts_small_objects_while_somebody_drops() -> None:
@@ -277,6 +320,76 @@ def test_a_compaction_that_is_published_and_a_log_that_goes_while_somebody_reads
             break
         nth += 1
     assert nth > 5
+
+
+@pytest.mark.parametrize("by_owner", [False, True])
+def test_another_compaction_while_somebody_drops(by_owner: bool) -> None:
+    """In front of any request: what is dropped is what one of the two allows, and every value is in the newer one."""
+
+    def compact_again(node: EngineNode) -> None:
+        compact_by_hand(node.objects)
+
+    def run(node: EngineNode) -> object:
+        return node.engine.collect_garbage() if by_owner else drop(store_of(node))
+
+    for node in in_front_of_every_request(run, compact_again, step=4):
+        assert node.view.manifest.generation in (1, 2)
+        assert_whole(node)
+
+
+def test_a_restore_from_a_state_whose_compaction_is_replaced_and_whose_log_goes() -> None:
+    """It has pinned its state: that stays, with its files and the log behind it, whatever is listed meanwhile."""
+    nth = 1
+    while True:
+        node = prepared()
+        done: list[int] = []
+
+        def live_on(one: EngineNode = node, seen: list[int] = done) -> None:
+            for seq in (60, 61, 62):
+                one.engine.apply(seq, PutObject("b", f"l{seq}", b"l" * 900))
+                one.ship_all()
+                compact_by_hand(one.objects)
+                one.engine.create_checkpoint()
+                one.engine.collect_garbage()
+                drop(store_of(one))
+            seen.append(one.engine.applied_seq)
+
+        heir = successor(node, "heir", **SETTINGS)
+        count = at_request(store_of(node), nth, lambda act=live_on: suppressed(act))  # type: ignore[misc]
+        heir.restore()
+        store_of(node).on_request = None
+        for seq in (60, 61, 62) if done else ():
+            heir.model.apply(seq, PutObject("b", f"l{seq}", b"l" * 900))
+        with heir.open():
+            heir.model.roll_back(heir.engine.applied_seq)
+            heir.assert_same([1, 9, 17, 29])
+        node.crash()
+        if count[0] < nth:
+            break
+        nth += 4
+    assert nth > 20
+
+
+def suppressed(action: Callable[[], object]) -> None:
+    """Done as far as the claim reaches."""
+    with contextlib.suppress(FencedError):
+        action()
+
+
+def test_times_that_were_learned_before_the_log_was_dropped_count_on() -> None:
+    """Versions go by age although the records that tell it are gone."""
+    clock = ManualClock()
+    with EngineNode(new_store(clock), clock=clock, keep_seconds=3600, **SETTINGS).open() as node:
+        node.apply_these([(1, CreateBucket("b"))])
+        for seq in range(2, 12):
+            clock.advance(600)
+            node.apply_these([(seq, PutObject("b", "k", b"%d" % seq * 500))])
+            node.ship_all()
+            node.engine.create_checkpoint()
+            compact_by_hand(node.objects, clock=clock)
+            node.engine.collect_garbage()
+        assert node.view.descriptors()[0].start_offset > 5
+        assert node.engine.statistics().history_start_seq == 5
 
 
 @pytest.mark.parametrize("by_owner", [False, True])

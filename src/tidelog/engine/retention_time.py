@@ -10,6 +10,7 @@ Records of operations say when they were applied. Which of them count is said el
 Invariants
 - The answer is never too late: every entry up to the seq that is given was applied at or before the time. It may be too
   early, by about one object, or by the time between two low-water marks.
+- Where the log was dropped because it is compacted, what was learned from it before counts on, while the engine runs.
 - Clocks may jump. That moves the answer within what the log says, and never beyond the marks: the caller sees to that.
 """
 
@@ -81,7 +82,7 @@ class ShippedTimes:
             return self._bisected(link, manifest, time_us)
 
     def _bisected(self, link: StoreLink, manifest: Manifest, time_us: int) -> int:
-        catalog, found = link.owned.catalog, 0
+        catalog, found = link.owned.catalog, self._remembered(time_us)
         low, high = max(1, catalog.start_offset()), manifest.shipped_lsn
         while low < high:
             piece = catalog.at((low + high) // 2)
@@ -93,6 +94,10 @@ class ShippedTimes:
             else:
                 found, low = max(found, sample.seq), piece.next_offset
         return found
+
+    def _remembered(self, time_us: int) -> int:
+        """By samples of a log that may have been dropped since. They stay true: what is shipped is not rolled back."""
+        return max([sample.seq for sample in self._samples.values() if sample.time_us <= time_us], default=0)
 
     def _sample(self, link: StoreLink, manifest: Manifest, lsn: int) -> Sample | None:
         """The first entry from an LSN on that counts; None when there is none soon."""
