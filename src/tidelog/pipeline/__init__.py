@@ -19,12 +19,14 @@ if TYPE_CHECKING:
     from tidelog.pipeline.engine_jobs.replay_topic import replay_engine_to_topic
     from tidelog.pipeline.engine_jobs.restore import restore_engine_directory
     from tidelog.pipeline.engine_jobs.verify import verify_engine
+    from tidelog.pipeline.engines.place import EngineRoot, find_engine
     from tidelog.pipeline.jobs.table_reader import read_table
     from tidelog.pipeline.listener import LagListener
     from tidelog.pipeline.root import Root, find_root
     from tidelog.pipeline.session import register, spark_session
 
 __all__ = [
+    "EngineRoot",
     "LagListener",
     "Root",
     "apply_engine_gc",
@@ -33,6 +35,7 @@ __all__ = [
     "compact_engine",
     "digest_engine",
     "engine_cost",
+    "find_engine",
     "find_root",
     "pack_for_cluster",
     "plan_engine_gc",
@@ -46,6 +49,8 @@ __all__ = [
 ]
 
 _HOMES = {
+    "EngineRoot": "tidelog.pipeline.engines.place",
+    "find_engine": "tidelog.pipeline.engines.place",
     "apply_engine_gc": "tidelog.pipeline.engine_jobs.gc",
     "plan_engine_gc": "tidelog.pipeline.engine_jobs.gc",
     "replay_engine": "tidelog.pipeline.engine_jobs.replay",

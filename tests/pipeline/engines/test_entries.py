@@ -131,6 +131,21 @@ def test_wrong_options_are_named(tmp_path: Path, options: dict[str, str], says: 
         rows_of(tmp_path / "e", **options)
 
 
+def test_objects_that_were_put_together_meanwhile_are_found_again(tmp_path: Path) -> None:
+    """A read that was planned before small objects of the log were replaced by large ones gives the same rows."""
+    history = History(tmp_path, "together")
+    with history.open() as engine:
+        history.grow(engine, 90)
+        expected = rows_of(history.store)
+        source = EntriesDataSource({"root": history.store, "minPartitions": "5"})
+        reader = source.reader(source.schema())
+        partitions = reader.partitions()
+        assert engine.compact(grace_seconds=0).replaced_objects > 1
+        engine.compact(grace_seconds=0)
+        found: list[Any] = [batch for one in partitions for batch in reader.read(one)]
+    assert [row for batch in found for row in batch.to_pylist()] == expected
+
+
 def test_a_beginning_that_was_dropped_is_told(tmp_path: Path) -> None:
     """With the raw log gone below a compaction, what is there is read; who asks for more is told where it begins."""
     history = History(tmp_path, "dropped")
