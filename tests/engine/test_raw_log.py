@@ -240,7 +240,7 @@ def test_an_owner_ships_and_compacts_small_objects_while_somebody_drops() -> Non
 def test_a_new_owner_while_somebody_drops() -> None:
     """In front of any request; the old owner changes nothing any more, and the new one has everything."""
 
-    for node in in_front_of_every_request(lambda one: drop(store_of(one)), lambda one: usurp(store_of(one)), step=2):
+    for node in in_front_of_every_request(lambda one: drop(store_of(one)), lambda one: usurp(store_of(one)), step=5):
         if node.view.manifest.epoch == 1:
             usurp(store_of(node))
         assert collected(node) == 0
@@ -259,7 +259,7 @@ def test_an_owner_that_slept_deletes_nothing_that_is_needed() -> None:
         usurp(store_of(node))
         drop(store_of(node))
 
-    for node in in_front_of_every_request(collected, take_over, step=3):
+    for node in in_front_of_every_request(collected, take_over, step=5):
         with successor(node, "heir", **SETTINGS) as heir:
             heir.restore()
             heir.open()
@@ -291,7 +291,7 @@ def test_a_compaction_that_is_published_and_a_log_that_goes_while_somebody_resto
         node.crash()
         if count[0] < nth:
             break
-        nth += 3
+        nth += 5
     assert nth > 20
 
 
@@ -411,7 +411,7 @@ def test_cut_off_anywhere_and_done_again(by_owner: bool) -> None:
             assert_whole(again)
         if not died:
             return
-        crash_at += 1
+        crash_at += 3
 
 
 def cut_off(world: World, *, by_owner: bool) -> bool:
