@@ -16,7 +16,7 @@ from tidelog.cli.main import main
 from tidelog.engine.body import decode_body
 from tidelog.engine.cell import decode_cell
 from tidelog.engine.compacted import CompactedData
-from tidelog.engine.entry import Batch, CopyObject, CreateBucket, DeleteObject, PutObject
+from tidelog.engine.entry import Batch, CopyObject, CreateBucket, DeleteBucket, DeleteObject, PutObject
 from tidelog.engine.pack import check_pack
 from tidelog.engine.place import FilePlace, PackPlace, decode_version
 from tidelog.engine.row_file import RowFile
@@ -254,6 +254,23 @@ def test_packs_that_are_mostly_dead_are_given_up() -> None:
         rows = rows_in(data_of(node), node)
         live = {key for key, cell in rows.items() if is_pointer(cell)}
         assert len(live) == len(keys) - len(doomed)
+
+
+def test_an_engine_in_which_nothing_is_left() -> None:
+    """When retention leaves no row at all, the compaction is empty, and so is what is restored from it."""
+    with EngineNode(new_store()).open() as node:
+        node.apply_these([(1, CreateBucket("b")), (2, PutObject("b", "k", bytes(900)))])
+        node.ship_all()
+        compact(node.objects)
+        node.apply_these([(3, DeleteObject("b", "k")), (4, DeleteBucket("b"))])
+        node.ship_all()
+        report = compact(node.objects, keep_from=4)
+        assert (report.is_good, report.versions, report.objects) == (True, 0, 0)
+        other = successor(node)
+        node.crash()
+        other.restore()
+        with other.open():
+            other.assert_same()
 
 
 # Codecs

@@ -7,6 +7,7 @@ Invariants
 
 from __future__ import annotations
 
+import hashlib
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import groupby
@@ -22,7 +23,7 @@ from tidelog.errors import CorruptionError
 from tidelog.pipeline.engine_jobs.index_rows import TOLD_SCHEMA, Created, as_told, in_batches, rows_of, told_by
 from tidelog.pipeline.engine_jobs.index_survey import Seen, Survey, Surveyor, summed
 from tidelog.pipeline.engines.store_place import EnginePlace
-from tidelog.tier.compacted_names import CompactedId, StatePartId, digest_of
+from tidelog.tier.compacted_names import DIGEST_BYTES, CompactedId, StatePartId
 from tidelog.tier.keys import EngineKeys
 from tidelog.tier.object_store import ObjectStore
 
@@ -121,8 +122,12 @@ def write_checked(objects: ObjectStore, key: str, data: bytes, digest: str) -> N
     with objects.open_writer(key) as writer:
         for start in range(0, len(data), _RANGE_BYTES):
             writer.write(memoryview(data)[start : start + _RANGE_BYTES])
-    found = b"".join(objects.read_range(key, start, _RANGE_BYTES) for start in range(0, len(data) + 1, _RANGE_BYTES))
-    if len(found) != len(data) or digest_of(found) != digest:
+    found, size = hashlib.blake2b(digest_size=DIGEST_BYTES), 0
+    for start in range(0, len(data) + 1, _RANGE_BYTES):
+        part = objects.read_range(key, start, _RANGE_BYTES)
+        found.update(part)
+        size += len(part)
+    if size != len(data) or found.hexdigest() != digest:
         raise CorruptionError(
             "what was written is not what is there", path=key, byte=0, operation="write", hint="Run the job again"
         )
