@@ -21,9 +21,9 @@ from tidelog.tier.stores import open_store
 class History:
     """An engine that was fed with random entries and has shipped all of them, and the model of it."""
 
-    def __init__(self, directory: Path, seed: object, **settings: object) -> None:
+    def __init__(self, directory: Path, seed: object, store: str | None = None, **settings: object) -> None:
         self.directory = directory / "engine"
-        self.store = f"file://{directory / 'store'}"
+        self.store = store or f"file://{directory / 'store'}"
         self.model = Model()
         self._choose = random.Random(str(seed))
         self._source = RandomEntries(seed)

@@ -72,7 +72,7 @@ def known_seqs(history: History, last: int) -> list[int]:
 
 @pytest.mark.parametrize("seed", range(3))
 @pytest.mark.parametrize("settings", [{}, {"wal_compression": "zstd", "inline_value_bytes": 200}])
-def test_objects_are_those_of_the_engine(tmp_path: Path, seed: int, settings: dict[str, object]) -> None:
+def test_objects_are_those_of_the_engine(tmp_path: Path, seed: int, settings: dict[str, Any]) -> None:
     """Random histories: from the log alone, from a state, from a state and the log behind it; before a compaction and
     after it, with the raw log gone, and with more log behind it."""
     history = History(tmp_path, seed, **settings)
