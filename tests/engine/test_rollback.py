@@ -5,12 +5,14 @@ from __future__ import annotations
 import os
 import random
 import shutil
+import threading
 from pathlib import Path
 
 import pytest
 from tests.engine.engines import RandomEntries, assert_same, is_missing, open_local
 from tests.engine.model import Model, batch
 
+import tidelog
 from tidelog.engine.entry import CreateBucket, Entry, PutObject
 from tidelog.engine.results import Result
 from tidelog.errors import InputError
@@ -155,3 +157,55 @@ def test_a_batch_that_was_torn_and_came_again_is_rolled_back_once(tmp_path: Path
         engine.rollback_to(1)
         assert engine.digest() == before
         engine._core.tree.check()
+
+
+def test_a_mark_that_comes_during_a_rollback_waits_for_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is then one of what is gone, and is refused: the marks keep their order."""
+    with open_local(tmp_path / "e") as engine:
+        engine.apply_many([(1, CreateBucket("b")), *((seq, PutObject("b", f"{seq}", b"v")) for seq in range(2, 50))])
+        told: list[BaseException] = []
+
+        def raise_mark() -> None:
+            try:
+                engine.update_low_water_mark(40)
+            except InputError as error:
+                told.append(error)
+
+        other = threading.Thread(target=raise_mark)
+        real = engine._core.roll_back
+
+        def roll_back(seq: int) -> None:
+            other.start()
+            other.join(0.05)
+            assert other.is_alive()
+            real(seq)
+
+        monkeypatch.setattr(engine._core, "roll_back", roll_back)
+        engine.rollback_to(20)
+        other.join(20)
+        assert "20 is the last seq that was applied here" in str(told[0])
+        assert (engine.applied_seq, engine.low_water_mark) == (20, 0)
+
+
+def test_rolling_back_right_after_a_restore(tmp_path: Path) -> None:
+    """What came from the store was everywhere, and stays; what came since goes."""
+    store, model = (tmp_path / "store").as_uri(), Model()
+    entries = RandomEntries("restored").entries(120)
+    for seq, entry in entries:
+        model.apply(seq, entry)
+    shipped, some, all_of_them = entries[79][0], entries[99][0], entries[-1][0]
+    with tidelog.open_engine(tmp_path / "lost", store=store) as engine:
+        engine.apply_many(entries)
+        engine.update_low_water_mark(shipped)
+        engine.create_checkpoint()
+    with tidelog.restore_engine(tmp_path / "new", store=store) as engine:
+        engine.rollback_to(engine.applied_seq)
+        with pytest.raises(InputError, match="below the low-water mark"):
+            engine.rollback_to(shipped - 1)
+        assert engine.digest() == model.digest(shipped)
+        engine.apply_many(entries[80:])
+        for seq in (some, shipped):
+            engine.rollback_to(seq)
+            assert engine.digest() == model.digest(seq)
+        engine.apply_many(entries[80:])
+        assert engine.digest() == model.digest(all_of_them)
