@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -81,6 +83,24 @@ def test_a_batch_across_objects_and_tasks_comes_whole_and_once(tmp_path: Path) -
     rows = rows_of(tmp_path / "e", minPartitions=30)
     assert [(row["seq"], row["order"]) for row in rows] == [(1, 0), *((2, order) for order in range(30)), (3, 0)]
     assert len({row["lsn"] for row in rows}) == 32
+
+
+def test_a_batch_that_was_torn_by_a_crash_is_there_once(tmp_path: Path) -> None:
+    """Its first records are in the log twice: those that recovery took back are no rows, however tasks are cut."""
+    puts = tidelog.Batch([PutObject("b", f"k{number}", b"v" * 300) for number in range(5)])
+    with tidelog.open_engine(tmp_path / "whole") as engine:
+        engine.apply_many([(1, tidelog.CreateBucket("b")), (2, puts)])
+        shutil.copytree(tmp_path / "whole", tmp_path / "torn")
+    (newest,) = (tmp_path / "torn" / "wal").glob("wal.*.log")
+    os.truncate(newest, newest.stat().st_size - 100)
+    with tidelog.open_engine(tmp_path / "torn", store=f"file://{tmp_path}/s") as engine:
+        assert engine._core.recovery.undone_seq == 2
+        engine.apply_many([(2, puts), (3, PutObject("b", "last", b""))])
+        engine.update_low_water_mark(3)
+        engine.ship()
+    for parts in (1, 4, 20):
+        rows = rows_of(tmp_path / "torn", minPartitions=parts)
+        assert [(row["seq"], row["order"]) for row in rows] == [(1, 0), *((2, order) for order in range(5)), (3, 0)]
 
 
 def test_seqs_choose_the_range_both_ends_included(tmp_path: Path) -> None:
