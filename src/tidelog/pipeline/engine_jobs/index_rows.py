@@ -22,7 +22,14 @@ from tidelog.engine.place import cell_of
 from tidelog.engine.row_file import RowFile, RowPart
 from tidelog.engine.vacuum_rules import Rule, judged
 from tidelog.engine.version_keys import BUCKETS, SEQ_BYTES, seq_of
-from tidelog.pipeline.engine_jobs.log_rows import BATCH_ROWS, CHANGE_SCHEMA, LogWork, change_batches, to_batch
+from tidelog.pipeline.engine_jobs.log_rows import (
+    BATCH_ROWS,
+    CHANGE_SCHEMA,
+    LogWork,
+    change_batches,
+    first_lsn_above,
+    to_batch,
+)
 from tidelog.pipeline.engines.store_place import EnginePlace
 
 if TYPE_CHECKING:
@@ -125,6 +132,18 @@ def as_told(things: Iterable[msgspec.Struct]) -> Iterator[pa.RecordBatch]:
 def told_by(rows: Rows, kind: type[Told]) -> list[Told]:
     """What the tasks told."""
     return [msgspec.msgpack.decode(data, type=kind) for data in rows.collected().column("told").to_pylist()]
+
+
+class FirstAbove(msgspec.Struct, frozen=True):
+    """Where the first entry above a seq begins, among those of a task."""
+
+    lsn: int
+
+
+def first_above(work: LogWork) -> Iterator[pa.RecordBatch]:
+    """The same, for the driver; nothing when all of them are at or below it."""
+    lsn = first_lsn_above(work)
+    return as_told([] if lsn is None else [FirstAbove(lsn)])
 
 
 # Buckets: few, and needed for what is to be seen of objects

@@ -14,8 +14,6 @@ import secrets
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
-import msgspec
-
 from tidelog.clock import Clock
 from tidelog.engine.buckets import Buckets
 from tidelog.engine.manifest import Manifest, Pinning
@@ -24,18 +22,25 @@ from tidelog.pipeline.engine_jobs.index_base import Base, base_of
 from tidelog.pipeline.engine_jobs.index_rows import (
     TOLD_SCHEMA,
     Created,
+    FirstAbove,
+    buckets_in,
+    created_at,
+    first_above,
+    settled_rows,
+    told_by,
+)
+    TOLD_SCHEMA,
+    Created,
     as_told,
     buckets_in,
     created_at,
     settled_rows,
     told_by,
 )
-from tidelog.pipeline.engine_jobs.log_rows import LogWork, first_lsn_above, plan_log
+from tidelog.pipeline.engine_jobs.log_rows import LogWork, plan_log
 from tidelog.pipeline.engines.store_place import EnginePlace
 
 if TYPE_CHECKING:
-    import pyarrow as pa
-
     from tidelog.pipeline.engine_jobs.compact_flow import Flow, Rows
     from tidelog.pipeline.engines.place import OpenedEngine
 
@@ -121,19 +126,8 @@ class SourceOfRows:
         if seq == manifest.high_water_mark:
             return end_lsn
         works = self._planned(manifest, start_lsn, end_lsn, seq)
-        found = told_by(self._flow.source(_first_above, works, TOLD_SCHEMA), FirstAbove) if works else []
+        found = told_by(self._flow.source(first_above, works, TOLD_SCHEMA), FirstAbove) if works else []
         return min((one.lsn for one in found), default=end_lsn)
-
-
-class FirstAbove(msgspec.Struct, frozen=True):
-    """Where the first entry above a seq begins, among those of a task."""
-
-    lsn: int
-
-
-def _first_above(work: LogWork) -> Iterator[pa.RecordBatch]:
-    lsn = first_lsn_above(work)
-    return as_told([] if lsn is None else [FirstAbove(lsn)])
 
 
 def _checked_seq(manifest: Manifest, seq: int | None) -> int:
