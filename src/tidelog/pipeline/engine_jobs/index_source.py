@@ -29,14 +29,6 @@ from tidelog.pipeline.engine_jobs.index_rows import (
     settled_rows,
     told_by,
 )
-    TOLD_SCHEMA,
-    Created,
-    as_told,
-    buckets_in,
-    created_at,
-    settled_rows,
-    told_by,
-)
 from tidelog.pipeline.engine_jobs.log_rows import LogWork, plan_log
 from tidelog.pipeline.engines.store_place import EnginePlace
 
