@@ -210,6 +210,26 @@ def test_damage_is_named(tmp_path: Path) -> None:
     assert_same(history, [last])
 
 
+def test_a_state_that_went_while_it_was_read_is_told(tmp_path: Path) -> None:
+    """The error says what to do; a compaction serves where no state can be used."""
+    history = History(tmp_path, "went")
+    with history.open() as engine:
+        history.grow(engine, 45)
+        last = engine.applied_seq
+    history.compact()
+    states = tmp_path / "store" / "storage" / "engine" / "main" / "checkpoints"
+    for path in states.glob("*"):
+        path.unlink()
+    assert_same(history, [last])
+    source = ObjectsDataSource({"root": history.store})
+    reader = source.reader(source.schema())
+    partitions = reader.partitions()
+    for path in (states.parent / "index").glob("versions-*"):
+        path.unlink()
+    with pytest.raises(NotFoundError, match="pinSeconds"):
+        [list(reader.read(one)) for one in partitions]
+
+
 def test_a_body_that_is_damaged_is_not_handed_out(tmp_path: Path) -> None:
     """Rows come from the state and are right; whoever wants the bodies is told which one is not."""
     with tidelog.open_engine(tmp_path / "e", store=f"file://{tmp_path}/s") as engine:

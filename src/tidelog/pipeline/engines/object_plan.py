@@ -17,6 +17,7 @@ import logging
 import secrets
 from bisect import bisect_left
 from collections.abc import Iterator, Sequence
+from functools import partial
 from itertools import pairwise
 from typing import NamedTuple
 
@@ -24,7 +25,7 @@ from tidelog.clock import SystemClock
 from tidelog.engine.buckets import Buckets
 from tidelog.engine.cell_blocks import Row, rows_in
 from tidelog.engine.compacted import read_compaction
-from tidelog.engine.manifest import Manifest, Pinning, StoredCheckpoint
+from tidelog.engine.manifest import Manifest, Pinning, StoredCheckpoint, StoredCompaction
 from tidelog.engine.restore_replay import Replay
 from tidelog.engine.retention import forgotten
 from tidelog.engine.row_file import RowFile, RowPart
@@ -227,14 +228,13 @@ class ObjectPlan:
 
 def find_base(engine: OpenedEngine, manifest: Manifest) -> Base:
     """The newest state or compaction that can be read; the beginning of the log where there is none."""
-    compacted = manifest.compacted
-    newest_seq = manifest.checkpoints[-1].seq if manifest.checkpoints else -1
-    if compacted is not None and compacted.seq > newest_seq:
-        root = read_compaction(engine.objects, engine.keys, compacted)
-        return Base(compacted.lsn, root.history_start_seq, files=tuple(root.versions))
-    for listed in reversed(manifest.checkpoints):
+    # Of a state and a compaction with the same seq the state comes first: it is as good, and can be pinned.
+    candidates = [((listed.seq, 1), partial(_of_state, engine, listed)) for listed in manifest.checkpoints]
+    if (compacted := manifest.compacted) is not None:
+        candidates.append(((compacted.seq, 0), partial(_of_compaction, engine, compacted)))
+    for _, open_base in sorted(candidates, key=lambda one: one[0], reverse=True):
         try:
-            return _of_state(engine, listed)
+            return open_base()
         except (DataError, NotFoundError) as error:
             _logger.warning("%s: a state in the store cannot be used: %s", engine.objects.url, error)
     start_lsn = engine.catalog.start_offset()
@@ -245,6 +245,11 @@ def find_base(engine: OpenedEngine, manifest: Manifest) -> Base:
             hint="Read from a replica, or put a good copy of a state in its place",
         )
     return Base(1, 0)
+
+
+def _of_compaction(engine: OpenedEngine, compacted: StoredCompaction) -> Base:
+    root = read_compaction(engine.objects, engine.keys, compacted)
+    return Base(root.lsn, root.history_start_seq, files=tuple(root.versions))
 
 
 def _of_state(engine: OpenedEngine, listed: StoredCheckpoint) -> Base:

@@ -15,7 +15,7 @@ from tidelog.engine.cell_blocks import HEADER_BYTES, Row, block_bytes, count_of,
 from tidelog.engine.restore_runs import RawRows, merge_newest_first
 from tidelog.engine.rows import check_rows
 from tidelog.engine.store_checkpoint import BlockPlace
-from tidelog.errors import CorruptionError, DataError
+from tidelog.errors import CorruptionError, DataError, NotFoundError
 from tidelog.pipeline.engines.object_part import RowBlocks
 from tidelog.tier.object_store import ObjectStore
 
@@ -50,11 +50,22 @@ def _stored(objects: ObjectStore, files: Sequence[RowBlocks]) -> Iterator[RawRow
     for file in files:
         for places in _together(file.blocks):
             first = places[0].byte
-            data = objects.read_range(file.key, first, places[-1].byte + places[-1].size - first)
+            data = _read(objects, file.key, first, places[-1].byte + places[-1].size - first)
             for place in places:
                 block = data[place.byte - first : place.byte - first + place.size]
                 yield _checked(block, place, file, last_key)
                 last_key = place.last_key
+
+
+def _read(objects: ObjectStore, key: str, start: int, length: int) -> memoryview:
+    try:
+        return objects.read_range(key, start, length)
+    except NotFoundError as error:
+        raise NotFoundError(
+            f"{key} is not there any more: a newer state took its place while it was read",
+            operation="read objects",
+            hint="Run the query again; the option pinSeconds keeps a state for a while",
+        ) from error
 
 
 def _together(places: Sequence[BlockPlace]) -> Iterator[list[BlockPlace]]:
