@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
+from collections.abc import Iterator
+
 import msgspec
 import pytest
 from hypothesis import given, settings
@@ -13,7 +16,7 @@ from tidelog.errors import AccessDeniedError, DataError, StoreUnavailableError
 from tidelog.testing import FaultyMetadata, FaultyStore
 from tidelog.tier.catalog import Catalog
 from tidelog.tier.descriptor import Descriptor, Reservation, encode_descriptor
-from tidelog.tier.keys import padded
+from tidelog.tier.keys import ObjectId, padded
 
 NONSENSE = [
     b"",
@@ -349,3 +352,44 @@ def test_foreign_keys_among_the_descriptors_are_passed_over() -> None:
     found = fresh(topic).at(25)
     assert found is not None
     assert found.start_offset == 20
+
+
+# Beside a compaction
+
+
+def replace_most(topic: ColdTopic) -> None:
+    """Small objects become a large one: its descriptor first, then theirs go."""
+    metadata, keys = topic.catalog.metadata, topic.catalog.keys
+    name = ObjectId(20, 79, 1, 1)
+    large = msgspec.structs.replace(topic.descriptors[2], end_offset=name.end, object_id=str(name))
+    metadata.put(keys.descriptor(20), encode_descriptor(large))
+    for start in range(30, 80, 10):
+        metadata.delete(keys.descriptor(start))
+
+
+@pytest.mark.parametrize("first_offset", [0, 20, 55])
+@pytest.mark.parametrize("is_slow", [False, True])
+def test_a_range_has_no_hole_when_objects_are_replaced(first_offset: int, is_slow: bool) -> None:
+    """In front of any request of it: small ones are told, or the large one, and nothing twice."""
+    for at_request in range(1, 100):
+        objects = FaultyStore()
+        topic = ColdTopic(objects, open_metadata("bucket", objects))
+        topic.fill([b"x"] * 100, per_object=10)
+        requests = itertools.count(1)
+
+        def replace(*_: str, number: int = at_request, counted: Iterator[int] = requests) -> None:
+            if next(counted) == number:
+                replace_most(topic)  # noqa: B023  # called before the next one is made
+
+        catalog = fresh(topic)
+        objects.on_request = replace
+        if is_slow:
+            catalog.named_starts = list  # type: ignore[method-assign]  # as if `cur` named none
+        found = list(catalog.between(first_offset, 100))
+        objects.on_request = None
+        assert found[0].start_offset <= first_offset
+        assert [one.start_offset for one in found[1:]] == [one.next_offset for one in found[:-1]]
+        assert found[-1].next_offset == 100
+        if next(requests) <= at_request:
+            break
+    assert at_request > 3

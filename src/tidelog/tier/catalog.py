@@ -177,17 +177,33 @@ class Catalog:
         return behind if behind is None or behind.start_offset == offset else self.at(offset) or behind
 
     def between(self, first_offset: int, next_offset: int) -> Iterator[Descriptor]:
-        """As `walk`, of a range of offsets: many at a time, for those who want all of them."""
-        first = self.at(first_offset) or self._ceiling(first_offset)
-        reached = 0
-        while first is not None and first.start_offset < next_offset:
-            found = [one for one in self._range(first.start_offset, _MANY) if isinstance(one, Descriptor)]
-            for descriptor in found:
-                # One that begins inside another was replaced by it, and is about to go.
-                if reached <= descriptor.start_offset < next_offset:
-                    yield descriptor
-                    reached = descriptor.next_offset
-            first = self._ceiling(reached) if found else None
+        """As `walk`, of a range of offsets: many at a time, for those who want all of them.
+
+        No two of them hold the same: where a compaction was at work meanwhile, it is the large one that is told.
+        """
+        kept: list[Descriptor] = []
+        found = self.at(first_offset) or self._ceiling(first_offset)
+        while found is not None and found.start_offset < next_offset:
+            while kept and kept[-1].start_offset >= found.start_offset:
+                kept.pop()  # it was replaced by the one that was found, after it was seen
+            behind = self._following(found.start_offset, next_offset)
+            kept += behind
+            reached = behind[-1].next_offset if behind else found.start_offset
+            found = self._behind_missing(reached) if reached < next_offset else None
+        return iter(kept)
+
+    def _following(self, offset: int, next_offset: int) -> list[Descriptor]:
+        """The one that begins at an offset and those behind it, up to a hole: many, but maybe not all."""
+        found: list[Descriptor] = []
+        for one in list(self._range(offset, _MANY)):
+            # One that begins inside another was replaced by it, and is about to go.
+            if not isinstance(one, Descriptor) or one.start_offset < offset:
+                continue
+            if one.start_offset > offset or offset >= next_offset:
+                break
+            found.append(one)
+            offset = one.next_offset
+        return found
 
     def found_from(self, offset: int) -> Iterator[Found]:
         """The descriptors from the one that holds `offset` on, with their versions, many at a time."""

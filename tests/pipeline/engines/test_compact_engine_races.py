@@ -156,3 +156,26 @@ def test_an_owner_at_work_is_not_in_the_way() -> None:
         other.restore()
         with other.open():
             other.assert_same()
+
+
+@pytest.mark.parametrize("keeps_all", [False, True])
+def test_log_behind_a_compaction_that_its_owner_has_dropped(keeps_all: bool) -> None:
+    """No value is in it, and there are newer states: compactions go on from one of those, without what was let go."""
+    with EngineNode(new_store(), name="dropped", hot_tier_bytes=0, wal_segment_size=4 << 10).open() as node:
+        node.apply(80)
+        node.ship_all()
+        compact(node.objects, **({} if keeps_all else {"keep_from": node.engine.applied_seq}))
+        compacted = node.view.manifest.compacted
+        for _ in range(3):
+            node.apply(30)
+            node.ship_all()
+            node.engine.create_checkpoint()
+        node.engine.collect_garbage(horizon=node.engine.applied_seq)
+        assert compacted is not None
+        assert node.view.descriptors()[0].start_offset > compacted.lsn
+        assert compact(node.objects).generation == 2
+        other = successor(node)
+        node.crash()
+        other.restore()
+        with other.open():
+            other.assert_same()

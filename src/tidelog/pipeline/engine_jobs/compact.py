@@ -119,7 +119,7 @@ class CompactEngineJob:
         ):
             self._tell(0)
             found = self._found(manifest, previous, pinning)
-            return self._compact(manifest, previous, self._sorted(found, manifest), large_bytes)
+            return self._compact(manifest, previous, self._sorted(found, manifest, previous), large_bytes)
 
     # What it begins with
 
@@ -145,12 +145,18 @@ class CompactEngineJob:
 
     def _found(self, manifest: Manifest, previous: Compaction | None, pinning: Pinning | None) -> RowsAt:
         source = SourceOfRows(self._flow, self._opened, self._place)
-        if previous is None:
+        if previous is None or self._has_no_log_behind(previous):
             return source.at(manifest, pinning)
         return source.behind(_base_of(manifest, previous), manifest, manifest.high_water_mark)
 
-    def _sorted(self, found: RowsAt, manifest: Manifest) -> _Sorted:
-        if self._options.keep_from is None:
+    def _has_no_log_behind(self, previous: Compaction) -> bool:
+        """An owner may have dropped log behind a compaction that no value is in, since there are newer states."""
+        return previous.lsn < self._opened.catalog.start_offset()
+
+    def _sorted(self, found: RowsAt, manifest: Manifest, previous: Compaction | None) -> _Sorted:
+        # A state may have versions that the compaction before has let go: what could not be asked for goes again.
+        is_whole = previous is None or found.base is None or found.base.lsn == previous.lsn
+        if self._options.keep_from is None and is_whole:
             seen = survey(found.rows, found.created, found.seq, self._options.rows_per_file)
             return _Sorted(found, found.rows, seen, seen)
         read = look(found.rows, found.created, found.seq)
