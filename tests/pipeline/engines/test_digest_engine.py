@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +13,11 @@ from tests.pipeline.engines.computing import work_without_spark
 from tests.pipeline.engines.damaged import StoredEngine
 from tests.pipeline.engines.eventful import EventfulEngine
 
+import tidelog
 from tidelog.errors import DataError, InputError, NotFoundError
 from tidelog.pipeline.engine_jobs.digest import digest_engine
+from tidelog.pipeline.engine_jobs.verify import verify_engine
+from tidelog.pipeline.engines.place import find_engine
 
 NO_SPARK: Any = None
 
@@ -74,3 +79,23 @@ def test_seqs_that_cannot_be_had_are_refused(tmp_path: Path, monkeypatch: pytest
         digest_engine(NO_SPARK, history.root, end + 1)
     with pytest.raises(NotFoundError, match=f"from seq {end - 5} on"):
         digest_engine(NO_SPARK, history.root, end - 6)
+
+
+def test_what_a_crash_tore_apart_does_not_count(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Half a batch is in the log, taken back by recovery, and another entry has its seq."""
+    work_without_spark(monkeypatch)
+    puts = tidelog.Batch([tidelog.PutObject("b", f"k{number}", bytes(300)) for number in range(5)])
+    with tidelog.open_engine(tmp_path / "whole") as engine:
+        engine.apply_many([(1, tidelog.CreateBucket("b")), (2, puts)])
+        shutil.copytree(tmp_path / "whole", tmp_path / "torn")
+    (newest,) = (tmp_path / "torn" / "wal").glob("wal.*.log")
+    os.truncate(newest, newest.stat().st_size - 100)
+    with tidelog.open_engine(tmp_path / "torn", store=(tmp_path / "store").as_uri()) as engine:
+        engine.apply_many([(2, tidelog.PutObject("b", "other", bytes(300))), (3, tidelog.DeleteObject("b", "k1"))])
+        engine.update_low_water_mark(3)
+        engine.create_checkpoint()
+        digest = engine.digest()
+    root = find_engine((tmp_path / "store").as_uri())
+    for from_log in (False, True):
+        assert digest_engine(NO_SPARK, root, from_log=from_log).digest == digest
+    assert verify_engine(NO_SPARK, root, digest=digest).problems == ()
