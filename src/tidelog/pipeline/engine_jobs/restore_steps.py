@@ -10,9 +10,9 @@ Invariants
 from __future__ import annotations
 
 import secrets
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import pairwise
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 import msgspec
 
@@ -46,6 +46,9 @@ from tidelog.pipeline.work import run_on_workers
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
+Item = TypeVar("Item")
+Result = TypeVar("Result")
+
 _PIECE_BYTES = 32 << 20
 _STATE_PIECE_BYTES = 8 << 20
 _RANGE_ROWS = 250_000
@@ -78,6 +81,10 @@ class SparkRestore(Restore):
         self._log_runs: list[Run] = []
         self._has_replayed = False
 
+    def _done(self, function: Callable[[Item], Result], items: Sequence[Item]) -> Iterator[Result]:
+        """By workers; a single item is done here, sooner than a task is started."""
+        return run_on_workers(self._spark, function, items) if len(items) > 1 else map(function, items)
+
     def _changes(self) -> Changes:
         return Changes(self._late_runs, CHANGES_BYTES)
 
@@ -94,7 +101,7 @@ class SparkRestore(Restore):
             )
             for number, (key, values, blocks) in enumerate(self._state_pieces(state))
         ]
-        results = run_on_workers(self._spark, keep_state, pieces)
+        results = self._done(keep_state, pieces)
         self._state_runs = list(counted_progress(results, "fetching the state", len(pieces), self._on_step))
 
     def _state_pieces(self, state: StoredState) -> Iterator[tuple[str, Values, Sequence[BlockPlace]]]:
@@ -135,7 +142,7 @@ class SparkRestore(Restore):
                 cut_log(self._catalog.between(replay.lsn, stop_lsn), replay.lsn, stop_lsn, _PIECE_BYTES)
             )
         ]
-        results = run_on_workers(self._spark, read_log, pieces)
+        results = self._done(read_log, pieces)
         done = sorted(
             counted_progress(results, "reading the log", len(pieces), self._on_step), key=lambda one: one.number
         )
@@ -160,7 +167,7 @@ class SparkRestore(Restore):
             )
             for number, (start, stop) in enumerate(key_ranges(runs, _RANGE_ROWS))
         ]
-        results = run_on_workers(self._spark, fill_leaves, works)
+        results = self._done(fill_leaves, works)
         filled = sorted(
             counted_progress(results, "filling pages", len(works), self._on_step), key=lambda one: one.number
         )
@@ -174,7 +181,7 @@ class SparkRestore(Restore):
         page_file = PageFile.create(self._files, path, made_lsn=lsn)
         try:
             works = list(_places(leaves, str(path), lsn))
-            results = run_on_workers(self._spark, place_leaves, works)
+            results = self._done(place_leaves, works)
             done = list(counted_progress(results, "writing pages", len(works), self._on_step))
             self.placed = sum(one.rows for one in done), sum(one.checksum for one in done) % _MODULUS
             if self.placed != self.filled:
