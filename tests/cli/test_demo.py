@@ -24,6 +24,7 @@ def test_the_demo_proves_itself_twice(cli: Cli) -> None:
     assert "nothing is missing after the loss of the disk" in first.stdout
     assert "the restored engine has the digest of the lost one" in first.stdout
     assert "Spark sees every message of the bucket once" in first.stdout
+    assert "the engine that Spark built anew has the digest of the one before" in first.stdout
     assert Path("tidelog-demo/report.html").stat().st_size > 1000
     second = cli("demo", "--messages", "2000", "--json", "--local")
     assert (second.code, second.json["is_proven"], second.json["acknowledged_and_lost"]) == (0, True, 0)

@@ -33,7 +33,7 @@ DemoDirectoryOption = Annotated[
 _MARKER = "made-by-tidelog-demo"
 _LIVE, _DAMAGED, _BUCKET, _TABLE = "live", "damaged", "bucket", "table"
 _NODES = ("node-a", "node-b", "node-c")
-_ENGINES = ("engine", "engine-restored")
+_ENGINES = ("engine", "engine-restored", "engine-by-spark")
 
 
 def add_to(app: typer.Typer) -> None:
@@ -50,9 +50,9 @@ def demo(
     """Appends, tails, crashes, repairs, ships, prunes, loses a disk and restores it, and proves each claim.
 
     The same with an engine: entries, old states, a lost disk, equal digests. Then Spark queries the bucket, writes a
-    topic, verifies, compacts, makes a table, and leaves a page to look at. It starts an S3 server of its own
-    (SeaweedFS), takes about a minute, and works in ./tidelog-demo, or in --dir, which it clears of an earlier demo
-    first. The exit code is 1 when a proof fails.
+    topic, verifies, compacts, makes a table, leaves a page to look at, and compacts and restores the engine. It starts
+    an S3 server of its own (SeaweedFS), takes about a minute, and works in ./tidelog-demo, or in --dir, which it clears
+    of an earlier demo first. The exit code is 1 when a proof fails.
     """
     directory = session.directory or DEFAULT_DIRECTORY
     prepare(directory)
@@ -138,7 +138,7 @@ def _run_with_bucket(output: Output, directory: Path, before: list[Step], *, wit
 def _run_engine(output: Output, narrator: _Narrator, directory: Path, place: Bucket) -> list[Step]:
     from tidelog.cli import demo_engine_steps
 
-    engine, restored = (directory / name for name in _ENGINES)
+    engine, restored = (directory / name for name in _ENGINES[:2])
     count = demo_engine_steps.ENTRIES
     narrator.begin(f"Applying {count:,} entries to an engine, shipping them to the bucket, and reading old states")
     with output.progress("applying", count) as on_done:
@@ -152,7 +152,7 @@ def _run_engine(output: Output, narrator: _Narrator, directory: Path, place: Buc
 
 
 def _run_with_spark(output: Output, narrator: _Narrator, directory: Path, place: Bucket, messages: int) -> list[Step]:
-    from tidelog.cli import demo_spark_steps
+    from tidelog.cli import demo_engine_steps, demo_spark_steps
 
     problem = demo_spark_steps.why_not()
     if problem is not None:
@@ -170,9 +170,16 @@ def _run_with_spark(output: Output, narrator: _Narrator, directory: Path, place:
         narrator.end(written)
         narrator.begin("Verifying every frame in the bucket, compacting it, and making a table and a page of it")
         done = demo_spark_steps.run_jobs(spark, directory, place)
-        on_done(5)
+        on_done(4)
         narrator.end(done)
-    return [queried, written, done]
+        narrator.begin(
+            "Compacting the engine's log, dropping what is not needed any more, and building it anew, with Spark"
+        )
+        restored, again = (directory / name for name in _ENGINES[1:])
+        collected = demo_engine_steps.collect_with_spark(spark, restored, again, place)
+        on_done(5)
+        narrator.end(collected)
+    return [queried, written, done, collected]
 
 
 class _Narrator:

@@ -6,7 +6,7 @@ import shutil
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from tidelog.cli.demo_steps import Step
 from tidelog.cli.demo_store_steps import Bucket
@@ -16,6 +16,11 @@ from tidelog.engine.engine import Engine
 from tidelog.engine.entry import Batch, CopyObject, CreateBucket, DeleteObject, Entry, PutObject
 from tidelog.engine.settings import EngineSettings
 from tidelog.engine_wiring import open_engine_at, restore_directory
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+    from tidelog.pipeline.engines.place import EngineRoot
 
 ENTRIES = 20_000
 _APPLIED_AT_ONCE = 256
@@ -121,3 +126,49 @@ def lose_and_restore(lost: Path, restored: Path, place: Bucket, known: Known, on
     )
     step.proofs["the log goes on where it was"] = next_one.applied
     return step
+
+
+def collect_with_spark(spark: SparkSession, restored: Path, again: Path, place: Bucket) -> Step:
+    """Compacts the engine's log, drops what is not needed any more, and builds the engine anew: all of it by Spark."""
+    from tidelog.pipeline.engine_jobs.compact import compact_engine
+    from tidelog.pipeline.engine_jobs.gc import apply_engine_gc, plan_engine_gc
+    from tidelog.pipeline.engine_jobs.restore import restore_engine_directory
+
+    digest = _shipped_digest(restored, place)
+    root = engine_root_of(place)
+    compacted = compact_engine(spark, root)
+    plan, _ = plan_engine_gc(spark, root, grace_seconds=0)
+    collected = apply_engine_gc(spark, root, plan)
+    rebuilt = restore_engine_directory(spark, root, again)
+    with open_engine_at(again, config_of(place), runs_in_background=False) as engine:
+        digests, first = (digest, engine.digest()), engine.read(BUCKET, _key(2), seq=2)
+    step = Step(
+        findings=[
+            f"{collected.removed_objects} objects, {human_bytes(collected.removed_bytes)}, were not needed any more; "
+            f"the log begins at LSN {collected.log_start_lsn:,}",
+            f"{rebuilt.rows:,} versions were back in {rebuilt.seconds:.1f} s",
+        ]
+    )
+    step.numbers = {
+        "engine_objects_collected": collected.removed_objects,
+        "engine_spark_restore_seconds": rebuilt.seconds,
+    }
+    step.proofs["nothing that the engine refers to was collected"] = compacted.is_good and collected.is_good
+    step.proofs["the engine that Spark built anew has the digest of the one before"] = digests[0] == digests[1]
+    step.proofs["values are read from compacted data, byte for byte"] = first.data == b"%020d" % 2 * 50
+    return step
+
+
+def _shipped_digest(directory: Path, place: Bucket) -> str:
+    """All of the engine is in the bucket then."""
+    with open_engine_at(directory, config_of(place), runs_in_background=False) as engine:
+        engine.update_low_water_mark(engine.applied_seq)
+        engine.ship()
+        return engine.digest()
+
+
+def engine_root_of(place: Bucket) -> EngineRoot:
+    """The engine in the bucket, as Spark finds it."""
+    from tidelog.pipeline.engines.place import find_engine
+
+    return find_engine(place.url, None, **place.plain_settings())

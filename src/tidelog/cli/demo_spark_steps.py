@@ -9,13 +9,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import msgspec
-
 from tidelog.cli.demo_steps import TOPIC, Step
 from tidelog.cli.demo_store_steps import Bucket, open_node
 from tidelog.cli.output import human_bytes
 from tidelog.errors import ConfigError
-from tidelog.secret import Secret
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -62,9 +59,7 @@ def root_of(place: Bucket) -> Root:
     """The bucket as Spark finds it."""
     from tidelog.pipeline.root import find_root
 
-    given = {name: value for name, value in msgspec.structs.asdict(place.settings).items() if value is not None}
-    plain = {name: value.reveal() if isinstance(value, Secret) else value for name, value in given.items()}
-    return find_root(place.url, None, **plain)
+    return find_root(place.url, None, **place.plain_settings())
 
 
 def query(spark: SparkSession, place: Bucket, messages: int) -> Step:

@@ -10,12 +10,15 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
+import msgspec
+
 from tidelog.cli.demo_steps import ROTATE_BYTES, TOPIC, Step
 from tidelog.cli.output import human_bytes
 from tidelog.cli.seaweed import SeaweedServer, weed_program
 from tidelog.config import Settings
 from tidelog.errors import FencedError
 from tidelog.log.settings import LogSettings
+from tidelog.secret import Secret
 from tidelog.tier.store_settings import StoreSettings
 from tidelog.tier.tier_settings import TierSettings
 from tidelog.topics.storage import LogDirectory
@@ -34,6 +37,11 @@ class Bucket(NamedTuple):
     url: str
     settings: StoreSettings
     remark: str
+
+    def plain_settings(self) -> dict[str, object]:
+        """How it is reached, as keywords: for those who send it to other processes."""
+        given = {name: value for name, value in msgspec.structs.asdict(self.settings).items() if value is not None}
+        return {name: value.reveal() if isinstance(value, Secret) else value for name, value in given.items()}
 
 
 class Content(NamedTuple):
