@@ -1,0 +1,35 @@
+"""What commands of `tidelog pipeline` over an engine share: which engine is meant, and what does not go together."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+import tidelog
+from tidelog.cli.pipeline_engine import engine_root, refuse_engine_options, refuse_topic_options
+from tidelog.cli.session import Session
+from tidelog.errors import InputError
+
+
+def test_an_engine_is_named_by_its_option_or_by_the_common_ones(tmp_path: Path) -> None:
+    """--engine wins over --dir, and that over --store; settings come from the file that --config names."""
+    (tmp_path / "tidelog.toml").write_text('[object_store]\nstore_region = "eu-north-1"\n')
+    tidelog.open_engine(tmp_path / "e", store=f"file://{tmp_path}/s").close()
+    session = Session(directory=tmp_path / "e", store="s3://bucket/other", config=tmp_path / "tidelog.toml")
+    assert engine_root(session, "s3://bucket/prefix", "mine").name == "mine"
+    assert engine_root(session, "s3://bucket/prefix").load().object_store.store_region == "eu-north-1"
+    assert engine_root(Session(directory=tmp_path / "e"), None).directory == tmp_path / "e"
+    assert engine_root(Session(store="s3://bucket/other"), None).store_url == "s3://bucket/other"
+    with pytest.raises(InputError, match="no engine is named"):
+        engine_root(Session(), None)
+
+
+def test_options_of_topics_and_of_engines_do_not_mix() -> None:
+    """The error names those that do not go together."""
+    refuse_topic_options("./engine", {"TOPIC": [], "--root": None, "--by-key": False})
+    with pytest.raises(InputError, match="TOPIC, --root is for topics"):
+        refuse_topic_options("./engine", {"TOPIC": ["shop/orders"], "--root": "data"})
+    refuse_engine_options({"--large-bytes": None, "--now": False})
+    with pytest.raises(InputError, match="--keep-from is for engines"):
+        refuse_engine_options({"--keep-from": 0})
