@@ -363,6 +363,18 @@ def test_others_may_do_anything_between_any_two_requests(action: Callable[[Engin
             assert_whole(node, every=20)
 
 
+def test_what_others_take_away_while_it_looks_is_not_lost() -> None:
+    """A state that its owner lets go, in front of any request of a plan, is no problem to tell of."""
+    first = grown(2)
+    write_state(first)
+    for number in range(1, requests_of(lambda watch: plan(first, watch)) + 1, 2):
+        node = grown(2)
+        write_state(node)
+        _, report = plan(node, at_request(number, partial(write_state, node)))
+        assert report.problems == (), f"in front of request {number}"
+        node.crash()
+
+
 def test_an_old_plan_and_an_old_owner_remove_nothing_that_is_needed() -> None:
     """A plan from before further compactions, carried out late and beside a new owner: each key is judged again."""
     node = grown()

@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 _MODULUS = 1 << 64
+_LOOKS = 4
 _DEAD_UPLOAD = "an upload that nobody has touched for a day"
 # By the fields of a sweep's plan: what is done about them, and why.
 _SWEPT: dict[str, tuple[Kind, Action, str]] = {
@@ -65,6 +66,11 @@ class Look(NamedTuple):
     referenced: Side
     there: Side
 
+    @property
+    def wrong(self) -> frozenset[str]:
+        """What is not as it should be: keys, and what could not be read."""
+        return frozenset((*(one.key for one in self.found if one.is_wrong), *self.references.problems))
+
 
 def look_at(
     spark: SparkSession,
@@ -74,7 +80,29 @@ def look_at(
     grace_seconds: float,
     on_progress: OnProgress,
 ) -> Look:
-    """Looks at all of it. Old states that may go are taken as gone already: what they alone lead to goes with them."""
+    """Looks at all of it. Old states that may go are taken as gone already: what they alone lead to goes with them.
+
+    Whoever changes the store meanwhile may take away what was referenced a moment before: what is wrong is told when it
+    is still wrong in another look.
+    """
+    before: frozenset[str] = frozenset()
+    for _ in range(_LOOKS):
+        look = _look_once(spark, place, opened, now_us, grace_seconds, on_progress)
+        wrong = look.wrong
+        if wrong <= before:
+            break
+        before = wrong
+    return look
+
+
+def _look_once(
+    spark: SparkSession,
+    place: EnginePlace,
+    opened: OpenedEngine,
+    now_us: int,
+    grace_seconds: float,
+    on_progress: OnProgress,
+) -> Look:
     published = opened.newest_manifest()
     manifest, references = _settled(published, opened, now_us)
     listed = _listed(spark, place, opened, now_us, on_progress)
