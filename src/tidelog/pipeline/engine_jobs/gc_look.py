@@ -85,13 +85,12 @@ def look_at(
     Whoever changes the store meanwhile may take away what was referenced a moment before: what is wrong is told when it
     is still wrong in another look.
     """
-    before: frozenset[str] = frozenset()
-    for _ in range(_LOOKS):
-        look = _look_once(spark, place, opened, now_us, grace_seconds, on_progress)
-        wrong = look.wrong
-        if wrong <= before:
+    look, before = _look_once(spark, place, opened, now_us, grace_seconds, on_progress), frozenset[str]()
+    for _ in range(_LOOKS - 1):
+        if look.wrong <= before:
             break
-        before = wrong
+        before = look.wrong
+        look = _look_once(spark, place, opened, now_us, grace_seconds, on_progress)
     return look
 
 
