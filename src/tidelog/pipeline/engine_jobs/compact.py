@@ -47,6 +47,7 @@ if TYPE_CHECKING:
 
 __all__ = ["CompactEngineJob", "CompactEngineOptions", "CompactEngineReport", "compact_engine"]
 
+_FIRST_LSN = 1
 _STEPS = ("rows", "counting bodies", "packing bodies", "writing the indexes", "reading back", "publishing")
 
 
@@ -156,14 +157,22 @@ class CompactEngineJob:
     def _sorted(self, found: RowsAt, manifest: Manifest, previous: Compaction | None) -> _Sorted:
         # A state may have versions that the compaction before has let go: what could not be asked for goes again.
         is_whole = previous is None or found.base is None or found.base.lsn == previous.lsn
-        if self._options.keep_from is None and is_whole:
+        start_lsn = self._opened.catalog.start_offset() if previous is None else _FIRST_LSN
+        if self._options.keep_from is None and is_whole and start_lsn <= _FIRST_LSN:
             seen = survey(found.rows, found.created, found.seq, self._options.rows_per_file)
             return _Sorted(found, found.rows, seen, seen)
         read = look(found.rows, found.created, found.seq)
-        horizon = manifest.history_start_seq
-        retained = Retained(horizon, self._options.keep_versions, created_at(found.buckets, horizon))
-        rows = found.rows.mapped(retained, ROW_SCHEMA).kept()
+        rows = self._retained(found, manifest.history_start_seq, start_lsn, is_whole=is_whole).kept()
         return _Sorted(found, rows, read, survey(rows, found.created, found.seq, self._options.rows_per_file))
+
+    def _retained(self, found: RowsAt, horizon: int, start_lsn: int, *, is_whole: bool) -> Rows:
+        """Without what the retention lets go, and without versions that its owner's let go of with their log."""
+        rows, created = found.rows, created_at(found.buckets, horizon)
+        if self._options.keep_from is not None or not is_whole:
+            rows = rows.mapped(Retained(horizon, self._options.keep_versions, created), ROW_SCHEMA)
+        if start_lsn > _FIRST_LSN:
+            rows = rows.mapped(Retained(horizon, 1, created, below_lsn=start_lsn), ROW_SCHEMA)
+        return rows
 
     # What it makes
 

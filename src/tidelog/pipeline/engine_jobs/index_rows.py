@@ -17,10 +17,11 @@ from typing import TYPE_CHECKING, TypeVar
 import msgspec
 
 from tidelog.engine.buckets import Buckets, BucketVersion
+from tidelog.engine.cell import decode_cell
 from tidelog.engine.cell_blocks import Row
 from tidelog.engine.place import cell_of
 from tidelog.engine.row_file import RowFile, RowPart
-from tidelog.engine.vacuum_rules import Rule, judged
+from tidelog.engine.vacuum_rules import Rule, is_pointer, judged
 from tidelog.engine.version_keys import BUCKETS, SEQ_BYTES, seq_of
 from tidelog.pipeline.engine_jobs.log_rows import (
     BATCH_ROWS,
@@ -191,10 +192,14 @@ class _Listed:
 
 
 class Retained:
-    """Leaves out what a rule lets go; for tasks that have all versions of a name."""
+    """Leaves out what a rule lets go; for tasks that have all versions of a name.
 
-    def __init__(self, horizon: int, keep_versions: int, created: Created) -> None:
+    With `below_lsn` only versions go whose value is in a record below it.
+    """
+
+    def __init__(self, horizon: int, keep_versions: int, created: Created, below_lsn: int | None = None) -> None:
         self._rule = Rule(horizon, keep_versions, dict(created))
+        self._below_lsn = below_lsn
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         return as_rows(self.kept(rows_of(batches)))
@@ -204,7 +209,13 @@ class Retained:
         for _, versions in groupby(rows, key=_name_of):
             name = list(versions)
             gone = {seq for verdict in judged(name, self._rule, _nothing) for seq in verdict.seqs}
-            yield from (row for row in name if seq_of(row[0]) not in gone) if gone else name
+            yield from (row for row in name if seq_of(row[0]) not in gone or self._stays(row)) if gone else name
+
+    def _stays(self, row: Row) -> bool:
+        """Whether a version stays although the rule lets it go."""
+        if self._below_lsn is None:
+            return False
+        return not is_pointer(row[1]) or decode_cell(row[1]).lsn >= self._below_lsn
 
 
 def _name_of(row: Row) -> bytes:
