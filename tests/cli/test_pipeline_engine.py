@@ -7,9 +7,11 @@ from pathlib import Path
 import pytest
 
 import tidelog
-from tidelog.cli.pipeline_engine import engine_root, refuse_engine_options, refuse_topic_options
+from tidelog.cli.pipeline_engine import engine_root, refuse_engine_options, refuse_topic_options, run_engine_job
 from tidelog.cli.session import Session
-from tidelog.errors import InputError
+from tidelog.errors import InputError, NotFoundError
+from tidelog.pipeline.engines.place import find_engine
+from tidelog.pipeline.jobs.job import JobReport
 
 
 def test_an_engine_is_named_by_its_option_or_by_the_common_ones(tmp_path: Path) -> None:
@@ -33,3 +35,16 @@ def test_options_of_topics_and_of_engines_do_not_mix() -> None:
     refuse_engine_options({"--large-bytes": None, "--now": False})
     with pytest.raises(InputError, match="--keep-from is for engines"):
         refuse_engine_options({"--keep-from": 0})
+
+
+def test_an_engine_that_is_not_there_is_told_before_spark_starts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A slip in the address costs no start of Spark; a restore that knows a replica goes on to that."""
+    started: list[str] = []
+    monkeypatch.setattr("tidelog.cli.pipeline_engine.run_in_spark", lambda session, job, *rest: started.append(job))
+    root = find_engine(f"file://{tmp_path}/slip")
+    with pytest.raises(NotFoundError, match="no such directory"):
+        run_engine_job(Session(), "verify", root, None, lambda *_: JobReport(job="verify"))
+    run_engine_job(Session(), "restore", root, None, lambda *_: JobReport(job="restore"), may_be_missing=True)
+    assert started == ["restore"]

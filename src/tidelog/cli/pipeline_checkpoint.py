@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from tidelog.cli.pipeline_engine import EngineNameOption, EngineOption, engine_root, run_engine_job
+from tidelog.cli.pipeline_engine import EngineNameOption, OnlyEngineOption, engine_root, run_engine_job
 from tidelog.cli.pipeline_job import MasterOption
 from tidelog.cli.session import Session
 
@@ -23,7 +23,7 @@ _COLUMNS = ("engine", "seq", "lsn", "rows", "files", "bytes", "state")
 
 def checkpoint(
     session: Session,
-    engine: EngineOption = None,
+    engine: OnlyEngineOption = None,
     engine_name: EngineNameOption = None,
     seq: Annotated[
         int | None, typer.Option("--seq", min=1, help="The state of this seq [default: the high-water mark].")

@@ -198,6 +198,8 @@ def _compact_engine(session: Session, root: EngineRoot, master: str | None, opti
 
 def _show_engine(output: Output, report: CompactEngineReport) -> None:
     row = {name: getattr(report, "dropped_versions" if name == "dropped" else name) for name in _ENGINE_COLUMNS}
+    if report.is_dry_run:  # packs and indexes are known when they are written
+        row |= dict.fromkeys(("packs", "objects", "bytes"))
     output.table(_ENGINE_COLUMNS, [row])
     if report.is_dry_run:
         output.note(

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from tidelog.cli.pipeline_engine import EngineNameOption, EngineOption, engine_root, run_engine_job
+from tidelog.cli.pipeline_engine import EngineNameOption, OnlyEngineOption, engine_root, run_engine_job
 from tidelog.cli.pipeline_job import MasterOption
 from tidelog.cli.session import Session
 
@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
     from tidelog.cli.output import Output
     from tidelog.pipeline.engine_jobs.cost import CostReport, StoreCost
+    from tidelog.pipeline.engine_jobs.cost_model import Requests
     from tidelog.pipeline.engine_jobs.cost_prices import PriceList
     from tidelog.pipeline.engines.place import EngineRoot
     from tidelog.pipeline.jobs.job import OnProgress
@@ -39,7 +40,7 @@ _NARROWER = ("when", "objects", "bytes", "storage_month", "restore_requests", "m
 
 def cost(
     session: Session,
-    engine: EngineOption = None,
+    engine: OnlyEngineOption = None,
     engine_name: EngineNameOption = None,
     price_storage: Annotated[
         float, typer.Option("--price-storage", min=0, help="Of a gigabyte that is kept for a month.")
@@ -94,13 +95,22 @@ def _rows(store: StoreCost) -> list[dict[str, object]]:
             "when": f"{one.name} (estimated)" if one.is_estimated else one.name,
             "objects": one.objects,
             "bytes": one.bytes,
-            "storage_month": round(one.storage_month, 6),
-            "restore_requests": one.restore.puts + one.restore.gets,
-            "restore_price": round(one.restore.price, 6),
-            "million_reads_requests": one.cold_reads.gets,
-            "million_reads_price": round(one.cold_reads.price, 6),
-            "shipping_month_requests": None if one.shipping_month is None else one.shipping_month.puts,
-            "shipping_month_price": None if one.shipping_month is None else round(one.shipping_month.price, 6),
+            "storage_month": _price(one.storage_month),
+            "restore_requests": _requests(one.restore),
+            "restore_price": _price(one.restore.price),
+            "million_reads_requests": _requests(one.cold_reads),
+            "million_reads_price": _price(one.cold_reads.price),
+            "shipping_month_requests": _requests(one.shipping_month),
+            "shipping_month_price": None if one.shipping_month is None else _price(one.shipping_month.price),
         }
         for one in store.scenarios
     ]
+
+
+def _requests(requests: Requests | None) -> int | None:
+    return None if requests is None else requests.puts + requests.gets
+
+
+def _price(price: float) -> str:
+    """Small engines cost fractions of a cent, which is more than nothing."""
+    return f"{price:,.2f}" if price >= 0.1 or not price else f"{price:.6f}"

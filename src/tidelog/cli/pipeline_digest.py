@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from tidelog.cli.pipeline_engine import EngineNameOption, EngineOption, engine_root, run_engine_job
+from tidelog.cli.pipeline_engine import EngineNameOption, OnlyEngineOption, engine_root, run_engine_job
 from tidelog.cli.pipeline_job import MasterOption
 from tidelog.cli.session import Session
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 def digest(
     session: Session,
-    engine: EngineOption = None,
+    engine: OnlyEngineOption = None,
     engine_name: EngineNameOption = None,
     seq: Annotated[
         int | None, typer.Option("--seq", metavar="N", min=0, help="Of the state at this seq [default: the newest].")

@@ -3,6 +3,7 @@
 Invariants
 - Nothing of Spark, and nothing of the pipeline, is imported before a job runs.
 - A command is about topics or about an engine: options of both at once are an error that names them.
+- The engine is looked up before Spark is started.
 - Reports, progress and exit codes are those of the jobs over topics (`pipeline_job.py`).
 """
 
@@ -28,6 +29,15 @@ EngineOption = Annotated[
     str | None,
     typer.Option(
         "--engine", metavar="DIR|URL", help="An engine instead of topics: its directory, or the store that it ships to."
+    ),
+]
+# Of the commands that are about engines alone.
+OnlyEngineOption = Annotated[
+    str | None,
+    typer.Option(
+        "--engine",
+        metavar="DIR|URL",
+        help="The engine: its directory, or the store that it ships to [default: --dir, or --store].",
     ),
 ]
 EngineNameOption = Annotated[
@@ -74,6 +84,19 @@ def run_engine_job(
     master: str | None,
     work: Callable[[SparkSession, EngineRoot, OnProgress], Report],
     show: Callable[[Output, Report], None] | None = None,
+    *,
+    may_be_missing: bool = False,
 ) -> None:
-    """Runs a job over an engine in a session of its own and tells its report; `show` draws what only this job has."""
+    """Runs a job over an engine in a session of its own and tells its report; `show` draws what only this job has.
+
+    `may_be_missing` is for a job that can do without this store, since it knows of others.
+    """
+    if not may_be_missing:
+        _require_engine(root)
     run_in_spark(session, job, master, lambda spark, on_progress: work(spark, root, on_progress), show)
+
+
+def _require_engine(root: EngineRoot) -> None:
+    """A slip in an address is told at once, not when Spark has started."""
+    with root.open():
+        pass

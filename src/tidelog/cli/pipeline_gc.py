@@ -103,7 +103,7 @@ def _collect_topics(
             write_plan(wanted.plan, made)
         return apply_gc(spark, place, made, on_progress=on_progress) if wanted.now else report
 
-    run_job(session, "gc", root, master, work, _show)
+    run_job(session, "gc", root, master, work, lambda output, report: _show(output, report, wanted.plan))
 
 
 def _collect_engine(session: Session, engine: str, name: str | None, master: str | None, wanted: _Wanted) -> None:
@@ -122,28 +122,31 @@ def _collect_engine(session: Session, engine: str, name: str | None, master: str
             write_engine_plan(wanted.plan, made)
         return apply_engine_gc(spark, place, made, on_progress=on_progress) if wanted.now else report
 
-    run_engine_job(session, "gc", engine_root(session, engine, name), master, work, _show_engine)
+    def show(output: Output, report: EngineGcReport) -> None:
+        _show_engine(output, report, wanted.plan)
+
+    run_engine_job(session, "gc", engine_root(session, engine, name), master, work, show)
 
 
-def _show(output: Output, report: GcReport) -> None:
+def _show(output: Output, report: GcReport, plan: Path | None) -> None:
     import msgspec
 
     if report.found:
         rows = [msgspec.structs.asdict(one) for one in report.found]
         output.table(_COLUMNS, rows, narrower=[("action", "kind", "object", "bytes")])
-    _show_sums(output, report)
+    _show_sums(output, report, plan)
 
 
-def _show_engine(output: Output, report: EngineGcReport) -> None:
+def _show_engine(output: Output, report: EngineGcReport, plan: Path | None) -> None:
     import msgspec
 
     if report.found:
         rows = [msgspec.structs.asdict(one) for one in report.found]
         output.table(_ENGINE_COLUMNS, rows, narrower=[("action", "kind", "key", "bytes")])
-    _show_sums(output, report)
+    _show_sums(output, report, plan)
 
 
-def _show_sums(output: Output, report: GcReport | EngineGcReport) -> None:
+def _show_sums(output: Output, report: GcReport | EngineGcReport, plan: Path | None) -> None:
     from tidelog.cli.output import counted, human_bytes
 
     if report.is_applied:
@@ -152,6 +155,7 @@ def _show_sums(output: Output, report: GcReport | EngineGcReport) -> None:
             output.note(f"kept {key}: {why}")
     elif report.removable_objects:
         size = human_bytes(report.removable_bytes)
-        output.note(f"{counted(report.removable_objects, 'object')} to remove, {size}; keep a --plan and --apply it")
+        how = "keep a --plan and --apply it" if plan is None else f"--apply {plan} removes what it names"
+        output.note(f"{counted(report.removable_objects, 'object')} to remove, {size}; {how}")
     else:
         output.note("nothing to remove")

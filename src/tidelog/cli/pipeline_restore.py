@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from tidelog.cli.pipeline_engine import EngineNameOption, EngineOption, engine_root, run_engine_job
+from tidelog.cli.pipeline_engine import EngineNameOption, OnlyEngineOption, engine_root, run_engine_job
 from tidelog.cli.pipeline_job import MasterOption
 from tidelog.cli.session import Session
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 def restore(
     session: Session,
     target: Annotated[Path, typer.Argument(metavar="DIR", help="The new directory: empty, or made.")],
-    engine: EngineOption = None,
+    engine: OnlyEngineOption = None,
     engine_name: EngineNameOption = None,
     replica: Annotated[
         list[str] | None,
@@ -43,6 +43,7 @@ def restore(
             spark, place, target, replicas=replicas, on_progress=on_progress
         ),
         _show,
+        may_be_missing=bool(replicas),
     )
 
 

@@ -1,4 +1,4 @@
-"""`tidelog pipeline verify`: every frame of topics, or all of an engine, read by workers; whether a table is its topic."""
+"""`tidelog pipeline verify`: every frame of topics, or all of an engine, read by workers; tables against topics."""
 
 from __future__ import annotations
 

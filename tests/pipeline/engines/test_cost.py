@@ -81,6 +81,11 @@ class TestModel:
         assert (found.shipping_month.objects, found.shipping_month.puts) == (30, 30 * 4)
         assert scenario("now", Holding(uses=(), log=()), Prices(), is_estimated=False).shipping_month is None
 
+    def test_a_month_is_not_told_from_seconds(self) -> None:
+        """Objects that were shipped by hand, one after the other, say nothing about the rate."""
+        log = tuple(msgspec.structs.replace(log_object(number), created_us=number * 1_000_000) for number in range(4))
+        assert scenario("now", Holding(uses=(), log=log), Prices(), is_estimated=False).shipping_month is None
+
     def test_large_objects_are_sent_in_parts(self) -> None:
         """With a request before them and one behind."""
         assert [uploads(1), uploads(8 << 20), uploads((8 << 20) + 1)] == [1, 1, 4]

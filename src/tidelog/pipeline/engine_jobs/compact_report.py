@@ -20,8 +20,8 @@ class CompactEngineReport(JobReport, frozen=True, kw_only=True):
     """What became of an engine; of a dry run, what would.
 
     `log_objects` and `log_bytes` are what was read of the log, `objects` and `bytes` all that the compaction consists
-    of, data files included. `is_new` is False where nothing had come since the last one, or another run was
-    faster.
+    of, data files included; of a dry run, without the packs and indexes that would be written. `is_new` is False where
+    nothing had come since the last one, or another run was faster.
     """
 
     engine: str

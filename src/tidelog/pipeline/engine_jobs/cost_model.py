@@ -26,6 +26,8 @@ COLD_READS = 1_000_000
 _RANGE_BYTES = 4 << 20
 _UPLOAD_BYTES = 8 << 20
 _LISTED_KEYS = 1000
+# A month is not told from a few seconds, such as those in which somebody ships by hand.
+_LEAST_RATE_US = 600 * 1_000_000
 _MONTH_US = 30 * 86_400 * 1_000_000
 # A state of one object: how large it is, its head, its end, its footer. A row file: its footer.
 _STATE_REQUESTS = 4
@@ -160,12 +162,12 @@ def cold_read_requests(holding: Holding) -> Requests:
 
 
 def _shipping(log: Sequence[LogObject], prices: Prices) -> Requests | None:
-    """At the rate of the objects that were shipped and are still there; None while there are too few to tell."""
+    """At the rate of the objects that were shipped and are still there; None while there is too little to tell."""
     shipped = [one for one in log if one.is_shipped]
     if len(shipped) < 2:
         return None
     lasted_us = shipped[-1].created_us - shipped[0].created_us
-    if lasted_us <= 0:
+    if lasted_us < _LEAST_RATE_US:
         return None
     share = _MONTH_US / lasted_us
     puts = sum(_PUTS_AN_OBJECT + uploads(one.size) for one in shipped[1:])

@@ -130,7 +130,8 @@ def _checked_seq(manifest: Manifest, seq: int | None) -> int:
     if not manifest.history_start_seq <= seq <= manifest.high_water_mark or seq < 1:
         raise InputError(
             f"seq {seq} cannot be had: the store has seqs {max(1, manifest.history_start_seq)} to "
-            f"{manifest.high_water_mark}"
+            f"{manifest.high_water_mark}",
+            hint="Ask for one of those; later ones are there when the engine has shipped them",
         )
     return seq
 

@@ -124,7 +124,7 @@ def _in_directory(directory: Path, name: str | None, given: dict[str, str]) -> E
     known = remembered(LocalFiles(), directory)
     if known is None:
         raise NotFoundError(
-            f"there is no engine in {directory}: it has no {ENGINE_FILE}",
+            f"there is no engine in {directory}: {_what_is_missing(directory)}",
             hint="Name the directory of an engine, or its store, such as s3://bucket/prefix",
         )
     if name not in (None, known.name):
@@ -137,6 +137,10 @@ def _in_directory(directory: Path, name: str | None, given: dict[str, str]) -> E
         )
     _refuse_no_place(store)
     return EngineRoot(str(directory), canonical_url(store), known.name, given)
+
+
+def _what_is_missing(directory: Path) -> str:
+    return f"it has no {ENGINE_FILE}" if directory.is_dir() else "there is no such directory"
 
 
 def _refuse_no_place(text: str) -> None:
