@@ -287,6 +287,23 @@ def test_bodies_can_be_stored_in_another_way(codec: str) -> None:
             assert_complete(node)
 
 
+def test_objects_of_the_log_may_be_compressed_or_put_together() -> None:
+    """Whatever the owner made of its log meanwhile, blocks or larger objects: the same files come of it."""
+    files = []
+    for compression in ("none", "zstd"):
+        with EngineNode(new_store(), name="blocks", s3_compression=compression, wal_segment_size=4096).open() as node:
+            for _ in range(2):
+                node.apply(50)
+                node.ship_all()
+                before = copy_of(node.objects)
+                report = compact(node.objects)
+                assert report.digest == node.engine.digest()
+                assert_complete(node)
+                node.engine.compact(grace_seconds=0)
+            files.append(new_files(node.objects, before).keys() - set(node.view.object_keys()))
+    assert files[0] == files[1]
+
+
 # Options
 
 

@@ -152,9 +152,7 @@ class Builder:
 
 
 def _version_rows(placed: Iterable[Placed]) -> Iterator[Row]:
-    for body, place in placed:
-        for key, cell in body.versions:
-            yield key, encode_version(cell, place)
+    return ((key, encode_version(cell, place)) for body, place in placed for key, cell in body.versions)
 
 
 def _body_rows(placed: Iterable[Placed]) -> Iterator[Row]:

@@ -7,6 +7,7 @@ Invariants
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 from contextlib import closing
 from typing import Literal, NamedTuple
@@ -62,26 +63,28 @@ def _run_of_bodies(history: History, run: list[Cell]) -> Iterator[bytes]:
     with closing(history.read(run[0].lsn, run[-1].lsn + 1)) as reader:
         while (batch := reader.next_batch()) is not None:
             assert batch.frames is not None
-            while done < len(run) and run[done].lsn < batch.next_offset:
-                yield _stored_in(batch.frames, run[done])
-                done += 1
+            stop = bisect_left(run, batch.next_offset, lo=done, key=lambda cell: cell.lsn)
+            yield from _stored_in(batch.frames, run[done:stop])
+            done = stop
     if done < len(run):
         lsn = run[done].lsn
         raise GapError(f"LSN {lsn} is not in the store, and a version points to it", first=lsn, last=run[-1].lsn)
 
 
-def _stored_in(frames: Frames, cell: Cell) -> bytes:
+def _stored_in(frames: Frames, cells: Sequence[Cell]) -> Iterator[bytes]:
     """A body ends where the page updates of its record begin."""
-    index = cell.lsn - frames.first_offset
-    start = memoryview(frames.positions).cast("Q")[index]
-    length = memoryview(frames.lengths).cast("I")[index]
-    if length < HEADER_BYTES:
-        raise DataError(f"a record of {length} bytes has no header, LSN {cell.lsn}")
-    updates_offset = int(HEADER.unpack_from(frames.buffer, start)[3])
-    if not HEADER_BYTES + cell.stored_bytes <= updates_offset <= length:
-        raise DataError(f"a record has no body of {cell.stored_bytes} bytes, LSN {cell.lsn}")
-    end = start + updates_offset
-    return checked(bytes(memoryview(frames.buffer)[end - cell.stored_bytes : end]), cell.codec, cell)
+    buffer = memoryview(frames.buffer)
+    starts, lengths = memoryview(frames.positions).cast("Q"), memoryview(frames.lengths).cast("I")
+    for cell in cells:
+        index = cell.lsn - frames.first_offset
+        start, length = starts[index], lengths[index]
+        if length < HEADER_BYTES:
+            raise DataError(f"a record of {length} bytes has no header, LSN {cell.lsn}")
+        updates_offset = int(HEADER.unpack_from(buffer, start)[3])
+        if not HEADER_BYTES + cell.stored_bytes <= updates_offset <= length:
+            raise DataError(f"a record has no body of {cell.stored_bytes} bytes, LSN {cell.lsn}")
+        end = start + updates_offset
+        yield checked(bytes(buffer[end - cell.stored_bytes : end]), cell.codec, cell)
 
 
 def checked(stored: bytes, codec: int, cell: Cell) -> bytes:

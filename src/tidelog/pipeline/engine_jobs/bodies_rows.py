@@ -118,22 +118,26 @@ def bodies_of(batches: Iterable[pa.RecordBatch]) -> Iterator[tuple[int, Body]]:
     rows = (
         row for batch in batches for row in zip(*(batch.column(name).to_pylist() for name in _COLUMNS), strict=True)
     )
-    for (unit, position), group in groupby(rows, key=lambda row: row[:2]):
-        place: Place | None = None
-        versions: list[Row] = []
-        for _, _, kind, key, value in group:
-            if kind == PLACE:
-                place = decode_place(value)
-            else:
-                versions.append((key, value))
-        if versions:
-            yield unit, Body(position, _common_cell(versions, position), place, versions)
+    unit = position = -1
+    place: Place | None = None
+    versions: list[Row] = []
+    for row_unit, row_position, kind, key, value in rows:
+        if row_position != position or row_unit != unit:
+            if versions:
+                yield unit, Body(position, _common_cell(versions, position), place, versions)
+            unit, position, place, versions = row_unit, row_position, None, []
+        if kind == PLACE:
+            place = decode_place(value)
+        else:
+            versions.append((key, value))
+    if versions:
+        yield unit, Body(position, _common_cell(versions, position), place, versions)
 
 
 def _common_cell(versions: list[Row], position: int) -> Cell:
     """All versions tell the same of their body."""
-    first, *others = (decode_cell(cell) for _, cell in versions)
-    if any(cell[2:] != first[2:] for cell in others):
+    first = decode_cell(versions[0][1])
+    if any(decode_cell(cell)[2:] != first[2:] for _, cell in versions[1:]):
         raise DataError(f"versions tell different things of the body at position {position}")
     return first
 
