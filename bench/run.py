@@ -36,6 +36,7 @@ BENCHMARKS = {
         *("--entries", "5120", "--rounds", "1", "--recovery-megabytes", "32", "--zipf-objects", "20000"),
         *("--zipf-reads", "5000"),
     ],
+    "engine_pipeline": ["--entries", "20000", "--keys", "4000"],
 }
 # More than this of one core taken by others, and figures of two cores are no longer about us.
 BUSY_LOAD = 0.5

@@ -292,6 +292,7 @@ def test_objects_of_the_log_may_be_compressed_or_put_together() -> None:
     files = []
     for compression in ("none", "zstd"):
         with EngineNode(new_store(), name="blocks", s3_compression=compression, wal_segment_size=4096).open() as node:
+            before = node.objects
             for _ in range(2):
                 node.apply(50)
                 node.ship_all()
