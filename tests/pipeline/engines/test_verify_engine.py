@@ -14,6 +14,7 @@ from tests.pipeline.engines.damaged import StoredEngine
 from tests.pipeline.engines.eventful import EventfulEngine
 from tests.pipeline.engines.table_flow import TableFlow
 
+import tidelog
 from tidelog.clock import ManualClock
 from tidelog.engine.cell import decode_cell
 from tidelog.engine.cell_blocks import Row
@@ -23,6 +24,7 @@ from tidelog.engine.vacuum_rules import is_pointer
 from tidelog.pipeline.engine_jobs import verify as job
 from tidelog.pipeline.engine_jobs.compact import CompactEngineJob, CompactEngineOptions
 from tidelog.pipeline.engine_jobs.verify import verify_engine
+from tidelog.pipeline.engines.place import find_engine
 from tidelog.tier.keys import EngineKeys
 from tidelog.tier.metadata.bucket import BucketMetadataStore
 
@@ -218,7 +220,19 @@ def test_the_healthy_one_is_healthy(healthy: StoredEngine, monkeypatch: pytest.M
     assert report.compaction is not None
     assert report.compaction.bodies == sum(part.rows for part in healthy.compaction.bodies)
     assert [one.compared_with is not None for one in report.states] == [True] * len(report.states)
-    assert all(proof.came_out is not None for proof in report.proofs)
+    *states, newest = report.proofs
+    assert all(proof.came_out is not None for proof in states)
+    assert (newest.subject, newest.went_in.checksum) == (f"engine main at seq {report.seq}", f"digest:{report.digest}")
+
+
+def test_an_engine_without_entries_is_healthy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It has a digest, and nothing is wrong with it."""
+    work_without_spark(monkeypatch)
+    with tidelog.open_engine(tmp_path / "engine", store=(tmp_path / "store").as_uri()) as engine:
+        engine.ship()
+        digest = engine.digest()
+    report = verify_engine(NO_SPARK, find_engine((tmp_path / "store").as_uri()), digest=digest)
+    assert (report.is_good, report.seq) == (True, 0)
 
 
 class TestReplicas:

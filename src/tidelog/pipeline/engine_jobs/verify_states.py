@@ -99,6 +99,9 @@ class _States:
                 good = source
             self._on_done()
         state = self._newest(self._usable(good), () if sources.compaction is None else sources.compaction.bodies)
+        if state is not None:
+            subject = f"engine {self._place.name} at seq {state.seq}"
+            self._proofs.append(Proof(subject=subject, went_in=_side(state.things, state.digest)))
         return StatesResult(
             checks=tuple(self._checks),
             digest=None if state is None else state.digest,
