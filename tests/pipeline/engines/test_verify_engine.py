@@ -22,6 +22,7 @@ from tidelog.engine.place import PackPlace, decode_place, decode_version, encode
 from tidelog.engine.raw_log import drop_raw_log
 from tidelog.engine.vacuum_rules import is_pointer
 from tidelog.pipeline.engine_jobs import verify as job
+from tidelog.pipeline.engine_jobs import verify_replicas
 from tidelog.pipeline.engine_jobs.compact import CompactEngineJob, CompactEngineOptions
 from tidelog.pipeline.engine_jobs.verify import verify_engine
 from tidelog.pipeline.engines.place import find_engine
@@ -282,6 +283,25 @@ class TestReplicas:
         assert report.replicas[0].lag_bytes > 0
         assert any("follows: it is at seq" in note for note in report.notes)
         history.close()
+
+    def test_one_that_changes_meanwhile_is_compared_again(
+        self, healthy: StoredEngine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """It drops its log while it is read: nothing is missing that it names then."""
+        work_without_spark(monkeypatch)
+        copy = healthy.copied(tmp_path / "copy")
+        dropped: list[int] = []
+
+        def drop_first(spark: object, function: Callable[[Any], Any], items: Sequence[Any], **_: int) -> Iterator[Any]:
+            if not dropped:
+                copy.rewrite_manifest(checkpoints=copy.manifest.checkpoints[-1:])
+                dropped.append(drop_raw_log(copy.objects, copy.metadata, KEYS, 1 << 62).objects)
+            return work_here(spark, function, items)
+
+        monkeypatch.setattr(verify_replicas, "run_on_workers", drop_first)
+        report = verify_engine(NO_SPARK, healthy.root, replicas=[copy.store.as_uri()])
+        assert dropped != [0]
+        assert report.problems == ()
 
     def test_one_that_went_on_is_told(
         self, healthy: StoredEngine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -4,7 +4,8 @@ Invariants
 - A replica is judged by its own manifest and catalog: what they name has to be there, with the same bytes as in the
   engine's store where that still has it. What it does not name yet is lag: a note, and no problem.
 - A replica that is ahead of the engine's store, or that somebody went on with under a later epoch, is a problem.
-- Files that nobody names are noted.
+- Files that nobody names are noted. Where something is wrong with a replica that was changed meanwhile, it is compared
+  again.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import msgspec
 
 from tidelog.engine.manifest import Manifest
 from tidelog.errors import DataError, NotFoundError
+from tidelog.pipeline.engine_jobs.verify_catalog import catalog_of
 from tidelog.pipeline.engine_jobs.verify_copies import CopyWork, compare_copies
 from tidelog.pipeline.engine_jobs.verify_references import References, references_of
 from tidelog.pipeline.engine_jobs.verify_words import engine_problem
@@ -28,6 +30,7 @@ from tidelog.tier.stores import canonical_url
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
+_LOOKS = 3
 _FILES_PER_TASK = 16
 _SHOWN_NAMES = 5
 
@@ -83,6 +86,14 @@ class _Comparison:
 
     def run(self) -> ReplicaCheck:
         try:
+            for _ in range(_LOOKS - 1):
+                with self._copy_root.open() as copy:
+                    before = catalog_of(copy)
+                    check = self._compare(copy)
+                    has_changed = (copy.newest_manifest(), catalog_of(copy)) != (copy.manifest, before)
+                if not self.problems or not has_changed:
+                    return check
+                self.problems, self.notes = [], []
             with self._copy_root.open() as copy:
                 return self._compare(copy)
         except (DataError, NotFoundError) as error:
