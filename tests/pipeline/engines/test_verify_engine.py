@@ -9,9 +9,10 @@ from typing import Any, Literal
 import pytest
 from pyspark.sql import SparkSession
 from tests.engine.compacting import checkpoint_by_hand, compact_by_hand
+from tests.engine.stations import EngineNode
 from tests.pipeline.engines.computing import work_here, work_without_spark
 from tests.pipeline.engines.damaged import StoredEngine
-from tests.pipeline.engines.eventful import EventfulEngine
+from tests.pipeline.engines.eventful import SETTINGS, EventfulEngine
 from tests.pipeline.engines.table_flow import TableFlow
 
 import tidelog
@@ -28,6 +29,8 @@ from tidelog.pipeline.engine_jobs.verify import verify_engine
 from tidelog.pipeline.engines.place import find_engine
 from tidelog.tier.keys import EngineKeys
 from tidelog.tier.metadata.bucket import BucketMetadataStore
+from tidelog.tier.store_settings import StoreSettings
+from tidelog.tier.stores import open_store
 
 KEYS = EngineKeys()
 NO_SPARK: Any = None
@@ -248,6 +251,27 @@ class TestReplicas:
         (check,) = report.replicas
         files = [path for path in (copy.store / "storage").rglob("*") if path.is_file()]
         assert (check.files, check.lag_bytes, check.problems) == (len(files), 0, 0)
+
+    def test_what_an_engine_replicates_is_the_same(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        """States and compactions too, and after the log was dropped in both."""
+        work_without_spark(monkeypatch)
+        stores = [tmp_path / name for name in ("store", "copy")]
+        for store in stores:
+            store.mkdir()
+        origin, copy = (open_store(store.as_uri(), StoreSettings()) for store in stores)
+        with EngineNode(origin, replicas=[copy], **SETTINGS).open() as node:
+            for _ in range(3):
+                node.apply(40)
+                node.ship_all()
+                node.engine.create_checkpoint()
+                compact_by_hand(origin)
+                drop_raw_log(origin, BucketMetadataStore(origin), KEYS, 1 << 62)
+                node.apply(10)
+                node.ship_all()
+                node.shipping.replicate()
+                report = verify_engine(NO_SPARK, find_engine(stores[0].as_uri()), replicas=[stores[1].as_uri()])
+                assert report.problems == ()
+                assert report.replicas[0].lag_bytes == 0
 
     def test_what_is_wrong_is_named(
         self, healthy: StoredEngine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
