@@ -12,10 +12,11 @@ from pathlib import Path
 from typing import NamedTuple
 
 import msgspec
+import zstandard
 from tests.engine.stations import KEYS
 
 from tidelog.clock import Clock, ManualClock
-from tidelog.engine.body import decode_body
+from tidelog.engine.body import CODEC_NONE, CODEC_ZSTD, decode_body
 from tidelog.engine.buckets import BucketVersion
 from tidelog.engine.cell import Cell, decode_bucket, decode_cell
 from tidelog.engine.cell_blocks import Row
@@ -63,10 +64,12 @@ def compact_by_hand(
     pack_bytes: int = 8 << 10,
     rows_a_file: int = 40,
     keep_from: int = 0,
+    recompress: bool = False,
 ) -> Compaction:
     """Compacts everything up to the high-water mark, and publishes that; the root.
 
-    With `keep_from` history begins there from now on, and versions that no later state needs are left out.
+    With `keep_from` history begins there from now on, and versions that no later state needs are left out. With
+    `recompress` small bodies are compressed in packs that are not in the log.
     """
     built = build_by_hand(
         *(objects, keys),
@@ -75,6 +78,7 @@ def compact_by_hand(
         pack_bytes=pack_bytes,
         rows_a_file=rows_a_file,
         keep_from=keep_from,
+        recompress=recompress,
     )
     publish_by_hand(objects, built, keys, clock=clock)
     return built.root
@@ -89,6 +93,7 @@ def build_by_hand(
     pack_bytes: int = 8 << 10,
     rows_a_file: int = 40,
     keep_from: int = 0,
+    recompress: bool = False,
 ) -> BuiltCompaction:
     """The same as far as the files go: no compaction is published."""
     metadata = BucketMetadataStore(objects)
@@ -96,6 +101,7 @@ def build_by_hand(
         move_history_start(metadata, keys, clock or ManualClock(), keep_from)
     manifest = manifest_of(metadata, keys)
     work = _Work(objects, Catalog(metadata, keys), keys, manifest, large_bytes, keep_from)
+    work.recompress = recompress
     return work.build(pack_bytes, rows_a_file, (clock or ManualClock()).now_us())
 
 
@@ -192,6 +198,13 @@ class _Body(NamedTuple):
     record: OperationRecord
 
 
+class _Stored(NamedTuple):
+    """A body as it is in a pack."""
+
+    stored: bytes
+    codec: int
+
+
 class _Work:
     """One compaction."""
 
@@ -214,6 +227,7 @@ class _Work:
         self._generation = manifest.generation + 1
         self._keep_from = keep_from
         self._oldest: dict[int, bytes] = {}
+        self.recompress = False
 
     def build(self, pack_bytes: int, rows_a_file: int, created_us: int) -> BuiltCompaction:
         manifest = self._manifest
@@ -268,19 +282,25 @@ class _Work:
         known = self._known(cells)
         fresh = {body.cell.position: body for body in self._bodies([cells[one] for one in cells if one not in known])}
         files = self._data_files(fresh)
-        small = [(position, fresh[position].record.stored) for position in sorted(fresh) if position not in files]
+        packed = {position: self._stored(fresh[position]) for position in sorted(fresh) if position not in files}
         packs, numbers = self._kept_packs(known)
         places: dict[int, Place] = {**files}
         for position, place in known.items():
             places[position] = place._replace(pack=numbers[place.pack]) if isinstance(place, PackPlace) else place
-        for some in _cut(small, pack_bytes):
+        for some in _cut([(position, one.stored) for position, one in packed.items()], pack_bytes):
             encoded = encode_pack(some)
             key = self._keys.compacted(CompactedId("pack", self._generation, encoded.digest))
             self._objects.put(key, encoded.data)
             for one in encoded.places:
-                places[one.position] = PackPlace(fresh[one.position].cell.codec, len(packs), one.byte, one.stored_bytes)
+                places[one.position] = PackPlace(packed[one.position].codec, len(packs), one.byte, one.stored_bytes)
             packs.append(_pack_info(key, encoded.data, [(one.position, one.stored_bytes) for one in encoded.places]))
         return places, packs
+
+    def _stored(self, body: _Body) -> _Stored:
+        """As it goes into a pack."""
+        if not self.recompress or body.cell.codec != CODEC_NONE:
+            return _Stored(body.record.stored, body.cell.codec)
+        return _Stored(zstandard.ZstdCompressor().compress(body.record.stored), CODEC_ZSTD)
 
     def _known(self, cells: dict[int, Cell]) -> dict[int, Place]:
         """Those that the compaction before has a place for."""

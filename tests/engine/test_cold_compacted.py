@@ -134,6 +134,20 @@ def test_reading_in_order_takes_few_requests() -> None:
         assert len(seen) < 15
 
 
+def test_values_that_are_compressed_in_another_way_than_in_the_log() -> None:
+    """They are read, and in the cache as they were in the log."""
+    store = shipped_store()
+    compact_by_hand(store, large_bytes=1 << 30, pack_bytes=1 << 20, recompress=True)
+    drop(store)
+    with cold_node(store) as node:
+        for seq in (*range(2, COUNT), *range(2, COUNT, 7)):
+            assert read(node, seq) == value_of(seq)
+        statistics = node.shipping.reader.statistics()
+        assert statistics.repeated == 0
+        assert COUNT - 30 < statistics.from_compacted < COUNT
+        assert statistics.cache.hits >= COUNT // 7
+
+
 def test_the_log_is_preferred_while_it_is_there() -> None:
     """A compaction that was published changes nothing for values whose records are still in the store."""
     store = shipped_store()

@@ -83,7 +83,7 @@ class BodyEncoder:
 
 def decode_body(stored: Buffer, codec: int, size: int, crc: int, lsn: int) -> tuple[bytes, dict[str, Any]]:
     """Data and metadata; `lsn` is for the error."""
-    body = stored if codec == CODEC_NONE else _decompressed(stored, codec, size, lsn)
+    body = stored if codec == CODEC_NONE else decompressed(stored, codec, size, lsn)
     if crc32(body) != crc:
         raise DataError(f"the checksum of the object's body does not match, LSN {lsn}")
     if len(body) == size + 4 and body[:4] == _NO_METADATA:
@@ -107,8 +107,9 @@ def decode_metadata(head: Buffer, lsn: int) -> dict[str, Any]:
         raise DataError(f"the metadata of the object cannot be read, LSN {lsn}: {error}") from error
 
 
-def _decompressed(stored: Buffer, codec: int, size: int, lsn: int) -> bytes:
-    """What it says about its size is compared with the cell's before memory is taken for it."""
+def decompressed(stored: Buffer, codec: int, size: int, lsn: int) -> bytes:
+    """A body that is compressed, as it was before. What it says about its size is compared with that of its data before
+    memory is taken for it."""
     if codec != CODEC_ZSTD:
         raise DataError(f"a body has codec {codec}, which is not known, LSN {lsn}")
     try:

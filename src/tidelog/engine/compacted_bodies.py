@@ -18,7 +18,7 @@ from threading import Lock
 from typing import NamedTuple
 
 from tidelog.engine.block_cache import BlockCache
-from tidelog.engine.body import decode_body
+from tidelog.engine.body import CODEC_NONE, decode_body, decompressed
 from tidelog.engine.cell import Cell
 from tidelog.engine.cold_objects import Stretch
 from tidelog.engine.compacted import CompactedData, read_compaction
@@ -125,9 +125,11 @@ class CompactedBodies:
             decode_body(stored, place.codec, cell.size, cell.crc, cell.lsn)
         except DataError as error:
             raise CorruptionError(error.message, path=key, byte=byte, operation="read", hint=_HINT) from error
-        is_as_in_log = (place.codec, place.stored_bytes) == (cell.codec, cell.stored_bytes)
-        others = _others(data, cell, place, fetched) if is_as_in_log else ()
-        return CompactedBody(stored, place.codec, others)
+        if (place.codec, place.stored_bytes) == (cell.codec, cell.stored_bytes):
+            return CompactedBody(stored, place.codec, _others(data, cell, place, fetched))
+        if cell.codec == CODEC_NONE:  # what is compressed here alone is as it was in the log when it is not
+            return CompactedBody(decompressed(stored, place.codec, cell.size, cell.lsn), CODEC_NONE)
+        return CompactedBody(stored, place.codec)
 
 
 def _worth_fetching(data: CompactedData, place: Place, window_bytes: int) -> int:
