@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import base64
 import json
-import shutil
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from tests.cli.conftest import Cli, Result, Spawn
+from tests.engine.engines import copy_alive
 
 import tidelog
 
@@ -222,7 +222,7 @@ def test_status_says_what_opening_would_undo(filled: Callable[..., Result]) -> N
     with tidelog.open_engine("engine") as engine:
         batch = [tidelog.PutObject("b", f"part{number}", b"v" * 2000) for number in range(50)]
         engine.apply(10, tidelog.Batch(batch))
-        shutil.copytree("engine", "killed")  # as a process leaves it that is killed now
+        copy_alive("engine", "killed")  # as a process leaves it that is killed now
     wal = Path("killed/wal/wal.0000000000.log")
     wal.write_bytes(wal.read_bytes()[:-3000])
     found = filled("status", "killed", "--json").json

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import os
 import random
-import shutil
 from pathlib import Path
 
 import pytest
 from tests.cli.conftest import Cli
-from tests.engine.engines import SMALL, RandomEntries
+from tests.engine.engines import SMALL, RandomEntries, copy_alive
 
 from tidelog.clock import SystemClock
 from tidelog.engine.core import Core
@@ -60,7 +59,7 @@ def test_every_moment_is_a_good_one(cli: Cli, tmp_path: Path, seed: int) -> None
             for _ in range(choose.randint(0, 3)):
                 play(engine, choose, entries)
             copy = tmp_path / f"moment-{moment}"
-            shutil.copytree(tmp_path / "engine", copy)
+            copy_alive(tmp_path / "engine", copy)
             # What a checkpoint needs was synced: a crash does not lose it.
             if last_file(copy).name == kept.name and engine.statistics().redo_lsn == redo_lsn:
                 cut_end(last_file(copy), choose, kept_bytes)

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 from tests.cli.conftest import Cli, Result
+from tests.engine.engines import copy_alive
 
 import tidelog
 from tidelog.cli.engine_overlay import OverlayFiles
@@ -82,7 +83,7 @@ def test_a_crashed_engine_is_recovered_beside_its_files(engine: Engine, tmp_path
         for seq in range(203, 400):
             one.apply(seq, tidelog.PutObject("b", f"k{seq % 120:03}", b"%d" % seq * 100))
         one.apply(400, tidelog.Batch([tidelog.PutObject("b", f"new{n}", b"v" * 500) for n in range(20)]))
-        shutil.copytree("engine", "killed")
+        copy_alive("engine", "killed")
     wal = sorted((tmp_path / "killed/wal").glob("wal.*.log"))[-1]
     wal.write_bytes(wal.read_bytes()[:-700])
     before = fingerprint(tmp_path)
@@ -104,7 +105,7 @@ def test_damage_where_opening_reads(engine: Engine) -> None:
     """An engine that cannot be opened says how to get another, not how to repair a topic."""
     with tidelog.open_engine("engine") as one:
         one.apply_many([(seq, tidelog.PutObject("b", "k", b"%d" % seq * 300)) for seq in range(300, 320)])
-        shutil.copytree("engine", "killed")
+        copy_alive("engine", "killed")
     wal = sorted(Path("killed/wal").glob("wal.*.log"))[-1]
     flip(wal, wal.read_bytes().index(b"305" * 300) + 10)
     for arguments in (["ls"], ["digest"], ["checkpoint"]):
@@ -154,7 +155,7 @@ def test_a_page_that_the_log_makes_anew_may_be_torn(engine: Engine, tmp_path: Pa
     """A page that was changed since the checkpoint is whole in the log: its place in the file does not matter."""
     with tidelog.open_engine("engine") as one:
         one.apply(300, tidelog.PutObject("b", "k000", b"v"))
-        shutil.copytree("engine", "killed")
+        copy_alive("engine", "killed")
     changed = [json.loads(line) for line in engine("dump-wal", "killed", "--json").lines][-1]["updates"][0]["page"]
     flip(tmp_path / "killed/pages.db", changed * PAGE_BYTES + 100)
     assert engine("verify", "killed").code == 0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import shutil
 from pathlib import Path
 
 from tests.engine.model import Model
@@ -34,6 +35,11 @@ def open_local(
     """An engine without a store, and with nothing in the background."""
     core = Core.open(directory, settings, files or LocalFiles(), clock or ManualClock())
     return Engine(core, runs_in_background=False)
+
+
+def copy_alive(source: str | Path, target: str | Path) -> None:
+    """What a process leaves on the disk that is killed now. A file that is being replaced is the old or the new one."""
+    shutil.copytree(source, target, ignore=shutil.ignore_patterns("*.tmp"))
 
 
 def assert_same(engine: Engine, model: Model, seqs: list[int] | None = None) -> None:

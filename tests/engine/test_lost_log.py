@@ -7,6 +7,7 @@ import shutil
 from pathlib import Path
 
 import pytest
+from tests.engine.engines import copy_alive
 
 import tidelog
 from tidelog.errors import CorruptionError, DataError
@@ -55,7 +56,7 @@ def killed(tmp_path: Path) -> Path:
         engine.create_checkpoint()
         for seq in range(2, 200):
             engine.apply(seq, tidelog.PutObject("b", f"{seq}", b"x" * 1000))
-        shutil.copytree(tmp_path / "alive", tmp_path / "e")
+        copy_alive(tmp_path / "alive", tmp_path / "e")
     return tmp_path / "e"
 
 
@@ -89,7 +90,7 @@ def test_a_log_that_ends_before_the_last_checkpoint_is_not_opened(tmp_path: Path
         engine.apply(1, tidelog.CreateBucket("b"))
         engine._wal.seal()  # the checkpoint is the first thing in the next file
         engine.create_checkpoint()
-        shutil.copytree(tmp_path / "alive", tmp_path / "e")
+        copy_alive(tmp_path / "alive", tmp_path / "e")
     (tmp_path / "e" / "wal" / "wal.ckpt").unlink()
     newest_file(tmp_path / "e").unlink()
     for _ in range(2):

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import os
 import random
-import shutil
 import threading
 from pathlib import Path
 
 import pytest
-from tests.engine.engines import RandomEntries, assert_same, is_missing, open_local
+from tests.engine.engines import RandomEntries, assert_same, copy_alive, is_missing, open_local
 from tests.engine.model import Model, batch
 
 import tidelog
@@ -146,7 +145,7 @@ def test_a_batch_that_was_torn_and_came_again_is_rolled_back_once(tmp_path: Path
         engine.apply(1, CreateBucket("b"))
         before = engine.digest()
         engine.apply(2, puts)
-        shutil.copytree(tmp_path / "whole", tmp_path / "torn")
+        copy_alive(tmp_path / "whole", tmp_path / "torn")
     newest = max((tmp_path / "torn" / "wal").glob("wal.*.log"), key=lambda path: int(path.name.split(".")[1]))
     os.truncate(newest, newest.stat().st_size - 100)
     with open_local(tmp_path / "torn") as engine:

@@ -14,7 +14,7 @@ import msgspec
 
 from tidelog.codec import decode_document, encode_document
 from tidelog.engine.core import WAL
-from tidelog.errors import ConfigError, DataError, InputError
+from tidelog.errors import ConfigError, DataError
 from tidelog.files import Files, explained
 from tidelog.tier.keys import DEFAULT_ENGINE
 from tidelog.tier.local_claim import NAME as CLAIM_FILE
@@ -35,13 +35,11 @@ class EngineDirectory(msgspec.Struct, frozen=True, kw_only=True):
 
 def remembered(files: Files, directory: Path) -> EngineDirectory | None:
     """What the directory says; None for one that has never been an engine."""
-    try:
-        with explained("open engine", directory):
-            data = files.read(directory / ENGINE_FILE)
-    except InputError as error:
-        if isinstance(error.__cause__, FileNotFoundError):
+    # Asked first: an error that is caught keeps its frames, and an engine in them, until the next collection.
+    with explained("open engine", directory):
+        if not files.exists(directory / ENGINE_FILE):
             return None
-        raise
+        data = files.read(directory / ENGINE_FILE)
     try:
         return decode_document(_KIND, _VERSION, data, EngineDirectory)
     except DataError as error:
