@@ -9,10 +9,9 @@ from typing import Any, Literal
 import pytest
 from pyspark.sql import SparkSession
 from tests.engine.compacting import checkpoint_by_hand, compact_by_hand
-from tests.engine.stations import EngineNode
 from tests.pipeline.engines.computing import work_here, work_without_spark
 from tests.pipeline.engines.damaged import StoredEngine
-from tests.pipeline.engines.eventful import SETTINGS, EventfulEngine
+from tests.pipeline.engines.eventful import EventfulEngine
 from tests.pipeline.engines.table_flow import TableFlow
 
 import tidelog
@@ -23,14 +22,11 @@ from tidelog.engine.place import PackPlace, decode_place, decode_version, encode
 from tidelog.engine.raw_log import drop_raw_log
 from tidelog.engine.vacuum_rules import is_pointer
 from tidelog.pipeline.engine_jobs import verify as job
-from tidelog.pipeline.engine_jobs import verify_replicas
 from tidelog.pipeline.engine_jobs.compact import CompactEngineJob, CompactEngineOptions
 from tidelog.pipeline.engine_jobs.verify import verify_engine
 from tidelog.pipeline.engines.place import find_engine
 from tidelog.tier.keys import EngineKeys
 from tidelog.tier.metadata.bucket import BucketMetadataStore
-from tidelog.tier.store_settings import StoreSettings
-from tidelog.tier.stores import open_store
 
 KEYS = EngineKeys()
 NO_SPARK: Any = None
@@ -237,107 +233,6 @@ def test_an_engine_without_entries_is_healthy(tmp_path: Path, monkeypatch: pytes
         digest = engine.digest()
     report = verify_engine(NO_SPARK, find_engine((tmp_path / "store").as_uri()), digest=digest)
     assert (report.is_good, report.seq) == (True, 0)
-
-
-class TestReplicas:
-    """Copies of an engine in other stores, compared with it."""
-
-    def test_a_copy_is_one(self, healthy: StoredEngine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        """Every file of a replica was read and compared, data files included."""
-        work_without_spark(monkeypatch)
-        copy = healthy.copied(tmp_path / "copy")
-        report = verify_engine(NO_SPARK, healthy.root, replicas=[copy.store.as_uri()])
-        assert report.is_good
-        (check,) = report.replicas
-        files = [path for path in (copy.store / "storage").rglob("*") if path.is_file()]
-        assert (check.files, check.lag_bytes, check.problems) == (len(files), 0, 0)
-
-    def test_what_an_engine_replicates_is_the_same(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        """States and compactions too, and after the log was dropped in both."""
-        work_without_spark(monkeypatch)
-        stores = [tmp_path / name for name in ("store", "copy")]
-        for store in stores:
-            store.mkdir()
-        origin, copy = (open_store(store.as_uri(), StoreSettings()) for store in stores)
-        with EngineNode(origin, replicas=[copy], **SETTINGS).open() as node:
-            for _ in range(3):
-                node.apply(40)
-                node.ship_all()
-                node.engine.create_checkpoint()
-                compact_by_hand(origin)
-                drop_raw_log(origin, BucketMetadataStore(origin), KEYS, 1 << 62)
-                node.apply(10)
-                node.ship_all()
-                node.shipping.replicate()
-                report = verify_engine(NO_SPARK, find_engine(stores[0].as_uri()), replicas=[stores[1].as_uri()])
-                assert report.problems == ()
-                assert report.replicas[0].lag_bytes == 0
-
-    def test_what_is_wrong_is_named(
-        self, healthy: StoredEngine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        """Other bytes and missing files, data files among them, are problems of the replica; a stray file is a note."""
-        work_without_spark(monkeypatch)
-        copy = healthy.copied(tmp_path / "copy")
-        copy.flip(copy.log_object(1))
-        copy.path(copy.compaction.packs[0].key).unlink()
-        copy.cut(copy.data_file())
-        copy.path(KEYS.objects_prefix + "data-900-910-e1.tlog").write_bytes(b"left over")
-        report = verify_engine(NO_SPARK, healthy.root, replicas=[copy.store.as_uri()])
-        told = [str(problem) for problem in report.problems]
-        assert len(told) == 3
-        assert all(copy.store.as_uri() in problem for problem in told)
-        for reason in (
-            "it is missing in the replica",
-            "its bytes in the replica are others",
-            "bytes in the replica, and",
-        ):
-            assert any(reason in problem for problem in told)
-        assert any("data-900-910-e1.tlog" in note for note in report.notes)
-
-    def test_one_that_follows_is_no_problem(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        """What it has not yet is told as lag."""
-        work_without_spark(monkeypatch)
-        history = EventfulEngine(tmp_path / "origin", "replica")
-        history.run(2)
-        copy = StoredEngine(history.store).copied(tmp_path / "copy")
-        history.run(2)
-        report = verify_engine(NO_SPARK, history.root, replicas=[copy.store.as_uri()])
-        assert report.problems == ()
-        assert report.replicas[0].lag_bytes > 0
-        assert any("follows: it is at seq" in note for note in report.notes)
-        history.close()
-
-    def test_one_that_changes_meanwhile_is_compared_again(
-        self, healthy: StoredEngine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        """It drops its log while it is read: nothing is missing that it names then."""
-        work_without_spark(monkeypatch)
-        copy = healthy.copied(tmp_path / "copy")
-        dropped: list[int] = []
-
-        def drop_first(spark: object, function: Callable[[Any], Any], items: Sequence[Any], **_: int) -> Iterator[Any]:
-            if not dropped:
-                copy.rewrite_manifest(checkpoints=copy.manifest.checkpoints[-1:])
-                dropped.append(drop_raw_log(copy.objects, copy.metadata, KEYS, 1 << 62).objects)
-            return work_here(spark, function, items)
-
-        monkeypatch.setattr(verify_replicas, "run_on_workers", drop_first)
-        report = verify_engine(NO_SPARK, healthy.root, replicas=[copy.store.as_uri()])
-        assert dropped != [0]
-        assert report.problems == ()
-
-    def test_one_that_went_on_is_told(
-        self, healthy: StoredEngine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        """Somebody restored from it: it is the store of another engine by now. So is one that is not there."""
-        work_without_spark(monkeypatch)
-        copy = healthy.copied(tmp_path / "copy")
-        copy.rewrite_manifest(epoch=copy.manifest.epoch + 1)
-        (tmp_path / "empty").mkdir()
-        urls = [copy.store.as_uri(), (tmp_path / "empty").as_uri()]
-        told = [str(one) for one in verify_engine(NO_SPARK, healthy.root, replicas=urls).problems]
-        assert ["somebody went on with it" in told[0], "there is no engine called main" in told[1]] == [True, True]
 
 
 def test_digests_are_compared(healthy: StoredEngine, monkeypatch: pytest.MonkeyPatch) -> None:
