@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import copy
 from typing import Any
 
 import pytest
@@ -9,6 +11,7 @@ from tests.engine.compacting import checkpoint_by_hand, compact_by_hand
 from tests.engine.stations import KEYS, EngineNode, StoreView, new_store, successor
 
 from tidelog.engine.entry import CopyObject, CreateBucket, PutObject
+from tidelog.engine.manifest import Pinning
 from tidelog.engine.raw_log import drop_raw_log
 from tidelog.errors import CorruptionError, RetryError, StoreUnavailableError
 from tidelog.testing import FaultyStore
@@ -224,3 +227,63 @@ def test_a_file_that_went_while_it_was_copied() -> None:
     assert StoreView(replica).manifest.generation == 2
     node.crash()
     assert_restores(node, copied(replica))
+
+
+def test_a_restore_from_a_replica_while_the_engine_lives_on() -> None:
+    """In front of any of its requests: the engine compacts, drops, writes states and replicates; a pin holds it all."""
+    nth = 1
+    while True:
+        node, replica = replicated()
+        compact_by_hand(node.objects)
+        fill(node, 4)
+        node.shipping.replicate()
+        heir = EngineNode(replica, name="heir", clock=node.clock, **SETTINGS)
+        count = [0]
+
+        def live_on(operation: str, key: str, one: EngineNode = node, seen: list[int] = count, at: int = nth) -> None:
+            seen[0] += 1
+            if seen[0] == at:
+                for _ in range(3):
+                    fill(one, 3)
+                    compact_by_hand(one.objects)
+                    one.shipping.write_state()
+                    drop(store_of(one))
+                    with contextlib.suppress(RetryError):
+                        one.shipping.replicate()
+
+        replica.on_request = live_on
+        heir.restore()
+        replica.on_request = None
+        heir.model = copy.deepcopy(node.model)
+        with heir.open():
+            heir.model.roll_back(heir.engine.applied_seq)
+            heir.assert_same([5, 20, 30])
+        node.close()
+        if count[0] < nth:
+            break
+        nth += 4
+    assert nth > 20
+
+
+def test_what_a_pin_held_back_goes_when_it_is_over() -> None:
+    """The next time that the replica is brought up to date."""
+    node, replica = replicated()
+    node.engine.create_checkpoint()
+    node.shipping.replicate()
+    pinned = StoreView(replica).manifest.checkpoints[0]
+    pinning = Pinning(BucketMetadataStore(replica), KEYS, node.clock, "reader", 3600)
+    assert pinning.pin(pinned.key)
+    before = set(files_of(replica))
+    for _ in range(3):
+        fill(node, 3)
+        node.shipping.write_state()
+    compact_by_hand(node.objects)
+    drop(store_of(node))
+    node.shipping.replicate()
+    assert before <= set(files_of(replica))
+    assert [pin.name for pin in StoreView(replica).manifest.pins] == ["reader"]
+    node.clock.advance(7200)
+    node.shipping.replicate()
+    assert set(files_of(replica)) <= set(files_of(store_of(node)))
+    assert pinned.key not in replica.contents()
+    node.close()

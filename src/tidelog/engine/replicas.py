@@ -12,6 +12,7 @@ Invariants
 - What a compaction put together in the engine's store is put together in a replica too (`compaction_replicas.py`).
 - Values whose records the engine's store has dropped are in compacted data: that is copied before the start of the log
   moves (`replica_files.py`). A manifest that knows less of it than the start does, or than the replica, is refused.
+- Whoever restores from a replica pins a state there, as anywhere: while there is a pin, nothing is deleted there.
 - A replica that was away catches up from where it is. One that is away holds up nothing, unless the mode is "sync":
   then the high-water mark waits for all.
 """
@@ -26,7 +27,7 @@ import msgspec
 from tidelog.clock import Clock
 from tidelog.engine.compaction_replicas import follow_compaction
 from tidelog.engine.garbage_replicas import drop_below_start, refuse_outdated
-from tidelog.engine.manifest import Manifest, StoredCheckpoint, encode_manifest, read_manifest
+from tidelog.engine.manifest import Manifest, Pin, StoredCheckpoint, encode_manifest, read_manifest
 from tidelog.engine.replica_files import ReplicaFiles, damage, ranges
 from tidelog.errors import DataError, FencedError, NotFoundError, TidelogError
 from tidelog.log.frame import crc32
@@ -83,6 +84,7 @@ class Replica:
         self._last_success_us: int | None = None
         self._followed: tuple[int, str] | None = None
         self._dropped_below = -1
+        self._states_left: set[str] | None = None
         self._files = ReplicaFiles(objects, self._count_copied)
 
     def bring_up_to(self, manifest: Manifest, origin: Origin) -> None:
@@ -105,19 +107,29 @@ class Replica:
         start = self._start_of(origin)
         refuse_outdated(manifest, start.start_offset, _generations(found, origin, start, self._dropped_below))
         self._follow_compaction(metadata, origin)
+        pins = () if found is None else found[0].pins
         if found is None or not _says_the_same(found[0], manifest):
-            self._copy_all(metadata, manifest, origin, start)
-        self._follow_start(metadata, origin, start)
-        self._files.copy(manifest, origin.objects, keys)  # they are there; which ones is to be known
-        self._files.delete_superseded(manifest, keys)
+            pins = self._copy_all(metadata, manifest, origin, start)
+        if all(pin.until_us <= self._clock.now_us() for pin in pins):
+            self._let_go(metadata, manifest, origin, start)
         self.manifest = manifest
+
+    def _let_go(self, metadata: MetadataStore, manifest: Manifest, origin: Origin, start: StartMark) -> None:
+        """What the manifest no longer leads to."""
+        self._delete_old_states(manifest, origin.keys)
+        self._follow_start(metadata, origin, start)
+        self._files.copy(manifest, origin.objects, origin.keys)  # they are there; which ones is to be known
+        self._files.delete_superseded(manifest, origin.keys)
 
     def _start_of(self, origin: Origin) -> StartMark:
         """As it is now: what is copied later must not begin later than what the manifest is compared with."""
         found = origin.catalog.start_mark()
         return StartMark(start_offset=0, epoch=0, moved_us=0) if found is None else found[0]
 
-    def _copy_all(self, metadata: MetadataStore, manifest: Manifest, origin: Origin, start: StartMark) -> None:
+    def _copy_all(
+        self, metadata: MetadataStore, manifest: Manifest, origin: Origin, start: StartMark
+    ) -> tuple[Pin, ...]:
+        """Everything, and the manifest last; who reads states here."""
         keys = origin.keys
         if start.epoch and metadata.get(keys.start) is None:
             self._put(metadata, keys.start, documents.encode(start))
@@ -125,10 +137,12 @@ class Replica:
         self._copy_log(metadata, manifest.shipped_lsn, origin, start.start_offset)
         self._files.copy(manifest, origin.objects, keys)
         self._copy_states(manifest, origin)
-        self._put(
-            metadata, keys.engine_manifest, encode_manifest(msgspec.structs.replace(manifest, pins=(), leaving=()))
-        )
-        self._delete_old_states(manifest, keys)
+        there = read_manifest(metadata, keys)
+        pins = () if there is None else there[0].pins
+        written = encode_manifest(msgspec.structs.replace(manifest, pins=pins, leaving=()))
+        check = Check(keys.engine_manifest, None if there is None else there[1])
+        metadata.commit([check], [Put(keys.engine_manifest, written)])
+        return pins
 
     def _follow_start(self, metadata: MetadataStore, origin: Origin, start: StartMark) -> None:
         """What the engine's store has dropped goes here too, once the manifest speaks of it no more."""
@@ -227,10 +241,13 @@ class Replica:
     def _delete_old_states(self, manifest: Manifest, keys: EngineKeys) -> None:
         """What the manifest no longer names, in the replica too; what is newer than it is somebody else's business."""
         kept = {state.key for state in manifest.checkpoints}
+        if kept == self._states_left:
+            return
         listed = [info.key for info in self.objects.list(keys.checkpoints_prefix)]
         names = [(key, keys.parse_checkpoint(key)) for key in listed if key not in kept]
         newest = manifest.checkpoints[-1].seq if manifest.checkpoints else 0
         self.objects.delete([key for key, name in names if name is not None and name.seq < newest])
+        self._states_left = kept
 
     def _copy_entry(self, metadata: MetadataStore, source: MetadataStore, key: str) -> None:
         entry = source.get(key)
