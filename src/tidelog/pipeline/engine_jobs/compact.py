@@ -34,7 +34,7 @@ from tidelog.pipeline.engine_jobs.compact_steps import Steps
 from tidelog.pipeline.engine_jobs.index_base import Base
 from tidelog.pipeline.engine_jobs.index_files import read_back, require_equal, write_checked
 from tidelog.pipeline.engine_jobs.index_rows import ROW_SCHEMA, Retained, created_at
-from tidelog.pipeline.engine_jobs.index_source import RowsAt, SourceOfRows, pinning_for
+from tidelog.pipeline.engine_jobs.index_source import RowsAt, SourceOfRows, pinning_for, told_of_dropped_log
 from tidelog.pipeline.engine_jobs.index_survey import Survey, look, survey
 from tidelog.pipeline.engine_jobs.log_rows import position_of_lsn
 from tidelog.pipeline.engines.place import EngineRoot, OpenedEngine
@@ -116,6 +116,7 @@ class CompactEngineJob:
             return report_of(self._opened.keys.name, previous, None, self._options, self._seconds())
         with (
             pinning_for("compact", self._opened, self._clock, pins=not self._options.is_dry_run) as pinning,
+            told_of_dropped_log(self._opened),
             self._told_of_others(manifest),
         ):
             self._tell(0)
