@@ -27,6 +27,7 @@ from tidelog.pipeline.engine_jobs.replay_state import bucket_histories, entry_of
 from tidelog.pipeline.engine_jobs.replay_topic import SEQ_HEADER, replay_engine_to_topic
 from tidelog.pipeline.engines import object_bodies
 from tidelog.pipeline.engines.place import OpenedEngine
+from tidelog.pipeline.jobs.replay_steps import ReplaySteps
 from tidelog.pipeline.root import find_root
 from tidelog.tier.catalog import Catalog
 from tidelog.tier.metadata.bucket import BucketMetadataStore
@@ -133,12 +134,27 @@ def test_a_copy_is_made_and_led_on(spark: SparkSession, home: EngineHome, tmp_pa
         replay_engine(spark, home.root, tmp_path / "other", until_seq=10**9)
 
 
-def test_a_topic_drives_an_engine_to_the_same_state(spark: SparkSession, home: EngineHome, tmp_path: Path) -> None:
-    """Offsets are seqs minus one, places without an entry are filled, and nothing is written twice."""
+class _Killed(BaseException):
+    """The process is gone."""
+
+
+def die(*_: object) -> None:
+    """Kills the process."""
+    raise _Killed
+
+
+def test_a_topic_drives_an_engine_to_the_same_state(
+    spark: SparkSession, home: EngineHome, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Offsets are seqs minus one, places without an entry are filled, and nothing is written twice after a kill."""
     root = find_root(tmp_path / "topics")
     with tidelog.open(tmp_path / "topics"):
         pass
     middle = home.seq // 2
+    with monkeypatch.context() as patched:
+        patched.setattr(ReplaySteps, "_finish", die)
+        with pytest.raises(_Killed):
+            replay_engine_to_topic(spark, home.root, root, TOPIC, step_bytes=20_000)
     first = replay_engine_to_topic(spark, home.root, root, TOPIC, until_seq=middle, step_bytes=20_000)
     assert first.is_good
     done = replay_engine_to_topic(spark, home.root, root, TOPIC, step_bytes=20_000)

@@ -113,8 +113,11 @@ class ReplaySource:
         found = run_on_workers(self._spark, first_lsn_above, works)
         return min((lsn for lsn in found if lsn is not None), default=end_lsn)
 
-    def parts(self, first_lsn: int, after_seq: int, stop_lsn: int | None = None) -> list[LogPart]:
-        """The log from an LSN on, as parts for tasks; entries up to `after_seq` are left out."""
+    def parts(self, first_lsn: int, after_seq: int = 0, stop_lsn: int | None = None) -> list[LogPart]:
+        """The log from an LSN on, as parts for tasks; entries up to `after_seq` are left out.
+
+        With a `stop_lsn` all entries that begin before it, whatever their seqs: it decides alone.
+        """
         manifest = self.manifest
         end_lsn = manifest.high_water_lsn + 1
         stop = end_lsn if stop_lsn is None else min(stop_lsn, end_lsn)
@@ -125,7 +128,7 @@ class ReplaySource:
                 stop=behind,
                 end_lsn=end_lsn,
                 first_seq=after_seq + 1,
-                last_seq=self.until_seq,
+                last_seq=self.until_seq if stop_lsn is None else manifest.high_water_mark,
                 dead=packed_ranges([one for one in manifest.rolled_back if one.last >= start and one.first < behind]),
             )
             for start, behind in cut_log(self._opened.catalog.between(first_lsn, stop), first_lsn, stop, _PART_BYTES)

@@ -23,6 +23,7 @@ import msgspec
 
 from tidelog.engine.entry import Batch, CreateBucket
 from tidelog.engine.entry_codec import encode_entry
+from tidelog.engine.manifest import StoredCheckpoint
 from tidelog.errors import ConflictError, InputError, NotFoundError
 from tidelog.pipeline.engine_jobs.replay_source import ReplaySource
 from tidelog.pipeline.engines.place import EngineRoot, OpenedEngine
@@ -152,6 +153,8 @@ class _TopicReplay:
         return entries.withColumn("timestamp", sql.timestamp_micros("time_us")).drop("seq", "time_us")
 
     def _entries(self, step: Step) -> DataFrame:
+        from pyspark.sql import functions as sql
+
         if step.first == 0 and self._start_lsn > _FIRST_LSN:
             listed = next((one for one in self._opened.manifest.checkpoints if one.lsn == step.end), None)
             if listed is None:
@@ -160,11 +163,22 @@ class _TopicReplay:
                     operation="replay",
                     hint="Replay into another topic",
                 )
+            self._require_whole(listed)
             self.notes.append(f"the log no longer has its beginning: entries up to seq {listed.seq} are from a state")
-            return self._source.state_entries(listed, 0)
+            # The same time whenever it is asked for: versions do not know theirs.
+            return self._source.state_entries(listed, 0).withColumn("time_us", sql.lit(listed.created_us))
         first = max(step.first, _FIRST_LSN)
         self._require_log(first)
-        return self._source.log_entries(self._source.parts(first, 0, step.end))
+        return self._source.log_entries(self._source.parts(first, stop_lsn=step.end))
+
+    def _require_whole(self, state: StoredCheckpoint) -> None:
+        """A step has all that is in its range, whatever the run was asked for: the next run goes on behind it."""
+        if self._source.until_seq < state.seq:
+            raise InputError(
+                f"the log no longer has its beginning, and the state to begin with is that of seq {state.seq}",
+                operation="replay",
+                hint=f"Ask for seq {state.seq} or a later one",
+            )
 
     # Offsets
 
@@ -179,8 +193,8 @@ class _TopicReplay:
     def _filled(self, entries: DataFrame, next_seq: int) -> DataFrame:
         from pyspark.sql import functions as sql
 
-        sums = sql.min("seq").alias("first"), sql.max("seq").alias("last"), sql.count("seq").alias("count")
-        found = entries.agg(*sums).first()
+        ends = sql.min("seq").alias("first"), sql.max("seq").alias("last")
+        found = entries.agg(*ends, sql.count("seq").alias("count"), sql.min("time_us").alias("time_us")).first()
         assert found is not None
         if not found["count"]:
             return entries
@@ -188,8 +202,9 @@ class _TopicReplay:
         if found["last"] - next_seq + 1 == found["count"]:
             return entries
         places = self._spark.range(next_seq, found["last"] + 1).withColumnRenamed("id", "seq")
-        filled = places.join(entries, "seq", "left").withColumn("value", sql.coalesce("value", sql.lit(NOTHING)))
-        return filled.orderBy("seq")
+        filled = places.join(entries, "seq", "left")
+        filled = filled.withColumn("value", sql.coalesce("value", sql.lit(NOTHING)))
+        return filled.withColumn("time_us", sql.coalesce("time_us", sql.lit(found["time_us"]))).orderBy("seq")
 
     def _check_seqs(self, first: int, last: int, count: int, next_seq: int) -> None:
         if first < next_seq:
