@@ -6,6 +6,7 @@ asked, which is noted.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -37,6 +38,7 @@ def verify_engine_command(
     master: str | None,
 ) -> None:
     """Runs it, and shows what it found."""
+    _require_digest(digest)
     root = engine_root(session, engine, name)
     own_digest = None if root.directory is None else _own_digest(session, root.directory)
 
@@ -48,6 +50,15 @@ def verify_engine_command(
         )
 
     run_engine_job(session, "verify", root, master, work, _show)
+
+
+def _require_digest(digest: str | None) -> None:
+    """A slip in it is told at once, not when everything was read and called wrong."""
+    from tidelog.errors import InputError
+
+    if digest is not None and re.fullmatch("[0-9a-f]{64}", digest) is None:
+        hint = "It has 64 digits, 0 to 9 and a to f, as `tidelog engine digest` writes them"
+        raise InputError(f"--digest {digest} is not the digest of an engine", hint=hint)
 
 
 def _own_digest(session: Session, directory: Path) -> Callable[[int], str | None]:

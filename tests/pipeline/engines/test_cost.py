@@ -114,7 +114,7 @@ class TestPrices:
 
     def test_a_file_that_is_not_there_is_told(self, tmp_path: Path) -> None:
         """And a price that is no number is none."""
-        with pytest.raises(ConfigError, match="cannot be read"):
+        with pytest.raises(ConfigError, match="no file of prices"):
             read_prices(tmp_path / "no.toml")
         with pytest.raises(ConfigError, match="0 or more"):
             checked_prices(Prices(get=float("nan")))

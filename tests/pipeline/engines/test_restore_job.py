@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from pathlib import Path
+from typing import cast
 
 import pytest
 from pyspark.sql import SparkSession
@@ -21,13 +22,13 @@ from tidelog.engine.engine_directory import EngineDirectory
 from tidelog.engine.restore import RestoreReport
 from tidelog.engine.restore_marker import MARKER
 from tidelog.engine.shipping import Shipping
-from tidelog.errors import InputError, NotFoundError
+from tidelog.errors import AccessDeniedError, ConfigError, InputError, NotFoundError
 from tidelog.files import LocalFiles
 from tidelog.pipeline.engine_jobs import restore_steps
 from tidelog.pipeline.engine_jobs.restore import restore_engine_directory
 from tidelog.pipeline.engine_jobs.restore_files import Workshop
 from tidelog.pipeline.engine_jobs.restore_steps import SparkRestore
-from tidelog.pipeline.engines.place import find_engine
+from tidelog.pipeline.engines.place import EngineRoot, find_engine
 from tidelog.pipeline.jobs.job import ignore_progress
 from tidelog.testing import FaultyStore
 from tidelog.tier.metadata.bucket import BucketMetadataStore
@@ -200,6 +201,22 @@ def test_spark_restores_an_engine_that_goes_on(spark: SparkSession, tmp_path: Pa
     assert [note for note in again.notes if "could not be used" in note]
     with tidelog.open_engine(tmp_path / "third") as engine:
         assert engine.digest() == digest
+
+
+def test_a_bucket_that_is_gone_is_passed_over_for_a_replica(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """So is one that refuses our key: with a region or an account both may go."""
+    tried: list[str] = []
+
+    def restore(_spark: object, root: EngineRoot, *rest: object) -> list[str]:
+        tried.append(root.store_url)
+        if len(tried) < 3:
+            raise (ConfigError, AccessDeniedError)[len(tried) - 1]("there is no such bucket")
+        return list(cast("list[str]", rest[-1]))
+
+    monkeypatch.setattr("tidelog.pipeline.engine_jobs.restore._restore", restore)
+    first, *others = [find_engine(f"s3://bucket-{number}/prefix") for number in range(3)]
+    notes = restore_engine_directory(cast("SparkSession", None), first, tmp_path / "new", replicas=others)
+    assert cast("list[str]", notes) == [f"{url} could not be used: there is no such bucket" for url in tried[:2]]
 
 
 def test_what_cannot_be_restored_into_or_from_says_so(spark: SparkSession, tmp_path: Path) -> None:

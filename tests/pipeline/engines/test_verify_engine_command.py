@@ -13,6 +13,8 @@ from tests.pipeline.engines.computing import work_without_spark
 import tidelog
 from tidelog.cli.main import main
 
+OTHER = "0" * 64
+
 
 class Result(NamedTuple):
     """What a command left behind."""
@@ -68,8 +70,10 @@ def test_an_engine_is_verified_with_its_own_digest(shell: Shell) -> None:
 
 def test_what_is_wrong_is_listed(shell: Shell) -> None:
     """On stderr, and the exit code is 1; a digest that is not the one that was given is wrong as well."""
-    found = shell.run("verify", "--engine", shell.store.as_uri(), "--digest", "00", "--replica", shell.store.as_uri())
-    assert (found.code, f"is {shell.digest}, not 00" in found.err) == (1, True)
+    found = shell.run("verify", "--engine", shell.store.as_uri(), "--digest", OTHER, "--replica", shell.store.as_uri())
+    assert (found.code, f"is {shell.digest}, not {OTHER}" in found.err) == (1, True)
+    slip = shell.run("verify", "--engine", shell.store.as_uri(), "--digest", "00")
+    assert (slip.code, "--digest 00 is not the digest of an engine" in slip.err) == (2, True)
     path = next((shell.store / "storage/engine/main/objects").glob("*.tlog"))
     path.write_bytes(path.read_bytes()[:-1])
     found = shell.run("verify", "--engine", shell.store.as_uri())

@@ -59,6 +59,8 @@ def read_prices(path: Path, default: Prices | None = None) -> PriceList:
     """A list from a file of TOML; what it does not say is as in `default`."""
     try:
         document = tomllib.loads(path.read_text("utf-8"))
+    except FileNotFoundError as error:
+        raise ConfigError("there is no file of prices", path=path, hint="Check the path") from error
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
         raise ConfigError(f"prices cannot be read: {error}", path=path) from error
     stores = document.pop("stores", {})

@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING
 from tidelog.clock import Clock, SystemClock
 from tidelog.engine.engine_directory import EngineDirectory
 from tidelog.engine.restore import RestoreReport
-from tidelog.errors import DataError, NotFoundError, RetryError
+from tidelog.errors import AccessDeniedError, ConfigError, DataError, NotFoundError, RetryError
 from tidelog.files import LocalFiles
 from tidelog.pipeline.engine_jobs.restore_steps import SparkRestore
 from tidelog.pipeline.engines.place import EngineRoot
@@ -34,6 +34,9 @@ from tidelog.pipeline.jobs.proof import Proof, Side
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
+
+# A bucket that is gone and a key that no longer counts are mistakes of the settings as long as there is no replica.
+_UNUSABLE = (AccessDeniedError, ConfigError, DataError, NotFoundError, RetryError)
 
 
 class RestoreJobReport(JobReport, frozen=True, kw_only=True):
@@ -70,7 +73,7 @@ def restore_engine_directory(
     for one in (root, *replicas[:-1]) if replicas else ():
         try:
             return _restore(spark, one, path, on_progress, clock or SystemClock(), failed)
-        except (DataError, NotFoundError, RetryError) as error:
+        except _UNUSABLE as error:
             failed.append(f"{one.store_url} could not be used: {error.message}")
     return _restore(spark, (root, *replicas)[-1], path, on_progress, clock or SystemClock(), failed)
 

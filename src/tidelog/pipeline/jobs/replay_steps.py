@@ -132,7 +132,7 @@ class ReplaySteps:
 def open_steps(root: Root, topic: str, name: str, source: str) -> Iterator[ReplaySteps]:
     """The steps of a replay into a topic; the topic itself may not be there yet."""
     if root.directory is not None and not root.directory.is_dir():
-        hint = "Check the path; `tidelog topic create` makes one"
+        hint = f"Check the path; `tidelog topic create {topic}` makes one"
         raise NotFoundError("there is no log directory to write to", path=root.directory, hint=hint)
     place = write_place(root)
     objects = open_store(place.store_url, place.store_settings)
