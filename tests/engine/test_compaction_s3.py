@@ -7,6 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from tests.engine.compacting import compact_by_hand
 from tests.engine.test_shipping_s3 import WAIT_SECONDS, entries, place
 
 import tidelog
@@ -39,3 +40,26 @@ def test_an_engine_compacts_by_itself_while_it_ships_and_is_read(
     with tidelog.restore_engine(tmp_path / "b", **settings) as engine:
         assert {seq: engine.digest(seq) for seq in digests} == digests
         assert {one.key: engine.read("bucket", one.key).data for one in engine.list_objects("bucket")} == contents
+
+
+def test_compacted_data_and_a_log_that_was_dropped(tmp_path: Path, place: Callable[[str], dict[str, Any]]) -> None:
+    """An engine that runs, and one that is restored, read every value with no more requests than are promised."""
+    settings = {**place("packed"), "hot_tier_bytes": 0, "cold_cache_bytes": 0, "wal_segment_size": "32KiB"}
+    with tidelog.open_engine(tmp_path / "a", **settings) as engine:
+        for first in range(1, 450, 150):
+            engine.apply_many(entries(150, first))
+            engine.update_low_water_mark(engine.applied_seq)
+            engine.ship()
+        digests = {seq: engine.digest(seq) for seq in (100, 250, engine.applied_seq)}
+        contents = {one.key: engine.read("bucket", one.key).data for one in engine.list_objects("bucket")}
+        shipping = engine._garbage._place._shipping  # type: ignore[attr-defined]
+        compact_by_hand(shipping._objects, pack_bytes=64 << 10, rows_a_file=500)
+        assert engine.collect_garbage().dropped_pieces > 1
+        assert {one.key: engine.read("bucket", one.key).data for one in engine.list_objects("bucket")} == contents
+    with tidelog.restore_engine(tmp_path / "b", **settings) as engine:
+        assert {seq: engine.digest(seq) for seq in digests} == digests
+        assert {one.key: engine.read("bucket", one.key).data for one in engine.list_objects("bucket")} == contents
+        found = engine.statistics().shipping
+        assert found is not None
+        assert found.cold.from_compacted > 0
+        assert found.cold.requests <= 2 * found.cold.reads + 10, "the root and the footers are read once"
