@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
+from collections.abc import Iterator
 from typing import Any
 
 import msgspec
 import pytest
-from tests.engine.compacting import compact_by_hand, data_of
+from tests.engine.compacting import compact_by_hand, data_of, manifest_of
 from tests.engine.stations import KEYS, EngineNode, new_store, successor
 
 from tidelog.engine.entry import CopyObject, CreateBucket, Entry, PutObject
@@ -183,6 +185,42 @@ def test_a_compaction_that_is_replaced_while_an_engine_reads() -> None:
         node.shipping.reader._compacted._blocks._blocks.clear()  # type: ignore[union-attr]
         for seq in range(2, COUNT, 5):
             assert read(node, seq) == value_of(seq)
+
+
+def test_compactions_that_are_replaced_and_collected_between_any_two_requests() -> None:
+    """Two further ones, in front of each request of a first read, and what they do without is gone: it is read."""
+    for at_request in range(1, 50):
+        store, requests = shipped_store(), itertools.count(1)
+        compact_by_hand(store)
+        drop(store)
+        with cold_node(store) as node:
+
+            def replace(*_: str, at: int = at_request, counted: Iterator[int] = requests) -> None:
+                if next(counted) == at:
+                    compact_twice_and_collect(store)  # noqa: B023  # called before the next one is made
+
+            store.on_request = replace
+            assert node.engine.read("b", "k0011").data == value_of(11)
+            store.on_request = None
+        if next(requests) <= at_request:
+            break
+    assert at_request > 5
+
+
+def compact_twice_and_collect(store: FaultyStore) -> None:
+    """Indexes and roots of earlier compactions are gone then."""
+    for pack_bytes in (2 << 10, 4 << 10):
+        with EngineNode(store, name="writer", **SETTINGS) as node:
+            node.restore()
+            node.open().apply_these([(node.engine.applied_seq + 1, PutObject("b", "more", b"m" * 900))])
+            node.ship_all()
+        compact_by_hand(store, pack_bytes=pack_bytes)
+    manifest, named = manifest_of(BucketMetadataStore(store)), data_of(store).compaction.keys()
+    assert manifest.compacted is not None
+    kept = {manifest.compacted.key, *named}
+    for info in list(store.list(KEYS.index_prefix)):
+        if info.key not in kept:
+            store.delete(info.key)
 
 
 def test_copies_made_after_a_compaction_of_values_from_before() -> None:

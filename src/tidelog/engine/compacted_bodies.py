@@ -31,6 +31,8 @@ from tidelog.tier.object_store import ObjectStore
 
 _HINT = "Put a good copy of the file in its place; an engine with replicas reads theirs"
 INDEX_CACHE_BYTES = 8 << 20
+# A compaction takes longer than a read: that several are published during one of those, and collected, is rare.
+_ATTEMPTS = 4
 
 ReadManifest = Callable[[], Manifest | None]
 OnRequest = Callable[[int], None]
@@ -77,16 +79,22 @@ class CompactedBodies:
     def read(self, cell: Cell, window_bytes: int = 0) -> CompactedBody | None:
         """The body that a cell points to; None when no compaction has it. With a window, what is behind it too."""
         known, failure = self._opened, None
-        if known is not None:
+        for _ in range(_ATTEMPTS):
             try:
-                found = self._read_from(known.data, cell, window_bytes)
+                found = None if known is None else self._read_from(known.data, cell, window_bytes)
+                failure = None
             except NotFoundError as error:  # a file that a later compaction does without
                 found, failure = None, error
             if found is not None:
                 return found
-        newest = self._refreshed()
-        if newest is not None and newest is not known:
-            return self._read_from(newest.data, cell, window_bytes)
+            try:
+                newest = self._refreshed()
+            except NotFoundError as error:  # its root: another was published since the manifest was read
+                known, failure = None, error
+                continue
+            if newest is None or newest is known:
+                break
+            known = newest
         if failure is not None:
             raise failure
         return None
