@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 import tidelog
+from tidelog.cli.main import main
 from tidelog.cli.pipeline_engine import engine_root, refuse_engine_options, refuse_topic_options, run_engine_job
 from tidelog.cli.session import Session
 from tidelog.errors import InputError, NotFoundError
@@ -35,6 +36,23 @@ def test_options_of_topics_and_of_engines_do_not_mix() -> None:
     refuse_engine_options({"--large-bytes": None, "--now": False})
     with pytest.raises(InputError, match="--keep-from is for engines"):
         refuse_engine_options({"--keep-from": 0})
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        (["--to-engine", "copy", "--seqs", "header"], "--seqs is for a topic, and --to-engine names an engine"),
+        (["--to-engine", "copy", "--to", "a/b"], "--to is for a topic"),
+        (["--to", "a/b", "--from", "0"], "--from is for topics"),
+    ],
+)
+def test_a_replay_ignores_no_option(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], options: list[str], says: str
+) -> None:
+    """What has no meaning for an engine as the source, or as the target, is refused by name."""
+    tidelog.open_engine(tmp_path / "e", store=f"file://{tmp_path}/s").close()
+    assert main(["pipeline", "replay", "--engine", str(tmp_path / "e"), *options]) == 2
+    assert says in capsys.readouterr().err
 
 
 def test_an_engine_that_is_not_there_is_told_before_spark_starts(

@@ -89,10 +89,12 @@ def replay(
     """
     if engine is not None:
         topics_only = {"SOURCE": source, "TARGET": target, "--where": where, "--select": select, "--from": start}
-        refuse_topic_options(engine, {**topics_only, "--target-root": target_root})
+        topics_only |= {"--target-root": target_root, "--target-metadata": target_metadata}
+        refuse_topic_options(engine, {one: value is not None for one, value in topics_only.items()})
         found = engine_root(session, engine, engine_name)
         if to_engine is not None:
-            _replay_into_engine(session, found, to_engine, end, until_seq, master)
+            _refuse_for_a_copy({"--to": end, "--seqs": seqs, "--name": name, "--root": root})
+            _replay_into_engine(session, found, to_engine, until_seq, master)
         else:
             _replay_into_topic(session, found, _EntriesInto(end, root, until_seq, seqs or "offset", name), master)
         return
@@ -159,14 +161,20 @@ def _replay_topic(
     )
 
 
-def _replay_into_engine(
-    session: Session, engine: EngineRoot, directory: Path, topic: str | None, until_seq: int | None, master: str | None
-) -> None:
+def _refuse_for_a_copy(given: dict[str, str | None]) -> None:
+    """InputError if something was given that says how entries come into a topic, when they go into an engine."""
     from tidelog.errors import InputError
+
+    named = [one for one, value in given.items() if value is not None]
+    if named:
+        raise InputError(f"{', '.join(named)} is for a topic, and --to-engine names an engine", hint="Give one of them")
+
+
+def _replay_into_engine(
+    session: Session, engine: EngineRoot, directory: Path, until_seq: int | None, master: str | None
+) -> None:
     from tidelog.pipeline.engine_jobs.replay import replay_engine
 
-    if topic is not None:
-        raise InputError("--to names a topic, and --to-engine an engine", hint="Give one of them")
     run_engine_job(
         *(session, "replay", engine, master),
         lambda spark, place, on_progress: replay_engine(

@@ -6,11 +6,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from pyspark.sql.types import StructType
 from tests.pipeline.engines.histories import History
 
 import tidelog
 from tidelog.engine.engine import Engine
 from tidelog.errors import CorruptionError, DataError, InputError, NotFoundError, NotSupportedError
+from tidelog.pipeline.engines.entries_source import EntriesDataSource
 from tidelog.pipeline.engines.metadata_map import as_text
 from tidelog.pipeline.engines.objects_source import ObjectsDataSource
 from tidelog.pipeline.engines.place import find_engine
@@ -149,6 +151,18 @@ def test_wrong_options_are_named(tmp_path: Path, options: dict[str, str], says: 
         engine.ship()
     with pytest.raises(InputError, match=says):
         rows_of(tmp_path / "e", **options)
+
+
+def test_what_an_engine_has_not_is_said_with_what_it_has() -> None:
+    """There is no stream of objects, and nothing is written from Spark."""
+    objects, entries = ObjectsDataSource({}), EntriesDataSource({})
+    with pytest.raises(NotSupportedError, match="tidelog_entries"):
+        objects.streamReader(StructType())
+    for source in (objects, entries):
+        with pytest.raises(NotSupportedError, match="read only"):
+            source.writer(StructType(), overwrite=False)
+        with pytest.raises(NotSupportedError, match="read only"):
+            source.streamWriter(StructType(), overwrite=False)
 
 
 def test_states_that_are_no_longer_kept_are_refused(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ Invariants
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStreamReader, InputPartition
 from pyspark.sql.types import StructType
@@ -23,7 +23,7 @@ from pyspark.sql.types import StructType
 from tidelog.errors import InputError
 from tidelog.pipeline.engines.entry_log import EntryLog
 from tidelog.pipeline.engines.log_part import LogPart
-from tidelog.pipeline.engines.options import EARLIEST, LATEST, EntryOptions, parse_entry_options
+from tidelog.pipeline.engines.options import EARLIEST, LATEST, EntryOptions, no_writer, parse_entry_options
 from tidelog.pipeline.engines.schema import ENTRY_COLUMNS, checked_schema, schema_of
 
 if TYPE_CHECKING:
@@ -63,6 +63,12 @@ class EntriesDataSource(DataSource):
         if options.ending_seq is not None:
             raise InputError("a stream has no end", hint="Leave endingSeq out; a batch query has both ends")
         return EntriesStreamReader(options, checked_schema(schema, ENTRY_COLUMNS))
+
+    def writer(self, schema: StructType, overwrite: bool) -> NoReturn:
+        raise no_writer(FORMAT)
+
+    def streamWriter(self, schema: StructType, overwrite: bool) -> NoReturn:
+        raise no_writer(FORMAT)
 
 
 def read_partition(partition: InputPartition, options: EntryOptions, names: list[str]) -> Iterator[pa.RecordBatch]:

@@ -12,14 +12,15 @@ Invariants
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, NoReturn
 
 from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
 from pyspark.sql.types import StructType
 
+from tidelog.errors import NotSupportedError
 from tidelog.pipeline.engines.object_part import ObjectPart
 from tidelog.pipeline.engines.object_plan import ObjectPlan
-from tidelog.pipeline.engines.options import ObjectOptions, parse_object_options
+from tidelog.pipeline.engines.options import ObjectOptions, no_writer, parse_object_options
 from tidelog.pipeline.engines.schema import OBJECT_COLUMNS, checked_schema, schema_of
 
 FORMAT = "tidelog_objects"
@@ -45,6 +46,16 @@ class ObjectsDataSource(DataSource):
 
     def reader(self, schema: StructType) -> DataSourceReader:
         return ObjectsReader(parse_object_options(self.options), checked_schema(schema, OBJECT_COLUMNS))
+
+    def streamReader(self, schema: StructType) -> NoReturn:
+        hint = "What changes is a stream of format tidelog_entries; a state is read with spark.read"
+        raise NotSupportedError("objects are a state, and there is no stream of them", hint=hint)
+
+    def writer(self, schema: StructType, overwrite: bool) -> NoReturn:
+        raise no_writer(FORMAT)
+
+    def streamWriter(self, schema: StructType, overwrite: bool) -> NoReturn:
+        raise no_writer(FORMAT)
 
 
 class ObjectsReader(DataSourceReader):

@@ -12,7 +12,7 @@ from typing import Literal
 import msgspec
 
 from tidelog.config import EngineConfig
-from tidelog.errors import InputError
+from tidelog.errors import InputError, NotSupportedError
 from tidelog.pipeline.engines.place import EngineRoot, find_engine
 from tidelog.pipeline.engines.schema import ENTRY_COLUMNS, OBJECT_COLUMNS, parse_columns
 from tidelog.pipeline.options import DEFAULT_PARTITION_BYTES, OptionReader
@@ -139,3 +139,9 @@ def parse_object_options(given: Mapping[str, str]) -> ObjectOptions:
         max_tail_bytes=options.size("maxTailBytes") or DEFAULT_TAIL_BYTES,
         pin_seconds=options.number("pinSeconds"),
     )
+
+
+def no_writer(format_name: str) -> NotSupportedError:
+    """What is said to those who write to an engine from Spark."""
+    hint = "Give your rows to the log that the engine follows, or to its apply_many, as entries"
+    return NotSupportedError(f"{format_name} is read only: an engine is built from a log, in order", hint=hint)
