@@ -18,7 +18,9 @@ PROGRAM = """
 import contextlib, io, json, sys
 import tidelog
 from tidelog.cli.app import run
+from tidelog.pipeline.engine_jobs import restore_steps
 
+restore_steps._DONE_BY_DRIVER = 0  # this engine is so small that it would do everything itself
 master, engine, directory = sys.argv[1:]
 spark = tidelog.spark_session("cluster", master, **{
     "spark.driver.host": "127.0.0.1",

@@ -154,12 +154,12 @@ def test_a_topic_drives_an_engine_to_the_same_state(
     with monkeypatch.context() as patched:
         patched.setattr(ReplaySteps, "_finish", die)
         with pytest.raises(_Killed):
-            replay_engine_to_topic(spark, home.root, root, TOPIC, step_bytes=20_000)
-    first = replay_engine_to_topic(spark, home.root, root, TOPIC, until_seq=middle, step_bytes=20_000)
+            replay_engine_to_topic(spark, home.root, root, TOPIC, step_bytes=45_000)
+    first = replay_engine_to_topic(spark, home.root, root, TOPIC, until_seq=middle, step_bytes=45_000)
     assert first.is_good
-    done = replay_engine_to_topic(spark, home.root, root, TOPIC, step_bytes=20_000)
+    done = replay_engine_to_topic(spark, home.root, root, TOPIC, step_bytes=45_000)
     assert done.is_good
-    assert first.steps + done.steps > 2
+    assert first.steps + done.steps > 1
     assert done.target_next_offset == home.seq
     with tidelog.open(tmp_path / "topics") as log:
         topic = log.topic(TOPIC)

@@ -181,8 +181,11 @@ def test_it_may_be_killed_at_any_request_and_run_again(tmp_path: Path) -> None:
         assert_same(engine, node.model)
 
 
-def test_spark_restores_an_engine_that_goes_on(spark: SparkSession, tmp_path: Path) -> None:
+def test_spark_restores_an_engine_that_goes_on(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Through Spark's workers, and the engine that comes out applies, ships, and can be restored again."""
+    monkeypatch.setattr(restore_steps, "_DONE_BY_DRIVER", 0)
     home = EngineHome(tmp_path)
     with home.open() as engine:
         home.feed(engine, 300)

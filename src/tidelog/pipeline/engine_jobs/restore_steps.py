@@ -52,6 +52,7 @@ Result = TypeVar("Result")
 _PIECE_BYTES = 32 << 20
 _STATE_PIECE_BYTES = 8 << 20
 _RANGE_ROWS = 250_000
+_DONE_BY_DRIVER = 1
 # What the driver reads behind the claim comes behind all pieces.
 _BEHIND_ALL = 1 << 30
 _MODULUS = 1 << 64
@@ -83,7 +84,9 @@ class SparkRestore(Restore):
 
     def _done(self, function: Callable[[Item], Result], items: Sequence[Item]) -> Iterator[Result]:
         """By workers; a single item is done here, sooner than a task is started."""
-        return run_on_workers(self._spark, function, items) if len(items) > 1 else map(function, items)
+        if len(items) <= _DONE_BY_DRIVER:
+            return map(function, items)
+        return run_on_workers(self._spark, function, items)
 
     def _changes(self) -> Changes:
         return Changes(self._late_runs, CHANGES_BYTES)
