@@ -50,7 +50,7 @@ def tree_of(engine: Engine) -> Rows:
 
 @pytest.mark.parametrize("seed", range(6))
 def test_rows_are_those_of_the_tree(seed: int) -> None:
-    """Batches, copies, refused entries, rollbacks: the last changes are the rows of the tree, however they are split."""
+    """Batches, copies, refused entries, rollbacks: the last changes are the rows of the tree, however it is split."""
     with EngineNode(new_store(), name=f"rows-{seed}", wal_segment_size=4096).open() as node:
         for turn in range(4):
             node.apply(40)
