@@ -295,6 +295,34 @@ def test_a_compaction_that_is_published_and_a_log_that_goes_while_somebody_resto
     assert nth > 20
 
 
+def test_a_log_that_goes_while_somebody_restores_without_a_state() -> None:
+    """There is none to be pinned: it is done, or told that it has to be run again, and then it is done."""
+    told = 0
+    for nth in range(1, 200, 4):
+        node = EngineNode(new_store(), **SETTINGS).open()
+        node.apply(30)
+        node.ship_all()
+
+        def publish_and_drop(one: EngineNode = node) -> None:
+            compact_by_hand(one.objects)
+            drop(store_of(one))
+
+        heir = successor(node, "heir", **SETTINGS)
+        count = at_request(store_of(node), nth, publish_and_drop)
+        try:
+            heir.restore()
+        except ConflictError:
+            told += 1
+            heir.restore()
+        store_of(node).on_request = None
+        with heir.open():
+            heir.assert_same(sorted(heir.model.states)[::10])
+        node.crash()
+        if count[0] < nth:
+            break
+    assert told > 0
+
+
 def test_a_compaction_that_is_published_and_a_log_that_goes_while_somebody_reads() -> None:
     """In front of any request of a digest with all values: every one of them is what it was."""
     nth = 1

@@ -20,14 +20,15 @@ Invariants
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import TypeVar
 
 import msgspec
 
 from tidelog.clock import Clock, SystemClock
 from tidelog.engine.manifest import Manifest, read_manifest
-from tidelog.errors import ConflictError
+from tidelog.errors import ConflictError, DataError, NotFoundError
 from tidelog.tier import owner as documents
 from tidelog.tier.catalog import Catalog
 from tidelog.tier.descriptor import Descriptor
@@ -132,3 +133,22 @@ def retried(change: Callable[[], Result]) -> Result:
         except ConflictError:
             continue
     return change()
+
+
+@contextmanager
+def told_of_dropped_log(catalog: Catalog) -> Iterator[None]:
+    """Who reads the log without having pinned a state may find it dropped meanwhile: ConflictError says to begin anew.
+
+    What fails otherwise stays what it is.
+    """
+    start_lsn = catalog.start_offset()
+    try:
+        yield
+    except (DataError, NotFoundError) as error:
+        now_lsn = catalog.start_offset()
+        if now_lsn <= start_lsn:
+            raise
+        raise ConflictError(
+            f"the log before LSN {now_lsn} was dropped while this was at work",
+            hint="Nothing was lost; run it again, and it begins with what has taken its place",
+        ) from error

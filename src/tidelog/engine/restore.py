@@ -36,6 +36,7 @@ from tidelog.engine.gate import LsnRange
 from tidelog.engine.manifest import Manifest, OwnedManifest, Pinning, read_manifest
 from tidelog.engine.master import CheckpointState, write_master
 from tidelog.engine.page_file import PageFile
+from tidelog.engine.raw_log import told_of_dropped_log
 from tidelog.engine.restore_marker import MARKER, RestoreMarker, read_marker, write_marker
 from tidelog.engine.restore_replay import Replay
 from tidelog.engine.restore_runs import Changes, Runs
@@ -118,7 +119,14 @@ class Restore:
         self._pinning = Pinning(metadata, keys, clock, f"restore-{secrets.token_hex(8)}", _PIN_SECONDS)
 
     def run(self) -> RestoreReport:
-        """Does it. The directory can be opened as an engine then."""
+        """Does it. The directory can be opened as an engine then.
+
+        ConflictError where no state could be pinned, and the log was dropped meanwhile: a newer one is there by then.
+        """
+        with told_of_dropped_log(self._catalog):
+            return self._run()
+
+    def _run(self) -> RestoreReport:
         manifest = self._manifest()
         with explained("restore", self._directory):
             self._prepare()

@@ -16,11 +16,12 @@ from typing import TYPE_CHECKING
 from tidelog.clock import Clock, SystemClock
 from tidelog.engine.manifest import Manifest, StoredCheckpoint
 from tidelog.engine.publishing import publish_state
+from tidelog.engine.raw_log import told_of_dropped_log
 from tidelog.engine.row_file import RowPart
 from tidelog.engine.store_checkpoint import write_parts_state
 from tidelog.pipeline.engine_jobs.compact_flow import Flow, SparkFlow
 from tidelog.pipeline.engine_jobs.index_files import FileNames, Unplaced, read_back, require_equal, write_files
-from tidelog.pipeline.engine_jobs.index_source import RowsAt, SourceOfRows, pinning_for, told_of_dropped_log
+from tidelog.pipeline.engine_jobs.index_source import RowsAt, SourceOfRows, pinning_for
 from tidelog.pipeline.engine_jobs.index_survey import ROWS_PER_FILE, state_proof, survey
 from tidelog.pipeline.engines.place import EngineRoot, OpenedEngine
 from tidelog.pipeline.engines.store_place import EnginePlace
@@ -95,7 +96,7 @@ class CheckpointJob:
         wanted = manifest.high_water_mark if seq is None else seq
         if newest is not None and newest.seq >= wanted:
             return self._nothing_to_do(newest, wanted)
-        with pinning_for("checkpoint", self._opened, self._clock) as pinning, told_of_dropped_log(self._opened):
+        with pinning_for("checkpoint", self._opened, self._clock) as pinning, told_of_dropped_log(self._opened.catalog):
             self._tell("rows", 0)
             found = SourceOfRows(self._flow, self._opened, self._place).at(manifest, pinning, seq)
             return self._write(found, manifest, began)

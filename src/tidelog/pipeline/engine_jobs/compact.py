@@ -24,6 +24,7 @@ from tidelog.clock import Clock, SystemClock
 from tidelog.engine.compacted import Compaction, encode_compaction, read_compaction
 from tidelog.engine.manifest import Manifest, Pinning, StoredCheckpoint, StoredCompaction
 from tidelog.engine.publishing import move_history_start, publish_compaction
+from tidelog.engine.raw_log import told_of_dropped_log
 from tidelog.engine.store_checkpoint import write_parts_state
 from tidelog.errors import ConflictError, DataError, NotFoundError
 from tidelog.pipeline.engine_jobs.bodies_plan import BodyPlan
@@ -34,7 +35,7 @@ from tidelog.pipeline.engine_jobs.compact_steps import Steps
 from tidelog.pipeline.engine_jobs.index_base import Base
 from tidelog.pipeline.engine_jobs.index_files import read_back, require_equal, write_checked
 from tidelog.pipeline.engine_jobs.index_rows import ROW_SCHEMA, Retained, created_at
-from tidelog.pipeline.engine_jobs.index_source import RowsAt, SourceOfRows, pinning_for, told_of_dropped_log
+from tidelog.pipeline.engine_jobs.index_source import RowsAt, SourceOfRows, pinning_for
 from tidelog.pipeline.engine_jobs.index_survey import Survey, look, survey
 from tidelog.pipeline.engine_jobs.log_rows import position_of_lsn
 from tidelog.pipeline.engines.place import EngineRoot, OpenedEngine
@@ -116,7 +117,7 @@ class CompactEngineJob:
             return report_of(self._opened.keys.name, previous, None, self._options, self._seconds())
         with (
             pinning_for("compact", self._opened, self._clock, pins=not self._options.is_dry_run) as pinning,
-            told_of_dropped_log(self._opened),
+            told_of_dropped_log(self._opened.catalog),
             self._told_of_others(manifest),
         ):
             self._tell(0)

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from tidelog.clock import Clock
 from tidelog.engine.buckets import Buckets
 from tidelog.engine.manifest import Manifest, Pinning
-from tidelog.errors import ConflictError, DataError, InputError, NotFoundError, TidelogError
+from tidelog.errors import DataError, InputError, NotFoundError, TidelogError
 from tidelog.pipeline.engine_jobs.index_base import Base, base_of
 from tidelog.pipeline.engine_jobs.index_rows import (
     TOLD_SCHEMA,
@@ -120,22 +120,6 @@ class SourceOfRows:
         works = self._planned(manifest, start_lsn, end_lsn, seq)
         found = told_by(self._flow.source(first_above, works, TOLD_SCHEMA), FirstAbove) if works else []
         return min((one.lsn for one in found), default=end_lsn)
-
-
-@contextlib.contextmanager
-def told_of_dropped_log(opened: OpenedEngine) -> Iterator[None]:
-    """The log that a job reads may go, because somebody has found that it is not needed any more: a ConflictError."""
-    start_lsn = opened.catalog.start_offset()
-    try:
-        yield
-    except (DataError, NotFoundError) as error:
-        now_lsn = opened.catalog.start_offset()
-        if now_lsn <= start_lsn:
-            raise
-        raise ConflictError(
-            f"the log before LSN {now_lsn} was dropped while this was at work",
-            hint="Nothing was lost; run it again, and it begins with what has taken its place",
-        ) from error
 
 
 def _checked_seq(manifest: Manifest, seq: int | None) -> int:
