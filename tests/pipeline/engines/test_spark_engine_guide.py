@@ -1,4 +1,4 @@
-"""The guide to engines in Spark keeps its word: its blocks run in order, and their results are what it says."""
+"""The guides to engines in Spark keep their word: their blocks run in order, and the results are what they say."""
 
 from __future__ import annotations
 
@@ -31,6 +31,17 @@ def test_the_guide_runs(spark: SparkSession, tmp_path: Path, monkeypatch: pytest
     assert names["now_count"] == 199
     assert names["then_bytes"] == sum(range(200)) + 199
     assert names["deleted"] == ["2026/000.png"]
+
+
+def test_the_jobs_of_the_other_guide_run(spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An engine is compacted, verified, copied and restored as the guide shows it, and every job proves what it did."""
+    monkeypatch.chdir(tmp_path)
+    names: dict[str, Any] = {}
+    ((kind, text),) = BLOCK.findall((GUIDE.parent / "engine-pipeline.md").read_text("utf-8"))
+    assert kind == "python spark"
+    exec(compile(text, "engine-pipeline.md", "exec"), names)
+    assert [names[one].is_good for one in ("compacted", "checked", "copied", "restored")] == [True] * 4
+    assert names["compacted"].seq == names["copied"].seq == names["restored"].seq == 201
 
 
 def test_every_option_and_column_is_in_the_guide() -> None:
