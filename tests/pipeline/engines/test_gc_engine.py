@@ -375,6 +375,22 @@ def test_what_others_take_away_while_it_looks_is_not_lost() -> None:
         node.crash()
 
 
+def publish_and_collect(node: EngineNode) -> None:
+    """Another compaction is published, and what it does without goes."""
+    publish(node)
+    collect(node)
+
+
+def test_files_that_go_while_it_looks_at_them_are_looked_at_anew() -> None:
+    """Another compaction is published and collected, in front of any request of a plan: that is done all the same."""
+    first = grown(2)
+    for number in range(1, requests_of(lambda watch: plan(first, watch)) + 1, 3):
+        node = grown(2)
+        _, report = plan(node, at_request(number, partial(publish_and_collect, node)))
+        assert report.problems == (), f"in front of request {number}"
+        node.crash()
+
+
 def test_an_old_plan_and_an_old_owner_remove_nothing_that_is_needed() -> None:
     """A plan from before further compactions, carried out late and beside a new owner: each key is judged again."""
     node = grown()

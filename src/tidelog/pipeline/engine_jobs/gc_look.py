@@ -9,7 +9,7 @@ Invariants
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -85,13 +85,29 @@ def look_at(
     Whoever changes the store meanwhile may take away what was referenced a moment before: what is wrong is told when it
     is still wrong in another look.
     """
-    look, before = _look_once(spark, place, opened, now_us, grace_seconds, on_progress), frozenset[str]()
+
+    def look_once() -> Look:
+        return _look_once(spark, place, opened, now_us, grace_seconds, on_progress)
+
+    look, before = _at_one_generation(opened, look_once), frozenset[str]()
     for _ in range(_LOOKS - 1):
         if look.wrong <= before:
             break
         before = look.wrong
-        look = _look_once(spark, place, opened, now_us, grace_seconds, on_progress)
+        look = _at_one_generation(opened, look_once)
     return look
+
+
+def _at_one_generation(opened: OpenedEngine, look_once: Callable[[], Look]) -> Look:
+    """One look. Files of a compaction may go while it reads them, when another was published: then it begins anew."""
+    for _ in range(_LOOKS - 1):
+        generation = opened.newest_manifest().generation
+        try:
+            return look_once()
+        except Exception:  # what a task of Spark meets is not raised as an error of ours
+            if opened.newest_manifest().generation == generation:
+                raise
+    return look_once()
 
 
 def _look_once(
