@@ -385,7 +385,7 @@ def test_with_spark(spark: SparkSession, tmp_path: Path) -> None:
         put_and_ship(engine, 200)
         compact_by_hand(open_store(store, StoreSettings()), large_bytes=4000, pack_bytes=200_000)
         put_and_ship(engine, 200)
-        report = compact_engine(spark, find_engine(store), CompactEngineOptions(pack_bytes=200_000, rows_per_file=200))
+        report = compact_engine(spark, find_engine(store), CompactEngineOptions(pack_bytes=1 << 20, rows_per_file=300))
         digest = engine.digest()
     assert (report.is_good, report.is_new, report.digest) == (True, True, digest)
     assert (report.generation, report.seq) == (2, 401)
