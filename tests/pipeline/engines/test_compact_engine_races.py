@@ -11,6 +11,8 @@ from tests.engine.stations import KEYS, EngineNode, new_store, successor
 from tests.pipeline.engines.jobs_here import compact, compaction_job, new_files, root_of, write_state
 
 from tidelog.engine.raw_log import drop_raw_log
+from tidelog.engine.row_file import RowFile
+from tidelog.engine.vacuum_rules import is_pointer
 from tidelog.errors import ConflictError
 from tidelog.testing import Crash, Faults, FaultyStore
 from tidelog.tier.metadata.bucket import BucketMetadataStore
@@ -214,3 +216,25 @@ def test_log_that_goes_while_a_job_reads_it(job: Callable[[FaultyStore], object]
             if next(requests) <= request:
                 break
     assert outcomes == {"done", "told"}
+
+
+def test_versions_that_a_node_keeps_by_their_number_outlive_dropped_log() -> None:
+    """Below the start of history nothing goes whose value is still there: its node may have settings to keep it."""
+    with EngineNode(
+        new_store(), name="numbered", hot_tier_bytes=0, wal_segment_size=4 << 10, keep_versions=3
+    ).open() as node:
+        node.apply(80)
+        node.ship_all()
+        compact(node.objects)
+        compacted = node.view.manifest.compacted
+        for _ in range(3):
+            node.apply(30)
+            node.ship_all()
+            node.engine.create_checkpoint()
+        node.engine.collect_garbage(horizon=node.engine.applied_seq)
+        assert compacted is not None
+        compact(node.objects)
+        kept = {key for key, cell in node.core.tree.scan() if is_pointer(cell)}
+        files = [RowFile(node.objects, part, kind="versions") for part in root_of(node).versions]
+        assert node.view.descriptors()[0].start_offset > compacted.lsn
+        assert kept <= {key for file in files for key, _ in file.rows()}

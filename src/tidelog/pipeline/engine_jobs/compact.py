@@ -34,7 +34,7 @@ from tidelog.pipeline.engine_jobs.compact_report import CompactEngineReport, Mad
 from tidelog.pipeline.engine_jobs.compact_steps import Steps
 from tidelog.pipeline.engine_jobs.index_base import Base
 from tidelog.pipeline.engine_jobs.index_files import read_back, require_equal, write_checked
-from tidelog.pipeline.engine_jobs.index_rows import ROW_SCHEMA, Retained, created_at
+from tidelog.pipeline.engine_jobs.index_rows import ROW_SCHEMA, PackedBodies, Retained, created_at
 from tidelog.pipeline.engine_jobs.index_source import RowsAt, SourceOfRows, pinning_for
 from tidelog.pipeline.engine_jobs.index_survey import Survey, look, survey
 from tidelog.pipeline.engine_jobs.log_rows import position_of_lsn
@@ -157,23 +157,24 @@ class CompactEngineJob:
         return previous.lsn < self._opened.catalog.start_offset()
 
     def _sorted(self, found: RowsAt, manifest: Manifest, previous: Compaction | None) -> _Sorted:
-        # A state may have versions that the compaction before has let go: what could not be asked for goes again.
-        is_whole = previous is None or found.base is None or found.base.lsn == previous.lsn
-        start_lsn = self._opened.catalog.start_offset() if previous is None else _FIRST_LSN
-        if self._options.keep_from is None and is_whole and start_lsn <= _FIRST_LSN:
+        # A state may have versions that the compaction before has let go, and their values with them.
+        let_go = None if previous is None or found.base is None or found.base.lsn == previous.lsn else previous
+        start_lsn = _FIRST_LSN if previous is not None and let_go is None else self._opened.catalog.start_offset()
+        if self._options.keep_from is None and let_go is None and start_lsn <= _FIRST_LSN:
             seen = survey(found.rows, found.created, found.seq, self._options.rows_per_file)
             return _Sorted(found, found.rows, seen, seen)
         read = look(found.rows, found.created, found.seq)
-        rows = self._retained(found, manifest.history_start_seq, start_lsn, is_whole=is_whole).kept()
+        rows = self._retained(found, manifest.history_start_seq, start_lsn, let_go).kept()
         return _Sorted(found, rows, read, survey(rows, found.created, found.seq, self._options.rows_per_file))
 
-    def _retained(self, found: RowsAt, horizon: int, start_lsn: int, *, is_whole: bool) -> Rows:
+    def _retained(self, found: RowsAt, horizon: int, start_lsn: int, let_go: Compaction | None) -> Rows:
         """Without what the retention lets go, and without versions that its owner's let go of with their log."""
         rows, created = found.rows, created_at(found.buckets, horizon)
-        if self._options.keep_from is not None or not is_whole:
+        if self._options.keep_from is not None:
             rows = rows.mapped(Retained(horizon, self._options.keep_versions, created), ROW_SCHEMA)
-        if start_lsn > _FIRST_LSN:
-            rows = rows.mapped(Retained(horizon, 1, created, below_lsn=start_lsn), ROW_SCHEMA)
+        if let_go is not None or start_lsn > _FIRST_LSN:
+            packed = None if let_go is None else PackedBodies(self._place, let_go)
+            rows = rows.mapped(Retained(horizon, 1, created, below_lsn=start_lsn, packed=packed), ROW_SCHEMA)
         return rows
 
     # What it makes

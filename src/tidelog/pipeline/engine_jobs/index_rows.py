@@ -17,8 +17,9 @@ from typing import TYPE_CHECKING, TypeVar
 import msgspec
 
 from tidelog.engine.buckets import Buckets, BucketVersion
-from tidelog.engine.cell import decode_cell
+from tidelog.engine.cell import Cell, decode_cell
 from tidelog.engine.cell_blocks import Row
+from tidelog.engine.compacted import CompactedData, Compaction
 from tidelog.engine.place import cell_of
 from tidelog.engine.row_file import RowFile, RowPart
 from tidelog.engine.vacuum_rules import Rule, is_pointer, judged
@@ -191,15 +192,40 @@ class _Listed:
 # Retention
 
 
+class PackedBodies:
+    """Which bodies are in the data of a compaction; asked by tasks."""
+
+    def __init__(self, place: EnginePlace, compaction: Compaction) -> None:
+        self._place = place
+        self._compaction = compaction
+        self._data: CompactedData | None = None
+
+    def has(self, position: int) -> bool:
+        """Whether the body at a position of the log is in it."""
+        if self._data is None:
+            opened = self._place.opened()
+            self._data = CompactedData(opened.objects, opened.keys, self._compaction)
+        return self._data.find_body(position) is not None
+
+
 class Retained:
     """Leaves out what a rule lets go; for tasks that have all versions of a name.
 
-    With `below_lsn` only versions go whose value is in a record below it.
+    With `below_lsn` only versions go whose value is in a record below it, and with `packed` only those of them whose
+    value is not in compacted data either.
     """
 
-    def __init__(self, horizon: int, keep_versions: int, created: Created, below_lsn: int | None = None) -> None:
+    def __init__(
+        self,
+        horizon: int,
+        keep_versions: int,
+        created: Created,
+        below_lsn: int | None = None,
+        packed: PackedBodies | None = None,
+    ) -> None:
         self._rule = Rule(horizon, keep_versions, dict(created))
         self._below_lsn = below_lsn
+        self._packed = packed
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         return as_rows(self.kept(rows_of(batches)))
@@ -215,7 +241,10 @@ class Retained:
         """Whether a version stays although the rule lets it go."""
         if self._below_lsn is None:
             return False
-        return not is_pointer(row[1]) or decode_cell(row[1]).lsn >= self._below_lsn
+        return not is_pointer(row[1]) or self._has_value(decode_cell(row[1]), self._below_lsn)
+
+    def _has_value(self, cell: Cell, below_lsn: int) -> bool:
+        return cell.lsn >= below_lsn or (self._packed is not None and self._packed.has(cell.position))
 
 
 def _name_of(row: Row) -> bytes:
