@@ -44,7 +44,7 @@ class EngineSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
 
     # The index
 
-    buffer_pool_size: Annotated[int, msgspec.Meta(ge=64 * PAGE_BYTES)] = 64 * MIB
+    buffer_pool_size: Annotated[int, msgspec.Meta(ge=64 * PAGE_BYTES)] = 256 * MIB
     """Memory for pages of the index. About a tenth of the index is a good start; a version takes some 100 bytes of it,
     so that the default holds the whole index of half a million objects and a tenth of that of five million. It is that
     small because an engine is one part of a program, which has other uses for memory."""
