@@ -44,6 +44,7 @@ def test_options_of_topics_and_of_engines_do_not_mix() -> None:
         (["--to-engine", "copy", "--seqs", "header"], "--seqs is for a topic, and --to-engine names an engine"),
         (["--to-engine", "copy", "--to", "a/b"], "--to is for a topic"),
         (["--to", "a/b", "--from", "0"], "--from is for topics"),
+        (["--to", "a/b", "--step", "10"], "--step is for topics"),
     ],
 )
 def test_a_replay_ignores_no_option(

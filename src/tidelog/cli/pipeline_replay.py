@@ -55,7 +55,9 @@ def replay(
         str | None,
         typer.Option("--to", metavar="OFFSET|TOPIC", help="Where to end (exclusive); of an engine: into which topic."),
     ] = None,
-    step: Annotated[int, typer.Option("--step", min=1, help="How many messages are one transaction.")] = 1_000_000,
+    step: Annotated[
+        int | None, typer.Option("--step", min=1, help="How many messages are one transaction [default: 1000000].")
+    ] = None,
     target_root: Annotated[
         str | None, typer.Option("--target-root", metavar="DIR|URL", help="Where the target is [default: --root].")
     ] = None,
@@ -89,7 +91,7 @@ def replay(
     """
     if engine is not None:
         topics_only = {"SOURCE": source, "TARGET": target, "--where": where, "--select": select, "--from": start}
-        topics_only |= {"--target-root": target_root, "--target-metadata": target_metadata}
+        topics_only |= {"--step": step, "--target-root": target_root, "--target-metadata": target_metadata}
         refuse_topic_options(engine, {one: value is not None for one, value in topics_only.items()})
         found = engine_root(session, engine, engine_name)
         if to_engine is not None:
@@ -137,10 +139,10 @@ def _replay_topic(
     into: tuple[str, str | None] | None,
     selection: tuple[str | None, tuple[str, ...]],
     offsets: tuple[int | None, int | None],
-    step: int,
+    step: int | None,
     name: str | None,
 ) -> None:
-    from tidelog.pipeline.jobs.replay import Selection
+    from tidelog.pipeline.jobs.replay import DEFAULT_STEP_MESSAGES, Selection
     from tidelog.pipeline.jobs.replay import replay as job
 
     place_of_target = None if into is None else job_root(replace(session, metadata=into[1]), into[0])
@@ -153,7 +155,7 @@ def _replay_topic(
             selection=chosen,
             start_offset=offsets[0],
             end_offset=offsets[1],
-            step_messages=step,
+            step_messages=step or DEFAULT_STEP_MESSAGES,
             name=name,
             on_progress=on_progress,
         ),
