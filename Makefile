@@ -6,27 +6,44 @@ BIN := $(VENV)/bin
 PYTHON ?=
 # How many processes share the tests; each starts servers and a Spark of its own.
 TEST_PROCESSES ?= 2
+PYTEST = $(BIN)/python -m pytest -q -n $(TEST_PROCESSES)
+# How long `make test-long` goes on starting tests (the next run begins with those that are left), and the seed of an
+# earlier run whose choices it makes again.
+MINUTES ?=
+SEED ?=
+# What `make test-quick` leaves out starts servers or processes, or is a crash at every call.
+QUICK_TESTS := $(addprefix tests/,log tier topics engine testing contracts test_config.py test_style.py test_units.py)
 PIP := $(BIN)/python -m pip --quiet --disable-pip-version-check
 BUILD_INPUTS := pyproject.toml constraints.txt $(wildcard setup.py) $(wildcard src/tidelog/*/*.[ch])
 
 # One virtual environment is shared by all targets, so two of them must not install into it at once.
 .NOTPARALLEL:
 .DELETE_ON_ERROR:
-.PHONY: help demo test lint check bench clean java-for-spark
+.PHONY: help demo test test-quick test-long lint check bench clean java-for-spark
 
 help:
-	@echo 'make demo    append, crash, ship to a bucket, lose a disk and restore it, in a minute'
-	@echo 'make test    all tests; those of Spark need Java 17 or newer'
-	@echo 'make lint    format, lint, types and import directions'
-	@echo 'make check   lint, then test: what CI runs'
-	@echo 'make bench   the benchmarks, each against its peers'
-	@echo 'make clean   remove everything that was built'
+	@echo 'make demo        append, crash, ship to a bucket, lose a disk and restore it, in a minute'
+	@echo 'make test-quick  the tests that need no server and no Java: what to run while working'
+	@echo 'make test        every feature, the same way every time; the tests of Spark need Java 17 or newer'
+	@echo 'make test-long   the campaigns: more examples, every cut, kills; MINUTES=30 stops, and goes on there next time'
+	@echo 'make lint        format, lint, types and import directions'
+	@echo 'make check       lint, then test: what must pass before a commit'
+	@echo 'make bench       the benchmarks, each against its peers'
+	@echo 'make clean       remove everything that was built'
 
 demo: $(VENV)/.ready-demo
 	@$(BIN)/tidelog demo
 
 test: java-for-spark $(VENV)/.ready-development
-	@$(BIN)/python -m pytest -q -n $(TEST_PROCESSES) --dist worksteal tests
+	@$(PYTEST) --dist worksteal tests
+
+test-quick: $(VENV)/.ready-development
+	@$(PYTEST) --dist worksteal -m 'not long and not server' $(QUICK_TESTS)
+
+# One test at a time is handed out, so that they run in the order in which they should.
+test-long: java-for-spark $(VENV)/.ready-development
+	@HYPOTHESIS_PROFILE=deep $(if $(MINUTES),CAMPAIGN_MINUTES=$(MINUTES)) $(if $(SEED),CAMPAIGN_SEED=$(SEED)) \
+		$(PYTEST) --dist load --maxschedchunk 1 -m 'long or deeper' tests
 
 lint: $(VENV)/.ready-development
 	@$(BIN)/ruff format --quiet --diff .

@@ -5,15 +5,14 @@ from __future__ import annotations
 import os
 import signal
 
-import hypothesis
 import pytest
+from tests.campaign import IS_DEEP, SEED, load_profile
+from tests.campaign_plugin import Campaign, mark
 from tests.servers import etcd_server, pytest_runtest_makereport, s3_server
 
 __all__ = ["etcd_server", "pytest_runtest_makereport", "s3_server"]
 
-# A deadline a call measures how busy the machine is; a test that hangs is ended by pytest's own limit.
-hypothesis.settings.register_profile("tidelog", deadline=None, print_blob=True)
-hypothesis.settings.load_profile("tidelog")
+load_profile()
 
 # A shell that starts tests in the background has them ignore Ctrl-C, and whatever they start inherits that: no program
 # under test would answer it.
@@ -27,3 +26,20 @@ def no_settings_from_outside(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in os.environ:
         if name.startswith("TIDELOG_") and name != "TIDELOG_PURE_PYTHON":
             monkeypatch.delenv(name)
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """In a campaign the tests have a budget, and an order."""
+    if IS_DEEP:
+        config.pluginmanager.register(Campaign(config), "campaign")
+
+
+def pytest_report_header() -> list[str]:
+    """A campaign says at its beginning what it takes to repeat it."""
+    return [f"CAMPAIGN_SEED={SEED}"] if IS_DEEP else []
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Before markers choose among the tests."""
+    mark(items)

@@ -81,6 +81,18 @@ def test_tests_are_not_skipped() -> None:
     assert found == []
 
 
+def test_campaigns_have_more_examples() -> None:
+    """A test that says how many examples it wants lets a campaign have more: `max_examples=examples(...)`."""
+    fixed = [
+        f"{name_of(path)}:{node.value.lineno}"
+        for path in TESTS
+        for node in nodes_of(path)
+        if isinstance(node, ast.keyword) and node.arg == "max_examples" and path.name != "campaign.py"
+        if not is_call_of(node.value, "examples")
+    ]
+    assert fixed == []
+
+
 def test_only_the_command_line_prints() -> None:
     """Nothing outside `tidelog.cli` prints: a library reports by return values, errors and statistics."""
     printing = [

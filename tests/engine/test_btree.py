@@ -7,6 +7,7 @@ import random
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.campaign import examples
 from tests.engine.tree_workbench import PATH, STRUCTURE_HEADER, RecordedTree, empty_tree, meanwhile, new_files
 
 from tidelog.engine import page, updates
@@ -43,7 +44,7 @@ def step(recorded: RecordedTree, model: dict[bytes, bytes], name: str, key: byte
 
 
 @given(STEPS, st.sampled_from([1 << 24, MIN_PAGES * PAGE_BYTES]))
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=examples(80), deadline=None)
 def test_a_tree_is_a_sorted_dict(steps: list[tuple[str, bytes, bytes]], size_bytes: int) -> None:
     """Whatever is put, replaced, removed and asked, with memory for all pages or for few."""
     recorded, model = RecordedTree(size_bytes=size_bytes), dict[bytes, bytes]()
@@ -56,7 +57,7 @@ def test_a_tree_is_a_sorted_dict(steps: list[tuple[str, bytes, bytes]], size_byt
 
 
 @given(STEPS)
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=examples(30), deadline=None)
 def test_redo_makes_the_same_tree_from_every_prefix_of_the_log(steps: list[tuple[str, bytes, bytes]]) -> None:
     """On an empty file, after any record, the tree is sound and what it was then."""
     recorded, model = RecordedTree(), dict[bytes, bytes]()

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.campaign import examples
 from tests.engine.tree_workbench import STRUCTURE_HEADER, RecordedTree, both
 
 from tidelog.engine import page, updates
@@ -29,7 +30,7 @@ UPDATES = st.builds(
 
 
 @given(st.lists(UPDATES, max_size=12))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 def test_updates_come_back_as_they_were(given_updates: list[Update]) -> None:
     """Decoding gives what was encoded."""
     data = b"".join(encode(update) for update in given_updates)
@@ -52,7 +53,7 @@ def test_the_bytes_of_an_update_are_those_of_the_formats_page() -> None:
 
 
 @given(st.binary(max_size=80))
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 def test_hostile_updates_never_get_through(data: bytes) -> None:
     """Any bytes are updates or an error that names the record."""
     result = both("decode_updates", data, 77)

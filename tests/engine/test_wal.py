@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.campaign import examples
 from tests.log.counting_files import CountingFiles
 from tests.log.workbench import Threads, calls_of, wait_until
 
@@ -79,7 +80,7 @@ class TestAdding:
             assert (wal.next_lsn, wal.next_position) == (2, HEADER_BYTES + 3)
             assert wal.commit() == wal.durable_lsn == 1
 
-    @settings(max_examples=25, deadline=None)
+    @settings(max_examples=examples(25), deadline=None)
     @given(st.lists(st.lists(st.integers(1, 3000), max_size=8), min_size=1, max_size=8))
     def test_positions_are_those_of_the_bytes(self, groups: list[list[int]]) -> None:
         """Put together, the files are the frames in order, and each frame is where it was said to be."""

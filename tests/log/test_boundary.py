@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.campaign import examples
 from tests.log.workbench import DIRECTORY, disk_with
 
 from tidelog.errors import CorruptionError
@@ -55,7 +56,7 @@ def chunk_bytes(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch)
 def test_every_offset_is_found_where_its_frame_begins() -> None:
     """Whatever the chunks are, the byte of an offset is the sum of the frames before it."""
 
-    @settings(max_examples=40)
+    @settings(max_examples=examples(40))
     @given(sizes=SIZES, indexed=st.booleans(), data=st.data())
     def check(sizes: list[int], indexed: bool, data: st.DataObject) -> None:
         file = OneFile(sizes, indexed=indexed)
@@ -70,7 +71,7 @@ def test_every_offset_is_found_where_its_frame_begins() -> None:
 def test_the_last_boundary_before_a_byte_is_the_greatest_one() -> None:
     """It is the greatest boundary up to the byte, and at least one frame behind the offset."""
 
-    @settings(max_examples=60)
+    @settings(max_examples=examples(60))
     @given(sizes=SIZES, indexed=st.booleans(), data=st.data())
     def check(sizes: list[int], indexed: bool, data: st.DataObject) -> None:
         file = OneFile(sizes, indexed=indexed)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from tests.campaign import examples, run_machine
 from tests.log.workbench import payload, payloads
 
 from tidelog.log.cache import Chunk
@@ -125,15 +127,14 @@ class CacheMachine(RuleBasedStateMachine):
         assert found == self.messages[first_index:]
 
 
-CacheMachine.TestCase.settings = settings(max_examples=150, stateful_step_count=40, deadline=None)
-
-
-class TestCacheAgainstAList(CacheMachine.TestCase):  # type: ignore[misc, valid-type]
-    """Runs the machine."""
+@pytest.mark.deeper
+def test_a_cache_behaves_like_a_list() -> None:
+    """Whatever is appended, written and dropped, reads find what a list would hold."""
+    run_machine(CacheMachine, 150, steps=40)
 
 
 @given(st.integers(1, 3000))
-@settings(max_examples=20)
+@settings(max_examples=examples(20))
 def test_dropped_chunks_leave_no_trace(count: int) -> None:
     """However many chunks went through, the newest ones are found and the others cost nothing."""
     handover = Handover(0, LogSettings(cache_max_messages=3))

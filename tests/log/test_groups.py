@@ -8,6 +8,7 @@ from itertools import pairwise
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.campaign import examples
 from tests.log.workbench import DIRECTORY, contents, disk_with, files_of
 
 from tidelog.errors import LogFailedError
@@ -72,7 +73,7 @@ def test_a_finished_group_stays() -> None:
         assert values(log) == payloads
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=examples(80), deadline=None)
 @given(st.lists(st.integers(1, 7), max_size=4), st.integers(2, 9), st.data())
 def test_a_group_is_cut_across_files(before: list[int], total: int, data: st.DataObject) -> None:
     """However many files it lies in, wherever they begin, with an empty file behind it or not."""

@@ -9,6 +9,7 @@ from functools import cache
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.campaign import examples
 from tests.log.workbench import DIRECTORY, disk_with, everything, files_of, payload, payloads
 
 from tidelog.errors import LockedError, RetryError, offsets_text
@@ -299,7 +300,7 @@ class TestAnyDamage:
     """One damaged place costs the messages in it, and no other."""
 
     @given(st.sampled_from(WAL_NAMES), st.data(), st.booleans())
-    @settings(max_examples=200)
+    @settings(max_examples=examples(200))
     def test_a_flipped_bit_costs_one_message(self, name: str, data: st.DataObject, checkpoint: bool) -> None:
         """At most the one whose frame it is in."""
         byte = data.draw(st.integers(0, len(closed_log()[name]) - 1))
@@ -313,7 +314,7 @@ class TestAnyDamage:
     @given(
         st.sampled_from([FIRST, SECOND, THIRD, LAST]), st.sampled_from(["cut out", "overwrite", "insert"]), st.data()
     )
-    @settings(max_examples=300)
+    @settings(max_examples=examples(300))
     def test_other_damage_costs_what_it_touches(self, name: str, way: str, data: st.DataObject) -> None:
         """Bytes taken out, overwritten or put in: every frame that they do not touch is kept."""
         whole = closed_log()[name]

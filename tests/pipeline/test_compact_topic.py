@@ -10,6 +10,7 @@ import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.campaign import examples
 from tests.tier.published import KEYS, KINDS, PublishedTopic, topic_in
 
 from tidelog.errors import ConflictError, CorruptionError, StoreUnavailableError
@@ -119,7 +120,7 @@ SENT = st.builds(Sent, KEYS_USED, st.sampled_from([b"", b"1", b"22"]), st.sample
 OBJECTS = st.lists(st.lists(SENT, min_size=1, max_size=8), min_size=1, max_size=6)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(objects=OBJECTS, more=OBJECTS, ratio=st.sampled_from([0.01, 0.5, 1.0]))
 def test_what_survives_is_what_counts(objects: list[list[Sent]], more: list[list[Sent]], ratio: float) -> None:
     """The newest of every key and of every producer, and what has no key; the table is the same at every step."""

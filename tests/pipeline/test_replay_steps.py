@@ -9,6 +9,7 @@ from tempfile import TemporaryDirectory
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.campaign import examples
 
 from tidelog.pipeline.jobs.replay_steps import ReplaySteps, Step, open_steps
 from tidelog.pipeline.root import find_root
@@ -38,7 +39,7 @@ runs = st.lists(st.tuples(st.integers(1, 60), st.integers(1, END), st.integers(0
 
 
 @given(runs, st.lists(st.integers(0, 5), max_size=40))
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples(40), deadline=None)
 def test_every_offset_is_written_once_whatever_is_killed(runs: list[tuple[int, int, int]], order: list[int]) -> None:
     """Runs of other step sizes and ends, beside each other and one after the other, each left at any moment."""
     with TemporaryDirectory() as directory:

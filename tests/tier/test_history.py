@@ -13,6 +13,7 @@ import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.campaign import examples
 from tests.servers import EtcdServer, S3Server
 from tests.tier.cold import ColdTopic, everything, numbered
 
@@ -82,7 +83,7 @@ def test_messages_come_in_order_across_objects(topic: ColdTopic, range_bytes: in
         assert everything(history.read(offset, stop)) == numbered(PAYLOADS)[offset:stop]
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples(40), deadline=None)
 @given(st.data())
 def test_any_layout_reads_back(data: st.DataObject) -> None:
     """However messages are spread over objects, blocks and ranges, what was put is read."""

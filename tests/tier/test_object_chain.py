@@ -8,6 +8,7 @@ from collections.abc import Iterator
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.campaign import examples
 
 from tidelog.tier.keys import ObjectId
 from tidelog.tier.object_chain import choose_chain
@@ -73,7 +74,7 @@ def missing_in(chain: list[ObjectId]) -> int:
     return sum(b.start - a.end - 1 for a, b in itertools.pairwise(chain))
 
 
-@settings(max_examples=300)
+@settings(max_examples=examples(300))
 @given(names=NAMES)
 def test_the_chain_is_the_best_of_all(names: list[ObjectId]) -> None:
     """Against every chain there is: none misses less, and from each link on none is better."""

@@ -7,6 +7,7 @@ from itertools import accumulate, pairwise
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.campaign import examples
 
 from tidelog.log.frame import HEADER_BYTES, encode_many
 from tidelog.tier import offset_index
@@ -42,7 +43,7 @@ def gaps_are_allowed(entries: tuple[tuple[int, int], ...], places: dict[int, int
     return True
 
 
-@settings(max_examples=80)
+@settings(max_examples=examples(80))
 @given(
     chunks=st.lists(st.lists(st.integers(1, 400), min_size=1, max_size=30), min_size=1, max_size=8),
     every_messages=st.integers(1, 20),
@@ -96,7 +97,7 @@ def test_the_bound_fits_into_a_descriptor() -> None:
     assert MAX_ENTRIES * len("[18446744073709551615,68719476736],") < 512 << 10
 
 
-@settings(max_examples=50)
+@settings(max_examples=examples(50))
 @given(
     blocks=st.lists(st.tuples(st.integers(1, 900), st.integers(1, 3 << 20)), min_size=1, max_size=60),
 )

@@ -8,6 +8,7 @@ import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.campaign import examples
 from tests.tier.published import KEYS, KINDS, TIME_FIELD, PublishedTopic, open_metadata, put_object, topic_in
 
 from tidelog.clock import ManualClock
@@ -241,7 +242,7 @@ def test_a_topic_that_is_being_deleted_is_not_brought_back(topic: PublishedTopic
 # Which objects
 
 
-@settings(max_examples=60)
+@settings(max_examples=examples(60))
 @given(
     steps=st.lists(
         st.tuples(st.sampled_from(["publish", "publish", "fail", "take over"]), st.integers(1, 6)), max_size=12

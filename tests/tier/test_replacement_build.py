@@ -7,6 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.campaign import examples
 from tests.tier.published import KEYS, TIME_FIELD, PublishedTopic
 from tests.tier.replacing import build, built, plan_of
 
@@ -104,7 +105,7 @@ def payloads_in(store: ObjectStore, descriptor: Descriptor) -> list[bytes]:
 PAYLOADS = st.lists(st.lists(st.binary(min_size=1, max_size=40), min_size=1, max_size=8), min_size=1, max_size=6)
 
 
-@settings(max_examples=60)
+@settings(max_examples=examples(60))
 @given(payloads=PAYLOADS, codec=st.sampled_from(["none", "zstd"]), block_bytes=st.integers(20, 400))
 def test_the_bytes_depend_on_the_messages_alone(payloads: list[list[bytes]], codec: Codec, block_bytes: int) -> None:
     """However they were divided into objects before: the same object comes out, with all that went in."""
@@ -133,7 +134,7 @@ def test_a_message_that_is_larger_than_a_block_has_one_of_its_own() -> None:
 
 
 @pytest.mark.parametrize("codec", ["none", "zstd"])
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples(40), deadline=None)
 @given(payloads=PAYLOADS, data=st.data())
 def test_messages_are_removed_and_offsets_stay(codec: Codec, payloads: list[list[bytes]], data: st.DataObject) -> None:
     """What is left is summed up before and behind; what was removed before is not counted again."""

@@ -8,6 +8,7 @@ from itertools import pairwise
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.campaign import examples
 from tests.tier.station import DIRECTORY, FRAME_BYTES, Node, Stores
 
 from tidelog.errors import CorruptionError
@@ -156,7 +157,7 @@ def test_a_place_spares_the_search(node: Node) -> None:
             plan_shipment(big.log, 10, 15, 10, None)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples(40), deadline=None)
 @given(limits=st.lists(st.integers(1, 12 * FRAME_BYTES), min_size=1, max_size=30), use_resume=st.booleans())
 def test_any_limits_ship_everything_once(limits: list[int], use_resume: bool) -> None:
     """One object after the other, whatever the limit of each: together they are the log, byte for byte."""

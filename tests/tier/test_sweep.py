@@ -6,6 +6,7 @@ import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.campaign import examples
 from tests.tier.published import KEYS, KINDS, PublishedTopic, topic_in
 
 from tidelog.errors import FencedError, InputError, NotFoundError, StoreUnavailableError
@@ -408,7 +409,7 @@ class Life(msgspec.Struct):
 
 
 @pytest.mark.parametrize("kind", ["multi-key", "single-key"])
-@settings(max_examples=60)
+@settings(max_examples=examples(60))
 @given(
     steps=st.lists(
         st.tuples(st.sampled_from(["publish", "publish", "fail", "take over", "start"]), st.integers(1, 6)), max_size=15

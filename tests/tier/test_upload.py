@@ -9,6 +9,7 @@ from collections.abc import Iterator
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.campaign import examples
 from tests.tier.station import DIRECTORY, FRAME_BYTES, TIME_FIELD, Node, Stores
 
 from tidelog.errors import CorruptionError, StoreUnavailableError
@@ -171,7 +172,7 @@ def test_what_comes_after_the_plan_is_not_sent(node: Node) -> None:
     assert len(stored(node)) == 20 * FRAME_BYTES
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=examples(25), deadline=None)
 @given(
     sizes=st.lists(st.integers(1, 3000), min_size=1, max_size=30),
     chunk_bytes=st.integers(17, 4000),

@@ -19,6 +19,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.campaign import examples
 from tests.twins import agreed, outcome
 
 from tidelog.errors import DataError, InputError, MessageTooLargeError
@@ -110,7 +111,7 @@ def test_the_native_kernel_is_in_use() -> None:
 # ---- gathering ----
 
 
-@settings(max_examples=200)
+@settings(max_examples=examples(200))
 @given(st.lists(PAYLOADS, max_size=20), st.integers(0, 1 << 62), st.integers(0, 21), st.integers(0, 21))
 def test_columns_hold_what_the_messages_hold(payloads: list[bytes], first: int, start: int, stop: int) -> None:
     """Row by row, columns say the same as decoded messages."""
@@ -120,7 +121,7 @@ def test_columns_hold_what_the_messages_hold(payloads: list[bytes], first: int, 
     assert found.ended is Ended.ALL
 
 
-@settings(max_examples=200)
+@settings(max_examples=examples(200))
 @given(
     st.lists(PAYLOADS | SPECIAL, max_size=12),
     st.integers(0, 13),
@@ -215,7 +216,7 @@ def test_a_large_batch_lets_other_threads_run() -> None:
 # ---- hostile bytes ----
 
 
-@settings(max_examples=300)
+@settings(max_examples=examples(300))
 @given(st.data())
 def test_a_damaged_envelope_is_refused_as_a_message_is(data: st.DataObject) -> None:
     """After any change to any byte, columns either say what the message says or raise the same error."""
@@ -334,7 +335,7 @@ def times_of(rows: list[int | None], first: int = 0) -> TimesColumn:
 ROWS = st.tuples(st.binary(max_size=20), KEYS, st.none() | HEADERS, st.none() | TIMES)
 
 
-@settings(max_examples=200)
+@settings(max_examples=examples(200))
 @given(st.lists(ROWS, max_size=9), st.integers(0, 9), st.sampled_from([4, 8]), st.integers(0, 1 << 63))
 def test_rows_become_the_frames_that_their_messages_would(
     rows: list[tuple[bytes, bytes | None, dict[str, bytes] | None, int | None]],
@@ -425,7 +426,7 @@ def test_a_message_that_is_too_large_is_named() -> None:
         encode_columns(0, 2, values, timestamp_us=0, max_message_bytes=30)
 
 
-@settings(max_examples=300)
+@settings(max_examples=examples(300))
 @given(st.data())
 def test_any_buffers_are_judged_alike(data: st.DataObject) -> None:
     """Buffers of any content and any size: both kernels give the same frames or find the same fault."""

@@ -6,7 +6,6 @@ from random import Random
 from typing import Any
 
 import pytest
-from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import (
     RuleBasedStateMachine,
@@ -14,8 +13,8 @@ from hypothesis.stateful import (
     invariant,
     precondition,
     rule,
-    run_state_machine_as_test,
 )
+from tests.campaign import run_machine
 
 from tidelog.clock import to_datetime
 from tidelog.errors import ConflictError
@@ -242,8 +241,9 @@ class DeliveryMachine(RuleBasedStateMachine):
         self.settled.add(offset)
 
 
+@pytest.mark.deeper
 @pytest.mark.parametrize("kind", ["exclusive", "failover", "shared", "key_shared"])
 def test_a_subscription_behaves_like_the_model(kind: str) -> None:
     """Nothing open is lost, nothing settled comes again, the order of a key holds, whatever consumers do."""
     machine: Any = type(f"Delivery_{kind}", (DeliveryMachine,), {"kind": kind})
-    run_state_machine_as_test(machine, settings=settings(max_examples=40, stateful_step_count=12, deadline=None))
+    run_machine(machine, 40, steps=12)

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.campaign import examples
 from tests.topics.storage_modes import Storage, storage_fixture
 
 import tidelog
@@ -50,7 +51,7 @@ def append_all(topic: Topic, changes: Sequence[Change]) -> None:
 
 
 @given(CHANGES, CHANGES, st.integers(0, 12), st.booleans())
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 def test_a_view_is_the_dict_of_the_changes(first: list[Change], later: list[Change], stop: int, values: bool) -> None:
     """Whatever is appended, before the view is made or between two refreshes, it holds what a dict would."""
     with LogDirectory(Path("/data"), files=FaultyFiles(), clock=ManualClock()) as log:

@@ -5,9 +5,10 @@ from __future__ import annotations
 import contextlib
 from typing import Any
 
-from hypothesis import settings
+import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from tests.campaign import run_machine
 from tests.crash.tier_promises import NAME, open_node, tier_settings
 
 from tidelog.testing import World
@@ -144,5 +145,7 @@ class Producers(RuleBasedStateMachine):
             assert producer.last_sequence == self._last(name)
 
 
-TestProducers = Producers.TestCase
-TestProducers.settings = settings(max_examples=60, stateful_step_count=25, deadline=None)
+@pytest.mark.deeper
+def test_producers_behave_like_the_model() -> None:
+    """Whatever producers repeat, lose and move, each sequence number is in the topic once, and in order."""
+    run_machine(Producers, 60, steps=25)

@@ -7,9 +7,11 @@ import tempfile
 from pathlib import Path
 from random import Random
 
-from hypothesis import Phase, settings
+import pytest
+from hypothesis import Phase
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, rule, run_state_machine_as_test
+from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
+from tests.campaign import run_machine
 
 import tidelog
 from tidelog.errors import ClosedError
@@ -160,8 +162,7 @@ class SubscriptionMachine(RuleBasedStateMachine):
         shutil.rmtree(self.root)
 
 
+@pytest.mark.deeper
 def test_subscriptions_survive_restarts_crashes_and_moves() -> None:
     """Nothing open is lost, order per key holds, and what was acknowledged before a clean close does not return."""
-    run_state_machine_as_test(
-        SubscriptionMachine, settings=settings(max_examples=12, stateful_step_count=10, deadline=None, phases=PHASES)
-    )
+    run_machine(SubscriptionMachine, 12, steps=10, phases=PHASES)

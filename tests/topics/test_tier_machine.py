@@ -7,12 +7,12 @@ the node that was replaced, or have gone with a disk before it was shipped.
 from __future__ import annotations
 
 import contextlib
-import os
 from collections.abc import Iterator
 
-from hypothesis import settings
+import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
+from tests.campaign import run_machine
 from tests.crash.tier_promises import DIRECTORY, NAME, Ledger, check_life_goes_on, check_topic, tier_settings
 
 from tidelog.clock import ManualClock
@@ -22,7 +22,6 @@ from tidelog.testing import Crash, History, Policy, World
 from tidelog.testing.threads import quiet_crashes
 from tidelog.topics.storage import LogDirectory
 
-EXAMPLES = int(os.environ.get("TIER_EXAMPLES", "25"))
 nodes = st.sampled_from("ab")
 policies = st.sampled_from(["lose", "keep", "tear", "reorder"])
 store_faults = st.sampled_from(["unavailable", "unanswered", "late"])
@@ -191,5 +190,7 @@ class TwoNodes(RuleBasedStateMachine):
             check_life_goes_on(self.world, self.history, self.settings, node)
 
 
-TestTwoNodes = TwoNodes.TestCase
-TestTwoNodes.settings = settings(max_examples=EXAMPLES, stateful_step_count=25, deadline=None)
+@pytest.mark.deeper
+def test_two_nodes_behave_like_the_model() -> None:
+    """Whatever two nodes, their disks and their stores go through, what was promised is there at the end."""
+    run_machine(TwoNodes, 25, steps=25)
