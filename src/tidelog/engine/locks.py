@@ -10,12 +10,20 @@
   every owner that reads below `seq` and holds a lock that such a write does not go together with is ended. Every grant
   moves its owner's `seq` up to what has been settled, under the same mutex. Hence: **as long as an owner has not been
   ended, everything that it has locked is, at its present seq, what it was when it locked it.**
+
+  Why: call an owner *sound* if nothing that it holds was changed by an entry after its seq and up to the settled one. A
+  new owner holds nothing and is sound, and a grant keeps it so, since it moves the owner to the settled seq. Only
+  `settle` can make an owner unsound. So it looks at all writes first, while nobody has got anything from it, and ends
+  those whom they concern together: no lock that one of them frees goes to another. Only then do grants move others up
+  to the new seq, and those hold nothing that was written. To free locks write by write would be wrong: an owner that
+  inherits a lock of the first entry would be moved past the second, which changed what it had read.
 - The mutex is held for a few dictionary operations and never while anybody waits, reads or calls out.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 from itertools import count
 from threading import Lock
 
@@ -87,7 +95,7 @@ class LockManager:
         """The end of a transaction: all of its locks at once. Doing it again changes nothing."""
         wakeups: Wakeups = []
         with self._mutex:
-            self._end(owner, owner.failure or _ended, wakeups)
+            self._end({owner: owner.failure or _ended}, wakeups)
             self._owners.pop(owner, None)
         _wake(wakeups)
 
@@ -218,17 +226,27 @@ class LockManager:
         """One victim a circle; there may be several circles, through several holders of one lock."""
         while owner.request is not None and (circle := find_circle(owner, self._blockers)):
             self._deadlocks += 1
-            self._end(youngest(circle), _deadlock, wakeups)
+            self._end({youngest(circle): _deadlock}, wakeups)
 
-    def _end(self, owner: LockOwner, failure: MakeFailure, wakeups: Wakeups) -> None:
-        """Takes everything from an owner; if it waits, it is told."""
+    def _end(self, failures: Mapping[LockOwner, MakeFailure], wakeups: Wakeups) -> None:
+        """Takes everything from these owners in one step: none of them gets what another one frees."""
+        waited_for = [self._fail(owner, failure, wakeups) for owner, failure in failures.items()]
+        for owner in failures:
+            for resource in owner.held:
+                self._release(owner, resource, wakeups)
+            owner.held.clear()
+        for lock in waited_for:
+            if lock is not None and self._table.get(lock.resource) is lock:
+                self._serve(lock, wakeups)  # those who stood behind it may be next
+
+    def _fail(self, owner: LockOwner, failure: MakeFailure, wakeups: Wakeups) -> SharedLock | None:
+        """The owner gets nothing any more. The lock that it waited for, whose queue is still to be served."""
         owner.failure = failure
-        if owner.request is not None:
-            wakeups.append((owner.request.waiter, failure))
-            self._drop(owner.request, wakeups)
-        for resource in owner.held:
-            self._release(owner, resource, wakeups)
-        owner.held.clear()
+        request = owner.request
+        if request is None:
+            return None
+        wakeups.append((request.waiter, failure))
+        return self._unqueue(request)
 
     def _release(self, owner: LockOwner, resource: Resource, wakeups: Wakeups) -> None:
         lock = self._table[resource]
@@ -240,11 +258,14 @@ class LockManager:
 
     def _drop(self, request: Request, wakeups: Wakeups) -> None:
         """Takes a request off its queue; those behind it may be next."""
+        self._serve(self._unqueue(request), wakeups)
+
+    def _unqueue(self, request: Request) -> SharedLock:
         request.owner.request = None
         lock = self._table[request.resource]
         assert isinstance(lock, SharedLock)
         lock.queue.remove(request)
-        self._serve(lock, wakeups)
+        return lock
 
     def _serve(self, lock: SharedLock, wakeups: Wakeups) -> None:
         """Grants what can be granted, in order, and leaves the table as small as it can be."""
@@ -274,12 +295,15 @@ class LockManager:
     def settle(self, seq: int, writes: Iterable[Resource]) -> None:
         """Entries up to `seq` are visible and have changed these; ends every owner that this makes wrong."""
         wakeups: Wakeups = []
+        failures: dict[LockOwner, MakeFailure] = {}
         with self._mutex:
-            self._settled_seq = max(self._settled_seq, seq)  # first: whoever inherits a lock below reads there
             for resource in writes:
                 for owner in self._in_the_way(resource):
-                    if owner.seq < seq:
-                        self._overtake(owner, resource, seq, wakeups)
+                    if owner.seq < seq and owner not in failures:
+                        failures[owner] = partial(_overtaken, resource, seq)
+                        self._overtaken += not owner.is_prepared
+            self._settled_seq = max(self._settled_seq, seq)  # before grants: whoever inherits a lock reads there
+            self._end(failures, wakeups)
         _wake(wakeups)
 
     def roll_back(self, seq: int) -> None:
@@ -287,16 +311,14 @@ class LockManager:
         wakeups: Wakeups = []
         with self._mutex:
             self._settled_seq = min(self._settled_seq, seq)
-            for owner in self._owners:
-                self._end(owner, owner.failure or _rolled_back, wakeups)
+            self._end({owner: owner.failure or _rolled_back for owner in self._owners}, wakeups)
         _wake(wakeups)
 
     def close(self) -> None:
         """Ends every owner: there is nothing to lock any more."""
         wakeups: Wakeups = []
         with self._mutex:
-            for owner in self._owners:
-                self._end(owner, owner.failure or _closed, wakeups)
+            self._end({owner: owner.failure or _closed for owner in self._owners}, wakeups)
         _wake(wakeups)
 
     def _in_the_way(self, resource: Resource) -> list[LockOwner]:
@@ -312,12 +334,6 @@ class LockManager:
         if lock is None:
             return []
         return [lock] if isinstance(lock, LockOwner) else list(lock.holders)
-
-    def _overtake(self, owner: LockOwner, resource: Resource, seq: int, wakeups: Wakeups) -> None:
-        if owner.failure is not None:
-            return
-        self._overtaken += not owner.is_prepared
-        self._end(owner, lambda: _overtaken(resource, seq), wakeups)
 
     def statistics(self) -> LockStatistics:
         """An immutable snapshot."""

@@ -9,7 +9,10 @@
 An engine writes nothing but what its log tells it, so a transaction does not commit: it *prepares*. What is promised:
 
 - **It reads one state.** Everything that it has read is true at `tx.seq`, with its own writes laid over it. That is the
-  engine's applied seq when it begins, and moves forward when it locks something new (`locks.py` says why it may).
+  engine's applied seq when it begins, and moves forward when it locks something new (`locks.py` says why it may). What
+  is read is locked first, and looked at where that lock was granted. A rollback makes other states of the same seqs: it
+  lowers the applied seq before it changes anything, and ends all transactions when it is done. So a look after which
+  neither is to be seen has seen the state that was meant.
 - **Two-phase locks.** What it reads is locked in S, what it writes in X, a bucket that it lists in S, all until the end
   of the block. So transactions on one engine that meet wait for each other instead of failing, as long as each is in
   the log and applied before its block ends.
@@ -27,9 +30,9 @@ DeadlockError and a refused entry by running the whole block again.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from types import TracebackType
-from typing import Self
+from typing import Self, TypeVar
 
 from tidelog.engine.entry import Batch, CopyObject, CreateBucket, DeleteBucket, Entry, PutObject, operations
 from tidelog.engine.guard import (
@@ -50,6 +53,8 @@ from tidelog.engine.results import ObjectInfo, StoredObject
 from tidelog.errors import ClosedError, ConflictError, InputError, NotFoundError
 
 DEFAULT_LOCK_TIMEOUT_SECONDS = 30.0
+
+Answer = TypeVar("Answer")
 
 
 class Transaction:
@@ -124,14 +129,25 @@ class Transaction:
     def _working(self) -> LockOwner:
         """The owner, if this may still read and write."""
         owner = self._owner
-        self._locks.check(owner)
-        if owner.seq > self._engine.applied_seq:
-            raise ConflictError("the log's end is being rolled back", hint="Run the transaction once more")
+        self._check(owner)
         if self._batch is not None:
             raise InputError("the transaction is prepared: its batch has been made", hint="Begin a new one")
         return owner
 
+    def _check(self, owner: LockOwner) -> None:
+        self._locks.check(owner)
+        if owner.seq > self._engine.applied_seq:
+            raise ConflictError("the log's end is being rolled back", hint="Run the transaction once more")
+
     # Reading
+
+    def _look(self, look: Callable[[int], Answer]) -> Answer:
+        """What the engine's state is at this transaction's seq, unless that was rolled back meanwhile."""
+        owner = self._owner
+        try:
+            return look(owner.seq)
+        finally:
+            self._check(owner)
 
     def read(self, bucket: str, key: str, *, for_update: bool = False) -> StoredObject:
         """An object as this transaction sees it; the seq of its own writes is 0. `for_update` locks it for writing.
@@ -142,7 +158,7 @@ class Transaction:
         if self._own.knows(bucket, key):
             return self._read_own(bucket, key)
         try:
-            found = self._engine.read(bucket, key, self.seq)
+            found = self._look(lambda seq: self._engine.read(bucket, key, seq))
         except NotFoundError:
             self._note_read(bucket, key, 0)
             raise
@@ -155,7 +171,7 @@ class Transaction:
             raise NotFoundError(f"no object {key!r} in bucket {bucket!r}: the transaction deleted it")
         if isinstance(value, PutObject):
             return StoredObject(value.data, value.metadata, OWN_SEQ, "hot")
-        source = self._engine.read(value.bucket, value.key, self.seq)
+        source = self._look(lambda seq: self._engine.read(value.bucket, value.key, seq))
         return StoredObject(source.data, source.metadata, OWN_SEQ, source.tier)
 
     def list_objects(self, bucket: str, prefix: str = "") -> Iterator[ObjectInfo]:
@@ -164,7 +180,8 @@ class Transaction:
         self._require_bucket(bucket)
         below: list[ObjectInfo] = []
         if not self._own.hides(bucket):
-            below = find_objects(self._engine, bucket, prefix, self.seq) or []
+            found = self._look(lambda seq: find_objects(self._engine, bucket, prefix, seq))
+            below = found or []
             self._note_listing(bucket, prefix, listing_digest(below))
         return iter(self._own.laid_over(bucket, prefix, below))
 
@@ -185,7 +202,7 @@ class Transaction:
         if own is not None or bucket in self._buckets_seen:
             return own is not False
         try:
-            next(iter(self._engine.list_objects(bucket, "", self.seq)), None)
+            self._look(lambda seq: next(iter(self._engine.list_objects(bucket, "", seq)), None))
         except NotFoundError:
             return False
         self._buckets_seen.add(bucket)  # it stays, as long as the transaction does: there is a lock on it
@@ -219,7 +236,7 @@ class Transaction:
             if own is None:
                 raise NotFoundError(f"no object {key!r} in bucket {bucket!r}: the transaction deleted it")
             return own
-        info = find_object(self._engine, bucket, key, self.seq)
+        info = self._look(lambda seq: find_object(self._engine, bucket, key, seq))
         self._note_read(bucket, key, 0 if info is None else info.seq)
         if info is None:
             raise NotFoundError(f"no object {key!r} in bucket {bucket!r}")
