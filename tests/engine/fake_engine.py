@@ -88,6 +88,15 @@ class FakeEngine:
         }
         return StoredObject(found.data, metadata, found.seq, "hot")
 
+    def has_bucket(self, bucket: str, seq: int | None = None) -> bool:
+        return bucket in self.model.at(self.applied_seq if seq is None else seq)
+
+    def find_object(self, bucket: str, key: str, seq: int | None = None) -> ObjectInfo | None:
+        if not self.has_bucket(bucket, seq):
+            return None
+        found = self._bucket(bucket, seq).objects.get(key)
+        return None if found is None else ObjectInfo(key, len(found.data), found.seq)
+
     def list_objects(self, bucket: str, prefix: str = "", seq: int | None = None) -> Iterator[ObjectInfo]:
         for key, item in sorted(self._bucket(bucket, seq).objects.items()):
             if key.startswith(prefix):

@@ -1,15 +1,15 @@
 /* The loops over pages, in C. `page.py` draws the page, `updates.py` the page updates. The twins that define every
-   answer are `page_python.py`, `page_image_python.py`, `tree_python.py`, `updates_python.py` and `rows_python.py`.
+   answer are `page_python.py`, `page_image_python.py`, `tree_python.py`, `version_python.py`, `updates_python.py` and
+   `rows_python.py`.
 
    Invariants
    - Bytes are hostile: nothing is read or written that was not checked to lie inside of its page or record.
    - No call lets go of the GIL or runs anybody's code before it has finished with the pages: each is one step for all
      threads, which is all the locking that readers need. */
 
+#include "_engine_list.h"
 #include "_engine_rows.h"
-#include "_engine_skip.h"
 #include "_engine_survey.h"
-#include "_engine_version.h"
 
 #define METHOD(name, function, text) {name, (PyCFunction)(void (*)(void))(function), METH_FASTCALL, PyDoc_STR(text)}
 
@@ -41,6 +41,9 @@ static PyMethodDef engine_methods[] = {
            "decode_updates(updates, lsn): a list of (page, what, key, value, old)."),
     METHOD("find_version", engine_find_version,
            "find_version(pages, root, bucket, key, seq): a pointer, (seq, cell), None, or a missing page."),
+    METHOD("list_seen", engine_list_seen,
+           "list_seen(pages, root, start, stop, seq, created_seq, created_order, limit, has_crc): "
+           "(rows, key to go on from, missing page or 0)."),
     METHOD("survey", engine_survey,
            "survey(first_lsn, buffer, positions, lengths, open_seq, open_lsn): "
            "(applied seq, its LSN, open seq, its LSN, indexes of other records)."),

@@ -11,7 +11,7 @@ Invariants
 from __future__ import annotations
 
 from collections.abc import Iterator
-from itertools import islice
+from itertools import chain, islice, starmap
 
 from tidelog.engine.arguments import check_names, checked_seq
 from tidelog.engine.body import decode_body
@@ -123,12 +123,25 @@ class EngineReading:
         pin = self.pin(seq)
         if self._buckets.created(bucket, pin.seq) is None:
             raise self._no_bucket(bucket, pin.seq)
-        return islice(self._listed(pin, bucket, prefix, start_after), limit)
+        return islice(chain.from_iterable(self._listed(pin, bucket, prefix, start_after)), limit)
 
-    def _listed(self, pin: Pin, bucket: str, prefix: str, start_after: str | None) -> Iterator[ObjectInfo]:
+    def _listed(self, pin: Pin, bucket: str, prefix: str, start_after: str | None) -> Iterator[Iterator[ObjectInfo]]:
         with pin as seq:
-            for found in self._versions.objects(bucket, prefix, seq, after=start_after):
-                yield ObjectInfo(found.key, found.cell.size, found.seq)
+            for rows in self._versions.objects(bucket, prefix, seq, after=start_after):
+                yield starmap(ObjectInfo, rows)
+
+    def has_bucket(self, bucket: str, seq: int | None = None) -> bool:
+        """Whether there is a bucket at a seq; by default at the last one that was applied."""
+        check_names(bucket)
+        with self.pin(seq) as at:
+            return self._buckets.created(bucket, at) is not None
+
+    def find_object(self, bucket: str, key: str, seq: int | None = None) -> ObjectInfo | None:
+        """Size and seq of an object, without reading it; None where there is none, or no such bucket."""
+        check_names(bucket, key)
+        with self.pin(seq) as at:
+            found = self._versions.find(bucket, key, at)
+        return None if found is None else ObjectInfo(key, found.cell.size, found.seq)
 
     def list_buckets(self, seq: int | None = None) -> list[str]:
         """The names of all buckets at a seq, sorted."""
@@ -154,8 +167,9 @@ class EngineReading:
             for bucket, created in self._buckets.alive(at):
                 name = bucket.encode()
                 digest.add_bucket(name, created.seq)
-                for found in self._versions.objects(bucket, "", at):
-                    digest.add_object(name, found.key.encode(), found.seq, found.cell.size, found.cell.crc)
+                rows = chain.from_iterable(self._versions.objects(bucket, "", at, has_crc=True))
+                for key, size, put_seq, crc in rows:
+                    digest.add_object(name, key.encode(), put_seq, size, crc)
         return digest.text()
 
     def pin(self, seq: int | None = None) -> Pin:

@@ -38,6 +38,10 @@ class Readable(Protocol):
 
     def read(self, bucket: str, key: str, seq: int | None = None) -> StoredObject: ...
 
+    def has_bucket(self, bucket: str, seq: int | None = None) -> bool: ...
+
+    def find_object(self, bucket: str, key: str, seq: int | None = None) -> ObjectInfo | None: ...
+
     def list_objects(self, bucket: str, prefix: str = "", seq: int | None = None) -> Iterator[ObjectInfo]: ...
 
 
@@ -50,7 +54,7 @@ class ObjectRead(msgspec.Struct, frozen=True, tag=True):
 
     def changed(self, engine: Readable) -> str | None:
         """What is different now, in words."""
-        info = find_object(engine, self.bucket, self.key)
+        info = engine.find_object(self.bucket, self.key)
         if self.seq == (0 if info is None else info.seq):
             return None
         seen = f"its version of seq {self.seq}" if self.seq else "that it was not there"
@@ -88,15 +92,6 @@ class Guarded(msgspec.Struct, frozen=True, tag=True):
 def first_change(engine: Readable, reads: Iterable[Read]) -> str | None:
     """The first of the reads that would come out differently now."""
     return next((found for read in reads if (found := read.changed(engine)) is not None), None)
-
-
-def find_object(engine: Readable, bucket: str, key: str, seq: int | None = None) -> ObjectInfo | None:
-    """Size and seq of an object, without reading it: it is the first one whose key begins with that key."""
-    try:
-        info = next(iter(engine.list_objects(bucket, key, seq)), None)
-    except NotFoundError:
-        return None
-    return info if info is not None and info.key == key else None
 
 
 def find_objects(engine: Readable, bucket: str, prefix: str, seq: int | None = None) -> list[ObjectInfo] | None:

@@ -98,5 +98,4 @@ class _State:
             return False
         if bucket in self._buckets:
             return True
-        stored = self._versions.objects(bucket, "", MAX_SEQ)
-        return all(self._objects.get((bucket, found.key)) is False for found in stored)
+        return all(self._objects.get((bucket, key)) is False for key in self._versions.names(bucket, MAX_SEQ))

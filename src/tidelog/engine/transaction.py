@@ -41,7 +41,6 @@ from tidelog.engine.guard import (
     ObjectRead,
     Read,
     Readable,
-    find_object,
     find_objects,
     first_change,
     listing_digest,
@@ -201,9 +200,7 @@ class Transaction:
         own = self._own.has_bucket(bucket)
         if own is not None or bucket in self._buckets_seen:
             return own is not False
-        try:
-            self._look(lambda seq: next(iter(self._engine.list_objects(bucket, "", seq)), None))
-        except NotFoundError:
+        if not self._look(lambda seq: self._engine.has_bucket(bucket, seq)):
             return False
         self._buckets_seen.add(bucket)  # it stays, as long as the transaction does: there is a lock on it
         return True
@@ -236,7 +233,7 @@ class Transaction:
             if own is None:
                 raise NotFoundError(f"no object {key!r} in bucket {bucket!r}: the transaction deleted it")
             return own
-        info = self._look(lambda seq: find_object(self._engine, bucket, key, seq))
+        info = self._look(lambda seq: self._engine.find_object(bucket, key, seq))
         self._note_read(bucket, key, 0 if info is None else info.seq)
         if info is None:
             raise NotFoundError(f"no object {key!r} in bucket {bucket!r}")

@@ -46,16 +46,18 @@ _U64 = struct.Struct("<Q")
 Pages = dict[int, bytearray]
 
 
-class _MissingError(Exception):
+class MissingError(Exception):
+    """A page is not in memory."""
+
     def __init__(self, page_id: int) -> None:
         self.page_id = page_id
 
 
-def _visit(pages: Pages, root: int, page_id: int, level: int | None) -> bytearray:
+def visit(pages: Pages, root: int, page_id: int, level: int | None) -> bytearray:
     """A resident page that is what it is expected to be; counted and marked as used."""
     page = pages.get(page_id)
     if page is None:
-        raise _MissingError(page_id)
+        raise MissingError(page_id)
     opened(page)
     if id_of(page) != page_id or level_of(page) > MAX_LEVEL or (level is not None and level_of(page) != level):
         raise damage(page, f"it is not the page {page_id} that another one names")
@@ -89,10 +91,10 @@ def _child_of(page: bytearray, index: int) -> int:
 
 def _descend(pages: Pages, root: int, key: bytes) -> list[bytearray]:
     """The pages from the root to the leaf of a key."""
-    page = _visit(pages, root, root, None)
+    page = visit(pages, root, root, None)
     path = [page]
     for level in range(level_of(page) - 1, -1, -1):
-        page = _visit(pages, root, _child_of(page, _child_index(page, key)), level)
+        page = visit(pages, root, _child_of(page, _child_index(page, key)), level)
         path.append(page)
     return path
 
@@ -103,7 +105,7 @@ def _right_leaf(pages: Pages, root: int, page: bytearray, steps: int) -> bytearr
         return None
     if steps > len(pages):
         raise damage(page, "its right siblings go in a circle")
-    return _visit(pages, root, right, 0)
+    return visit(pages, root, right, 0)
 
 
 @atomic
@@ -119,7 +121,7 @@ def find(pages: Pages, root: int, key: bytes, /) -> Cell | int | None:
                 return key_at(page, index), value_at(page, index)
             steps += 1
             page = _right_leaf(pages, root, page, steps)
-    except _MissingError as missing:
+    except MissingError as missing:
         return missing.page_id
     return None
 
@@ -143,7 +145,7 @@ def scan(
                 return found, found[-1][0] + b"\0" if len(found) == limit else None
             steps += 1
             page = _right_leaf(pages, root, page, steps)
-    except _MissingError as missing:
+    except MissingError as missing:
         return (found, found[-1][0] + b"\0") if found else missing.page_id
     return found, None
 
@@ -167,21 +169,27 @@ def skip(pages: Pages, root: int, key: bytes, /) -> bytes | int | None:
 
     None when there is such a cell, or no leaf to the right.
     """
-    fence: bytes | None = None
     try:
-        page = _visit(pages, root, root, None)
-        while level_of(page):
-            index = _child_index(page, key)
-            child = _child_of(page, index)
-            if index + 1 < opened(page)[0]:
-                fence = key_at(page, index + 1)
-                if fence <= key:
-                    raise damage(page, "its cells are not in order")
-            page = _visit(pages, root, child, level_of(page) - 1)
-    except _MissingError as missing:
+        page, fence = leaf_and_fence(pages, root, key)
+    except MissingError as missing:
         return missing.page_id
     count, _, _ = opened(page)
     return None if lower_bound(page, count, key) < count else fence
+
+
+def leaf_and_fence(pages: Pages, root: int, key: bytes) -> tuple[bytearray, bytes | None]:
+    """The leaf of a key, and the least key of what is to the right of it, if anything is."""
+    fence: bytes | None = None
+    page = visit(pages, root, root, None)
+    while level_of(page):
+        index = _child_index(page, key)
+        child = _child_of(page, index)
+        if index + 1 < opened(page)[0]:
+            fence = key_at(page, index + 1)
+            if fence <= key:
+                raise damage(page, "its cells are not in order")
+        page = visit(pages, root, child, level_of(page) - 1)
+    return page, fence
 
 
 @atomic
@@ -194,7 +202,7 @@ def place(
     """
     try:
         path = _descend(pages, root, key)
-    except _MissingError as missing:
+    except MissingError as missing:
         return MISSING, missing.page_id
     leaf = path[-1]
     if cell_bytes and cell_bytes + SLOT_BYTES > free_bytes(leaf):

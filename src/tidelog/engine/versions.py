@@ -5,12 +5,15 @@ Invariants
   bucket that is there at that seq: it was put after that bucket's creation.
 - Looking changes nothing, takes no lock and never waits for whoever applies. Each step looks at the tree as it is at
   one moment, and versions that are not after the seq asked for do not change, so many steps see one state.
+- A listing seeks from key to key: what it costs does not depend on how many versions a key has. What was deleted and
+  is still kept is passed over a key at a time.
 """
 
 from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from itertools import chain
 from typing import TYPE_CHECKING, NamedTuple
 
 from tidelog.engine import version_python
@@ -18,8 +21,8 @@ from tidelog.engine.btree import Tree
 from tidelog.engine.buckets import Buckets, BucketVersion
 from tidelog.engine.cell import TOMBSTONE, Cell, decode_cell
 from tidelog.engine.page import ROOT
-from tidelog.engine.version_keys import SEQ_BYTES, at, behind, object_prefix, objects_of, parse, seq_of
-from tidelog.engine.version_python import Other, Pointer
+from tidelog.engine.version_keys import SEQ_BYTES, at, behind, object_prefix, objects_of, seq_of
+from tidelog.engine.version_python import Other, Pointer, Row
 
 if TYPE_CHECKING:
     _kernel = version_python
@@ -32,19 +35,15 @@ else:
         _kernel = version_python
 
 _find_version = _kernel.find_version
+_list_seen = _kernel.list_seen
+
+# Objects of one step of a listing: enough to forget what a step costs, few enough that nobody waits for it.
+LISTED_ROWS = 256
 
 
 class Found(NamedTuple):
     """A version and its seq."""
 
-    seq: int
-    cell: Cell
-
-
-class Listed(NamedTuple):
-    """An object as it is to be seen, with its key."""
-
-    key: str
     seq: int
     cell: Cell
 
@@ -98,27 +97,30 @@ class Versions:
         for name, value in self.tree.scan(at(prefix, seq), behind(prefix)):
             yield Found(seq_of(name), decode_cell(value))
 
-    def objects(self, bucket: str, key_prefix: str, seq: int, *, after: str | None = None) -> Iterator[Listed]:
-        """The objects of a bucket whose keys begin like this and are after another key, in order of key."""
+    def objects(
+        self, bucket: str, key_prefix: str, seq: int, *, after: str | None = None, has_crc: bool = False
+    ) -> Iterator[list[Row]]:
+        """The objects of a bucket whose keys begin like this and are after another key, in order of key.
+
+        In lists of (key, size, seq), with `has_crc` (key, size, seq, crc).
+        """
         created = self.buckets.created(bucket, seq)
         if created is None:
             return
         start, stop = objects_of(bucket, key_prefix)
-        if after is not None:
-            start = max(start, behind(object_prefix(bucket, after)))
-        settled = b""
-        for name, value in self.tree.scan(start, stop):
-            prefix = name[:-SEQ_BYTES]
-            if prefix == settled or seq_of(name) > seq:
-                continue
-            settled = prefix
-            found = _seen(created, seq_of(name), decode_cell(value))
-            if found is not None:
-                yield Listed(parse(name).key or "", *found)
+        resume: bytes | None = start if after is None else max(start, behind(object_prefix(bucket, after)))
+        while resume is not None:
+            rows, resume, missing_page = _list_seen(
+                *(self._pages, ROOT, resume, stop, seq, created.seq, created.order, LISTED_ROWS, has_crc)
+            )
+            if rows:
+                yield rows
+            if missing_page:
+                self.tree.pool.load(missing_page)
 
-    def is_empty(self, bucket: str, seq: int) -> bool:
-        """Whether no object of a bucket is to be seen."""
-        return next(self.objects(bucket, "", seq), None) is None
+    def names(self, bucket: str, seq: int) -> Iterator[str]:
+        """The keys of all objects of a bucket."""
+        return (key for key, *_ in chain.from_iterable(self.objects(bucket, "", seq)))
 
 
 def _seen(created: BucketVersion, seq: int, cell: Cell) -> Found | None:
