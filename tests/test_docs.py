@@ -152,9 +152,8 @@ def test_every_setting_of_the_cold_tier_is_listed() -> None:
     """The guide has them all, numbers with their default."""
     listed = dict(re.findall(r"^\| `(\w+)` \| (\d+) \|", COLD_TIER, re.MULTILINE))
     settings = TierSettings()
-    numbers = {
-        name: str(value) for name in settings.__struct_fields__ if isinstance(value := getattr(settings, name), int)
-    }
+    values = {name: getattr(settings, name) for name in settings.__struct_fields__}
+    numbers = {name: str(value) for name, value in values.items() if type(value) is int}
     assert listed == numbers
     names = {*settings.__struct_fields__, *StoreSettings.__struct_fields__}
     assert {name for name in names if f"`{name}`" not in COLD_TIER} == set()

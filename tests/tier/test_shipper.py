@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import struct
 from collections.abc import Iterator
 from itertools import pairwise
 
@@ -324,6 +325,56 @@ def test_an_idle_time_does_not_make_a_new_message_old() -> None:
         node.append(1)
         node.shipper.ship_if_due()
         assert node.shipper.shipped_offset == 0
+
+
+def test_restarts_do_not_put_shipping_off() -> None:
+    """An owner that is restarted more often than `ship_max_delay_seconds` ships all the same."""
+    node = Node(Stores())
+    for restart in range(3):
+        with node.open(due_settings()):
+            if not restart:
+                node.append(1)
+            node.shipper.ship_if_due()
+            assert node.shipper.shipped_offset == 0
+            node.stores.clock.advance(25)
+    with node.open(due_settings()):
+        node.shipper.ship_if_due()
+        assert node.shipper.shipped_offset == 1
+
+
+@pytest.mark.parametrize("said_seconds", [-(10**6), 10**6])
+def test_a_message_with_a_wrong_time_is_due_from_the_last_object_on(said_seconds: int) -> None:
+    """A time of the user's own, long ago or in the future, neither ships at each look nor puts shipping off."""
+    node = Node(Stores())
+    with node.open(due_settings()):
+        node.append(1)
+        node.shipper.ship()
+        node.stores.clock.advance(50)
+        said_us = node.stores.clock.now_us() + said_seconds * 1_000_000
+        node.log.append(struct.pack("<q", said_us) + node.payload(1)[8:], sync=True)
+    with node.open(due_settings()):
+        node.shipper.ship_if_due()
+        assert node.shipper.shipped_offset == 1
+    node.stores.clock.advance(10)
+    with node.open(due_settings()):
+        node.shipper.ship_if_due()
+        assert node.shipper.shipped_offset == 2
+
+
+def test_what_came_during_an_upload_waits_from_its_beginning() -> None:
+    """The count of a message that was accepted while another was shipped does not begin after that."""
+    with Node(Stores()).open(due_settings()) as node:
+        node.append(1)
+
+        def append_another(operation: str, _key: str) -> None:
+            if operation == "publish" and node.log.next_offset == 1:
+                node.append(1)
+                node.stores.clock.advance(60)
+
+        node.stores.objects.on_request = append_another
+        assert node.shipper.ship() == 1
+        node.shipper.ship_if_due()
+        assert node.shipper.shipped_offset == 2
 
 
 def test_nothing_is_due_above_the_gate() -> None:

@@ -87,6 +87,8 @@ class Shipper:
         self._time_field = time_field
         self._shipping = Lock()
         self._is_closed = False
+        self._published_us = 0
+        self._next_at_opening = log.next_offset
         self._resume = self._known_place()
         self._reached_time_us: int | None = None
         self._position = first_position
@@ -100,7 +102,10 @@ class Shipper:
 
     def _known_place(self) -> Place | None:
         checkpoint = read_uploader_checkpoint(self._log.files, self._log.directory)
-        return checkpoint.place if checkpoint is not None and checkpoint.next_offset == self.shipped_offset else None
+        if checkpoint is None:
+            return None
+        self._published_us = checkpoint.updated_us
+        return checkpoint.place if checkpoint.next_offset == self.shipped_offset else None
 
     # Shipping
 
@@ -121,6 +126,8 @@ class Shipper:
             finally:
                 self._counters.cycle_seconds.add(self._clock.monotonic() - begin)
             self._counters.succeeded()
+            if self.shipped_offset < self._log.next_offset:
+                self._waiting_since = begin  # what is left came while the rest was shipped
         return self.shipped_offset
 
     def _allowed(self) -> int:
@@ -295,10 +302,23 @@ class Shipper:
             return False
         now = self._clock.monotonic()
         if self._waiting_since is None:
-            self._waiting_since = now
+            self._waiting_since = now - self._age_at_opening_seconds()
         if self._failures or now - self._waiting_since >= self._settings.ship_max_delay_seconds:
             return True
         return bytes_behind(self._log, self.shipped_offset, self._resume) >= self._settings.ship_min_bytes
+
+    def _age_at_opening_seconds(self) -> float:
+        """How long what is unshipped had waited when the log was opened: restarts must not put shipping off for ever.
+
+        A message's own time counts where it can be true: after the last object, and not in the future. Otherwise it
+        may have waited since the last object, or always.
+        """
+        if self.shipped_offset >= self._next_at_opening:
+            return 0.0
+        now_us, said_us = self._clock.now_us(), self._oldest_unshipped_us()
+        can_be_true = said_us is not None and self._published_us <= said_us <= now_us
+        since_us = said_us if said_us is not None and can_be_true else self._published_us
+        return max(0, now_us - since_us) / 1_000_000
 
     def _pause_after(self, error: TidelogError) -> float:
         """Doubled each time, with some chance in it, so that many shippers do not come back all at once."""

@@ -24,7 +24,12 @@ class TierSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     """So many unshipped bytes are shipped at once, however young they are."""
 
     ship_max_delay_seconds: Annotated[float, msgspec.Meta(ge=0)] = 60
-    """Longest time that a message waits to be shipped: what the loss of a disk can cost. Shorter makes more objects."""
+    """Longest time that a message waits to be shipped: what the loss of a disk can cost. It counts from the oldest
+    unshipped message, across restarts too. Shorter makes more objects."""
+
+    ship_on_close: bool = False
+    """Closing a topic ships what is left first. It then waits for the store, and raises when that fails; nothing is
+    lost, the rest is on the disk. Without it closing never waits for the store."""
 
     ship_retry_max_seconds: Annotated[float, msgspec.Meta(gt=0)] = 60
     """Longest pause between two attempts while the store is out of reach."""

@@ -6,8 +6,8 @@ This file only puts the parts together: `takeover` has found out where to go on,
 Invariants
 - The log takes appends only while the claim is not known to be lost. Once it is, everything that changes anything
   raises FencedError; reading goes on.
-- Closing neither ships nor waits for the store: what is not shipped is on this disk, and is shipped after the next
-  opening.
+- Closing neither ships nor waits for the store, unless `ship_on_close` asks for it: what is not shipped is on this
+  disk, and is shipped after the next opening.
 - Files leave the disk at sealing only after the marker is written, and the marker only after everything is published.
 """
 
@@ -30,6 +30,7 @@ from tidelog.tier.metadata.measured import MeasuredMetadata
 from tidelog.tier.object_store import ObjectStore
 from tidelog.tier.owned_catalog import OwnedCatalog
 from tidelog.tier.pruner import Pruner
+from tidelog.tier.ship_waiters import ShipWaiters
 from tidelog.tier.shipper import Shipper
 from tidelog.tier.sweep import SweepPlan, SweepReport, apply_sweep, finish_deletion, plan_sweep
 from tidelog.tier.tier_settings import TierSettings
@@ -69,6 +70,8 @@ class TieredLog(JoinedLog):
         self._question: Task | None = None
         self._background: Background | None = None
         self._wakefulness = Wakefulness(self.verify)
+        self.wait_shipped = ShipWaiters(self.ship).join
+        """A future that is done once the message at an accepted offset is in the store."""
         self.check_awake = self._wakefulness.check
         """Called before an append: cheap, unless the process has been asleep."""
 
@@ -264,7 +267,14 @@ class TieredLog(JoinedLog):
     # Ending
 
     def close(self) -> None:
-        """Flushes, stops and lets go. Closing twice is fine."""
+        """Ships what is left if that was asked for, flushes, stops and lets go. Closing twice is fine."""
+        try:
+            if self.settings.ship_on_close and self._fenced is None and not self.log.over:
+                self.ship()
+        finally:
+            self._close()
+
+    def _close(self) -> None:
         self._stop()
         try:
             self.log.close()

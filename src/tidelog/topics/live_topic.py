@@ -23,6 +23,7 @@ from tidelog.tier.owner import Cursor
 from tidelog.tier.sweep_plan import SweepPlan, SweepReport
 from tidelog.topics.cursor_store import CursorStore
 from tidelog.topics.delivery_options import Kind
+from tidelog.topics.durability import Sync
 from tidelog.topics.latest_by_key import LatestByKey
 from tidelog.topics.live_log import LiveLog
 from tidelog.topics.message import Message
@@ -171,7 +172,7 @@ class LiveTopic(Topic):
         headers: Mapping[str, bytes] | None = None,
         timestamp: datetime | None = None,
         deliver_at: datetime | None = None,
-        sync: bool = False,
+        sync: Sync = False,
         timeout: float | None = None,
     ) -> int:
         """Hands a message to whoever reads now, and returns its offset. It never waits, so `timeout` has no effect."""
@@ -180,7 +181,7 @@ class LiveTopic(Topic):
         return self._try_append(self._payload(value, key, headers, timestamp, deliver_at))
 
     def append_many(
-        self, messages: Iterable[bytes | Message], *, sync: bool = False, timeout: float | None = None
+        self, messages: Iterable[bytes | Message], *, sync: Sync = False, timeout: float | None = None
     ) -> list[int]:
         """Messages with consecutive offsets, which readers see at the same moment; returns the offsets."""
         if sync:
@@ -195,14 +196,14 @@ class LiveTopic(Topic):
         headers: Mapping[str, bytes] | None = None,
         timestamp: datetime | None = None,
         deliver_at: datetime | None = None,
-        sync: bool = False,
+        sync: Sync = False,
         timeout: float | None = None,
     ) -> int:
         """As `append`, to be awaited; the task is never suspended."""
         return self.append(value, key=key, headers=headers, timestamp=timestamp, deliver_at=deliver_at, sync=sync)
 
     async def append_many_async(
-        self, messages: Iterable[bytes | Message], *, sync: bool = False, timeout: float | None = None
+        self, messages: Iterable[bytes | Message], *, sync: Sync = False, timeout: float | None = None
     ) -> list[int]:
         """As `append_many`, to be awaited; the task is never suspended."""
         return self.append_many(messages, sync=sync)

@@ -22,6 +22,7 @@ from typing import Self
 from tidelog.errors import BackpressureError, ClosedError, FencedError, InputError, TidelogError
 from tidelog.log import Log
 from tidelog.topics.append_line import AppendLine
+from tidelog.topics.durability import SHIPPED, Sync, check_sync, wait_shipped, wait_shipped_async
 from tidelog.topics.extension import batch_marks, producer_entry
 from tidelog.topics.message import Message
 from tidelog.topics.payloads import PayloadEncoder, check_timeout, several
@@ -114,7 +115,7 @@ class Producer:
         headers: Mapping[str, bytes] | None = None,
         timestamp: datetime | None = None,
         deliver_at: datetime | None = None,
-        sync: bool = False,
+        sync: Sync = False,
         timeout: float | None = None,
     ) -> int:
         """Stores a message, unless its sequence is stored already; returns its offset either way.
@@ -125,6 +126,7 @@ class Producer:
 
         if timeout is not None:
             check_timeout(timeout)
+        check_sync(sync, self._registry.tiered)
         log = self._appendable()
         with self._entry.lock:
             first, known = self._begin(sequence, 1)
@@ -137,7 +139,7 @@ class Producer:
         if not known:
             self._registry.stored(1)
         if sync:
-            log.wait_durable(*_span(log, [offset]))
+            self._wait(log, [offset], sync, timeout)
         return offset
 
     def append_many(
@@ -145,7 +147,7 @@ class Producer:
         messages: Iterable[bytes | Message],
         *,
         sequence: int | None = None,
-        sync: bool = False,
+        sync: Sync = False,
         timeout: float | None = None,
     ) -> list[int]:
         """Stores messages with consecutive sequences, the first of which is `sequence`; returns their offsets.
@@ -164,7 +166,7 @@ class Producer:
         headers: Mapping[str, bytes] | None = None,
         timestamp: datetime | None = None,
         deliver_at: datetime | None = None,
-        sync: bool = False,
+        sync: Sync = False,
         timeout: float | None = None,
     ) -> int:
         """As `append`, suspending the task."""
@@ -181,7 +183,7 @@ class Producer:
         messages: Iterable[bytes | Message],
         *,
         sequence: int | None = None,
-        sync: bool = False,
+        sync: Sync = False,
         timeout: float | None = None,
     ) -> list[int]:
         """As `append_many`, suspending the task."""
@@ -202,21 +204,31 @@ class Producer:
 
     # One step: look, append, remember
 
-    def _store(self, sequence: int | None, count: int, encode: _Encode, sync: bool, timeout: float | None) -> list[int]:
+    def _store(self, sequence: int | None, count: int, encode: _Encode, sync: Sync, timeout: float | None) -> list[int]:
         check_timeout(timeout)
+        check_sync(sync, self._registry.tiered)
         log = self._appendable()
         with self._entry.lock:
             offsets, fresh = self._accept(log, sequence, count, encode, timeout)
         self._registry.stored(fresh)
         if sync and count:
-            # A duplicate may have been accepted a moment ago, by a thread that did not ask for the disk.
-            log.wait_durable(*_span(log, offsets))
+            self._wait(log, offsets, sync, timeout)
         return offsets
 
+    def _wait(self, log: Log, offsets: list[int], sync: Sync, timeout: float | None) -> None:
+        """For duplicates too: one may have been accepted a moment ago, by a thread that did not ask for the disk."""
+        first, count = _span(log, offsets)
+        tiered = self._registry.tiered
+        if sync == SHIPPED and tiered is not None:
+            wait_shipped(tiered, first, first + count - 1, timeout)
+        else:
+            log.wait_durable(first, count)
+
     async def _store_async(
-        self, sequence: int | None, count: int, encode: _Encode, sync: bool, timeout: float | None
+        self, sequence: int | None, count: int, encode: _Encode, sync: Sync, timeout: float | None
     ) -> list[int]:
         check_timeout(timeout)
+        check_sync(sync, self._registry.tiered)
         accepted = self._accept_at_once(sequence, count, encode) if self._line.is_empty else None
         if accepted is None:
             # It has to wait, for room or for another append: in line, and not in the thread of the event loop.
@@ -225,9 +237,16 @@ class Producer:
         if self._registry.count_stored(fresh):
             await asyncio.to_thread(self._registry.keep)
         if sync and count:
-            log = self._registry.log
-            await log.wait_durable_async(*_span(log, offsets))
+            await self._wait_async(self._registry.log, offsets, sync, timeout)
         return offsets
+
+    async def _wait_async(self, log: Log, offsets: list[int], sync: Sync, timeout: float | None) -> None:
+        first, count = _span(log, offsets)
+        tiered = self._registry.tiered
+        if sync == SHIPPED and tiered is not None:
+            await wait_shipped_async(tiered, first, first + count - 1, timeout)
+        else:
+            await log.wait_durable_async(first, count)
 
     def _accept_at_once(self, sequence: int | None, count: int, encode: _Encode) -> tuple[list[int], int] | None:
         """None when that is not possible without waiting."""

@@ -67,6 +67,11 @@ class ProducerRegistry:
         """What the producers append to."""
         return self._log
 
+    @property
+    def tiered(self) -> TieredLog | None:
+        """The same with its store; None without one."""
+        return self._tiered
+
     # Opening
 
     def open(self, name: str) -> tuple[ProducerName, int]:

@@ -31,6 +31,7 @@ from tidelog.tier.tiered_log import TieredLog
 from tidelog.topics.cursor_store import CursorStore
 from tidelog.topics.delivery_counters import SubscriptionStatistics
 from tidelog.topics.delivery_options import Kind
+from tidelog.topics.durability import SHIPPED, Sync, check_sync, wait_shipped, wait_shipped_async
 from tidelog.topics.latest_by_key import LatestByKey, ReadableTopic
 from tidelog.topics.live_log import LiveLog, LiveStatistics
 from tidelog.topics.local_intake import LocalIntake
@@ -460,16 +461,19 @@ class Topic(TopicTasks):
         headers: Mapping[str, bytes] | None = None,
         timestamp: datetime | None = None,
         deliver_at: datetime | None = None,
-        sync: bool = False,
+        sync: Sync = False,
         timeout: float | None = None,
     ) -> int:
-        """Accepts a message and returns its offset; with `sync` once it is on the disk.
+        """Accepts a message and returns its offset; with `sync` once it is on the disk, or, with `sync="shipped"`, in
+        the object store too (those who wait together share one object).
 
         Subscriptions hand it out when it is time for `deliver_at`; reading the topic shows it at once.
         Blocks while the writer is behind, for `timeout` seconds at most (default: `append_timeout_ms`), then raises
-        BackpressureError without having used an offset.
+        BackpressureError without having used an offset. With `sync="shipped"` it bounds the wait for the store too.
         """
         log = self._owned or self._log
+        if sync:
+            check_sync(sync, self._tiered)
         if self._check_awake is not None:
             self._check_awake()
         if timeout is not None:
@@ -478,10 +482,13 @@ class Topic(TopicTasks):
         offset = log.try_append(payload)
         if offset is not None and not sync:
             return offset
-        return log.finish_append(payload, offset, sync, timeout)
+        offset = log.finish_append(payload, offset, sync is True, timeout)
+        if sync == SHIPPED and self._tiered is not None:
+            wait_shipped(self._tiered, offset, offset, timeout)
+        return offset
 
     def append_many(
-        self, messages: Iterable[bytes | Message], *, sync: bool = False, timeout: float | None = None
+        self, messages: Iterable[bytes | Message], *, sync: Sync = False, timeout: float | None = None
     ) -> list[int]:
         """Accepts all messages with consecutive offsets, or none of them; returns the offsets.
 
@@ -489,7 +496,12 @@ class Topic(TopicTasks):
         it returns once all of them are on the disk.
         """
         check_timeout(timeout)
-        return list(self._appendable.append_many(self._encoder.many(messages), sync=sync, timeout_seconds=timeout))
+        check_sync(sync, self._tiered)
+        payloads = self._encoder.many(messages)
+        offsets = self._appendable.append_many(payloads, sync=sync is True, timeout_seconds=timeout)
+        if sync == SHIPPED and offsets and self._tiered is not None:
+            wait_shipped(self._tiered, offsets[0], offsets[-1], timeout)
+        return list(offsets)
 
     def append_async(
         self,
@@ -499,19 +511,23 @@ class Topic(TopicTasks):
         headers: Mapping[str, bytes] | None = None,
         timestamp: datetime | None = None,
         deliver_at: datetime | None = None,
-        sync: bool = False,
+        sync: Sync = False,
         timeout: float | None = None,
     ) -> Coroutine[Any, Any, int]:
         """As `append`, to be awaited: the task is suspended instead of blocking the thread."""
         check_timeout(timeout)
+        check_sync(sync, self._tiered)
         payload = self._payload(value, key, headers, timestamp, deliver_at)
-        if self._tiered is not None and self._tiered.may_have_slept:
-            return self._append_after_sleep(payload, sync, timeout)
-        return self._log.append_async(payload, sync=sync, timeout_seconds=timeout)
+        if self._tiered is not None and (sync == SHIPPED or self._tiered.may_have_slept):
+            return self._append_tiered(self._tiered, payload, sync, timeout)
+        return self._log.append_async(payload, sync=sync is True, timeout_seconds=timeout)
 
-    async def _append_after_sleep(self, payload: bytes, sync: bool, timeout: float | None) -> int:
+    async def _append_tiered(self, tiered: TieredLog, payload: bytes, sync: Sync, timeout: float | None) -> int:
         await self._check_awake_async()
-        return await self._log.append_async(payload, sync=sync, timeout_seconds=timeout)
+        offset = await self._log.append_async(payload, sync=sync is True, timeout_seconds=timeout)
+        if sync == SHIPPED:
+            await wait_shipped_async(tiered, offset, offset, timeout)
+        return offset
 
     async def _check_awake_async(self) -> None:
         """Who owns the topic is asked in a worker thread: the store may take its time, and the loop goes on."""
@@ -523,13 +539,17 @@ class Topic(TopicTasks):
         return None if self._tiered is not None and self._tiered.may_have_slept else self._log
 
     async def append_many_async(
-        self, messages: Iterable[bytes | Message], *, sync: bool = False, timeout: float | None = None
+        self, messages: Iterable[bytes | Message], *, sync: Sync = False, timeout: float | None = None
     ) -> list[int]:
         """As `append_many`, suspending the task."""
         check_timeout(timeout)
+        check_sync(sync, self._tiered)
         payloads = self._encoder.many(messages)
         await self._check_awake_async()
-        return list(await self._log.append_many_async(payloads, sync=sync, timeout_seconds=timeout))
+        offsets = await self._log.append_many_async(payloads, sync=sync is True, timeout_seconds=timeout)
+        if sync == SHIPPED and offsets and self._tiered is not None:
+            await wait_shipped_async(self._tiered, offsets[0], offsets[-1], timeout)
+        return list(offsets)
 
     def producer(self, name: str) -> Producer:
         """Appends that can be made again: a message of the same producer and sequence is stored once.
