@@ -6,6 +6,7 @@ import pytest
 from tests.engine.stations import KEYS, EngineNode, StoreView, new_store, successor
 from tests.engine.test_compaction_log import COLD, assert_contiguous
 
+from tidelog.engine import replicas
 from tidelog.errors import StoreUnavailableError
 from tidelog.testing import FaultyStore
 
@@ -122,6 +123,41 @@ def test_with_sync_the_high_water_mark_moves_on() -> None:
         assert node.ship_all() == node.engine.applied_seq
         assert StoreView(replica).manifest.high_water_mark == node.engine.applied_seq
     assert_follows(node, replica)
+    node.close()
+
+
+@pytest.mark.parametrize("step", ["_follow_compaction", "_copy_object"])
+def test_ship_with_sync_replicas_goes_on_when_a_compaction_comes_between(
+    monkeypatch: pytest.MonkeyPatch, step: str
+) -> None:
+    """The engine's store is compacted after a replica has followed it, before the log or an object is copied."""
+    node, replica = replicated(replication_mode="sync")
+    compactions: list[int] = []
+
+    def compact_once() -> None:
+        if not compactions:
+            compactions.append(node.engine.compact(grace_seconds=0).new_objects)
+            node.engine.compact(grace_seconds=0)  # the small objects go
+
+    method = getattr(replicas.Replica, step)
+
+    def compacted_beside(*given: object) -> None:
+        if step == "_copy_object":
+            compact_once()
+        method(*given)
+        compact_once()
+
+    monkeypatch.setattr(replicas.Replica, step, compacted_beside)
+    node.apply(30)
+    assert node.ship_all() == node.engine.applied_seq
+    assert compactions[0] > 0
+    assert StoreView(replica).manifest.high_water_mark == node.engine.applied_seq
+    shipping = node.engine.statistics().shipping
+    assert shipping is not None
+    assert shipping.errors_total == 0
+    node.shipping.replicate()
+    assert_follows(node, replica)
+    restored_from(node, replica)
     node.close()
 
 

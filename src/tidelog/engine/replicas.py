@@ -169,39 +169,68 @@ class Replica:
 
     def _follow_compaction(self, metadata: MetadataStore, origin: Origin) -> None:
         """Before anything else is copied: what comes next begins where an object of the engine's store ends by now."""
-        state, _ = read_state(origin.catalog)
-        seen = state.generation, state.phase
-        if seen != self._followed:
-            copied = Catalog(metadata, origin.keys)
-            follow_compaction(origin.catalog, copied, self.objects, lambda one: self._copy_object(origin, one))
-            self._followed = seen
+        copied = Catalog(metadata, origin.keys)
+        while (seen := _compaction_of(origin)) != self._followed:
+            try:
+                follow_compaction(origin.catalog, copied, self.objects, lambda one: self._copy_object(origin, one))
+            except NotFoundError:
+                if _compaction_of(origin) == seen:
+                    raise
+            else:
+                self._followed = seen
 
     def _copy_log(self, metadata: MetadataStore, shipped_lsn: int, origin: Origin, start_lsn: int) -> None:
+        """A compaction may come at any moment: then its objects are followed first, and the rest is copied."""
         copied = Catalog(metadata, origin.keys)
+        while not self._copy_objects(copied, shipped_lsn, origin, start_lsn):
+            end, is_new = copied.next_offset(), _compaction_of(origin) != self._followed
+            self._followed = None
+            self._follow_compaction(metadata, origin)
+            if not is_new and copied.next_offset() == end:
+                raise self._other_history(end)
+
+    def _copy_objects(self, copied: Catalog, shipped_lsn: int, origin: Origin, start_lsn: int) -> bool:
+        """Whether all were copied; False when one of them was put together with others meanwhile."""
         for descriptor in origin.catalog.walk(max(1, copied.next_offset(), start_lsn)):
             if descriptor.start_offset >= shipped_lsn:
-                return
-            self._refuse_other_history(copied, descriptor, start_lsn)
-            self._copy_object(origin, descriptor)
-            self._put(metadata, origin.keys.descriptor(descriptor.start_offset), encode_descriptor(descriptor))
+                return True
+            if not self._goes_on_with(copied, descriptor, start_lsn):
+                return False
+            try:
+                self._copy_object(origin, descriptor)
+            except NotFoundError:
+                if _compaction_of(origin) == self._followed:
+                    raise
+                return False
+            self._put(copied.metadata, origin.keys.descriptor(descriptor.start_offset), encode_descriptor(descriptor))
             self._put_hint(copied, descriptor)
+        return True
 
     def _put_hint(self, copied: Catalog, descriptor: Descriptor) -> None:
         value, version = copied.moved_current(descriptor.start_offset)
         copied.metadata.commit([Check(copied.keys.current, version)], [Put(copied.keys.current, value)])
 
-    def _refuse_other_history(self, copied: Catalog, descriptor: Descriptor, start_lsn: int) -> None:
-        """What comes next must follow, unless everything between was dropped in the engine's store."""
+    def _goes_on_with(self, copied: Catalog, descriptor: Descriptor, start_lsn: int) -> bool:
+        """Whether an object follows what is here, unless everything between was dropped in the engine's store.
+
+        False when it is one that was put together from others, and what is here ends inside of it.
+        """
         expected = max(1, copied.next_offset())
-        if expected < descriptor.start_offset <= start_lsn:
-            return
-        begins_inside = descriptor.start_offset < expected <= descriptor.end_offset and copied.newest() is None
-        if descriptor.start_offset != expected and not begins_inside:
-            raise DataError(
-                f"the replica {self.objects.url} ends at LSN {expected - 1}, where no object of this engine ends",
-                operation="replicate",
-                hint="Is it the replica of another engine? Give each engine a place of its own",
-            )
+        if descriptor.start_offset == expected or expected < descriptor.start_offset <= start_lsn:
+            return True
+        begins_inside = descriptor.start_offset < expected <= descriptor.end_offset
+        if begins_inside and copied.newest() is None:
+            return True
+        if not begins_inside or not descriptor.name.generation:
+            raise self._other_history(expected)
+        return False
+
+    def _other_history(self, expected: int) -> DataError:
+        return DataError(
+            f"the replica {self.objects.url} ends at LSN {expected - 1}, where no object of this engine ends",
+            operation="replicate",
+            hint="Is it the replica of another engine? Give each engine a place of its own",
+        )
 
     def _copy_object(self, origin: Origin, descriptor: Descriptor) -> None:
         source, key = origin.objects, origin.keys.object(descriptor.name)
@@ -295,6 +324,12 @@ def _generations(
         return generations
     published = read_manifest(origin.catalog.metadata, origin.keys)
     return generations if published is None else (*generations, published[0].generation)
+
+
+def _compaction_of(origin: Origin) -> tuple[int, str]:
+    """How far the compactions of the engine's store are."""
+    state, _ = read_state(origin.catalog)
+    return state.generation, state.phase
 
 
 def _says_the_same(there: Manifest, wanted: Manifest) -> bool:
