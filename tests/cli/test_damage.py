@@ -204,3 +204,53 @@ def test_repair_waits_for_the_owner(cli: Cli, wal: Path, tmp_path: Path) -> None
         result = cli("repair", "a/b", "--yes")
         assert result.code == 4
         assert "hint: Stop that process" in result.err
+
+
+def append_unreadable(topic: tidelog.Topic) -> None:
+    """Three messages, of which the one in the middle has a time before the year 1."""
+    topic.append(b"first")
+    topic._log.append(struct.pack("<BBHIqII", 1, 0, 0, 0, -(1 << 62), 0, 0) + b"no time")
+    topic.append(b"last", sync=True)
+
+
+def test_a_message_that_nobody_can_read_is_found_and_passed_over(cli: Cli, tmp_path: Path) -> None:
+    """Verify and inspect name file, byte and offset; consume says how to go on, and --skip-gaps leaves out that one."""
+    with tidelog.open(tmp_path / "data") as log:
+        append_unreadable(log.topic("a/b"))
+    found = cli("verify")
+    assert found.code == 1
+    assert "wal.0000000000.log, byte 45: message 1 has an impossible timestamp" in found.err
+    assert "--skip-gaps" in found.err
+    assert cli("verify", "--json").json[0]["problems"][0]["is_unreadable"] is True
+    shown = cli("inspect", "a/b")
+    assert "message 1 has an impossible timestamp" in shown.err
+    read = cli("consume", "a/b")
+    assert read.code == 5
+    assert (read.lines, "message 1 has an impossible timestamp" in read.err) == (["first"], True)
+    skipped = cli("consume", "a/b", "--skip-gaps")
+    assert (skipped.code, skipped.lines) == (0, ["first", "last"])
+    assert "message 1 has an impossible timestamp" in skipped.err
+
+
+@pytest.mark.parametrize("compression", ["none", "zstd"])
+def test_verify_finds_it_in_objects_too(cli: Cli, tmp_path: Path, compression: str) -> None:
+    """With --cold the object, the byte and the offset are named."""
+    with tidelog.open(tmp_path / "data", store=(tmp_path / "store").as_uri()) as log:
+        topic = log.topic("a/b", ship_compression=compression)
+        append_unreadable(topic)
+        topic.ship()
+    found = cli("verify", "--cold", "--json")
+    assert found.code == 1
+    cold = [one for one in found.json[0]["problems"] if "key" in one]
+    assert [(one["first_offset"], one["last_offset"], one["is_unreadable"]) for one in cold] == [(1, 1, True)]
+    assert cold[0]["byte"] == (45 if compression == "none" else 0)
+
+
+def test_produce_refuses_a_time_that_nobody_can_read(cli: Cli, tmp_path: Path) -> None:
+    """A time that leaves the years in UTC is refused, as a line that cannot be understood is."""
+    for named in ("timestamp", "deliver_at"):
+        line = b'{"value": "v", "%s": "0001-01-01T00:00:00+14:00"}\n' % named.encode()
+        refused = cli("produce", "a/b", "--from-json", stdin=line)
+        assert refused.code != 0
+        assert "years 1 to 9999" in refused.err
+    assert cli("consume", "a/b").lines == []

@@ -6,6 +6,7 @@ Every kind of damage has a topic of its own in one world, so that one run has to
 from __future__ import annotations
 
 import os
+import struct
 from collections.abc import Callable
 from pathlib import Path
 
@@ -27,6 +28,7 @@ PER_OBJECT = 50
 TAIL = 7
 MESSAGES = OBJECTS * PER_OBJECT + TAIL
 GOOD = ("shop/good", "shop/zipped")
+UNREADABLE = struct.pack("<BBHIqII", 1, 0, 0, 0, -(1 << 62), 0, 0)
 
 
 class Damaged:
@@ -35,8 +37,12 @@ class Damaged:
     def __init__(self, log: LogDirectory, name: str, store: Path) -> None:
         topic = log.topic(name, ship_compression="zstd" if name == "shop/zipped" else "none")
         for number in range(OBJECTS):
-            topic.append_many([b"message %d of %d" % (one, number) for one in range(PER_OBJECT)])
+            if name == "shop/unreadable" and number == 1:
+                topic._log.append(UNREADABLE)
+            topic.append_many([b"message %d of %d" % (one, number) for one in range(topic.next_offset % 2, PER_OBJECT)])
             topic.ship()
+        if name == "shop/unreadable-file":
+            topic._log.append(UNREADABLE)
         topic.append_many([b"tail %d" % number for number in range(TAIL)])
         topic.flush()
         assert log.tier is not None
@@ -86,6 +92,8 @@ DAMAGES: dict[str, tuple[Callable[[Damaged], object], str]] = {
         "offset 60 is at byte 17, where it is not",
     ),
     "nonsense": (lambda topic: topic.publish(PER_OBJECT, b"{}"), "cannot be understood"),
+    "unreadable": (lambda _: None, "message 50 has an impossible timestamp (offsets 50 to 50)"),
+    "unreadable-file": (lambda _: None, "message 150 has an impossible timestamp"),
     "damaged-file": (lambda topic: flip_a_bit(topic.file), "a checksum that does not match"),
 }
 

@@ -1,17 +1,25 @@
-"""What a worker does about its memory and about reading ahead."""
+"""What a worker does about its memory, about reading ahead, and about what is no message."""
 
 from __future__ import annotations
 
 import os
+import struct
 import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
+from tidelog.errors import GapError
+from tidelog.log.cache import framed_batch
+from tidelog.log.frame import encode_many
+from tidelog.pipeline.arrow_reader import _gathered
 from tidelog.pipeline.reading_ahead import KernelReadAhead, reading_ahead
 from tidelog.tier.daemon_pool import DaemonPool
 from tidelog.tier.history_counters import HistoryCounters
 from tidelog.tier.history_ranges import Fetcher, HistorySettings, RangeStream
 from tidelog.tier.stores import open_store
+from tidelog.topics.message import encode_message
 
 # Reads a file of 4 MiB again and again, and says how many pages were mapped for that; 0 where that is not ours to say.
 _READING = """
@@ -63,6 +71,20 @@ def test_a_worker_uses_its_memory_again(tmp_path: Path) -> None:
     file.write_bytes(bytes(4 << 20))
     done = subprocess.run([sys.executable, "-c", _READING, str(file)], capture_output=True, text=True, check=True)
     assert int(done.stdout) < 1024
+
+
+def test_what_is_no_message_is_passed_over_or_named(caplog: pytest.LogCaptureFixture) -> None:
+    """Rows before it come first; then an error names it, or it alone is left out and that is said."""
+    good, bad = encode_message(b"v", None, None, 0), struct.pack("<BBHIqII", 1, 0, 0, 0, -(1 << 62), 0, 0)
+    batch = framed_batch(encode_many(5, [good, bad, bad, good]), 5, 9)
+    plain = _gathered(batch, ["offset", "value"], 100, skips_gaps=False)
+    assert next(plain).count == 1
+    with pytest.raises(GapError, match=r"message 6 has an impossible timestamp.*failOnDataLoss=false") as caught:
+        next(plain)
+    assert (caught.value.first, caught.value.last) == (6, 6)
+    skipping = list(_gathered(batch, ["offset", "value"], 100, skips_gaps=True))
+    assert [columns.offsets for columns in skipping] == [struct.pack("<q", 5), struct.pack("<q", 8)]
+    assert ["message 6" in caplog.text, "message 7" in caplog.text] == [True, True]
 
 
 def _never(key: str, start: int, length: int) -> bytes:

@@ -32,10 +32,13 @@ from tidelog.topics.columns import (
     HeadersColumn,
     TimesColumn,
     VarColumn,
+    check_readable,
     encode_columns,
     frames_digest,
     gather_columns,
     lost_until,
+    read_error,
+    unreadable_frames,
 )
 from tidelog.topics.message import Message, decode_frames, encode_message
 
@@ -216,21 +219,27 @@ def test_a_large_batch_lets_other_threads_run() -> None:
 # ---- hostile bytes ----
 
 
+def is_refused(frames: Frames) -> bool:
+    """Whether the first frame cannot be read as a message."""
+    return bool(outcome(decode_frames, frames, 0, 1)[0] == "raised")
+
+
 @settings(max_examples=examples(300))
 @given(st.data())
 def test_a_damaged_envelope_is_refused_as_a_message_is(data: st.DataObject) -> None:
-    """After any change to any byte, columns either say what the message says or raise the same error."""
+    """After any change to any byte, columns either say what the message says or end before it."""
     payload = bytearray(data.draw(PAYLOADS))
     for _ in range(data.draw(st.integers(1, 3))):
         position = data.draw(st.integers(0, min(len(payload) - 1, 60)))
         payload[position] = data.draw(st.integers(0, 255))
     frames = encode_many(41, [bytes(payload)[: data.draw(st.integers(2, len(payload)))]])
     decoded = outcome(decode_frames, frames, 0, 1)
-    gathered = outcome(gather_columns, frames, 0, 1)
+    gathered = gather_columns(frames, 0, 1, headers=True)
     if decoded[0] == "raised":
-        assert gathered == decoded
+        assert (gathered.count, gathered.ended) == (0, Ended.UNREADABLE)
+        assert str(read_error(frames, 0)) == decoded[2]
     else:
-        assert messages_of(gather_columns(frames, 0, 1, headers=True)) == without_delivery(decoded[1])
+        assert messages_of(gathered) == without_delivery(decoded[1])
     for wanted in (0, EVERYTHING):
         assert_twins_agree("gather_columns", 41, *places(frames), 0, 1, wanted, 9, NO_LIMIT)
 
@@ -257,7 +266,7 @@ def test_header_names_are_utf8(character: bytes) -> None:
         block = struct.pack("<HI", len(name), 1) + name + b"c"
         payload = struct.pack("<BBHIqII", 1, 0, 1, 0, 0, len(block), 0) + block
         frames = encode_many(3, [payload])
-        assert outcome(decode_frames, frames, 0, 1)[0] == outcome(gather_columns, frames, 0, 1)[0]
+        assert is_refused(frames) is (gather_columns(frames, 0, 1).ended is Ended.UNREADABLE)
         assert_twins_agree("gather_columns", 3, *places(frames), 0, 1, EVERYTHING, 9, NO_LIMIT)
 
 
@@ -282,12 +291,42 @@ def test_claims_about_places_are_checked() -> None:
         assert assert_twins_agree("gather_columns", 0, buffer, *fine, start, stop, 31, 9, 99)[1] is ValueError
 
 
-def test_damage_names_its_offset() -> None:
-    """The error tells which message of a large batch it is."""
-    payloads = [encode_message(b"v" * 100, None, None, 0)] * 1000
+def test_what_is_no_message_ends_the_columns_before_it() -> None:
+    """The rows before it are there, and it is named; the next call may begin behind it."""
+    payloads = [encode_message(b"v" * 100, b"k", {"h": b"1"}, 0)] * 1000
     payloads[700] = b"\x02" + payloads[700][1:]
-    with pytest.raises(DataError, match="message 1700 has envelope version 2"):
-        gather_columns(frame.encode_many(1000, payloads), 0, 1000)
+    frames = frame.encode_many(1000, payloads)
+    found = gather_columns(frames, 0, 1000, headers=True)
+    assert (found.count, found.stopped_at, found.ended) == (700, 700, Ended.UNREADABLE)
+    assert messages_of(found) == decode_frames(frames, 0, 700)
+    assert "message 1700 has envelope version 2" in str(read_error(frames, 700))
+    assert read_error(frames, 701) is None
+    assert gather_columns(frames, 701, 1000).count == 299
+
+
+def test_headers_of_a_row_that_is_not_taken_are_left_out() -> None:
+    """One damaged header, or no room, takes the row's other headers out as well."""
+    good = encode_message(b"v", None, {"a": b"1", "b": b"2"}, 0)
+    bad = good.replace(b"b2", b"\xff2")
+    frames = frame.encode_many(0, [good, bad])
+    found = gather_columns(frames, 0, 2, headers=True)
+    assert (messages_of(found), found.ended) == (decode_frames(frames, 0, 1), Ended.UNREADABLE)
+    twice = frame.encode_many(0, [good, good])
+    assert messages_of(gather_columns(twice, 0, 2, headers=True, max_bytes=20)) == decode_frames(twice, 0, 1)
+    for limit in (20, 1000):
+        assert_twins_agree("gather_columns", 0, *places(frames), 0, 2, EVERYTHING, 9, limit)
+
+
+def test_every_frame_that_is_no_message_is_found() -> None:
+    """Lost and removed ones are not among them, and what cannot be read is refused as a row."""
+    good = encode_message(b"v", None, None, 0)
+    frames = frame.encode_many(7, [good, b"\x02" * 30, b"\x00", b"\x00", b"\x01", b"short", good])
+    found = list(unreadable_frames(frames))
+    assert [index for index, _ in found] == [1, 5]
+    assert [reason.partition(" has ")[0].partition(" is ")[0] for _, reason in found] == ["message 8", "message 12"]
+    with pytest.raises(DataError, match="a row is no message: message 8 has envelope version 2"):
+        check_readable(frames)
+    check_readable(frame.encode_many(7, [good, b"\x00", b"\x01"]))
 
 
 # ---- the way back ----

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from tidelog.errors import DataError, InputError
 from tidelog.log import frame
 from tidelog.log.cache import Batch
+from tidelog.topics.envelope_python import LEAST_US, MOST_US
 from tidelog.topics.extension import (
     MAX_PRODUCER_NAME_BYTES,
     BatchMark,
@@ -32,7 +33,7 @@ BATCHES = st.none() | st.builds(
     lambda a, b: BatchMark(min(a, b), max(a, b) + 1), st.integers(0, 99), st.integers(0, 99)
 )
 PRODUCERS = st.none() | st.builds(ProducerMark, U64, U64, st.text(st.characters(codec="utf-8"), max_size=20))
-TIMES = st.none() | st.integers(-(1 << 63), (1 << 63) - 1)
+TIMES = st.none() | st.integers(LEAST_US, MOST_US)
 
 
 @given(BATCHES, PRODUCERS, TIMES, st.sampled_from([b"", b"\x09\x00", b"\xff\x02ab"]))

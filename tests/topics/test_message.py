@@ -193,6 +193,14 @@ def test_a_timestamp_over_64_bits_is_refused(timestamp_us: int) -> None:
         message.encode_message(b"", None, None, timestamp_us)
 
 
+@pytest.mark.parametrize("timestamp_us", [-(1 << 63), LEAST_US - 1, MOST_US + 1, (1 << 63) - 1])
+def test_a_timestamp_that_no_datetime_holds_is_refused(timestamp_us: int) -> None:
+    """What could not be read back is not written."""
+    got = assert_twins_agree("encode", b"", None, None, timestamp_us)
+    assert got[1] is InputError
+    assert "years 1 to 9999" in got[2]
+
+
 def test_lengths_over_32_bits_are_refused() -> None:
     """Keys and headers of 4 GiB are an error before any byte of them is copied."""
     with mmap.mmap(-1, 1 << 32, prot=mmap.PROT_READ) as huge, memoryview(huge) as view, view[:-1] as nearly:
@@ -232,7 +240,7 @@ DAMAGED = {
     "has unknown envelope flags 0x82": envelope(flags=0x82),
     "lengths do not fit": envelope(flags=1, sizes=(MAX_U32, MAX_U32, MAX_U32), rest=b"short"),
     r"an envelope whose": envelope(sizes=(1, 0, 0), rest=b"k"),
-    "has an impossible timestamp": twin.encode(b"", None, None, MOST_US + 1),
+    "has an impossible timestamp": struct.pack("<BBHIqII", 1, 0, 0, 0, MOST_US + 1, 0, 0),
     "has headers that do not fit": envelope(count=1, sizes=(0, 6, 0), rest=struct.pack("<HI", 1, 0)),
     "headers that do not": envelope(count=1, sizes=(0, 6, 0), rest=struct.pack("<HI", 65_535, MAX_U32)),
     "headers that": envelope(count=1, sizes=(0, 5, 0), rest=bytes(5)),

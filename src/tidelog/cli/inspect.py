@@ -9,6 +9,8 @@ import typer
 from tidelog.cli.session import Session, command
 
 if TYPE_CHECKING:
+    from datetime import datetime
+
     from tidelog.cli.targets import Target
     from tidelog.log.examine import FileExamination, LogExamination
 
@@ -99,10 +101,7 @@ def _checkpoint_state(examined: LogExamination) -> str:
 
 
 def _file_row(examined: LogExamination, file: FileExamination) -> dict[str, object]:
-    from tidelog.clock import to_datetime
-
-    times = (file.created_us, file.min_time_us, file.max_time_us)
-    created, first, last = (None if time_us is None else to_datetime(time_us) for time_us in times)
+    created, first, last = map(_moment, (file.created_us, file.min_time_us, file.max_time_us))
     return {
         "file": file.name,
         "first_offset": file.first_offset,
@@ -115,6 +114,16 @@ def _file_row(examined: LogExamination, file: FileExamination) -> dict[str, obje
         "checkpoint": _coverage(examined, file),
         "problems": len(file.problems),
     }
+
+
+def _moment(time_us: int | None) -> datetime | None:
+    """None also for a time that no calendar has; the message with it is listed as a problem."""
+    from tidelog.clock import to_datetime
+
+    try:
+        return None if time_us is None else to_datetime(time_us)
+    except OverflowError:
+        return None
 
 
 def _coverage(examined: LogExamination, file: FileExamination) -> str:

@@ -13,8 +13,9 @@ import msgspec
 from tidelog.cli.session import Session
 from tidelog.cli.topic_names import nearest_hint, topic_names
 from tidelog.errors import DataError, NotFoundError, TidelogError, TopicNameError
-from tidelog.log.examine import LogExamination, examine_log
+from tidelog.log.examine import LogExamination, Unreadable, examine_log
 from tidelog.log.names import wal_files
+from tidelog.topics.columns import unreadable_frames
 from tidelog.topics.message import TIMESTAMP_FIELD
 from tidelog.topics.names import parse_topic_name
 
@@ -78,8 +79,16 @@ def examine_target(session: Session, target: Target, doing: str) -> LogExaminati
     total_bytes = sum(path.stat().st_size for path in target.directory.iterdir() if wal_files([path.name]))
     with session.output.progress(f"{doing} {target.name}", total_bytes) as on_done:
         return examine_log(
-            target.directory, time_field=target.time_field, on_progress=lambda done_bytes, _: on_done(done_bytes)
+            target.directory,
+            time_field=target.time_field,
+            on_progress=lambda done_bytes, _: on_done(done_bytes),
+            unreadable=unreadable_in(target),
         )
+
+
+def unreadable_in(target: Target) -> Unreadable | None:
+    """Finds frames that are no messages, where there are to be messages."""
+    return None if target.time_field is None else unreadable_frames
 
 
 def require_files(target: Target) -> None:

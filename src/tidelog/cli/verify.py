@@ -23,6 +23,10 @@ if TYPE_CHECKING:
 _COLUMNS = ("target", "files", "frames", "bytes", "problems")
 _COLD_COLUMNS = ("target", "files", "frames", "bytes", "objects", "object_messages", "object_bytes", "problems")
 _GROWTH_WAIT_SECONDS = 0.2
+_UNREADABLE_HINT = (
+    "The bytes are as they were written, and no message can be read from them: "
+    '`consume --skip-gaps` and on_gap="skip" leave out that one'
+)
 
 
 def add_to(app: typer.Typer) -> None:
@@ -55,7 +59,7 @@ def verify(
     ] = None,
     cold: Annotated[bool, typer.Option("--cold", help="Read every object in the store as well.")] = False,
 ) -> None:
-    """Reads every frame and checks its checksum, its length and that its offset is the next one.
+    """Reads every frame: its checksum and length, that its offset is the next one, and that a message is in it.
 
     It takes no lock and changes nothing, so it works on a topic that is in use. Problems are listed on stderr with file
     and byte, and the exit code is then 1; a topic that cannot be read is a problem, and the others are read all the
@@ -101,12 +105,18 @@ def _examine(session: Session, target: Target) -> Result:
     try:
         examined = examine_target(session, target, "verifying")
         problems = [p for p in examined.problems if not _is_being_written(target.directory, examined, p)]
-        hint = session.repair_hint(target.name)
-        findings += [Finding(str(p), _describe(p), None if p.is_torn_tail else hint) for p in problems]
+        repair = session.repair_hint(target.name)
+        findings += [Finding(str(p), _describe(p), _hint_for(p, repair)) for p in problems]
         check_topic_file(target.directory)
     except (TidelogError, OSError) as error:
         findings.append(Finding(text_of(error), {"reason": text_of(error), "text": text_of(error)}, hint_of(error)))
     return Result(target, examined, findings)
+
+
+def _hint_for(problem: Problem, repair_hint: str) -> str | None:
+    if problem.is_torn_tail:
+        return None
+    return _UNREADABLE_HINT if problem.is_unreadable else repair_hint
 
 
 def _is_being_written(directory: Path, examined: LogExamination, problem: Problem) -> bool:
@@ -128,6 +138,7 @@ def _with_history(session: Session, results: list[Result]) -> list[Result]:
 
 def _read_history(session: Session, log: LogDirectory, result: Result) -> Result:
     from tidelog.cli.errors import hint_of, text_of
+    from tidelog.cli.targets import unreadable_in
     from tidelog.cli.topic_choice import require_store
     from tidelog.errors import TidelogError, TopicNameError
     from tidelog.tier.history_check import check_history
@@ -142,13 +153,18 @@ def _read_history(session: Session, log: LogDirectory, result: Result) -> Result
         total_bytes = sum(descriptor.size for descriptor in catalog.walk(catalog.start_offset()))
         with session.output.progress(f"reading objects of {result.target.name}", total_bytes) as on_done:
             count = _Counting(on_done)
-            history = check_history(catalog, tier.objects, result.target.time_field, count.add)
+            history = check_history(
+                *(catalog, tier.objects, result.target.time_field, count.add), unreadable=unreadable_in(result.target)
+            )
     except TidelogError as error:
         finding = Finding(text_of(error), {"reason": text_of(error), "text": text_of(error)}, hint_of(error))
         return result._replace(findings=[*result.findings, finding])
     advice = "Put a good copy of the object in its place; `tidelog topic sweep` shows what is gone"
     hint = session.pasteable(advice, result.target.name)
-    found = [Finding(str(p), {**to_builtins(p), "text": str(p)}, hint) for p in history.problems]
+    found = [
+        Finding(str(p), {**to_builtins(p), "text": str(p)}, _UNREADABLE_HINT if p.is_unreadable else hint)
+        for p in history.problems
+    ]
     return result._replace(findings=[*result.findings, *found], history=history)
 
 
@@ -182,5 +198,6 @@ def _describe(problem: Problem) -> dict[str, object]:
         "lost_first": problem.lost_first,
         "lost_last": problem.lost_last,
         "is_torn_tail": problem.is_torn_tail,
+        "is_unreadable": problem.is_unreadable,
         "text": str(problem),
     }

@@ -6,7 +6,7 @@ from it. A run is a stretch of good frames with consecutive offsets; whatever li
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 import msgspec
@@ -26,6 +26,8 @@ _CHUNK_BYTES = 2 * MIB
 _MAX_LOST_A_FILE = LogSettings().rotate_max_bytes // (HEADER_BYTES + 1)
 
 OnProgress = Callable[[int, int], None]
+Unreadable = Callable[[Frames], Iterable[tuple[int, str]]]
+"""Which of some frames mean nothing to the layer above, by their index, and why."""
 
 
 class Run(msgspec.Struct, frozen=True):
@@ -46,6 +48,8 @@ class Problem(msgspec.Struct, frozen=True, kw_only=True):
     lost_first: int | None = None
     lost_last: int | None = None
     is_torn_tail: bool = False
+    is_unreadable: bool = False
+    """The frame is as it was written, and the layer above cannot make anything of it."""
 
     def __str__(self) -> str:
         text = f"{self.file}, byte {self.byte}: {self.reason}"
@@ -116,6 +120,7 @@ def examine_log(
     files: Files | None = None,
     time_field: int | None = None,
     on_progress: OnProgress | None = None,
+    unreadable: Unreadable | None = None,
 ) -> LogExamination:
     """Reads every frame. Takes no lock: in a log that is being written, the last frame may look torn."""
     files = files or LocalFiles()
@@ -125,7 +130,7 @@ def examine_log(
     found: list[FileExamination] = []
     expected: int | None = None
     for index, (seq, name) in enumerate(listed):
-        one = _FileWalk(name, seq, checkpoint, time_field, is_last=index == len(listed) - 1)
+        one = _FileWalk(name, seq, checkpoint, time_field, unreadable, is_last=index == len(listed) - 1)
         if on_progress is not None:
             one.on_bytes = _progress_from(on_progress, sum(sizes[:index]), sum(sizes))
         one.following_offset = firsts[index + 1] if index + 1 < len(listed) else None
@@ -168,7 +173,14 @@ class _FileWalk:
     """Gathers the runs of one file and what lies between them."""
 
     def __init__(
-        self, name: str, seq: int, checkpoint: Checkpoint | None, time_field: int | None, *, is_last: bool
+        self,
+        name: str,
+        seq: int,
+        checkpoint: Checkpoint | None,
+        time_field: int | None,
+        unreadable: Unreadable | None,
+        *,
+        is_last: bool,
     ) -> None:
         self.on_bytes: Callable[[int], None] = lambda _: None
         self.following_offset: int | None = None
@@ -177,6 +189,7 @@ class _FileWalk:
         self._checkpoint = checkpoint
         self._hint = checkpoint.file(seq) if checkpoint is not None else None
         self._time_field = time_field
+        self._unreadable = unreadable
         self._is_last = is_last
         self._runs: list[Run] = []
         self._problems: list[Problem] = []
@@ -234,8 +247,15 @@ class _FileWalk:
         scanner = FileScanner(file, position, offset, _CHUNK_BYTES)
         while (frames := scanner.read(size)) is not None:
             self._take_times(frames)
+            self._note_unreadable(frames, scanner.position)
             self.on_bytes(scanner.position)
         return Run(position, scanner.position, offset, scanner.offset), scanner.stop
+
+    def _note_unreadable(self, frames: Frames, end: int) -> None:
+        """`end` is the byte of the file at which the last of them ends."""
+        for index, reason in () if self._unreadable is None else self._unreadable(frames):
+            byte = end - frames.end + frames.start_of(index)
+            self._problems.append(Problem(file=self._name, byte=byte, reason=reason, is_unreadable=True))
 
     def _take_times(self, frames: Frames) -> None:
         times = None if self._time_field is None else frames.field_range(self._time_field)

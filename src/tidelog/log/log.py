@@ -281,6 +281,11 @@ class Log(ReadableLog):
             f"offset {offset} is no longer kept; the oldest is {earliest}", operation="read", path=self.directory
         )
 
+    def place_of(self, offset: int) -> Path:
+        with self._handover.mutex:
+            segment = self._segments.find(offset)
+        return self.directory if segment is None else segment.path
+
     def _file_for_time(self, time_us: int) -> int:
         with self._handover.mutex:
             segment = self._segments.first_for_time(time_us)

@@ -98,6 +98,10 @@ class ReadableLog(ABC):
         """A stop may lie in the future; a start may not."""
         return self.resolve(stop) if isinstance(stop, (str, datetime)) else checked_offset(stop)
 
+    def place_of(self, offset: int) -> Path:
+        """The file that an offset is in; the directory when it is in none yet, or not any more."""
+        return self.directory
+
     def offset_at(self, time_us: int, first_offset: int = 0) -> int:
         """The first offset from `first_offset` on whose time is `time_us` or later; the next when there is none yet."""
         if self._time_field is None:

@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
 from typing import Protocol
 
 from tidelog.errors import CorruptionError, OffsetOutOfRangeError, TidelogError
@@ -56,6 +57,10 @@ class Source(Protocol):
 
     def locate(self, offset: int, stop_offset: int) -> Batch | FilePart | None:
         """The messages themselves when they are in memory, else their place in a file; None when not there yet."""
+        ...
+
+    def place_of(self, offset: int) -> Path:
+        """The file that an offset is in, or the directory."""
         ...
 
     def wait_for_news(self, offset: int, timeout_seconds: float | None) -> bool:
@@ -122,6 +127,10 @@ class Reader:
                 return None
             await self._source.wait_for_news_async(self.offset)
         return None
+
+    def place_of(self, offset: int) -> Path:
+        """The file that an offset is in, for an error that names it; the directory when it is in none."""
+        return self._source.place_of(offset)
 
     def close(self) -> None:
         """Lets go of the file that it has open."""

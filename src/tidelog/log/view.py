@@ -119,6 +119,11 @@ class LogView(ReadableLog):
     async def wait_for_news_async(self, offset: int) -> None:
         await asyncio.sleep(_POLL_SECONDS)
 
+    def place_of(self, offset: int) -> Path:
+        with self._looking:
+            segment = self._segments.find(offset)
+        return self.directory if segment is None else segment.path
+
     def _file_for_time(self, time_us: int) -> int:
         with self._looking:
             segment = self._segments.first_for_time(time_us)

@@ -3,11 +3,13 @@
 Invariants
 - Columns that are not in the schema are neither gathered nor sent.
 - A batch is small enough for Spark to work on at once and large enough that its overhead does not count.
-- An offset that a repair marked as lost raises GapError after everything before it, or is passed over if gaps are.
+- An offset that a repair marked as lost, or that has no message in it, raises GapError after everything before it, or
+  is passed over if gaps are; which one that was is logged.
 """
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator
 
 import pyarrow as pa
@@ -15,13 +17,16 @@ from pyspark.sql.types import StructType
 
 from tidelog.errors import GapError, offsets_text
 from tidelog.log.cache import Batch
+from tidelog.log.frame import Frames
 from tidelog.pipeline.arrow_columns import arrow_schema, record_batch
 from tidelog.pipeline.part import ColdPlace, ReadPart
 from tidelog.pipeline.partition_reader import read_batches, spare_collections
 from tidelog.pipeline.worker_memory import keep_memory
-from tidelog.topics.columns import Columns, Ended, gather_columns, lost_until
+from tidelog.topics.columns import Columns, Ended, gather_columns, lost_until, read_error
 
+_logger = logging.getLogger("tidelog.pipeline")
 _MAX_BATCH_BYTES = 8 << 20
+_HINT = "failOnDataLoss=false reads on behind it"
 
 
 def read_record_batches(
@@ -61,6 +66,16 @@ def _gathered(batch: Batch, names: list[str], max_rows: int, *, skips_gaps: bool
                     frames.first_offset + index, frames.first_offset + lost_until(frames, index, batch.stop) - 1
                 )
             index = lost_until(frames, index, batch.stop)
+        elif columns.ended is Ended.UNREADABLE:
+            _pass_over(frames, index, skips_gaps=skips_gaps)
+            index += 1
+
+
+def _pass_over(frames: Frames, index: int, *, skips_gaps: bool) -> None:
+    damage, offset = read_error(frames, index), frames.first_offset + index
+    if not skips_gaps:
+        raise GapError(f"{damage}: it cannot be read", first=offset, last=offset, hint=_HINT) from damage
+    _logger.warning("passed over: %s", damage)
 
 
 def _lost(first: int, last: int) -> GapError:
@@ -68,5 +83,5 @@ def _lost(first: int, last: int) -> GapError:
         f"{offsets_text(first, last)} lost to damage, and marked so by a repair",
         first=first,
         last=last,
-        hint="failOnDataLoss=false reads on behind it",
+        hint=_HINT,
     )

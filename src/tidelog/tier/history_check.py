@@ -11,10 +11,13 @@ Invariants
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 import msgspec
 
 from tidelog.errors import ConflictError, CorruptionError, NotFoundError, offsets_text
+from tidelog.log.examine import Unreadable
+from tidelog.log.frame import Frames
 from tidelog.tier.catalog import Catalog
 from tidelog.tier.descriptor import Descriptor
 from tidelog.tier.object_check import ObjectCheck
@@ -32,6 +35,8 @@ class HistoryProblem(msgspec.Struct, frozen=True, kw_only=True):
     first_offset: int
     last_offset: int
     byte: int | None = None
+    is_unreadable: bool = False
+    """The frame is as it was written, and the layer above cannot make anything of it."""
 
     def __str__(self) -> str:
         where = self.key if self.byte is None else f"{self.key}, byte {self.byte}"
@@ -48,10 +53,14 @@ class HistoryExamination(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def check_history(
-    catalog: Catalog, objects: ObjectStore, time_field: int | None, on_bytes: Callable[[int], None] | None = None
+    catalog: Catalog,
+    objects: ObjectStore,
+    time_field: int | None,
+    on_bytes: Callable[[int], None] | None = None,
+    unreadable: Unreadable | None = None,
 ) -> HistoryExamination:
     """Reads every object that the catalog names. `on_bytes` is told the size of each piece that was read."""
-    walk = _Walk(catalog, objects, time_field, on_bytes)
+    walk = _Walk(catalog, objects, time_field, on_bytes, unreadable)
     for descriptor in catalog.walk(catalog.start_offset()):
         walk.visit(descriptor)
     return HistoryExamination(
@@ -68,11 +77,13 @@ class _Walk:
         objects: ObjectStore,
         time_field: int | None,
         on_bytes: Callable[[int], None] | None,
+        unreadable: Unreadable | None,
     ) -> None:
         self._catalog = catalog
         self._objects = objects
         self._time_field = time_field
         self._on_bytes = on_bytes
+        self._unreadable = unreadable
         self._expected = catalog.start_offset()
         self._before: Descriptor | None = None
         self.objects_read = 0
@@ -110,7 +121,10 @@ class _Walk:
         if info.size != descriptor.size:
             self._add(descriptor, f"it has {info.size} bytes, its descriptor says {descriptor.size}")
             return
-        found = ObjectCheck(self._objects, info, descriptor.name, self._time_field, self._on_bytes).descriptor()
+        found = ObjectCheck(
+            *(self._objects, info, descriptor.name, self._time_field, self._on_bytes),
+            on_frames=partial(self._note_unreadable, descriptor),
+        ).descriptor()
         self.objects_read += 1
         self.bytes_read += info.size
         self.messages += descriptor.count
@@ -120,6 +134,22 @@ class _Walk:
                     descriptor,
                     f"its {field} is {getattr(found, field)}, its descriptor says {getattr(descriptor, field)}",
                 )
+
+    def _note_unreadable(self, descriptor: Descriptor, frames: Frames, position: int) -> None:
+        """`position` is the byte of the object at which these frames, or the block that they are in, begin."""
+        for index, reason in () if self._unreadable is None else self._unreadable(frames):
+            inside = frames.start_of(index) - frames.start_of(0) if descriptor.codec == "none" else 0
+            offset = frames.first_offset + index
+            self.problems.append(
+                HistoryProblem(
+                    key=self._catalog.keys.object(descriptor.name),
+                    reason=reason,
+                    first_offset=offset,
+                    last_offset=offset,
+                    byte=position + inside,
+                    is_unreadable=True,
+                )
+            )
 
     def _settle_gone(self, descriptor: Descriptor) -> None:
         if descriptor.next_offset <= self._catalog.start_offset():

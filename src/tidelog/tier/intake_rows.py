@@ -26,6 +26,9 @@ _logger = logging.getLogger("tidelog.tier")
 _KEPT_BYTES = 16 << 20
 _ROWS_AT_ONCE = 16384
 
+CheckRows = Callable[[Frames], None]
+"""Raises when rows must not become messages."""
+
 
 class Staging(NamedTuple):
     """Where staged rows are, and who fetches them."""
@@ -51,12 +54,12 @@ class ConsignmentRows:
         """Whether it is to be written beside the log while it is looked through."""
         return self._staging.is_local and self._consignment.bytes > _KEPT_BYTES
 
-    def verify(self, max_message_bytes: int) -> None:
-        """Reads all of it. DataError or NotFoundError when it is not what was committed, MessageTooLargeError too."""
+    def verify(self, check_rows: CheckRows) -> None:
+        """Reads all. DataError or NotFoundError when it is not what was committed, or what `check_rows` raises."""
         kept: list[Frames] | None = [] if self._consignment.bytes <= _KEPT_BYTES else None
         for part in self.parts():
             for frames in read_whole_part(self._staging.fetcher, part):
-                check_sizes(frames, max_message_bytes)
+                check_rows(frames)
                 if kept is not None:
                     kept.append(frames)
         self._kept = kept

@@ -43,10 +43,11 @@ from tidelog.errors import (
     TidelogError,
 )
 from tidelog.log import Log
+from tidelog.log.frame import Frames
 from tidelog.tier.intake_document import Consignment, IntakeDocument
 from tidelog.tier.intake_ledger import IntakeLedger
 from tidelog.tier.intake_prepared import PreparedRows
-from tidelog.tier.intake_rows import ConsignmentRows, Staging, check_sizes
+from tidelog.tier.intake_rows import CheckRows, ConsignmentRows, Staging, check_sizes
 from tidelog.tier.keys import TopicKeys
 from tidelog.tier.placed_rows import PlacedRows
 
@@ -101,8 +102,10 @@ class IntakeTaker:
         check_seconds: float,
         looks_are_paid: bool = False,
         placed_rows: PlacedRows | None = None,
+        check_rows: CheckRows | None = None,
     ) -> None:
-        """`safe_offset` is up to where rows cannot be lost with the disk, or with it alone where there is no store."""
+        """`safe_offset` is up to where rows cannot be lost with the disk, or with it alone where there is no store.
+        `check_rows` raises DataError for rows that nobody could read again."""
         self._log = log
         self._ledger = ledger
         self._keys = keys
@@ -113,6 +116,7 @@ class IntakeTaker:
         self._check_seconds = check_seconds
         self._looks_are_paid = looks_are_paid
         self._placed_rows = placed_rows
+        self._check_rows = check_rows
         self._guard = Lock()
         self._stopping = Event()
         self._held: _Held | None = None
@@ -222,7 +226,7 @@ class IntakeTaker:
 
     def _verified(self, one: Consignment, rows: ConsignmentRows) -> _Held:
         """Looked through while others append."""
-        rows.verify(self._max_message_bytes)
+        rows.verify(self._check_frames)
         return _Held(self._placed_at(one, self._log.hold_appends()), rows)
 
     def _prepared(self, one: Consignment, rows: ConsignmentRows) -> _Held:
@@ -230,11 +234,16 @@ class IntakeTaker:
         first_offset = self._log.hold_appends()
         try:
             prepared = PreparedRows(self._log, rows, first_offset, self._check_going_on)
-            prepared.write(lambda frames: check_sizes(frames, self._max_message_bytes))
+            prepared.write(self._check_frames)
         except BaseException:
             self._log.release_appends()
             raise
         return _Held(self._placed_at(one, first_offset), rows, prepared)
+
+    def _check_frames(self, frames: Frames) -> None:
+        check_sizes(frames, self._max_message_bytes)
+        if self._check_rows is not None:
+            self._check_rows(frames)
 
     def _placed_at(self, one: Consignment, first_offset: int) -> Consignment:
         return msgspec.structs.replace(one, first_offset=first_offset, epoch=self._ledger.epoch)

@@ -11,13 +11,15 @@ Invariants
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
 from collections.abc import AsyncIterator, Iterator
 from datetime import datetime
+from pathlib import Path
 from threading import Event
 
 from tidelog.clock import to_microseconds
-from tidelog.errors import GapError, InputError, OffsetOutOfRangeError, offsets_text
+from tidelog.errors import GapError, InputError, OffsetOutOfRangeError, TidelogError, offsets_text
 from tidelog.log.cache import Batch
 from tidelog.log.readable import NO_STOP, Position, ReadableLog, checked_offset
 from tidelog.log.reader import Reader
@@ -191,6 +193,17 @@ class JoinedReader:
                     return None
                 await asyncio.sleep(self._log.poll_seconds)
         return None
+
+    def place_of(self, offset: int) -> Path | str:
+        """The file or the key of the object that an offset is in, for an error that names it."""
+        hot, catalog = self._log.hot, self._log.history.catalog
+        if hot is not None and offset >= hot.start_offset:
+            return hot.place_of(offset)
+        with contextlib.suppress(TidelogError):
+            descriptor = catalog.at(offset)
+            if descriptor is not None:
+                return catalog.keys.object(descriptor.name)
+        return catalog.keys.objects_prefix
 
     def close(self) -> None:
         """Lets go of files and of what is on its way."""

@@ -16,7 +16,7 @@ from tidelog.tier.daemon_pool import DaemonPool
 from tidelog.tier.history import History
 from tidelog.tier.history_counters import HistoryCounters
 from tidelog.tier.intake_ledger import OwnedLedger
-from tidelog.tier.intake_rows import Staging
+from tidelog.tier.intake_rows import CheckRows, Staging
 from tidelog.tier.intake_taker import IntakeTaker
 from tidelog.tier.joined import JoinedLog
 from tidelog.tier.keys import DEFAULT_ROOT, TopicKeys, parse_topic_key, topics_prefix
@@ -109,6 +109,7 @@ class Tier:
         time_field: int | None,
         first_offset: int = 0,
         group_of: GroupOf | None = None,
+        check_rows: CheckRows | None = None,
     ) -> TieredLog:
         """Claims a topic and opens it for writing. The caller holds the lock of the directory above."""
         catalog = self.catalog(namespace, name)
@@ -125,7 +126,9 @@ class Tier:
         )
         try:
             taken.catalog.clip_cursors(log.next_offset)
-            return self._assemble(log, taken.catalog, taken.next_offset, log_settings, settings, time_field, group_of)
+            return self._assemble(
+                *(log, taken.catalog, taken.next_offset, log_settings, settings, time_field, group_of, check_rows)
+            )
         except BaseException:
             log.close()
             raise
@@ -139,6 +142,7 @@ class Tier:
         settings: TierSettings,
         time_field: int | None,
         group_of: GroupOf | None,
+        check_rows: CheckRows | None,
     ) -> TieredLog:
         shipper = Shipper(
             *(log, owned, self.objects, settings, self._clock, time_field, next_offset), group_of=group_of
@@ -152,6 +156,7 @@ class Tier:
             check_seconds=settings.intake_check_seconds,
             looks_are_paid=not self.metadata.supports_multi_key,
             placed_rows=PlacedRows(self._files, log.directory),
+            check_rows=check_rows,
         )
         tiered = TieredLog(log, owned, self.objects, history, shipper, pruner, intake, settings, time_field)
         intake.settle()

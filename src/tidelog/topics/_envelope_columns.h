@@ -19,7 +19,7 @@
 
 enum { WANT_OFFSETS = 1, WANT_TIMESTAMPS = 2, WANT_KEYS = 4, WANT_VALUES = 8, WANT_HEADERS = 16 };
 
-/* Why the first pass ended. The first three are answers, the others are raised. */
+/* Why the first pass ended. The first four are answers, the others are raised. */
 typedef enum { TOOK_ALL, REACHED_LIMIT, MET_LOST, MET_FAULT, MET_TOO_LARGE, MET_OUTSIDE, NO_MEMORY } End;
 
 enum {
@@ -61,7 +61,6 @@ typedef struct {
     /* what was taken so far */
     size_t index, row_count, key_count;
     uint64_t key_bytes, value_bytes, block_bytes, name_bytes;
-    Fault fault;
 } Gather;
 
 /* ---- the first pass ---- */
@@ -87,18 +86,13 @@ static End take_headers(Gather *gather, Slice block, uint16_t count) {
     Slice name, content;
     int wanted = (gather->wanted & WANT_HEADERS) != 0;
     for (; count > 0; count--) {
-        gather->fault = next_header(&block, &name, &content);
-        if (gather->fault == SOUND && !is_utf8(name)) {
-            gather->fault = BAD_NAME;
-        }
-        if (gather->fault != SOUND) {
+        if (next_header(&block, &name, &content) != SOUND || !is_utf8(name)) {
             return MET_FAULT;
         }
         if (wanted && header_keep(gather, name, content) < 0) {
             return NO_MEMORY;
         }
     }
-    gather->fault = block.size == 0 ? SOUND : BAD_HEADERS;
     return block.size == 0 ? TOOK_ALL : MET_FAULT;
 }
 
@@ -151,23 +145,29 @@ static void write_row(Gather *gather, const Parts *parts) {
     }
 }
 
+/* Of a row that is not taken nothing is kept: not the headers before the one that is damaged. */
 static inline End take_row(Gather *gather, Slice payload) {
     Parts parts;
-    gather->fault = parse_envelope(payload, &parts);
-    if (gather->fault != SOUND) {
+    size_t header_count = gather->header_count;
+    uint64_t name_bytes = gather->name_bytes;
+    if (parse_envelope(payload, &parts) != SOUND) {
         return MET_FAULT;
     }
-    End end = check_room(gather, &parts);
-    if (end == TOOK_ALL && (parts.header_count | parts.block.size) != 0) {
+    End end = TOOK_ALL;
+    if ((parts.header_count | parts.block.size) != 0) {
         end = take_headers(gather, parts.block, parts.header_count);
     }
+    end = end == TOOK_ALL ? check_room(gather, &parts) : end;
     if (end == TOOK_ALL) {
         write_row(gather, &parts);
+    } else {
+        gather->header_count = header_count;
+        gather->name_bytes = name_bytes;
     }
     return end;
 }
 
-/* Goes on until `stop`, a limit, a lost offset or a fault; `index` is then the first frame that was not taken. */
+/* Goes on until `stop`, a limit, a lost offset or what is no message; `index` is then the first frame that was not taken. */
 static End take_rows(Gather *gather) {
     for (gather->index = gather->start; gather->index < gather->stop; gather->index++) {
         Slice payload;
@@ -355,16 +355,8 @@ static void gather_complain(EnvelopeState *state, const Gather *gather, End end)
         return;
     }
     unsigned long long offset = (unsigned long long)gather->first_offset + gather->index;
-    if (end == MET_TOO_LARGE) {
-        PyErr_Format(state->input_error, "message %llu is too large for a column, which holds at most %d bytes", offset,
-                     MAX_COLUMN_BYTES);
-        return;
-    }
-    PyObject *number = PyLong_FromUnsignedLongLong(offset);
-    if (number != NULL) {
-        complain(state->data_error, number, payload, gather->fault);
-        Py_DECREF(number);
-    }
+    PyErr_Format(state->input_error, "message %llu is too large for a column, which holds at most %d bytes", offset,
+                 MAX_COLUMN_BYTES);
 }
 
 /* (rows, index of the first frame that was not taken, why it ended, buffers) */
@@ -387,7 +379,7 @@ static PyObject *gather_run(EnvelopeState *state, Gather *gather) {
     PyThreadState *saved = release_gil_for((uint64_t)gather->capacity * ROW_WORK_BYTES);
     End end = take_rows(gather);
     take_gil_back(saved);
-    if (end > MET_LOST) {
+    if (end > MET_FAULT) {
         gather_complain(state, gather, end);
         return NULL;
     }

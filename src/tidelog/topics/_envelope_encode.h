@@ -3,7 +3,7 @@
 #ifndef TIDELOG_ENVELOPE_ENCODE_H
 #define TIDELOG_ENVELOPE_ENCODE_H
 
-#include "_envelope_shared.h"
+#include "_envelope_parse.h"
 
 #define MAX_HEADERS UINT16_MAX
 #define MAX_NAME_BYTES UINT16_MAX
@@ -155,6 +155,16 @@ static int parse_timestamp(PyObject *object, int64_t *timestamp_us) {
     return 0;
 }
 
+/* What could not be read back is not written. */
+static int check_time(EnvelopeState *state, int64_t timestamp_us) {
+    if (is_possible_time(timestamp_us)) {
+        return 0;
+    }
+    PyErr_Format(state->input_error, "the timestamp is outside of the years 1 to 9999 in UTC (%lld us since 1970)",
+                 (long long)timestamp_us);
+    return -1;
+}
+
 static PyObject *encode_parts(EnvelopeState *state, PyObject *const *arguments, PyObject *items, PyObject *more) {
     Slice value, key = {NULL, 0}, extension = {NULL, 0};
     uint64_t block_bytes;
@@ -163,8 +173,8 @@ static PyObject *encode_parts(EnvelopeState *state, PyObject *const *arguments, 
     /* The timestamp first: it may be any object with code of its own, which must not run once the slices are taken. */
     if (parse_timestamp(arguments[3], &timestamp_us) < 0 || slice_of(arguments[0], &value) < 0 ||
         (has_key && slice_of(arguments[1], &key) < 0) || headers_measure(state, items, &block_bytes) < 0 ||
-        expect_u32("the key", key.size) < 0 || (more != NULL && slice_of(more, &extension) < 0) ||
-        expect_u32("the extension", extension.size) < 0) {
+        check_time(state, timestamp_us) < 0 || expect_u32("the key", key.size) < 0 ||
+        (more != NULL && slice_of(more, &extension) < 0) || expect_u32("the extension", extension.size) < 0) {
         return NULL;
     }
     if (value.size > (size_t)PY_SSIZE_T_MAX - FIXED_BYTES - key.size - block_bytes - extension.size) {

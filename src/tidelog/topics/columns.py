@@ -11,9 +11,9 @@
 Ends are `count + 1` numbers that begin with 0: row i is data[ends[i]:ends[i + 1]].
 
 Invariants
-- Bytes are checked as `decode_frames` checks them, with the same errors, whichever columns are asked for.
-- Frames that a compaction emptied give no row. A lost offset ends the columns before it: what it means is the caller's
-  to decide.
+- Bytes are checked as `decode_frames` checks them, whichever columns are asked for.
+- Frames that a compaction emptied give no row. A lost offset, or a payload that is no message, ends the columns before
+  it: what it means is the caller's to decide.
 - All data of one call is at most 2**31 - 1 bytes, so that 32-bit ends are always enough; what is over is left for the
   next call, which begins at `stopped_at`.
 - Rows become frames only if all of them can: each is checked before the first is written, and what was taken can be
@@ -27,15 +27,17 @@ from __future__ import annotations
 
 import enum
 import os
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
 
-from tidelog.errors import InputError, MessageTooLargeError
+from tidelog.errors import DataError, InputError, MessageTooLargeError
 from tidelog.log.frame import MAX_PAYLOAD_BYTES, Frames
 from tidelog.log.frame_python import Buffer
 from tidelog.log.repair import is_lost
 from tidelog.topics import columns_python, rows_python
+from tidelog.topics.message import decode_frames
 
 if TYPE_CHECKING:
     _kernel = columns_python
@@ -57,6 +59,7 @@ class Ended(enum.IntEnum):
     ALL = columns_python.TOOK_ALL
     LIMIT = columns_python.REACHED_LIMIT
     LOST = columns_python.MET_LOST
+    UNREADABLE = columns_python.MET_FAULT
 
 
 class VarColumn(NamedTuple):
@@ -120,8 +123,8 @@ def gather_columns(
 ) -> Columns:
     """Messages `start` to `stop` (exclusive) of a batch of frames, or as many as the limits allow, but one at least.
 
-    `stopped_at` is the index of the first frame that was not taken, `ended` says why. DataError names the offset of
-    what is no message; `max_bytes` bounds keys, values and headers together.
+    `stopped_at` is the index of the first frame that was not taken, `ended` says why: `read_error` has the words for
+    one that is no message. `max_bytes` bounds keys, values and headers together.
     """
     if max_bytes < 1 or (max_rows is not None and max_rows < 1):
         raise InputError("max_rows and max_bytes must be 1 or more")
@@ -161,6 +164,35 @@ def _headers(validity: bytes | None, ends: bytes | None, *buffers: bytes | None)
     if ends is None or names is None or contents is None:
         return None
     return HeadersColumn(validity, ends, names, contents)
+
+
+def read_error(frames: Frames, index: int) -> DataError | None:
+    """Why no message can be read from a frame; None when one can."""
+    try:
+        decode_frames(frames, index, index + 1)
+    except DataError as error:
+        return error
+    return None
+
+
+def unreadable_frames(frames: Frames) -> Iterator[tuple[int, str]]:
+    """The index of every frame that is no message, though neither lost nor removed, and why it is none."""
+    index, end = 0, frames.count
+    while index < end:
+        columns = gather_columns(frames, index, end, keys=False, values=False, offsets=False, timestamps=False)
+        index = columns.stopped_at
+        if columns.ended is Ended.LOST:
+            index = lost_until(frames, index, end)
+        elif columns.ended is Ended.UNREADABLE:
+            yield index, str(read_error(frames, index))
+            index += 1
+
+
+def check_readable(frames: Frames) -> None:
+    """DataError when not every frame is a message. Those of rows that were handed over are numbered from 0."""
+    found = next(unreadable_frames(frames), None)
+    if found is not None:
+        raise DataError(f"a row is no message: {found[1]}")
 
 
 def lost_until(frames: Frames, index: int, stop: int) -> int:

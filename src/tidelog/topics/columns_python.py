@@ -11,7 +11,7 @@ import zlib
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
-from tidelog.errors import InputError
+from tidelog.errors import DataError, InputError
 from tidelog.log.frame_python import Buffer, byte_view, places
 from tidelog.log.removed import is_removed
 from tidelog.log.repair import is_lost
@@ -19,7 +19,7 @@ from tidelog.topics.envelope_python import Parts, parse_envelope
 from tidelog.topics.rows_python import encode_columns as _encode_columns
 
 WANT_OFFSETS, WANT_TIMESTAMPS, WANT_KEYS, WANT_VALUES, WANT_HEADERS = 1, 2, 4, 8, 16
-TOOK_ALL, REACHED_LIMIT, MET_LOST = range(3)
+TOOK_ALL, REACHED_LIMIT, MET_LOST, MET_FAULT = range(4)
 MAX_COLUMN_BYTES = (1 << 31) - 1
 
 _HEADER_BYTES = 6
@@ -64,9 +64,10 @@ def gather_columns(
         payload = bytes(view[position : position + length])
         if is_removed(payload):
             continue
-        if is_lost(payload):
-            return len(rows), index, MET_LOST, _buffers(rows, wanted)
-        parts = parse_envelope(first_offset + index, payload)
+        parts = _parsed(first_offset + index, payload)
+        if parts is None:
+            ended = MET_LOST if is_lost(payload) else MET_FAULT
+            return len(rows), index, ended, _buffers(rows, wanted)
         size = _row_bytes(parts, wanted)
         if not rows and size > MAX_COLUMN_BYTES:
             fault = f"is too large for a column, which holds at most {MAX_COLUMN_BYTES} bytes"
@@ -77,6 +78,13 @@ def gather_columns(
         rows.append(_Row(first_offset + index, payload[_TIMESTAMP_BYTES], parts))
     end = min(stop, count)
     return len(rows), end, TOOK_ALL, _buffers(rows, wanted)
+
+
+def _parsed(offset: int, payload: bytes) -> Parts | None:
+    try:
+        return parse_envelope(offset, payload)
+    except DataError:
+        return None
 
 
 def _row_bytes(parts: Parts, wanted: int) -> int:

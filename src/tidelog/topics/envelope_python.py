@@ -21,6 +21,9 @@ _VERSION = 1
 _HAS_KEY = 1
 _DELIVER_AT = 3
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+LEAST_US = (datetime.min.replace(tzinfo=UTC) - _EPOCH) // timedelta(microseconds=1)
+MOST_US = (datetime.max.replace(tzinfo=UTC) - _EPOCH) // timedelta(microseconds=1)
+"""The first and the last moment that a datetime in UTC can hold."""
 _MAX_U16 = 0xFFFF
 _MAX_U32 = 0xFFFF_FFFF
 
@@ -41,6 +44,8 @@ def encode(
     timestamp_us = operator.index(timestamp_us)
     if not -(1 << 63) <= timestamp_us < 1 << 63:
         raise OverflowError("timestamp_us does not fit in 64 bits")
+    if not LEAST_US <= timestamp_us <= MOST_US:
+        raise InputError(f"the timestamp is outside of the years 1 to 9999 in UTC ({timestamp_us} us since 1970)")
     _expect_u32("the key", len(key_bytes))
     extension_bytes = _checked_bytes(extension)
     _expect_u32("the extension", len(extension_bytes))

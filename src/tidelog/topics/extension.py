@@ -21,6 +21,7 @@ from typing import NamedTuple
 from tidelog.errors import DataError, InputError
 from tidelog.log.cache import Batch
 from tidelog.log.frame import Frames, encode_many
+from tidelog.topics.envelope_python import LEAST_US, MOST_US
 from tidelog.topics.message import raw_extensions
 
 _BATCH = 1
@@ -83,7 +84,9 @@ def is_batch_mark(data: bytes) -> bool:
 
 
 def encode_deliver_at(time_us: int) -> bytes:
-    """The entry that holds a message back until a time."""
+    """The entry that holds a message back until a time; InputError when nobody could read that back."""
+    if not LEAST_US <= time_us <= MOST_US:
+        raise InputError(f"the time of delivery is outside of the years 1 to 9999 in UTC ({time_us} us since 1970)")
     return _DELIVER_AT_ENTRY.pack(_DELIVER_AT, _DELIVER_AT_BODY.size, time_us)
 
 

@@ -34,6 +34,7 @@ from tidelog.tier.object_store import ObjectStore
 from tidelog.tier.stores import open_store
 from tidelog.tier.sweep import STAGED_AGE_US
 from tidelog.tier.tier_settings import TierSettings
+from tidelog.topics.columns import check_readable
 from tidelog.topics.names import TopicName
 
 _logger = logging.getLogger("tidelog.topics")
@@ -86,6 +87,7 @@ class LocalIntakes:
             *(self._opened, lambda: log.durable_offset, self._clock),
             max_message_bytes=log_settings.max_message_bytes,
             check_seconds=settings.intake_check_seconds,
+            check_rows=check_readable,
         )
         taker.settle()
         intake = LocalIntake(taker, settings.intake_check_seconds)

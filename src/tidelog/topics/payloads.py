@@ -7,6 +7,7 @@ from datetime import datetime
 
 from tidelog.clock import to_microseconds
 from tidelog.errors import InputError
+from tidelog.topics.envelope_python import LEAST_US, MOST_US
 from tidelog.topics.extension import batch_marks, encode_deliver_at
 from tidelog.topics.message import ENVELOPE_ERRORS, Message, encode_envelope, explain_envelope_error
 
@@ -62,7 +63,10 @@ def _delivery(deliver_at: object) -> bytes:
 def _checked_time_us(time: object, what: str) -> int:
     if not isinstance(time, datetime):
         raise InputError(f"{what} must be a datetime, not {type(time).__name__}")
-    return to_microseconds(time)
+    time_us = to_microseconds(time)
+    if not LEAST_US <= time_us <= MOST_US:
+        raise InputError(f"{what} is outside of the years 1 to 9999 in UTC: {time.isoformat()}")
+    return time_us
 
 
 def check_timeout(timeout: object) -> None:

@@ -11,12 +11,11 @@ import struct
 
 from tidelog.errors import InputError
 from tidelog.log.frame_python import Buffer, byte_view, encode_many
-from tidelog.topics.envelope_python import encode
+from tidelog.topics.envelope_python import LEAST_US, MOST_US, encode
 
 ROW_SOUND, SHORT_COLUMN, BAD_ENDS, BAD_TIME, NULL_VALUE, TOO_MANY_HEADERS, NULL_NAME = range(7)
 LONG_NAME, NULL_CONTENT, NAME_NOT_UTF8, NAME_TWICE, TOO_LARGE, CHANGED = range(7, 13)
 MAX_HEADERS = MAX_NAME_BYTES = 0xFFFF
-_LEAST_US, _MOST_US = -62_135_596_800_000_000, 253_402_300_799_999_999  # the years 1 and 9999
 _MAX_LENGTH = (1 << 32) - 1
 _MAX_OFFSET = (1 << 64) - 1
 
@@ -149,7 +148,7 @@ class _Times:
         time_us = self._timestamp_us
         if self._is_given and not self._validity.is_null(row):
             (time_us,) = struct.unpack_from("<q", self._numbers, 8 * (self._validity.first + row))
-        if not _LEAST_US <= time_us <= _MOST_US:
+        if not LEAST_US <= time_us <= MOST_US:
             raise _FaultyRowError(BAD_TIME, time_us)
         return time_us
 

@@ -25,7 +25,7 @@ from tidelog.topics.delivery import READ_AHEAD
 from tidelog.topics.delivery_queue import Delivery
 from tidelog.topics.live_log import LiveLog
 from tidelog.topics.message import Message, decode_frames_as, decode_payloads_as
-from tidelog.topics.reading import OnGap
+from tidelog.topics.reading import OnGap, unreadable_error, warn_of_unreadable
 
 _logger = logging.getLogger("tidelog.topics")
 _FEW = 100
@@ -159,20 +159,32 @@ class Feed:
         messages: list[Delivery] = []
         lost = 0
         for reached, payload in enumerate(payloads, offset):
+            if is_removed(payload):
+                continue  # it was taken out on purpose: nobody is told
             try:
-                if is_removed(payload):
-                    continue  # it was taken out on purpose: nobody is told
-                if not is_lost(payload):
-                    messages += decode_payloads_as(Delivery, reached, [payload])
-                elif self._on_gap == "skip":
-                    lost += 1
-                else:
-                    raise _gap_error(reached)
+                message = self._one(reached, payload)
             except DataError:
                 if reached == offset:
                     raise
                 return Fed(messages, reached, lost=lost)
+            messages += message
+            lost += not message
         return Fed(messages, offset + len(payloads), lost=lost)
+
+    def _one(self, offset: int, payload: bytes) -> list[Delivery]:
+        """The message; none when it cannot be had and is passed over."""
+        if is_lost(payload):
+            if self._on_gap == "raise":
+                raise _gap_error(offset)
+            return []
+        try:
+            return decode_payloads_as(Delivery, offset, [payload])
+        except DataError as damage:
+            place = self._source.log.directory if self._reader is None else self._reader.place_of(offset)
+            if self._on_gap == "raise":
+                raise unreadable_error(damage, offset, place, _seek_hint(offset)) from damage
+            warn_of_unreadable(damage, place)
+            return []
 
     def _filtered(self, fed: Fed) -> Fed:
         if self._matches is None:
@@ -214,8 +226,12 @@ def _gap_error(offset: int) -> GapError:
         f"offset {offset} is lost to damage, and marked so by a repair",
         first=offset,
         last=offset,
-        hint=f'Go on with sub.seek({offset + 1}), or subscribe with on_gap="skip"',
+        hint=_seek_hint(offset),
     )
+
+
+def _seek_hint(offset: int) -> str:
+    return f'Go on with sub.seek({offset + 1}), or subscribe with on_gap="skip"'
 
 
 def _offsets(start: int, stop: int) -> str:

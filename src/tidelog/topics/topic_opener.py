@@ -27,6 +27,7 @@ from tidelog.tier.local_pruner import LocalPruner
 from tidelog.tier.metadata.store import Check, Put
 from tidelog.tier.tier import Tier
 from tidelog.tier.tier_settings import TierSettings
+from tidelog.topics.columns import check_readable
 from tidelog.topics.extension import group_of
 from tidelog.topics.live_log import LiveLog
 from tidelog.topics.live_topic import LiveTopic
@@ -102,6 +103,7 @@ class TopicOpener:
             time_field=TIMESTAMP_FIELD,
             first_offset=first_offset,
             group_of=group_of,
+            check_rows=check_readable,
         )
         try:
             self._keep_settings(name, self.tier, own)

@@ -21,6 +21,7 @@ from tidelog.pipeline.jobs.job import Problem
 from tidelog.pipeline.jobs.proof import Tally
 from tidelog.pipeline.root import Root
 from tidelog.tier.joined import JoinedLog
+from tidelog.topics.columns import unreadable_frames
 from tidelog.topics.message import TIMESTAMP_FIELD
 from tidelog.topics.storage import LogDirectory
 
@@ -54,7 +55,7 @@ def check_files(work: FilesWork) -> FilesFinding:
         directory = log.topic_directory(work.topic)
         if not directory.is_dir():
             return FilesFinding(topic=work.topic)
-        examined = examine_log(directory, time_field=TIMESTAMP_FIELD)
+        examined = examine_log(directory, time_field=TIMESTAMP_FIELD, unreadable=unreadable_frames)
         problems = [_told(work.topic, one) for one in examined.problems if not _is_growing(directory, examined, one)]
         finding = FilesFinding(
             topic=work.topic, files=len(examined.files), size=examined.total_bytes, problems=tuple(problems)

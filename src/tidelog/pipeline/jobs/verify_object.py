@@ -22,6 +22,7 @@ from tidelog.tier.descriptor import Descriptor
 from tidelog.tier.keys import TopicKeys
 from tidelog.tier.object_store import ObjectStore
 from tidelog.tier.stores import open_store
+from tidelog.topics.columns import unreadable_frames
 from tidelog.topics.message import TIMESTAMP_FIELD
 from tidelog.topics.names import parse_topic_name
 
@@ -71,6 +72,7 @@ class _Check:
         self._key = keys.object(work.descriptor.name)
         self._tally = Tally()
         self._lost: list[int] = []
+        self._unreadable: list[Problem] = []
 
     def finding(self) -> ObjectFinding:
         objects, descriptor = _objects(self._work.place), self._descriptor
@@ -86,12 +88,17 @@ class _Check:
             tally=self._tally,
             lost=tuple(self._lost),
             is_rewritten=check.is_rewritten,
-            problems=tuple(self._problem(fault) for fault in check.faults),
+            problems=(*(self._problem(fault) for fault in check.faults), *self._unreadable),
         )
 
     def _take(self, frames: Frames) -> None:
         self._tally += tally_frames(frames)
         self._lost += lost_offsets(frames)
+        for index, reason in unreadable_frames(frames):
+            offset = frames.first_offset + index
+            self._unreadable.append(
+                Problem(topic=self._work.topic, place=self._key, reason=reason, first_offset=offset, last_offset=offset)
+            )
 
     def _problem(self, fault: Fault) -> Problem:
         return Problem(
