@@ -66,6 +66,20 @@ def test_a_tail_that_was_put_aside_is_the_same(cli: Cli) -> None:
     assert cli("consume", "a/b").out == SHIPPED + b"theirs\nmine again\n"
 
 
+@pytest.mark.usefixtures("fenced")
+def test_describe_counts_what_a_rescue_would_return(cli: Cli) -> None:
+    """The same number while the tail lies in place, once it is put aside, and when it is gone."""
+
+    def to_rescue() -> int:
+        return int(cli("topic", "describe", "a/b", "--json").json["to_rescue"])
+
+    assert to_rescue() == 3
+    cli("produce", "a/b", "--no-ship", stdin=b"mine again\n")
+    assert to_rescue() == 3
+    cli("topic", "rescue", "a/b", "--discard", "--yes")
+    assert to_rescue() == 0
+
+
 def test_the_fenced_process_may_still_run(cli: Cli, fenced: list[str]) -> None:
     """Listing works beside it; what moves files waits for its end."""
     with tidelog.open("third", store=fenced[1], metadata="bucket", ship_max_delay_seconds=1000) as log:

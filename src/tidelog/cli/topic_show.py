@@ -145,19 +145,18 @@ def describe(session: Session, topic: TopicArgument) -> None:
             "first_timestamp": _timestamp(opened, start, end),
             "last_timestamp": _timestamp(opened, end - 1, end),
             "settings": own_settings(catalog, directory),
-            "to_rescue": _to_rescue(directory),
+            "to_rescue": _to_rescue(log, topic),
         }
         if catalog is not None and opened.is_reliable:
             described |= _in_store(log, opened, catalog)
     session.output.record(described)
 
 
-def _to_rescue(directory: Path) -> int:
-    """Messages that this node had accepted and not shipped when another one took the topic over."""
-    from tidelog.files import LocalFiles
-    from tidelog.tier.fenced_tail import fenced_tails
+def _to_rescue(log: LogDirectory, topic: str) -> int:
+    """Messages that `tidelog topic rescue` would return, whether they were put aside already or not."""
+    from tidelog.topics.rescue import Rescue
 
-    return sum(tail.count for tail in fenced_tails(LocalFiles(), directory))
+    return sum(tail.count for tail in Rescue(log, topic).tails())
 
 
 def _timestamp(topic: Topic, offset: int, end: int) -> object:

@@ -2,11 +2,17 @@
 
 The pool of the standard library waits at exit for whatever its threads are doing. Ours ask stores, which may not answer
 for minutes; nothing is lost when such a question ends with the process.
+
+`in_store_thread` is for tasks: what may wait for a store has threads of its own, shared by all event loops of the
+process. Hot reads never wait for one of them, nor do they take the threads that event loops give to other work.
 """
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
+import contextvars
+import os
 import queue
 from collections.abc import Callable
 from concurrent.futures import Executor, Future
@@ -18,6 +24,8 @@ from tidelog.errors import ClosedError
 Arguments = ParamSpec("Arguments")
 Result = TypeVar("Result")
 _IDLE_SECONDS = 5.0
+# Each waits for one answer of a store. More than so many at once wait for their turn.
+STORE_THREADS = 64
 
 
 class PoolClosedError(ClosedError, RuntimeError):
@@ -110,3 +118,23 @@ class DaemonPool(Executor):
                 return
             if call is not None:
                 call.future.cancel()
+
+
+_store_threads = DaemonPool(STORE_THREADS, "tidelog-store")
+
+
+async def in_store_thread(
+    work: Callable[Arguments, Result], /, *args: Arguments.args, **kwargs: Arguments.kwargs
+) -> Result:
+    """As `asyncio.to_thread`, for what may wait for a store: it holds up nothing else."""
+    context = contextvars.copy_context()
+    return await asyncio.wrap_future(_store_threads.submit(lambda: context.run(work, *args, **kwargs)))
+
+
+def _renew_store_threads() -> None:
+    """A forked child has none of its parent's threads."""
+    global _store_threads
+    _store_threads = DaemonPool(STORE_THREADS, "tidelog-store")
+
+
+os.register_at_fork(after_in_child=_renew_store_threads)

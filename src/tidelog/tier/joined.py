@@ -23,6 +23,7 @@ from tidelog.errors import GapError, InputError, OffsetOutOfRangeError, TidelogE
 from tidelog.log.cache import Batch
 from tidelog.log.readable import NO_STOP, Position, ReadableLog, checked_offset
 from tidelog.log.reader import Reader
+from tidelog.tier.daemon_pool import in_store_thread
 from tidelog.tier.history import History, HistoryReader, OnGap
 
 POLL_SECONDS = 1.0
@@ -186,7 +187,7 @@ class JoinedReader:
                 except OffsetOutOfRangeError:
                     if not self._return_to_history():
                         raise
-            elif (batch := await asyncio.to_thread(self._next_from_history)) is not None:
+            elif (batch := await in_store_thread(self._next_from_history)) is not None:
                 return self._advance(batch)
             elif self._is_at_end():
                 if not self._follow:

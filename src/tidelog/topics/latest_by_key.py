@@ -13,7 +13,6 @@ the value is null. Messages without a key have no place in a table and are passe
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable, Iterator, Mapping
 from threading import Lock
 from typing import NamedTuple
@@ -21,6 +20,7 @@ from typing import NamedTuple
 from tidelog.errors import InputError, OffsetOutOfRangeError
 from tidelog.log.readable import Position
 from tidelog.log.reader import Reader
+from tidelog.tier.daemon_pool import in_store_thread
 from tidelog.tier.joined import JoinedReader
 from tidelog.topics.message import Message
 from tidelog.topics.reading import OnGap, read_messages
@@ -79,7 +79,7 @@ class LatestByKey(Mapping[bytes, Message]):
 
     async def refresh_async(self) -> int:
         """As `refresh`, in a worker thread, so that the loop goes on."""
-        return await asyncio.to_thread(self.refresh)
+        return await in_store_thread(self.refresh)
 
     def _read_from(self, offset: int) -> None:
         if self._stop is not None and offset >= self._stop:

@@ -12,7 +12,6 @@ Invariants
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import datetime
 from itertools import count as count_from
@@ -21,6 +20,7 @@ from typing import Self
 
 from tidelog.errors import BackpressureError, ClosedError, FencedError, InputError, TidelogError
 from tidelog.log import Log
+from tidelog.tier.daemon_pool import in_store_thread
 from tidelog.topics.append_line import AppendLine
 from tidelog.topics.durability import SHIPPED, Sync, check_sync, wait_shipped, wait_shipped_async
 from tidelog.topics.extension import batch_marks, producer_entry
@@ -73,7 +73,7 @@ class Producer:
 
     async def last_sequence_async(self) -> int | None:
         """As `last_sequence`, which may wait for an append of another thread, or read the topic."""
-        return await asyncio.to_thread(lambda: self.last_sequence)
+        return await in_store_thread(lambda: self.last_sequence)
 
     def __repr__(self) -> str:
         return f"<Producer {self.name}>"
@@ -94,7 +94,7 @@ class Producer:
 
     async def close_async(self) -> None:
         """As `close`, in a worker thread: it may write down what was stored."""
-        await asyncio.to_thread(self.close)
+        await in_store_thread(self.close)
 
     async def __aenter__(self) -> Self:
         return self
@@ -235,7 +235,7 @@ class Producer:
             accepted = await self._line.join(lambda: self._accept_in_turn(sequence, count, encode, timeout))
         offsets, fresh = accepted
         if self._registry.count_stored(fresh):
-            await asyncio.to_thread(self._registry.keep)
+            await in_store_thread(self._registry.keep)
         if sync and count:
             await self._wait_async(self._registry.log, offsets, sync, timeout)
         return offsets

@@ -21,6 +21,7 @@ import msgspec
 from tidelog.errors import ClosedError, FencedError, InputError, RetryError, TidelogError
 from tidelog.log.waiting import ThreadWaiter, Waiter, task_waiter
 from tidelog.tier.background import Background, Task
+from tidelog.tier.daemon_pool import in_store_thread
 from tidelog.topics.dead_letters import DeadLetters
 from tidelog.topics.delivery import MAX_HOLES, DeliveryState, Holder
 from tidelog.topics.delivery_counters import SubscriptionStatistics
@@ -229,7 +230,9 @@ class Subscription:
             return self._read(deadline) if turn.acquire(blocking=False) else 0.0
 
         try:
-            return await asyncio.to_thread(read)
+            # What is on this disk does not wait for the threads that others have waiting for a store.
+            in_thread = asyncio.to_thread if self._feed.is_on_disk(self.state.read_offset) else in_store_thread
+            return await in_thread(read)
         finally:
             # Cancelled, or refused by a loop that ends, before a thread was free for it: nobody reads, others may.
             if turn.acquire(blocking=False):

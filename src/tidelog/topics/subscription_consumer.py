@@ -10,13 +10,13 @@ For example:
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator
 from types import TracebackType
 from typing import NamedTuple, Self
 
 from tidelog.errors import ClosedError, InputError
 from tidelog.log.readable import Position
+from tidelog.tier.daemon_pool import in_store_thread
 from tidelog.topics.delivery import Holder
 from tidelog.topics.delivery_options import MAX_SECONDS
 from tidelog.topics.delivery_queue import Delivery
@@ -65,7 +65,7 @@ class Consumer:
 
     async def lag_async(self) -> Lag:
         """As `lag`, in a worker thread: the oldest message may have to be read from a disk or a store."""
-        return await asyncio.to_thread(lambda: self.lag)
+        return await in_store_thread(lambda: self.lag)
 
     def __repr__(self) -> str:
         return f"<Consumer {self.consumer} of {self.name}>"
@@ -157,11 +157,11 @@ class Consumer:
 
     async def seek_async(self, position: Position) -> None:
         """As `seek`, in a worker thread."""
-        await asyncio.to_thread(self.seek, position)
+        await in_store_thread(self.seek, position)
 
     async def flush_async(self) -> None:
         """As `flush`, in a worker thread."""
-        await asyncio.to_thread(self.flush)
+        await in_store_thread(self.flush)
 
     # Ending
 
@@ -176,11 +176,11 @@ class Consumer:
 
     async def close_async(self) -> None:
         """As `close`, in a worker thread."""
-        await asyncio.to_thread(self.close)
+        await in_store_thread(self.close)
 
     async def unsubscribe_async(self) -> None:
         """As `unsubscribe`, in a worker thread."""
-        await asyncio.to_thread(self.unsubscribe)
+        await in_store_thread(self.unsubscribe)
 
     def __enter__(self) -> Self:
         return self

@@ -64,6 +64,10 @@ class Feed:
         self._reader: Reader | JoinedReader | None = None
         self._batch: Batch | None = None
 
+    def is_on_disk(self, offset: int) -> bool:
+        """Whether this disk has the offset, so that no store is asked for it."""
+        return offset >= self._source.log.start_offset
+
     def is_in_memory(self, offset: int) -> bool:
         """Whether reading there waits for no disk and no store."""
         batch = self._batch

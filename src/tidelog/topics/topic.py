@@ -6,7 +6,6 @@ list out.
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Iterator, Mapping
 from datetime import datetime
@@ -22,6 +21,7 @@ from tidelog.log.repair import LOST_PAYLOAD
 from tidelog.log.statistics import LogStatistics
 from tidelog.log.view import LogView
 from tidelog.tier.background import Background
+from tidelog.tier.daemon_pool import in_store_thread
 from tidelog.tier.intake_taker import IntakeStatistics, IntakeTaker
 from tidelog.tier.joined import JoinedLog, JoinedReader
 from tidelog.tier.local_pruner import LocalPruner
@@ -532,7 +532,7 @@ class Topic(TopicTasks):
     async def _check_awake_async(self) -> None:
         """Who owns the topic is asked in a worker thread: the store may take its time, and the loop goes on."""
         if self._tiered is not None and self._tiered.may_have_slept:
-            await asyncio.to_thread(self._tiered.check_awake)
+            await in_store_thread(self._tiered.check_awake)
 
     def _appendable_at_once(self) -> Log | None:
         """None where the store has to be asked first who owns the topic."""

@@ -1,18 +1,18 @@
 """The async twins of what a topic and a log directory do by waiting for a disk or a store.
 
-Each does the same as the method without `_async`, in a worker thread, so that the event loop goes on. What is made for
-a task that is cancelled meanwhile is closed again: a consumer that nobody holds would keep its subscription for ever.
-Appending and reading are not here: their twins use no threads of their own.
+Each does the same as the method without `_async`, in a thread that may wait for a store, so that the event loop goes
+on. What is made for a task that is cancelled meanwhile is closed again: a consumer that nobody holds would keep its
+subscription for ever. Appending and reading are not here: their twins use no threads of their own.
 """
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable
 from types import TracebackType
 from typing import TYPE_CHECKING, Protocol, Self
 
 from tidelog.log.readable import Position
+from tidelog.tier.daemon_pool import in_store_thread
 from tidelog.tier.sweep_plan import SweepPlan, SweepReport
 from tidelog.topics.delivery_options import Kind
 from tidelog.topics.latest_by_key import LatestByKey
@@ -96,15 +96,15 @@ class TopicTasks:
 
     async def subscriptions_async(self: _Topic) -> list[str]:
         """As `subscriptions`."""
-        return await asyncio.to_thread(self.subscriptions)
+        return await in_store_thread(self.subscriptions)
 
     async def subscription_info_async(self: _Topic, name: str) -> SubscriptionInfo:
         """As `subscription_info`."""
-        return await asyncio.to_thread(self.subscription_info, name)
+        return await in_store_thread(self.subscription_info, name)
 
     async def delete_subscription_async(self: _Topic, name: str) -> None:
         """As `delete_subscription`."""
-        await asyncio.to_thread(self.delete_subscription, name)
+        await in_store_thread(self.delete_subscription, name)
 
     async def producer_async(self: _Topic, name: str) -> Producer:
         """As `producer`: the first one of a topic may have to read much of it."""
@@ -119,33 +119,33 @@ class TopicTasks:
         on_gap: OnGap = "raise",
     ) -> LatestByKey:
         """As `latest_by_key`, which reads the whole topic."""
-        return await asyncio.to_thread(self.latest_by_key, prefix=prefix, stop=stop, values=values, on_gap=on_gap)
+        return await in_store_thread(self.latest_by_key, prefix=prefix, stop=stop, values=values, on_gap=on_gap)
 
     async def ship_async(self: _Topic) -> int:
         """As `ship`."""
-        return await asyncio.to_thread(self.ship)
+        return await in_store_thread(self.ship)
 
     async def prune_async(self: _Topic) -> None:
         """As `prune`."""
-        await asyncio.to_thread(self.prune)
+        await in_store_thread(self.prune)
 
     async def take_in_async(self: _Topic) -> int:
         """As `take_in`."""
-        return await asyncio.to_thread(self.take_in)
+        return await in_store_thread(self.take_in)
 
     async def seal_async(self: _Topic) -> None:
         """As `seal`."""
-        await asyncio.to_thread(self.seal)
+        await in_store_thread(self.seal)
 
     async def plan_sweep_async(self: _Topic) -> SweepPlan:
         """As `plan_sweep`."""
-        return await asyncio.to_thread(self.plan_sweep)
+        return await in_store_thread(self.plan_sweep)
 
     async def sweep_async(
         self: _Topic, plan: SweepPlan, *, drop_lost: bool = False, drop_uncovered: bool = False
     ) -> SweepReport:
         """As `sweep`."""
-        return await asyncio.to_thread(self.sweep, plan, drop_lost=drop_lost, drop_uncovered=drop_uncovered)
+        return await in_store_thread(self.sweep, plan, drop_lost=drop_lost, drop_uncovered=drop_uncovered)
 
 
 class DirectoryTasks:
@@ -155,27 +155,27 @@ class DirectoryTasks:
         self: _Directory, name: str, *, first_offset: int = 0, reliable: bool | None = None, **settings: object
     ) -> Topic:
         """As `topic`: opening one recovers its files and, with a store, claims it."""
-        return await asyncio.to_thread(self.topic, name, first_offset=first_offset, reliable=reliable, **settings)
+        return await in_store_thread(self.topic, name, first_offset=first_offset, reliable=reliable, **settings)
 
     async def configure_topic_async(self: _Directory, name: str, **settings: object) -> dict[str, object]:
         """As `configure_topic`."""
-        return await asyncio.to_thread(self.configure_topic, name, **settings)
+        return await in_store_thread(self.configure_topic, name, **settings)
 
     async def has_topic_async(self: _Directory, name: str) -> bool:
         """As `has_topic`."""
-        return await asyncio.to_thread(self.has_topic, name)
+        return await in_store_thread(self.has_topic, name)
 
     async def topics_async(self: _Directory) -> list[str]:
         """As `topics`."""
-        return await asyncio.to_thread(self.topics)
+        return await in_store_thread(self.topics)
 
     async def delete_topic_async(self: _Directory, name: str) -> None:
         """As `delete_topic`."""
-        await asyncio.to_thread(self.delete_topic, name)
+        await in_store_thread(self.delete_topic, name)
 
     async def close_async(self: _Directory) -> None:
         """As `close`."""
-        await asyncio.to_thread(self.close)
+        await in_store_thread(self.close)
 
     async def __aenter__(self) -> Self:
         return self
@@ -186,4 +186,4 @@ class DirectoryTasks:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        await asyncio.to_thread(self.close)
+        await in_store_thread(self.close)

@@ -1,7 +1,7 @@
-"""Work that may block, done in a thread of the event loop's pool while its task waits.
+"""Work that may wait for a disk or a store, done in a thread while its task waits.
 
 Invariants
-- The loop is never blocked, and nothing has a thread of its own: all loops have one pool of a few threads.
+- The loop is never blocked. What may wait for a store has threads apart from those of the loop (`daemon_pool`).
 - What was made for a task that is cancelled meanwhile is given back: nobody else would ever close it.
 """
 
@@ -12,6 +12,8 @@ from collections.abc import Callable
 from threading import Lock
 from typing import Generic, TypeVar
 
+from tidelog.tier.daemon_pool import in_store_thread
+
 Made = TypeVar("Made")
 
 
@@ -19,7 +21,7 @@ async def made_in_worker_thread(make: Callable[[], Made], give_back: Callable[[M
     """What `make` returns. If the task is cancelled while it works, `give_back` takes it, in a worker thread too."""
     making = _Making(make, give_back)
     try:
-        return await asyncio.to_thread(making.run)
+        return await in_store_thread(making.run)
     except asyncio.CancelledError:
         left = making.abandon()
         if left is not None:
