@@ -55,6 +55,7 @@ class DeliveryMachine(RuleBasedStateMachine):
         self.settled: set[int] = set()
         self.consumers: list[Holder] = []
         self.held: dict[int, Holder] = {}
+        self.stale: set[tuple[str, int]] = set()
         self.names = 0
         self.counts: dict[int, int] = {}
         self.publish([(key, 0) for key in (*KEYS, *KEYS, *KEYS)])
@@ -124,6 +125,7 @@ class DeliveryMachine(RuleBasedStateMachine):
         for message in taken:
             self.check(holder, message)
             self.held[message.offset] = holder
+            self.stale.discard((holder.name, message.offset))
             self.counts[message.offset] = self.counts.get(message.offset, 0) + 1
             assert message.delivery_count == self.counts[message.offset]
         return taken
@@ -148,10 +150,13 @@ class DeliveryMachine(RuleBasedStateMachine):
 
     def look(self) -> None:
         self.held = {offset: one for offset, one in self.held.items() if offset in one.unacked}
-        self.settled |= {one.offset for one in self.log if self.options.on_exhausted == "drop" and self.dropped(one)}
+        if self.options.on_exhausted == "drop":
+            self.settled |= self.settled_in_state
 
-    def dropped(self, message: Delivery) -> bool:
-        return self.state.progress.is_settled(message.offset)
+    @property
+    def settled_in_state(self) -> set[int]:
+        progress = self.state.progress
+        return set(range(progress.floor)).union(*(range(start, stop) for start, stop in progress.ranges))
 
     def ack(self, random: Random) -> None:
         offset = random.choice(sorted(self.held))
@@ -159,12 +164,12 @@ class DeliveryMachine(RuleBasedStateMachine):
         self.settled.add(offset)
 
     def ack_late(self, random: Random) -> None:
-        """An acknowledgement counts wherever the message is by now."""
-        offset = random.choice(sorted(self.counts))
-        consumer = self.consumers[-1]
-        is_stale = offset in consumer.stale and offset not in consumer.unacked
+        """An acknowledgement counts wherever the message is by now, unless it came before a seek and not since."""
+        consumer = random.choice(self.consumers)
+        stale = {offset for name, offset in self.stale if name == consumer.name}
+        offset = random.choice(sorted(stale | set(self.counts)))
         self.state.ack(consumer, offset)
-        if not is_stale:
+        if offset not in stale:
             self.held.pop(offset, None)
             self.settled.add(offset)
 
@@ -199,7 +204,7 @@ class DeliveryMachine(RuleBasedStateMachine):
             return
         progress, failures = self.state.progress, self.state.stored_failures()
         self.state = DeliveryState(self.options, Progress(progress.floor, progress.ranges), failures)
-        self.consumers, self.held, self.counts = [], {}, failures
+        self.consumers, self.held, self.stale, self.counts = [], {}, set(), failures
 
     @rule(data=st.data(), dice=st.integers(1, 6))
     def seek(self, data: st.DataObject, dice: int) -> None:
@@ -207,14 +212,15 @@ class DeliveryMachine(RuleBasedStateMachine):
             return
         offset = data.draw(st.integers(0, len(self.log)))
         self.state.move_to(offset)
+        stale = self.stale | {(holder.name, one) for one, holder in self.held.items()}
+        self.stale = {(name, one) for name, one in stale if one >= offset}
         self.settled, self.held, self.counts = set(range(offset)), {}, {}
 
     @invariant()
     def agrees(self) -> None:
         if not hasattr(self, "state"):
             return
-        settled = {one.offset for one in self.log if self.state.progress.is_settled(one.offset)}
-        assert settled == self.settled
+        assert self.settled_in_state == self.settled
         assert self.state.unacked_count == len(self.held) <= self.options.max_unacked
 
     def teardown(self) -> None:
@@ -226,6 +232,8 @@ class DeliveryMachine(RuleBasedStateMachine):
         for offset in list(self.state.blocked):
             self.ack_offset(offset)
         for _ in range(4 * len(self.log) + 4):
+            if self.settled == set(range(len(self.log))):
+                break
             self.bury()
             for offset, holder in list(self.held.items()):
                 self.state.ack(holder, offset)

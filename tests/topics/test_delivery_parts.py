@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -88,6 +89,62 @@ def test_what_came_back_goes_first() -> None:
         queue.put_back(messages[offset])
     queue.discard(2)
     assert [message.offset for message in queue.take("a", 3)] == [1, 3, 4]
+
+
+def test_a_message_that_becomes_due_waits_for_older_ones_that_were_read_with_it() -> None:
+    """Order of offsets holds among what is ready: nothing that was never handed out is left behind what was."""
+    queue = OpenQueue()
+    queue.add([Delivery(b"", offset=offset) for offset in (0, 1, 3)])
+    queue.put_back(Delivery(b"", offset=2))
+    assert [message.offset for message in queue.take("a", 3)] == [0, 1, 2]
+    assert queue.unseen_from == 3
+
+
+@pytest.mark.parametrize("kind", ["exclusive", "failover"])
+def test_a_cumulative_acknowledgement_settles_nothing_that_was_not_handed_out(kind: str) -> None:
+    """A delayed message among older ones that were read with it becomes due: older ones came first, and all is settled
+    that came, nothing else, and once."""
+    state = DeliveryState(parse_options({"kind": kind, "max_unacked": 4}), Progress(0))
+    holder = state.join("a")
+    due = to_datetime(1_000_000)
+    messages = [Delivery(b"", offset=offset, deliver_at=due if offset == 2 else None) for offset in range(4)]
+    state.feed(messages, 4, Now(0, 0))
+    now = Now(2_000_000, 0)
+    first = state.take(holder, 1, now)
+    state.ack_below(holder, first[0].offset + 1)
+    assert [message.offset for message in first] == [0]
+    assert [message.offset for message in state.take(holder, 2, now)] == [1, 2]
+    state.ack_below(holder, 3)
+    assert (state.progress.floor, state.progress.ranges) == (3, [])
+    assert [message.offset for message in state.take(holder, 5, now)] == [3]
+
+
+def test_an_acknowledgement_from_before_two_seeks_settles_nothing() -> None:
+    """What a consumer had before the subscription was moved is to come again, also when it is moved once more."""
+    state = DeliveryState(parse_options({"kind": "shared"}), Progress(0))
+    holder, messages = state.join("a"), [Delivery(b"", offset=offset) for offset in range(3)]
+    state.feed(messages, 3, Now(0, 0))
+    assert len(state.take(holder, 3, Now(0, 0))) == 3
+    for _ in range(2):
+        state.move_to(0)
+    assert not state.ack(holder, 1)
+    assert not state.ack(holder, 1)
+    state.feed(messages, 3, Now(0, 0))
+    assert state.take(holder, 3, Now(0, 0)) == messages
+
+
+def test_an_acknowledgement_after_a_seek_counts_once_the_message_came_again() -> None:
+    """Also when it timed out in between, as any other that is late."""
+    state = DeliveryState(parse_options({"kind": "shared", "ack_timeout_seconds": 5.0}), Progress(0))
+    holder, messages = state.join("a"), [Delivery(b"", offset=0)]
+    state.feed(messages, 1, Now(0, 0))
+    state.take(holder, 1, Now(0, 0))
+    state.move_to(0)
+    state.feed(messages, 1, Now(0, 0))
+    assert state.take(holder, 1, Now(0, 0)) == messages
+    state.tick(Now(0, 6_000_000))
+    assert state.ack(holder, 0)
+    assert state.take(holder, 1, Now(0, 6_000_000)) == []
 
 
 def test_a_rate_limit_counts_over_time() -> None:

@@ -71,7 +71,8 @@ class Holder:
         self.unacked: dict[int, Delivery] = {}
         # When each of them times out, oldest first; empty without a time-out.
         self.due_us: dict[int, int] = {}
-        # What it had when the subscription was moved: an acknowledgement of that is not one of the message to come.
+        # What it had when the subscription was moved, until it gets that again: an acknowledgement of the message from
+        # before is not one of the message to come.
         self.stale: set[int] = set()
 
 
@@ -114,7 +115,7 @@ class DeliveryState:
         for place in (self.blocked, self.dead, self.failures):
             place.clear()
         for holder in self.holders.values():
-            holder.stale = set(holder.unacked)
+            holder.stale = {one for one in (*holder.stale, *holder.unacked) if one >= offset}
             holder.unacked.clear()
             holder.due_us.clear()
         self.unacked_count = 0
@@ -235,6 +236,8 @@ class DeliveryState:
         message = self._queue.take_fresh()
         if message is not None:
             holder.unacked[message.offset] = message
+            if holder.stale:
+                holder.stale.discard(message.offset)
             self.unacked_count += 1
             self.counters.delivered += 1
         return message
@@ -250,6 +253,8 @@ class DeliveryState:
         for message in taken:
             holder.unacked[message.offset] = message
             self.counters.redelivered += message.delivery_count > 1
+        if holder.stale:
+            holder.stale.difference_update(message.offset for message in taken)
         self.unacked_count += len(taken)
         self.counters.delivered += len(taken)
         if self._rate is not None:
@@ -288,7 +293,7 @@ class DeliveryState:
         return self.progress.settle(offset)
 
     def _ack_late(self, holder: Holder, offset: int) -> bool:
-        if self.progress.is_settled(offset) or _is_stale(holder, offset):
+        if self.progress.is_settled(offset) or offset in holder.stale:
             return False
         self._withdraw(offset)
         self._settle(offset)
@@ -306,7 +311,7 @@ class DeliveryState:
         What is delayed stays: whoever acknowledges does not know of it yet.
         """
         assert not self._keyed
-        if offset - 1 not in holder.unacked and _is_stale(holder, offset - 1):
+        if offset - 1 in holder.stale:
             return
         before = self.progress.floor + self.progress.settled_above
         for one_holder in self.holders.values():
@@ -455,14 +460,6 @@ def _born_us(message: Delivery) -> int:
     """From when on its time to live counts: it could not be had before its time."""
     appended_us = 0 if message.timestamp is None else to_microseconds(message.timestamp)
     return max(appended_us, _deliver_at_us(message))
-
-
-def _is_stale(holder: Holder, offset: int) -> bool:
-    """Whether it had this before the subscription was moved; that is asked once."""
-    if offset not in holder.stale:
-        return False
-    holder.stale.discard(offset)
-    return True
 
 
 def _microseconds(seconds: float | None) -> int | None:

@@ -1,6 +1,7 @@
 """What is ready to be handed out, for kinds without keys. Pure.
 
-What came back goes before what was never handed out, and in order of offsets: everything that came back is older.
+Messages go out in order of offsets, those that came back among them. What came back is mostly older than what was never
+handed out, but a delayed message becomes ready in the middle of what was read with it.
 """
 
 from __future__ import annotations
@@ -35,9 +36,8 @@ class OpenQueue:
     @property
     def head_offset(self) -> int:
         """The offset of the one that comes next; NO_LIMIT when there is none."""
-        if self._back:
-            return self._back[0][0]
-        return self._fresh[0].offset if self._fresh else NO_LIMIT
+        back_offset = self._back[0][0] if self._back else NO_LIMIT
+        return min(back_offset, self.unseen_from)
 
     def add(self, messages: Iterable[Delivery]) -> None:
         """Messages that were never handed out, in order."""
@@ -88,7 +88,8 @@ class OpenQueue:
         return self._fresh.popleft() if self._fresh and not self._back and not self._gone else None
 
     def _pop(self) -> Delivery:
-        return heappop(self._back)[1] if self._back else self._fresh.popleft()
+        is_back_next = bool(self._back) and self._back[0][0] < self.unseen_from
+        return heappop(self._back)[1] if is_back_next else self._fresh.popleft()
 
     # What only queues with keys need to know
 
