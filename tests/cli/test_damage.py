@@ -139,7 +139,7 @@ def test_one_frame_in_hex(cli: Cli, tmp_path: Path) -> None:
     (path,) = (tmp_path / "data/a/b").glob("wal.*.log")
     assert bytes.fromhex(shown["bytes_hex"]) == path.read_bytes()[shown["byte"] :]
     assert (shown["offset"], shown["key"], shown["value"], shown["headers"]) == (1, "k", "hello", {"h": "x"})
-    assert shown["crc32"] == shown["crc32_of_payload"]
+    assert shown["crc32"] == shown["crc32_computed"]
     limited = cli("inspect", "a/b", "--offset", "1", "--bytes", "32")
     assert limited.lines[-2].startswith(f"{shown['byte']:010x}  01 00 00 00 00 00 00 00  ")
     assert limited.lines[-2].endswith("|")

@@ -7,10 +7,18 @@ from pathlib import Path
 import msgspec
 import pytest
 from tests.cli.conftest import Cli, Result
-from tests.danube.danube_bytes import PUBLISHED_MS, encode_message, frame, frames, sent, write_objects, write_wal
+from tests.danube.danube_bytes import (
+    PUBLISHED_MS,
+    encode,
+    encode_message,
+    frame,
+    frames,
+    sent,
+    write_objects,
+    write_wal,
+)
 
 import tidelog
-from tidelog.log.frame import encode
 
 TOPIC = "default/orders"
 

@@ -110,9 +110,18 @@ def test_what_is_encoded_is_scanned_back(first_offset: int, payloads: list[bytes
 
 
 def test_a_frame_has_the_documented_bytes() -> None:
-    """Offset, length and checksum stand little-endian in front of the payload."""
-    payload = b"hello"
-    assert frame.encode(7, payload) == struct.pack("<QII", 7, 5, zlib.crc32(payload)) + payload
+    """Offset, length and checksum stand little-endian in front of the payload; the checksum covers all but itself."""
+    claims = struct.pack("<QI", 7, 5)
+    assert frame.encode(7, b"hello") == claims + struct.pack("<I", zlib.crc32(b"hello" + claims)) + b"hello"
+
+
+@pytest.mark.parametrize("offset", [0, 1, 1 << 31, 1 << 63, MAX_OFFSET])
+def test_a_frames_checksum_is_that_of_payload_offset_and_length(offset: int) -> None:
+    """At every length from 0 to 300, with carry-less multiplication and without."""
+    for length in range(301):
+        payload = os.urandom(length)
+        expected = zlib.crc32(payload + struct.pack("<QI", offset, length))
+        assert assert_twins_agree("frame_crc", offset, payload)[1] == expected
 
 
 def test_no_payloads_are_no_bytes() -> None:
@@ -156,8 +165,11 @@ def test_payloads_come_from_any_iterable() -> None:
 
 
 def test_danubes_frame_is_read() -> None:
-    """The frame of another log with the same format parses."""
-    found = frame.scan(DANUBE_FRAME, 0, 70_000)
+    """The checksum of Danube's frames covers the payload alone: they are read only by one who says so."""
+    assert scanned(DANUBE_FRAME, 70_000) == (0, 0, Stop.BAD_CRC)
+    assert frame.find_frame(DANUBE_FRAME, 0, 0, 70_000) is None
+    assert frame.find_frame(DANUBE_FRAME, 0, 0, 70_000, payload_only=True) == (0, 70_000)
+    found = frame.scan(DANUBE_FRAME, 0, 70_000, payload_only=True)
     assert (found.frames.count, found.end, found.stop) == (1, len(DANUBE_FRAME), Stop.END)
     assert found.frames.payloads()[0].endswith(b"\x02rk")
 
@@ -196,6 +208,21 @@ def test_a_scan_stops_at_a_wrong_offset() -> None:
     """A frame that is not the next one is damage, however whole it is."""
     assert scanned(THREE[:SECOND] + THREE[THIRD:]) == (1, SECOND, Stop.WRONG_OFFSET)
     assert scanned(THREE, offset=1) == (0, 0, Stop.WRONG_OFFSET)
+
+
+@pytest.mark.parametrize("shift", [-1, 1, 5])
+def test_a_frame_copied_to_another_offset_is_damage(shift: int) -> None:
+    """The checksum covers the offset: another number in the header does not make it another message."""
+    copy = struct.pack("<Q", 1 + shift) + THREE[SECOND + 8 : THIRD]
+    assert scanned(copy, 1 + shift) == (0, 0, Stop.BAD_CRC)
+
+
+@pytest.mark.parametrize("bit", range(8 * HEADER_BYTES))
+def test_no_bit_of_a_header_may_flip(bit: int) -> None:
+    """Whatever offset the reader expects, the one that was or the one that is."""
+    changed = flip(THREE[SECOND:THIRD], bit // 8, bit)
+    for offset in {1, HEADER.unpack_from(changed)[0]}:
+        assert scanned(changed, offset)[0] == 0
 
 
 @pytest.mark.parametrize("length", [0, MAX_PAYLOAD + 1, (1 << 32) - 1])
@@ -260,6 +287,8 @@ def test_twins_agree_on_damaged_frames(case: tuple[int, bytes], position: int, m
     assert_twins_agree("scan", data, 0, offset, max_payload)
     assert_twins_agree("scan", data, position, offset, max_payload)
     assert_twins_agree("find_frame", data, position, offset, offset + 12, max_payload)
+    assert_twins_agree("scan", data, 0, offset, max_payload, True)
+    assert_twins_agree("find_frame", data, 0, offset, offset + 12, max_payload, True)
 
 
 @settings(max_examples=examples(200))
@@ -362,6 +391,8 @@ def every_path() -> None:
     outcome(kernel.scan, frames[0], -1, 0, MAX_PAYLOAD)
     outcome(kernel.scan, frames[0], 0, "0", MAX_PAYLOAD)
     outcome(kernel.crc32, "text")
+    outcome(kernel.frame_crc, 0, "text")
+    outcome(kernel.frame_crc, "0", b"text")
 
 
 @pytest.mark.usefixtures("traced")

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from tests.log.test_frame import ANY_INT, OFFSETS, PAYLOADS, assert_twins_agree
 
 from tidelog.errors import InputError
-from tidelog.log.frame import encode_many, scan
+from tidelog.log.frame import Frames, Stop, encode_many, scan
 
 ARRAYS = st.binary(max_size=40)
 
@@ -32,6 +32,17 @@ def test_some_of_them_can_be_renumbered(new: int, payloads: list[bytes], start: 
     """A slice has the buffer of all."""
     some = encode_many(0, payloads).slice(start, stop)
     assert some.renumbered(new) == encode_many(new, payloads[start:stop])
+
+
+@given(OFFSETS, OFFSETS, st.binary(min_size=1, max_size=90), st.integers(0, 7), st.data())
+def test_a_damaged_frame_stays_damaged(old: int, new: int, payload: bytes, bit: int, data: st.DataObject) -> None:
+    """The new checksum follows from the old one: what did not match before does not match after."""
+    frames = encode_many(old, [payload])
+    byte = data.draw(st.integers(12, len(frames.buffer) - 1))
+    broken = bytearray(frames.buffer)
+    broken[byte] ^= 1 << bit
+    moved = Frames(old, bytes(broken), frames.positions, frames.lengths).renumbered(new)
+    assert scan(moved.buffer, 0, new).stop is Stop.BAD_CRC
 
 
 @given(st.binary(max_size=60), ARRAYS, ARRAYS, ANY_INT)

@@ -7,10 +7,10 @@ import struct
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.danube.danube_bytes import frame, frames
+from tests.danube.danube_bytes import encode, frame, frames
 
 from tidelog.errors import MessageTooLargeError, RetryError
-from tidelog.log.frame import HEADER_BYTES, encode
+from tidelog.log.frame import HEADER_BYTES
 from tidelog.topics.danube_frames import CHUNK_BYTES, Damage, Event, Run, read_frames
 
 LIMIT = 16 << 20

@@ -17,7 +17,7 @@ from tidelog.errors import DataError, NotFoundError, OffsetOutOfRangeError, offs
 from tidelog.files import File, LocalFiles
 from tidelog.log.damage import find_good_frames
 from tidelog.log.examine import examine_log
-from tidelog.log.frame import HEADER, HEADER_BYTES, MAX_PAYLOAD_BYTES, crc32
+from tidelog.log.frame import HEADER, HEADER_BYTES, MAX_PAYLOAD_BYTES, frame_crc
 from tidelog.log.names import wal_files
 from tidelog.log.removed import is_removed
 from tidelog.log.repair import is_lost
@@ -76,7 +76,7 @@ def _describe_header(header: bytes, payload: bytes) -> dict[str, object]:
         "offset": offset,
         "length": length,
         "crc32": f"{checksum:08x}",
-        "crc32_of_payload": f"{crc32(payload):08x}",
+        "crc32_computed": f"{frame_crc(offset, payload):08x}",
     }
 
 

@@ -11,7 +11,10 @@
    - the CRC instructions of ARMv8, where the compiler was told that they exist
    - eight tables of 256 entries, eight bytes a step, everywhere
 
-   The functions with `state` work on the inverted value that the algorithm carries from byte to byte. */
+   The functions with `state` work on the inverted value that the algorithm carries from byte to byte.
+
+   The checksum of a frame goes over its payload, then over the 12 bytes offset and length. With carry-less
+   multiplication the 12 bytes are folded in before the one reduction, so that they cost next to nothing. */
 
 #ifndef TIDELOG_CRC32_H
 #define TIDELOG_CRC32_H
@@ -117,7 +120,7 @@ static uint64_t crc_quotient(void) {
 }
 
 static struct {
-    uint64_t by_512[2], by_384[2], by_256[2], by_128[2]; /* multipliers for the halves H and L */
+    uint64_t by_512[2], by_384[2], by_256[2], by_128[2], by_96[2]; /* multipliers for the halves H and L */
     uint64_t to_96[2];                                   /* x^96, and the quotient for the last division */
     uint64_t polynomial[2];                              /* P without x^32 in bits 1 to 32 */
 } crc_constants;
@@ -132,6 +135,7 @@ static void crc_prepare_folding(void) {
     crc_prepare_fold(crc_constants.by_384, 384);
     crc_prepare_fold(crc_constants.by_256, 256);
     crc_prepare_fold(crc_constants.by_128, 128);
+    crc_prepare_fold(crc_constants.by_96, 96);
     crc_constants.to_96[0] = crc_multiplier(96);
     crc_constants.to_96[1] = crc_quotient();
     crc_constants.polynomial[0] = (uint64_t)CRC_POLYNOMIAL << 1;
@@ -170,10 +174,8 @@ TIDELOG_FOLDING static inline uint32_t crc_reduce(__m128i block) {
     return (uint32_t)_mm_extract_epi32(_mm_xor_si128(rest, multiple), 2);
 }
 
-TIDELOG_FOLDING static uint32_t crc_by_folding(uint32_t state, const uint8_t *data, size_t size) {
-    if (size < 16) {
-        return crc_by_tables(state, data, size);
-    }
+/* 16 bytes or more as the 128 bits that they come to. */
+TIDELOG_FOLDING static inline __m128i crc_fold_all(uint32_t state, const uint8_t *data, size_t size) {
     __m128i by_128 = crc_load(crc_constants.by_128);
     __m128i block = _mm_xor_si128(crc_load(data), _mm_cvtsi32_si128((int)state));
     data += 16;
@@ -199,12 +201,44 @@ TIDELOG_FOLDING static uint32_t crc_by_folding(uint32_t state, const uint8_t *da
     if (size > 0) {
         block = crc_fold_rest(block, data, size);
     }
-    return crc_reduce(block);
+    return block;
+}
+
+TIDELOG_FOLDING static uint32_t crc_by_folding(uint32_t state, const uint8_t *data, size_t size) {
+    return size < 16 ? crc_by_tables(state, data, size) : crc_reduce(crc_fold_all(state, data, size));
+}
+
+/* The payload's 128 bits move 96 bits ahead, and the 12 bytes are added below; the 4 bytes above them are zero. */
+TIDELOG_FOLDING static uint32_t crc_frame_by_folding(uint64_t offset, const uint8_t *payload, uint32_t length) {
+    __m128i claims = _mm_slli_si128(_mm_set_epi64x((long long)length, (long long)offset), 4);
+    if (length < 16) {
+        uint32_t state = crc_by_tables(~0u, payload, length);
+        return ~crc_reduce(_mm_xor_si128(claims, _mm_slli_si128(_mm_cvtsi32_si128((int)state), 4)));
+    }
+    __m128i block = crc_fold(crc_fold_all(~0u, payload, length), crc_load(crc_constants.by_96));
+    return ~crc_reduce(_mm_xor_si128(block, claims));
 }
 
 #endif
 
+/* The 12 bytes of a frame's header that its checksum covers. */
+#define CRC_CLAIMS_BYTES 12
+
+static inline void crc_claims(uint8_t *claims, uint64_t offset, uint32_t length) {
+    store_u64(claims, offset);
+    store_u32(claims + 8, length);
+}
+
 static uint32_t (*crc_update)(uint32_t state, const uint8_t *data, size_t size) = crc_by_tables;
+
+static uint32_t crc_frame_by_parts(uint64_t offset, const uint8_t *payload, uint32_t length) {
+    uint8_t claims[CRC_CLAIMS_BYTES];
+    crc_claims(claims, offset, length);
+    return ~crc_update(crc_update(~0u, payload, length), claims, sizeof claims);
+}
+
+/* The checksum of a frame. */
+static uint32_t (*crc_of_frame)(uint64_t offset, const uint8_t *payload, uint32_t length) = crc_frame_by_parts;
 
 /* Called once at import; calling it again changes nothing. */
 static void crc_prepare(void) {
@@ -214,6 +248,7 @@ static void crc_prepare(void) {
     if (__builtin_cpu_supports("pclmul") && __builtin_cpu_supports("sse4.1")) {
         crc_prepare_folding();
         crc_update = crc_by_folding;
+        crc_of_frame = crc_frame_by_folding;
     }
 #elif defined(__ARM_FEATURE_CRC32)
     crc_update = crc_by_instruction;
@@ -222,6 +257,14 @@ static void crc_prepare(void) {
 
 static inline uint32_t crc_of(const uint8_t *data, size_t size) {
     return ~crc_update(~0u, data, size);
+}
+
+/* The checksum of a frame once it has another offset. A checksum is linear: what differs between the two headers, worked
+   out by itself, is what differs between the checksums. The payload is not read, and a wrong checksum stays wrong. */
+static inline uint32_t crc_of_renumbered(uint32_t crc, uint64_t old_offset, uint64_t new_offset) {
+    uint8_t claims[CRC_CLAIMS_BYTES];
+    crc_claims(claims, old_offset ^ new_offset, 0);
+    return crc ^ crc_by_tables(0, claims, sizeof claims);
 }
 
 #endif

@@ -41,6 +41,22 @@ static PyObject *kernel_crc32_portable(PyObject *Py_UNUSED(module), PyObject *co
     return crc32_with(crc_by_tables, arguments, count);
 }
 
+static PyObject *kernel_frame_crc(PyObject *Py_UNUSED(module), PyObject *const *arguments, Py_ssize_t count) {
+    if (expect_arguments("frame_crc", count, 2, 2) < 0) {
+        return NULL;
+    }
+    uint64_t offset = PyLong_AsUnsignedLongLongMask(arguments[0]);
+    Py_buffer payload;
+    if ((offset == UINT64_MAX && PyErr_Occurred()) || PyObject_GetBuffer(arguments[1], &payload, PyBUF_SIMPLE) < 0) {
+        return NULL;
+    }
+    PyThreadState *saved = release_gil_for((uint64_t)payload.len);
+    uint32_t crc = crc_of_frame(offset, payload.buf, (uint32_t)payload.len);
+    take_gil_back(saved);
+    PyBuffer_Release(&payload);
+    return PyLong_FromUnsignedLong(crc);
+}
+
 /* ---- module ---- */
 
 #define METHOD(name, function, text) {name, (PyCFunction)(void (*)(void))(function), METH_FASTCALL, PyDoc_STR(text)}
@@ -49,12 +65,15 @@ static PyMethodDef kernel_methods[] = {
     METHOD("crc32", kernel_crc32, "crc32(data, value=0): CRC-32 as zlib computes it."),
     METHOD("crc32_portable", kernel_crc32_portable,
            "crc32_portable(data, value=0): the same by tables, as on machines without special instructions."),
+    METHOD("frame_crc", kernel_frame_crc, "frame_crc(offset, payload): the checksum of a frame."),
     METHOD("encode_many", kernel_encode_many,
            "encode_many(first_offset, payloads): (frames, payload positions, payload lengths)."),
     METHOD("scan", kernel_scan,
-           "scan(buffer, position, offset, max_payload): (payload positions, payload lengths, end, why it stopped)."),
+           "scan(buffer, position, offset, max_payload, payload_only=False): (payload positions, payload lengths, end, "
+           "why it stopped)."),
     METHOD("find_frame", kernel_find_frame,
-           "find_frame(buffer, position, min_offset, max_offset, max_payload): (position, offset) or None."),
+           "find_frame(buffer, position, min_offset, max_offset, max_payload, payload_only=False): (position, offset) "
+           "or None."),
     METHOD("payloads", kernel_payloads, "payloads(buffer, positions, lengths, start, stop): copies of payloads."),
     METHOD("field_range", kernel_field_range,
            "field_range(buffer, positions, lengths, field): least and greatest i64 at that byte, or None."),

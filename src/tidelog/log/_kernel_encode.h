@@ -103,7 +103,7 @@ static void batch_write(const Batch *batch, size_t count, uint64_t offset, uint8
         store_u64(header, offset + index);
         store_u32(header + 8, length);
         /* Over the copy: if somebody changes a bytearray meanwhile, the frame is still one that its checksum fits. */
-        store_u32(header + 12, crc_of(header + HEADER_BYTES, length));
+        store_u32(header + 12, crc_of_frame(offset + index, header + HEADER_BYTES, length));
         memcpy(positions + 8 * index, &position, 8);
         memcpy(lengths + 4 * index, &length, 4);
         position += length;

@@ -1,5 +1,5 @@
-/* Frames with other offsets: a copy of frames that lie one behind the other, each header with its new number. The
-   checksum is that of the payload, so it stays. */
+/* Frames with other offsets: a copy of frames that lie one behind the other, each header with its new number, and with
+   the checksum that follows from the old one. */
 
 #ifndef TIDELOG_KERNEL_RENUMBER_H
 #define TIDELOG_KERNEL_RENUMBER_H
@@ -32,7 +32,9 @@ static void write_renumbered(const Places *places, uint64_t begin, uint64_t end,
     memcpy(frames, (const uint8_t *)places->buffer.buf + begin, end - begin);
     uint64_t position = HEADER_BYTES;
     for (size_t index = 0; index < places->count; index++) {
-        store_u64(frames + position - HEADER_BYTES, offset + index);
+        uint8_t *header = frames + position - HEADER_BYTES;
+        store_u32(header + 12, crc_of_renumbered(load_u32(header + 12), load_u64(header), offset + index));
+        store_u64(header, offset + index);
         memcpy(positions + 8 * index, &position, 8);
         position += (uint64_t)native_u32(places->lengths.buf, index) + HEADER_BYTES;
     }

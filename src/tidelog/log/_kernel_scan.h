@@ -14,7 +14,13 @@ typedef struct {
     const uint8_t *data;
     size_t size;
     uint32_t max_payload;
+    int payload_only; /* the checksum does not cover the header, as in Danube's frames */
 } Region;
+
+static int parse_payload_only(PyObject *object, int *payload_only) {
+    *payload_only = PyObject_IsTrue(object);
+    return *payload_only;
+}
 
 /* Why there is no whole frame with `offset` at `position`; WHOLE, and its length, when there is one. */
 static inline enum stop judge(const Region *region, size_t position, uint64_t offset, uint32_t *length) {
@@ -36,7 +42,9 @@ static inline enum stop judge(const Region *region, size_t position, uint64_t of
     if (*length > left - HEADER_BYTES) {
         return PARTIAL;
     }
-    return crc_of(header + HEADER_BYTES, *length) == load_u32(header + 12) ? WHOLE : BAD_CRC;
+    const uint8_t *payload = header + HEADER_BYTES;
+    uint32_t crc = region->payload_only ? crc_of(payload, *length) : crc_of_frame(offset, payload, *length);
+    return crc == load_u32(header + 12) ? WHOLE : BAD_CRC;
 }
 
 /* Where the scan is, and the arrays it fills. They are the bytes objects that are handed out in the end: on large buffers
@@ -124,8 +132,9 @@ static PyObject *kernel_scan(PyObject *Py_UNUSED(module), PyObject *const *argum
     Py_buffer buffer;
     Scan scan;
     memset(&scan, 0, sizeof scan);
-    if (expect_arguments("scan", argument_count, 4, 4) < 0 || parse_bound(arguments[2], &scan.offset) < 0 ||
+    if (expect_arguments("scan", argument_count, 4, 5) < 0 || parse_bound(arguments[2], &scan.offset) < 0 ||
         parse_max_payload(arguments[3], &scan.region.max_payload) < 0 ||
+        parse_payload_only(argument_count == 5 ? arguments[4] : Py_False, &scan.region.payload_only) < 0 ||
         PyObject_GetBuffer(arguments[0], &buffer, PyBUF_SIMPLE) < 0) {
         return NULL;
     }
@@ -160,8 +169,9 @@ static PyObject *kernel_find_frame(PyObject *Py_UNUSED(module), PyObject *const 
     Py_buffer buffer;
     Region region;
     Bound least, most;
-    if (expect_arguments("find_frame", argument_count, 5, 5) < 0 || parse_bound(arguments[2], &least) < 0 ||
+    if (expect_arguments("find_frame", argument_count, 5, 6) < 0 || parse_bound(arguments[2], &least) < 0 ||
         parse_bound(arguments[3], &most) < 0 || parse_max_payload(arguments[4], &region.max_payload) < 0 ||
+        parse_payload_only(argument_count == 6 ? arguments[5] : Py_False, &region.payload_only) < 0 ||
         PyObject_GetBuffer(arguments[0], &buffer, PyBUF_SIMPLE) < 0) {
         return NULL;
     }

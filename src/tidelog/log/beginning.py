@@ -1,8 +1,8 @@
 """Where frames begin when none before them can vouch for that: in the oldest file, and behind a gap.
 
-A frame's checksum does not cover its offset, so a first header alone is not believed. One flipped bit in it would make
-every frame behind it look wrong: the log would be cut there as if it were a torn tail, or a repair would fill a gap of
-billions of messages that never were. The checkpoint is asked first, then the two frames behind.
+A header alone is not believed, only a whole frame is. One flipped bit in the first offset would make every frame behind
+it look wrong: the log would be cut there as if it were a torn tail, or a repair would fill a gap of billions of
+messages that never were. The checkpoint is asked first, then the frames.
 """
 
 from __future__ import annotations

@@ -4,6 +4,7 @@ Invariants
 - A message may hold frames itself, a copy of a log for example. So what lies inside the frame that stopped proves
   nothing, unless that frame's own length is shown to be wrong: its checksum fits another length, or the frames found
   inside it run on to the very end of the file.
+- A frame whose header has another offset, and whose checksum fits the expected one, was whole: its offset is damaged.
 - A frame of any offset behind the stop is evidence against a torn tail, also one that does not belong there: what has
   good frames in it is never cut.
 - The rest of the file is read whole, to find a frame of any size: the one place where memory grows with a file.
@@ -14,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from tidelog.files import File
-from tidelog.log.frame import HEADER, HEADER_BYTES, MAX_PAYLOAD_BYTES, Stop, crc32, find_frame, scan
+from tidelog.log.frame import HEADER, HEADER_BYTES, MAX_PAYLOAD_BYTES, Stop, find_frame, frame_crc, scan
 
 _MAX_CANDIDATES = 64
 
@@ -38,6 +39,18 @@ def find_good_frames(
     return None if found is None else (position + found[0], found[1])
 
 
+def is_misnumbered(file: File, position: int, size: int, expected: int) -> bool:
+    """Whether the frame at a byte is the expected one, whole, but for the offset in its header: no torn tail."""
+    header = file.read_at(position, HEADER_BYTES)
+    if len(header) < HEADER_BYTES:
+        return False
+    offset, length, crc = HEADER.unpack(header)
+    end = position + HEADER_BYTES + int(length)
+    if offset == expected or not 0 < length <= MAX_PAYLOAD_BYTES or end > size:
+        return False
+    return bool(frame_crc(expected, file.read_at(position + HEADER_BYTES, int(length))) == crc)
+
+
 def _own_end(buffer: bytes, expected: int) -> int:
     """How far the frame at the start says that it goes; 0 when its header is not to be believed."""
     if len(buffer) < HEADER_BYTES:
@@ -54,10 +67,15 @@ def _frame_inside(buffer: bytes, expected: int, max_offset: int, own_end: int) -
     for found in (
         _offset_by_offset(buffer, expected, max_offset) if is_torn else _in_order(buffer, expected, max_offset)
     ):
-        ends_here = found[0] > HEADER_BYTES and crc32(memoryview(buffer)[HEADER_BYTES : found[0]]) == own_crc
+        ends_here = found[0] > HEADER_BYTES and _crc_up_to(buffer, expected, found[0]) == own_crc
         if ends_here or scan(buffer, found[0], found[1]).stop is Stop.END:
             return found
     return None
+
+
+def _crc_up_to(buffer: bytes, offset: int, end: int) -> int:
+    """The checksum that the frame at the start would have if it ended there."""
+    return frame_crc(offset, memoryview(buffer)[HEADER_BYTES:end])
 
 
 def _in_order(buffer: bytes, expected: int, max_offset: int) -> Iterator[tuple[int, int]]:

@@ -15,7 +15,7 @@ from tidelog.errors import offsets_text
 from tidelog.files import File, Files, LocalFiles
 from tidelog.log.beginning import header_offset, offset_behind_gap, oldest_offset
 from tidelog.log.checkpoint import Checkpoint, read_checkpoint
-from tidelog.log.damage import find_good_frames
+from tidelog.log.damage import find_good_frames, is_misnumbered
 from tidelog.log.frame import HEADER_BYTES, Frames, Stop
 from tidelog.log.names import wal_files, wal_name
 from tidelog.log.scanner import FileScanner
@@ -205,9 +205,10 @@ class _FileWalk:
             if stop is Stop.END:
                 break
             behind = self._behind(file, run, stop, size)
-            self._note(run, stop, behind)
             if behind is None:
+                self._note_end(run, stop, is_misnumbered(file, run.end, size, run.next_offset))
                 break
+            self._note(run, stop, behind)
             position, offset = behind
         return self._result(size)
 
@@ -262,12 +263,12 @@ class _FileWalk:
         if times is not None:
             self._times = [min(times[0], *self._times), max(times[1], *self._times)] if self._times else list(times)
 
-    def _note(self, run: Run, stop: Stop, behind: tuple[int, int] | None) -> None:
-        if behind is None:
-            self._problems.append(
-                Problem(file=self._name, byte=run.end, reason=stop.reason, is_torn_tail=self._is_last)
-            )
-        elif behind[1] > run.next_offset:
+    def _note_end(self, run: Run, stop: Stop, was_whole: bool) -> None:
+        is_torn_tail = self._is_last and not was_whole
+        self._problems.append(Problem(file=self._name, byte=run.end, reason=stop.reason, is_torn_tail=is_torn_tail))
+
+    def _note(self, run: Run, stop: Stop, behind: tuple[int, int]) -> None:
+        if behind[1] > run.next_offset:
             self._add(run.end, stop.reason, (run.next_offset, behind[1] - 1))
         else:
             self._add(run.end, f"{stop.reason}, though nothing is missing", None)

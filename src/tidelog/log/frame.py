@@ -9,7 +9,9 @@
 Invariants
 - Offsets of consecutive frames are consecutive, so a scanner knows which offset must come next: another one is damage.
 - A payload has at least one byte. A run of zero bytes (a hole left by a file system) is therefore never a frame.
-- The crc covers the payload; a wrong length is found by the crc or by the next header.
+- The crc covers the payload and then the 12 bytes offset and length: it is finished once the offset is known, and of a
+  frame that gets another offset it follows from the old one without reading the payload.
+- A frame that is whole is therefore the frame of that offset: a copy of it elsewhere is damage by itself.
 
 The loops live in the C kernel (`_kernel.c`); `frame_python` gives the same answers where it could not be built.
 """
@@ -43,6 +45,7 @@ MAX_PAYLOAD_BYTES = 1 << 30
 KERNEL_IS_NATIVE = _kernel is not frame_python
 
 crc32 = _kernel.crc32
+frame_crc = _kernel.frame_crc
 
 
 class Stop(enum.IntEnum):
@@ -141,15 +144,20 @@ def encode_many(first_offset: int, payloads: Sequence[bytes]) -> Frames:
     return Frames(first_offset, *_kernel.encode_many(first_offset, payloads))
 
 
-def scan(buffer: bytes, position: int = 0, offset: int = 0) -> Scan:
-    """Checks frames from `position` on, the first of which must carry `offset`, up to the safe boundary."""
-    positions, lengths, end, stop = _kernel.scan(buffer, position, offset, MAX_PAYLOAD_BYTES)
+def scan(buffer: bytes, position: int = 0, offset: int = 0, *, payload_only: bool = False) -> Scan:
+    """Checks frames from `position` on, the first of which must carry `offset`, up to the safe boundary.
+
+    `payload_only`: the checksums cover the payloads alone, as in Danube's frames.
+    """
+    positions, lengths, end, stop = _kernel.scan(buffer, position, offset, MAX_PAYLOAD_BYTES, payload_only)
     return Scan(Frames(offset, buffer, positions, lengths), end, Stop(stop))
 
 
-def find_frame(buffer: bytes, position: int, min_offset: int, max_offset: int) -> tuple[int, int] | None:
+def find_frame(
+    buffer: bytes, position: int, min_offset: int, max_offset: int, *, payload_only: bool = False
+) -> tuple[int, int] | None:
     """The first whole frame at or after `position` with an offset in the range: (position, offset).
 
     Tells a torn tail (nothing valid follows) from damage in the middle (something does).
     """
-    return _kernel.find_frame(buffer, position, min_offset, max_offset, MAX_PAYLOAD_BYTES)
+    return _kernel.find_frame(buffer, position, min_offset, max_offset, MAX_PAYLOAD_BYTES, payload_only)

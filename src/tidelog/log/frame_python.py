@@ -18,7 +18,7 @@ from tidelog.errors import InputError
 
 _HEADER = struct.Struct("<QII")
 _FIELD = struct.Struct("<q")
-_OFFSET = struct.Struct("<Q")
+_CLAIMS = struct.Struct("<QI")
 _HEADER_BYTES = _HEADER.size
 _MAX_OFFSET = (1 << 64) - 1
 _MAX_LENGTH = (1 << 32) - 1
@@ -33,6 +33,12 @@ def crc32(data: Buffer, value: int = 0, /) -> int:
     return zlib.crc32(data, value)
 
 
+def frame_crc(offset: int, payload: Buffer, /) -> int:
+    """The checksum of a frame: over its payload, then over its offset and length."""
+    view = byte_view(payload)
+    return zlib.crc32(_CLAIMS.pack(offset & _MAX_OFFSET, len(view) & _MAX_LENGTH), zlib.crc32(view))
+
+
 def encode_many(first_offset: int, payloads: Iterable[Buffer], /) -> tuple[bytes, bytes, bytes]:
     """All payloads as consecutive frames: (buffer, payload positions, payload lengths)."""
     payloads = tuple(payloads)
@@ -42,7 +48,7 @@ def encode_many(first_offset: int, payloads: Iterable[Buffer], /) -> tuple[bytes
     positions, lengths = array("Q"), array("I")
     end = 0
     for offset, payload in enumerate(map(_checked_payload, payloads), first_offset):
-        parts.append(_HEADER.pack(offset, len(payload), zlib.crc32(payload)))
+        parts.append(_HEADER.pack(offset, len(payload), frame_crc(offset, payload)))
         parts.append(payload)
         positions.append(end + _HEADER_BYTES)
         lengths.append(len(payload))
@@ -59,8 +65,12 @@ def _checked_payload(payload: Buffer) -> Buffer:
     return checked
 
 
-def scan(buffer: Buffer, position: int, offset: int, max_payload: int, /) -> tuple[bytes, bytes, int, int]:
+def scan(
+    buffer: Buffer, position: int, offset: int, max_payload: int, payload_only: bool = False, /
+) -> tuple[bytes, bytes, int, int]:
     """Whole frames from `position` on, the first of which must carry `offset`.
+
+    `payload_only`: the checksums cover the payloads alone, as in Danube's frames.
 
     Returns (payload positions, payload lengths, end of the last whole frame, why it stopped).
     """
@@ -68,7 +78,7 @@ def scan(buffer: Buffer, position: int, offset: int, max_payload: int, /) -> tup
     _check_position(view, position)
     positions, lengths = array("Q"), array("I")
     while True:
-        stop, length = _judge(view, position, offset, max_payload)
+        stop, length = _judge(view, position, offset, max_payload, payload_only)
         if stop is not None:
             return positions.tobytes(), lengths.tobytes(), position, stop
         positions.append(position + _HEADER_BYTES)
@@ -77,7 +87,9 @@ def scan(buffer: Buffer, position: int, offset: int, max_payload: int, /) -> tup
         offset += 1
 
 
-def _judge(view: memoryview, position: int, offset: int, max_payload: int) -> tuple[int | None, int]:
+def _judge(
+    view: memoryview, position: int, offset: int, max_payload: int, payload_only: bool
+) -> tuple[int | None, int]:
     """Why there is no whole frame with `offset` at `position`; None, and its length, when there is one."""
     size = len(view)
     if position == size:
@@ -92,20 +104,23 @@ def _judge(view: memoryview, position: int, offset: int, max_payload: int) -> tu
     start = position + _HEADER_BYTES
     if start + length > size:
         return PARTIAL, 0
-    if zlib.crc32(view[start : start + length]) != crc:
+    payload = view[start : start + length]
+    if (zlib.crc32(payload) if payload_only else frame_crc(offset, payload)) != crc:
         return BAD_CRC, 0
     return None, length
 
 
 def find_frame(
-    buffer: Buffer, position: int, min_offset: int, max_offset: int, max_payload: int, /
+    buffer: Buffer, position: int, min_offset: int, max_offset: int, max_payload: int, payload_only: bool = False, /
 ) -> tuple[int, int] | None:
     """The first whole frame at or after `position` whose offset is in the range: (position, offset)."""
     view = byte_view(buffer)
     _check_position(view, position)
     for start in range(position, len(view) - _HEADER_BYTES + 1):
         offset = _HEADER.unpack_from(view, start)[0]
-        if min_offset <= offset <= max_offset and _judge(view, start, offset, max_payload)[0] is None:
+        if not min_offset <= offset <= max_offset:
+            continue
+        if _judge(view, start, offset, max_payload, payload_only)[0] is None:
             return start, offset
     return None
 
@@ -128,8 +143,15 @@ def renumber(buffer: Buffer, positions: Buffer, lengths: Buffer, first_offset: i
             raise ValueError(f"frame {index} is not right behind the one before")
         end = position + length
         moved.append(len(frames) + _HEADER_BYTES)
-        frames += _OFFSET.pack(first_offset + index) + view[position - _HEADER_BYTES + _OFFSET.size : end]
+        frames += _renumbered_header(view, position - _HEADER_BYTES, first_offset + index) + view[position:end]
     return bytes(frames), moved.tobytes()
+
+
+def _renumbered_header(view: memoryview, position: int, offset: int) -> bytes:
+    """The header with another offset. Checksums are linear: they differ as those of the two headers alone do."""
+    old, length, crc = _HEADER.unpack_from(view, position)
+    crc ^= zlib.crc32(_CLAIMS.pack(old, length)) ^ zlib.crc32(_CLAIMS.pack(offset, length))
+    return _HEADER.pack(offset, length, crc)
 
 
 def field_range(buffer: Buffer, positions: Buffer, lengths: Buffer, field: int, /) -> tuple[int, int] | None:

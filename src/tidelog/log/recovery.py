@@ -23,7 +23,7 @@ from tidelog.errors import CorruptionError, GapError, offsets_text
 from tidelog.files import File, Files
 from tidelog.log.beginning import header_offset, offset_behind_gap, oldest_offset
 from tidelog.log.checkpoint import Checkpoint, CheckpointFile, read_checkpoint
-from tidelog.log.damage import find_good_frames
+from tidelog.log.damage import find_good_frames, is_misnumbered
 from tidelog.log.frame import HEADER_BYTES, Stop
 from tidelog.log.names import REMOVED, removed_name, wal_files
 from tidelog.log.scanner import FileScanner
@@ -180,9 +180,9 @@ class Recovery:
     def _judge(self, file: File, segment: Segment, stop: Stop, is_last: bool) -> None:
         """A torn tail is noted for cutting; anything else is refused."""
         self._refuse_gap(file, segment)
-        if not is_last:
-            raise CorruptionError(stop.reason, path=segment.path, byte=segment.size, hint=REPAIR_HINT)
         size, hint = file.size(), self._hint(segment.seq)
+        if not is_last or is_misnumbered(file, segment.size, size, segment.next_offset):
+            raise CorruptionError(stop.reason, path=segment.path, byte=segment.size, hint=REPAIR_HINT)
         known_next_offset = hint.next_offset if hint is not None else 0
         behind = find_good_frames(
             *(file, segment.size, size, segment.next_offset), min_offset=0, known_next_offset=known_next_offset

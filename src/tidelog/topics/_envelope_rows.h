@@ -275,9 +275,10 @@ static RowFault write_rows(Rows *rows) {
             return ROW_CHANGED;
         }
         uint8_t *header = payload - FRAME_HEADER_BYTES;
-        store_u64(header, rows->first_offset + rows->row);
+        uint64_t offset = rows->first_offset + rows->row;
+        store_u64(header, offset);
         store_u32(header + 8, length);
-        store_u32(header + 12, crc_of(payload, length));
+        store_u32(header + 12, crc_of_frame(offset, payload, length));
     }
     return ROW_SOUND;
 }

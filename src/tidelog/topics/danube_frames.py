@@ -1,7 +1,8 @@
 """Walks the frames of one Danube file or object: runs of good frames, and the places where there are none.
 
-Danube's frames are ours, byte for byte (`log/frame.py`). Its files are not: offsets in them go back after a restart,
-frames of concurrent producers swap places, and a write that failed half-way was made again behind its torn first try.
+Danube's frames are laid out as ours are (`log/frame.py`), but their checksum covers the payload alone. Its files are
+not ours: offsets in them go back after a restart, frames of concurrent producers swap places, and a write that failed
+half-way was made again behind its torn first try.
 So nothing is expected of the offsets here; whoever puts the runs in order decides what is missing.
 
 Invariants
@@ -71,7 +72,9 @@ class Run:
         """The same frames without the rest of the chunk that they were read with, to be kept for longer."""
         start = self.frames.start_of(0)
         own = self.frames.buffer[start : self.frames.end]
-        return replace(self, buffer_byte=self.byte(), frames=scan(own, 0, self.frames.first_offset).frames)
+        return replace(
+            self, buffer_byte=self.byte(), frames=scan(own, 0, self.frames.first_offset, payload_only=True).frames
+        )
 
 
 class Damage(NamedTuple):
@@ -124,7 +127,7 @@ class _Walk:
         while True:
             if len(buffer) - at < HEADER_BYTES:
                 return Stop.END if at == len(buffer) else Stop.PARTIAL
-            result = scan(buffer, at, HEADER.unpack_from(buffer, at)[0])
+            result = scan(buffer, at, HEADER.unpack_from(buffer, at)[0], payload_only=True)
             if result.frames.count:
                 self._position = base + result.end
                 self._last_offset = result.frames.next_offset - 1
@@ -179,7 +182,7 @@ class _Walk:
         offset, length, _ = HEADER.unpack(self._read(position, HEADER_BYTES))
         if length > self._max_payload_bytes:
             return False
-        return scan(self._read(position, HEADER_BYTES + length), 0, offset).frames.count == 1
+        return scan(self._read(position, HEADER_BYTES + length), 0, offset, payload_only=True).frames.count == 1
 
     def _search(self, start: int) -> int | None:
         """The next good frame, wherever it begins. Stretches overlap by half, so that half of one always fits.
@@ -189,7 +192,7 @@ class _Walk:
         """
         max_offset = max(self._last_offset + _MAX_JUMP, _FEW_OFFSETS)
         for position in range(start, self._size, _SEARCH_BYTES // 2):
-            found = find_frame(self._read(position, _SEARCH_BYTES), 0, 0, max_offset)
+            found = find_frame(self._read(position, _SEARCH_BYTES), 0, 0, max_offset, payload_only=True)
             if found is not None:
                 return position + found[0]
         return None
