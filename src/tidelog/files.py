@@ -14,7 +14,7 @@ import errno
 import fcntl
 import os
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Hashable, Iterator
 from pathlib import Path
 from typing import Protocol
 
@@ -127,6 +127,10 @@ class Files(ABC):
     def free_bytes(self, path: Path) -> int:
         """Room left for an ordinary user."""
 
+    def device(self, path: Path) -> Hashable:
+        """Tells which file system a path is on: what hangs on one must not hold up what is on another."""
+        return self
+
     def read(self, path: Path) -> bytes:
         """The whole of a small file."""
         file = self.open(path)
@@ -228,6 +232,9 @@ class LocalFiles(Files):
     def free_bytes(self, path: Path) -> int:
         status = os.statvfs(path)
         return status.f_bavail * status.f_frsize
+
+    def device(self, path: Path) -> Hashable:
+        return path.stat().st_dev
 
 
 class _LocalFile:

@@ -157,7 +157,7 @@ def test_a_failed_rename_ends_the_log(log: Log, files: FaultyFiles) -> None:
     """Whoever waits for the adoption hears it; opened again, the log has whole files of it, or none."""
     first = log.hold_appends()
     prepared = prepare(log, first, 20).finish()
-    files.fail("rename", error=errno.EIO, nth=2)
+    files.fail("rename", error=errno.EIO, nth=2, matching="wal.*.log")
     with pytest.raises(LogFailedError):
         log.adopt_held(prepared)
     assert log.over

@@ -12,6 +12,7 @@ from __future__ import annotations
 import contextlib
 import os
 import tempfile
+from collections.abc import Hashable
 from pathlib import Path
 from threading import RLock
 from types import TracebackType
@@ -113,6 +114,9 @@ class OverlayFiles(Files):
 
     def free_bytes(self, path: Path) -> int:
         return self._real.free_bytes(path)
+
+    def device(self, path: Path) -> Hashable:
+        return self._real.device(path)
 
 
 class _Blocks:

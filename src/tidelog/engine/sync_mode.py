@@ -9,6 +9,7 @@ Names of files are synced in every mode: they are few, and a file without a name
 
 from __future__ import annotations
 
+from collections.abc import Hashable
 from pathlib import Path
 from typing import Literal
 
@@ -74,6 +75,9 @@ class UnsyncedFiles(Files):
 
     def free_bytes(self, path: Path) -> int:
         return self._files.free_bytes(path)
+
+    def device(self, path: Path) -> Hashable:
+        return self._files.device(path)
 
 
 class _UnsyncedFile:

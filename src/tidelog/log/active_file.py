@@ -1,7 +1,7 @@
 """The file at the end of the log: written, synced, and closed for good when it is full or old.
 
 Invariants
-- Only the writer thread calls in here.
+- Only the writer calls in here, and it is served by one thread at a time.
 - A segment's `size` and `next_offset` move only after its bytes were written, in one step and under the mutex, so a
   reader never looks at half a frame.
 - A write that failed is made again at the same position, over whatever it left behind.

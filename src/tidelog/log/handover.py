@@ -10,6 +10,8 @@ Invariants
 - While appends are held back, only the holder's are accepted: what it appends has consecutive offsets. All others wait
   in the same order of arrival, within their timeout.
 - Files that the holder has prepared are adopted by the writer, when everything accepted before is in a file.
+- The writer is a worker that many logs share. One at a time serves this log (`begin_service`), until it finds nothing
+  to do under the mutex (`end_service`); whatever comes after that calls another one. So nothing is left lying.
 """
 
 from __future__ import annotations
@@ -24,7 +26,7 @@ from tidelog.log.frame import HEADER_BYTES, Frames
 from tidelog.log.room import RoomQueue, RoomRequest
 from tidelog.log.segment import Segment
 from tidelog.log.settings import LogSettings
-from tidelog.log.waiting import Doorbell, TaskWaiter, ThreadWaiter, Waiter, finish_all, task_waiter
+from tidelog.log.waiting import TaskWaiter, ThreadWaiter, Waiter, finish_all, task_waiter
 
 # A holder has always more to append: it fills no more than this of the hand-over, so that its memory is bounded.
 _MAX_HELD_BYTES = 8 << 20
@@ -61,7 +63,10 @@ class Handover:
         self._sync_waiters: list[tuple[int, Waiter]] = []
         self._file_end_waiters: list[tuple[int, Waiter]] = []
         self._listeners: list[Waiter] = []
-        self._bell = Doorbell(self.mutex)
+        self.call: Callable[[], None] = _nobody
+        """Calls a worker to serve this log. Set by the writer before the first append."""
+        self._is_called = False
+        self._is_served = False
         # What `try_append` looks at, kept ready so that a message costs as few steps as possible: the open chunk, the
         # room left, the room at which the chunk is full, the first offset without room (0: take the slow way), and
         # whether the writer or a reader sleeps.
@@ -133,7 +138,7 @@ class Handover:
         return self._outcome(request, limit)
 
     def _measure(self, payloads: Sequence[bytes]) -> int:
-        # Checked here, because the writer thread has nobody to tell. A bytearray could still change.
+        # Checked here, because the writer has nobody to tell. A bytearray could still change.
         if set(map(type, payloads)) - {bytes} or not all(payloads):
             raise InputError("a payload is bytes, and at least one of them", operation="append")
         sizes = list(map(len, payloads))
@@ -179,10 +184,16 @@ class Handover:
         self._seal_at_room = self._room_bytes - self._chunk_bytes
 
     def _wake(self) -> None:
-        self._bell.ring()
+        self._call_writer()
         listeners, self._listeners = self._listeners, []
         finish_all(listeners)
         self._somebody_sleeps = False
+
+    def _call_writer(self) -> None:
+        # In this order because Ctrl-C may raise after any call: called twice is harmless, not called at all is not.
+        if not self._is_called and not self._is_served:
+            self.call()
+            self._is_called = True
 
     def _ask_for_room(self, payloads: Sequence[bytes], size: int, waiter: Waiter) -> RoomRequest:
         request = self._room_queue.ask(payloads, size, waiter)
@@ -392,25 +403,44 @@ class Handover:
         self.synced(next_offset)
         finish_all([waiter])
 
-    def sleep(self, timeout_seconds: float | None) -> None:
-        """Puts the writer to sleep until there is something to write, sync or finish, or the time passes."""
+    def ring(self) -> None:
+        """Calls a worker, unless one is there or on the way."""
+        with self.mutex:
+            self._call_writer()
+
+    def begin_service(self) -> bool:
+        """By a worker that was called; False when another one is there already."""
+        with self.mutex:
+            if self._is_served:
+                return False
+            self._is_served, self._is_called = True, False
+            return True
+
+    def end_service(self) -> bool:
+        """The worker may go: there is nothing to write, to sync or to finish, and what comes next calls another one."""
         with self.mutex:
             has_errand = self._sync_waiters or self._file_end_waiters or self._adoption is not None
             if self.has_work or has_errand or self.closing:
-                return
-            self._prepare_sleep()
-        self._bell.sleep(timeout_seconds)
+                return False
+            self._let_writer_go()
+            return True
 
-    def sleep_while_full(self, timeout_seconds: float) -> None:
-        """Puts the writer to sleep between two attempts on a full disk; closing wakes it."""
+    def pause_service(self) -> bool:
+        """The worker may go although there is something to write: the disk is full. Closing calls one at once."""
         with self.mutex:
             if self.closing:
-                return
-            self._prepare_sleep()
-        self._bell.sleep(timeout_seconds)
+                return False
+            self._let_writer_go()
+            return True
 
-    def _prepare_sleep(self) -> None:
-        self._bell.prepare()
+    def interrupt_service(self) -> None:
+        """The worker goes for the sake of other logs, and another one is called."""
+        with self.mutex:
+            self._is_served = False
+            self._call_writer()
+
+    def _let_writer_go(self) -> None:
+        self._is_served = False
         self._somebody_sleeps = True
 
     def take(self) -> Chunk | None:
@@ -475,7 +505,7 @@ class Handover:
         with self.mutex:
             self.closing = True
             self._refuse(self._barred or make_error)
-            self._bell.ring()
+            self._call_writer()
 
     def stop_short(self, make_error: Callable[[], TidelogError], *, over: bool) -> None:
         """Neither appends nor durability for now, or for ever: everybody who waits is told why."""
@@ -506,3 +536,7 @@ class Handover:
         self._set_offset_limit()
         self._wake_holder()
         self._room_queue.refuse_all(make_error)
+
+
+def _nobody() -> None:
+    """Until there is a writer."""

@@ -108,7 +108,7 @@ class Log(ReadableLog):
                 log._lock = lock
                 log._group_of = group_of
                 log._go_on_in_last_file()
-                log._writer.start()
+                log._writer.start(files)
             except BaseException:
                 lock.release()
                 raise

@@ -4,7 +4,7 @@ Invariants
 - A signal handler of the application is never replaced: ours is installed only over the default action.
 - SIGTERM still ends the process by SIGTERM, after the flush. The handler itself takes no lock (the thread it interrupts
   may hold one); the closing runs in a thread of its own, and a second SIGTERM ends the process at once.
-- A forked child has the memory of a log but not its writer thread; it must not write, and must not keep the lock.
+- A forked child has the memory of a log but no thread that writes it; it must not write, and must not keep the lock.
 """
 
 from __future__ import annotations

@@ -73,34 +73,3 @@ def _finish_futures(futures: list[TaskWaiter], make_error: MakeError | None) -> 
             future.set_result(None)
         else:
             future.set_exception(make_error())
-
-
-class Doorbell:
-    """The writer's own way to sleep: ringing costs a system call only while it really sleeps.
-
-    `ring` and `prepare` are called under the log's mutex, `sleep` outside of it.
-    """
-
-    def __init__(self, mutex: Lock) -> None:
-        self._mutex = mutex
-        self._lock = Lock()
-        self._lock.acquire()
-        self.sleeping = False
-
-    def ring(self) -> None:
-        if self.sleeping:
-            self.sleeping = False
-            self._lock.release()
-
-    def prepare(self) -> None:
-        self.sleeping = True
-
-    def sleep(self, timeout_seconds: float | None) -> None:
-        """Until somebody rings or the time passes."""
-        if self._lock.acquire(timeout=_lock_timeout(timeout_seconds)):
-            return
-        with self._mutex:
-            if self.sleeping:
-                self.sleeping = False
-                return
-        self._lock.acquire()  # somebody rang in between; take the ring so that it does not count twice

@@ -1,4 +1,7 @@
-"""The one thread that owns the file: it decides when to write, when to sync and when to begin a new file.
+"""The one that owns the file of a log: it decides when to write, when to sync and when to begin a new file.
+
+It has no thread: a worker of the pool serves it while there is something to do (`serve`), one at a time. What is not
+finished when the worker goes is kept here for the next one: the rest of a chunk that a full disk has no room for.
 
 Invariants
 - Group commit: everything that gathered during one sync is written and made durable by the next.
@@ -10,14 +13,15 @@ Invariants
 
 from __future__ import annotations
 
+import enum
 import logging
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from threading import Thread
+from threading import Event
 
 from tidelog.clock import Clock
 from tidelog.errors import DiskFullError, InternalError, LogFailedError, TidelogError
-from tidelog.files import is_full_disk
+from tidelog.files import Files, is_full_disk
 from tidelog.log.active_file import ActiveFile
 from tidelog.log.cache import Chunk
 from tidelog.log.frame import Frames, encode_many
@@ -25,11 +29,24 @@ from tidelog.log.handover import Handover
 from tidelog.log.segment import Segment
 from tidelog.log.settings import LogSettings
 from tidelog.log.statistics import Stopwatch
+from tidelog.log.writer_pool import WriterPool, join_pool
 
 _logger = logging.getLogger("tidelog.log")
 _FULL_DISK_RETRY_SECONDS = 0.25
 # So many writes may gather for a sync that somebody waits for: a steady stream of appends must not put it off for long.
 _MAX_WRITES_BEFORE_WANTED_SYNC = 16
+
+
+class _Next(enum.Enum):
+    """What comes after a step."""
+
+    STEP = enum.auto()
+    REST = enum.auto()
+    END = enum.auto()
+
+
+class _DiskIsFullError(Exception):
+    """Nothing more can be written for now; what could not be is kept."""
 
 
 class Writer:
@@ -56,7 +73,12 @@ class Writer:
         self._max_unsynced_bytes = settings.fsync_max_batch_bytes
         self._unsynced_since = 0.0
         self._unsynced_writes = 0
-        self._thread = Thread(target=self._run, name=f"tidelog-writer {directory.name}", daemon=True)
+        self._pool: WriterPool | None = None
+        self._ended = Event()
+        self._has_begun = False
+        self._unwritten: tuple[Chunk, Frames, Frames] | None = None
+        """A chunk that was taken, its frames, and those of them that are not in a file yet."""
+        self.alarm_at: float | None = None
         self.error: TidelogError | None = None
         self.writes = 0
         self.written_bytes = 0
@@ -65,57 +87,107 @@ class Writer:
         self.write_seconds = Stopwatch()
         self.sync_seconds = Stopwatch()
 
-    def start(self) -> None:
-        self._thread.start()
+    def start(self, files: Files) -> None:
+        """From now on it is served whenever there is something to do."""
+        pool = self._pool = join_pool(self, files, self._directory)
+        self._handover.call = lambda: pool.call(self)
+        self._handover.ring()
 
     def join(self) -> None:
-        self._thread.join()
+        """Waits until it has ended, after the hand-over was closed."""
+        self._ended.wait()
 
-    def _run(self) -> None:
+    def ring(self) -> None:
+        self._handover.ring()
+
+    def serve(self) -> None:
+        """Goes on until there is nothing to do, in whichever worker it is."""
+        if not self._handover.begin_service():
+            return
         try:
-            if not self._active.is_open:
-                self._write_checkpoint()  # where the first file will begin; its first header alone could be damaged
-            while self._step():
-                pass
+            while (is_next := self._step()) is _Next.STEP:
+                if self._pool is not None and self._pool.is_crowded:
+                    self._handover.interrupt_service()
+                    return
+            if is_next is _Next.REST:
+                return
             # The file stays open for appends by the next owner; only the hint is brought up to date.
             self._write_checkpoint()
         except TidelogError as error:
             self._fail(error)
         except BaseException as error:  # noqa: BLE001 - whatever ended the writer, those who wait for it must be told
             self._fail(self._explain(error))
-        finally:
-            self._active.close()
+        self._end()
 
-    def _step(self) -> bool:
-        """One round; False when the log is closing and everything is on the disk."""
-        chunk = self._handover.take()
-        if chunk is not None:
-            self._write_chunk(chunk)
-        elif (prepared := self._handover.files_to_adopt()) is not None:
-            self._adopt(prepared)
+    def _end(self) -> None:
+        """It stays served for ever: nobody calls a worker any more."""
+        self._active.close()
+        if self._pool is not None:
+            self._pool.leave(self)
+        self._ended.set()
+
+    def _step(self) -> _Next:
+        """One round; END when the log is closing and everything is on the disk."""
+        if not self._has_begun:
+            self._begin()
+        try:
+            has_written = self._write_next()
+        except _DiskIsFullError:
+            return self._rest_while_full()
         if self._handover.file_end_due:
             self._end_file()
         elif self._sync_is_due():
             self._sync()
             self._note_new_file()
-        elif chunk is None:
+        elif not has_written:
             if self._handover.closing:
-                return False
+                return _Next.END
             if self._active.is_old:
                 self._seal()
-            self._handover.sleep(self._seconds_until_due())
-        return True
+            return self._rest()
+        return _Next.STEP
 
-    def _write_chunk(self, chunk: Chunk) -> None:
-        frames = encode_many(chunk.first_offset, chunk.payloads) if chunk.frames is None else chunk.frames
-        rest = frames
+    def _begin(self) -> None:
+        self._has_begun = True
+        if not self._active.is_open:
+            self._write_checkpoint()  # where the first file will begin; its first header alone could be damaged
+
+    def _rest(self) -> _Next:
+        due_seconds = self._seconds_until_due()
+        if due_seconds is not None:
+            self._call_within(due_seconds)
+        return _Next.REST if self._handover.end_service() else _Next.STEP
+
+    def _rest_while_full(self) -> _Next:
+        self._call_within(_FULL_DISK_RETRY_SECONDS)
+        return _Next.REST if self._handover.pause_service() else _Next.STEP
+
+    def _call_within(self, seconds: float) -> None:
+        if self._pool is not None:
+            self._pool.call_within(self, seconds)
+
+    def _write_next(self) -> bool:
+        """Brings the oldest chunk that is not in a file into one, or adopts files; whether there was a chunk."""
+        if self._unwritten is None and (chunk := self._handover.take()) is not None:
+            frames = encode_many(chunk.first_offset, chunk.payloads) if chunk.frames is None else chunk.frames
+            self._unwritten = chunk, frames, frames
+        if self._unwritten is not None:
+            self._write_chunk(*self._unwritten)
+            return True
+        if (prepared := self._handover.files_to_adopt()) is not None:
+            self._adopt(prepared)
+        return False
+
+    def _write_chunk(self, chunk: Chunk, frames: Frames, rest: Frames) -> None:
         while rest.count:
             part = self._write_part(rest)
             rest = rest.slice(part.count, rest.count)
+            self._unwritten = chunk, frames, rest
+        self._unwritten = None
         self._handover.chunk_written(chunk, frames)
 
     def _write_part(self, frames: Frames) -> Frames:
-        """Writes what belongs into one file, however often the disk says that it is full."""
+        """Writes what belongs into one file, and as much of it as there is room for on the disk."""
         while True:
             try:
                 if self._active.must_seal(frames):
@@ -124,10 +196,10 @@ class Writer:
             except OSError as error:
                 if not is_full_disk(error):
                     raise
-                if frames.count > 1:
-                    frames = frames.slice(0, frames.count // 2)  # there may be room for some of them
-                else:
-                    self._wait_for_room(error, frames)
+                if frames.count == 1:
+                    self._refuse_until_there_is_room(error, frames)
+                    raise _DiskIsFullError from error
+                frames = frames.slice(0, frames.count // 2)  # there may be room for some of them
 
     def _write(self, frames: Frames) -> Frames:
         begin = self._clock.monotonic()
@@ -145,7 +217,7 @@ class Writer:
         self.write_seconds.add(self._clock.monotonic() - begin)
         return part
 
-    def _wait_for_room(self, error: OSError, frames: Frames) -> None:
+    def _refuse_until_there_is_room(self, error: OSError, frames: Frames) -> None:
         def make_error() -> DiskFullError:
             return DiskFullError(
                 f"the disk is full ({error.strerror}); messages from offset {frames.first_offset} on wait in memory",
@@ -160,7 +232,6 @@ class Writer:
             _logger.error("%s: the disk is full, appends are refused", self._directory)
         self.full_disk_waits += 1
         self._handover.stop_short(make_error, over=False)
-        self._handover.sleep_while_full(_FULL_DISK_RETRY_SECONDS)
 
     def _sync_is_due(self) -> bool:
         unsynced = self._active.unsynced_bytes

@@ -1,0 +1,200 @@
+"""The threads that write for all open logs of a process: a few for each file system, not one for each log.
+
+    append -> a log has work -> `call`: the log is queued -> a worker serves it -> nothing left: it rests
+                                   ^                                             |
+                                   +------ the timer, when it is due again ------+
+
+Invariants
+- One worker at a time serves one log (`Handover.begin_service`): the order of offsets, of frames and of delivery
+  stays one order. Which thread that is does not matter: each finds what the one before left behind.
+- A log that was called is served: it is queued in the same step in which an idle worker is woken, or one more is begun,
+  or, where as many work as may, before one of them goes to rest. To call it twice does no harm.
+- Who is served for long while others wait goes behind them (`is_crowded`): no busy log starves the others.
+- A disk that hangs holds up the logs on it and no others: each file system (`Files.device`) has workers of its own. On
+  one file system so many logs may hang as there are workers before the others there wait too.
+- Nothing waits in a worker, except for the disk: who has to wait for a time gives the worker back and is called by the
+  timer. It wakes at the earliest time that was asked for, and too often is fine: who is called for nothing looks again.
+- The threads end with the last log. They are daemons: an exit does not wait for them, and `stopping` closes the logs.
+- A forked child has none of these threads; it begins with pools of its own.
+- Locks are taken in one order: a log's mutex, then the pool's. Nothing in here calls a log while it holds a lock.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import heapq
+import itertools
+import os
+import time
+from collections import deque
+from collections.abc import Hashable
+from pathlib import Path
+from threading import TIMEOUT_MAX, Condition, Lock, Thread
+from typing import Protocol
+
+from tidelog.files import Files
+
+MAX_WORKERS = 16
+"""On one file system. More syncs than this at once make no disk faster."""
+
+
+class Served(Protocol):
+    """What the pool knows of a log. `alarm_at` is the pool's: when the timer calls it next."""
+
+    alarm_at: float | None
+
+    def serve(self) -> None:
+        """Does what there is to do, in a worker. Raises nothing."""
+        ...
+
+    def ring(self) -> None:
+        """By the timer: calls a worker, unless one is there."""
+        ...
+
+
+class WriterPool:
+    """The workers and the timer of one file system."""
+
+    def __init__(self, device: Hashable) -> None:
+        self._device = device
+        self.members: set[Served] = set()
+        self._guard = Lock()
+        self._queue: deque[Served] = deque()
+        self._idle: list[Lock] = []
+        self._workers = 0
+        self._is_over = False
+        self._alarms: list[tuple[float, int, Served]] = []
+        self._order = itertools.count()
+        self._alarms_changed = Condition(self._guard)
+
+    # For logs
+
+    @property
+    def is_crowded(self) -> bool:
+        """Whether others wait and nobody is free to serve them."""
+        return bool(self._queue) and not self._idle and self._workers >= MAX_WORKERS
+
+    def call(self, log: Served) -> None:
+        """Some worker serves this log soon."""
+        with self._guard:
+            self._queue.append(log)
+            idle = self._idle
+            if idle:
+                # No call in between: Ctrl-C may raise after any, and a worker that nobody wakes would be lost.
+                bed = idle[-1]
+                del idle[-1]
+                bed.release()
+            elif self._workers < MAX_WORKERS:
+                # No more threads for now, or the interpreter ends: those that are there serve it in their turn.
+                with contextlib.suppress(RuntimeError):
+                    self._start_worker()
+
+    def call_within(self, log: Served, seconds: float) -> None:
+        """The timer calls this log then, or before."""
+        moment = time.monotonic() + seconds
+        with self._guard:
+            if log.alarm_at is not None and log.alarm_at <= moment:
+                return
+            log.alarm_at = moment
+            heapq.heappush(self._alarms, (moment, next(self._order), log))
+            if self._alarms[0][2] is log:
+                self._alarms_changed.notify()
+
+    def leave(self, log: Served) -> None:
+        """When it ends, for whatever reason."""
+        with _guard:
+            self.members.discard(log)
+            if self.members or self._is_over:
+                return
+            _pools.pop(self._device, None)
+            self._end()
+
+    # Workers
+
+    def start(self) -> None:
+        """The first worker and the timer: later, when the interpreter ends, no thread may begin any more."""
+        self._start_worker()
+        Thread(target=self._keep_time, name="tidelog-timer", daemon=True).start()
+
+    def _start_worker(self) -> None:
+        Thread(target=self._work, name=f"tidelog-writer {self._workers}", daemon=True).start()
+        self._workers += 1
+
+    def _work(self) -> None:
+        bed = Lock()
+        bed.acquire()
+        while (log := self._take(bed)) is not None:
+            log.serve()
+            del log  # a closed log must not stay in memory until the next one has work
+
+    def _take(self, bed: Lock) -> Served | None:
+        """The next log, however long that takes; None at the end."""
+        while True:
+            with self._guard:
+                if self._queue:
+                    return self._queue.popleft()
+                if self._is_over:
+                    return None
+                self._idle.append(bed)
+            bed.acquire()
+
+    def _end(self) -> None:
+        with self._guard:
+            self._is_over = True
+            idle, self._idle = self._idle, []
+            for bed in idle:
+                bed.release()
+            self._alarms.clear()
+            self._alarms_changed.notify()
+
+    # The timer
+
+    def _keep_time(self) -> None:
+        while (log := self._next_due()) is not None:
+            log.ring()
+            del log
+
+    def _next_due(self) -> Served | None:
+        with self._guard:
+            while not self._is_over:
+                if not self._alarms:
+                    self._alarms_changed.wait()
+                    continue
+                moment, _, log = self._alarms[0]
+                seconds = moment - time.monotonic()
+                if log.alarm_at == moment and seconds > 0:
+                    del log
+                    self._alarms_changed.wait(min(seconds, TIMEOUT_MAX))
+                    continue
+                heapq.heappop(self._alarms)
+                if log.alarm_at == moment:  # else another time was set since
+                    log.alarm_at = None
+                    return log
+        return None
+
+
+_pools: dict[Hashable, WriterPool] = {}
+_guard = Lock()
+
+
+def join_pool(log: Served, files: Files, directory: Path) -> WriterPool:
+    """The pool that writes for a log in this directory, until the log leaves it."""
+    device = files.device(directory)
+    with _guard:
+        pool = _pools.get(device)
+        if pool is None:
+            pool = WriterPool(device)
+            pool.start()
+            _pools[device] = pool
+        pool.members.add(log)
+        return pool
+
+
+def _forget_pools() -> None:
+    """In a forked child."""
+    global _guard
+    _guard = Lock()
+    _pools.clear()
+
+
+os.register_at_fork(after_in_child=_forget_pools)
