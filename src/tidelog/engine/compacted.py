@@ -1,7 +1,7 @@
 """What a compaction of an engine consists of, and finding versions and bodies in it.
 
     root, a document:   generation, seq, lsn, position, history_start_seq, large_bytes,
-                        packs [...], versions [part ...], bodies [part ...], data_files, data_bytes
+                        packs [...], versions [part ...], bodies [part ...], data_files, data_bytes, kept_from
 
     by key:        version index -> cell and place -> body          two requests
     by position:   body index -> place -> body                      two requests
@@ -26,7 +26,7 @@ import msgspec
 
 from tidelog.codec import decode_document, encode_document
 from tidelog.engine.block_cache import BlockCache
-from tidelog.engine.manifest import StoredCompaction
+from tidelog.engine.manifest import KeptFrom, StoredCompaction
 from tidelog.engine.place import FilePlace, PackPlace, Place, body_key, decode_place, decode_version, position_of
 from tidelog.engine.row_file import ByteSource, RowFile, RowKind, RowPart
 from tidelog.engine.version_keys import SEQ_BYTES, at, seq_of
@@ -70,6 +70,8 @@ class Compaction(msgspec.Struct, frozen=True, kw_only=True):
     bodies: tuple[RowPart, ...] = ()
     data_files: Number = 0
     data_bytes: Number = 0
+    kept_from: KeptFrom | None = None
+    """What was left out of it by a rule; None where all versions are in it that were found."""
 
     def keys(self) -> list[str]:
         """The keys of all packs and index files (data files are in the body index)."""
@@ -98,7 +100,8 @@ class EncodedCompaction(NamedTuple):
 
 def encode_compaction(compaction: Compaction) -> EncodedCompaction:
     """The bytes of a root."""
-    data = encode_document(_KIND, _VERSION, compaction)
+    told = {name: value for name, value in msgspec.structs.asdict(compaction).items() if value is not None}
+    data = encode_document(_KIND, _VERSION, told)
     return EncodedCompaction(data, digest_of(data))
 
 

@@ -48,7 +48,7 @@ class Place(Protocol):
 
     def limit(self, horizon: int) -> int: ...
 
-    def move_start(self, horizon: int) -> int: ...
+    def move_start(self, horizon: int, keep_versions: int) -> int: ...
 
     def drop_below(self, lsn: int) -> tuple[int, int]: ...
 
@@ -195,9 +195,10 @@ class Garbage:
     def _move_start(self, horizon: int) -> int:
         """The store is told first, then the log of this engine: when this returns nobody reads below."""
         before = self._history.start_seq
-        if horizon <= before:
+        if horizon < before:
             return before
-        start_seq = self._history.move_start(max(before, self._place.move_start(horizon)))
+        allowed = self._place.move_start(horizon, self.retention.keep_versions)
+        start_seq = self._history.move_start(max(before, allowed))
         if start_seq > before:
             self._vacuum.announce(start_seq)
         return start_seq

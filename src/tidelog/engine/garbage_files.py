@@ -59,7 +59,7 @@ class FileGarbage:
         """Nobody else reads here."""
         return horizon
 
-    def move_start(self, horizon: int) -> int:
+    def move_start(self, horizon: int, keep_versions: int) -> int:
         """The log alone says where history begins."""
         return horizon
 

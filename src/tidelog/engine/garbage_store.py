@@ -23,7 +23,7 @@ from typing import Final
 import msgspec
 
 from tidelog.engine.garbage_plan import Piece
-from tidelog.engine.manifest import Manifest
+from tidelog.engine.manifest import KeptFrom, Manifest
 from tidelog.engine.raw_log import objects_without_name, retried, whole_objects_below
 from tidelog.engine.shipping import Shipping
 from tidelog.engine.store_link import StoreLink
@@ -63,11 +63,15 @@ class StoreGarbage:
         with self._shipping.linked() as link:
             return allowed_by_pins(link.manifest.read(), horizon, self._shipping.now_us())
 
-    def move_start(self, horizon: int) -> int:
-        """Publishes where history begins; where it does then."""
+    def move_start(self, horizon: int, keep_versions: int) -> int:
+        """Publishes where history begins and what goes below; where it does then."""
         with self._shipping.linked() as link:
             now_us = self._shipping.now_us()
-            link.note(link.manifest.change(lambda one: _beginning_at(one, allowed_by_pins(one, horizon, now_us))))
+
+            def begun(manifest: Manifest) -> Manifest:
+                return _beginning_at(manifest, allowed_by_pins(manifest, horizon, now_us), keep_versions)
+
+            link.note(link.manifest.change(begun))
             return allowed_by_pins(link.published, horizon, now_us)
 
     def drop_below(self, lsn: int) -> tuple[int, int]:
@@ -94,8 +98,12 @@ def allowed_by_pins(manifest: Manifest, horizon: int, now_us: int) -> int:
     return min([horizon, *read])
 
 
-def _beginning_at(manifest: Manifest, seq: int) -> Manifest:
-    return msgspec.structs.replace(manifest, history_start_seq=max(seq, manifest.history_start_seq))
+def _beginning_at(manifest: Manifest, seq: int, keep_versions: int) -> Manifest:
+    before, collected = manifest.collected, KeptFrom(seq=seq, versions=keep_versions)
+    if before is not None and (before.seq, -before.versions) >= (seq, -keep_versions):
+        collected = before
+    start_seq = max(seq, manifest.history_start_seq)
+    return msgspec.structs.replace(manifest, history_start_seq=start_seq, collected=collected)
 
 
 def _start_behind(link: StoreLink, doomed: list[Descriptor]) -> list[Descriptor]:

@@ -71,7 +71,7 @@ class ViewedStore:
         """The horizon, as far as those allow it who read a state in the store."""
         return allowed_by_pins(self.published, horizon, self._core.clock.now_us())
 
-    def move_start(self, horizon: int) -> int:
+    def move_start(self, horizon: int, keep_versions: int) -> int:
         """Is for owners."""
         raise _not_owned()
 

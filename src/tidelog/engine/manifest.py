@@ -8,6 +8,7 @@
     leaving                             keys of states that are to be deleted: the written plan
     pins                                who reads states just now, until when
     compacted                           the compaction that cold reads may use, if there was one
+    collected                           the rule by which the owner has removed versions, if it has
 
 Invariants
 - An epoch never goes back, and neither does a mark, an LSN or a position. The owner alone moves them, under its epoch.
@@ -68,6 +69,13 @@ class Pin(msgspec.Struct, frozen=True, kw_only=True):
     until_us: int
 
 
+class KeptFrom(msgspec.Struct, frozen=True, kw_only=True):
+    """What `vacuum_rules` lets go with this horizon is gone: of what is not above `seq`, so many `versions` stay."""
+
+    seq: Number
+    versions: Number
+
+
 class StoredCompaction(msgspec.Struct, frozen=True, kw_only=True):
     """A compaction in the store: its root, and how far it goes. All versions up to `seq` are in it; `lsn` is the first
     record that is not, `position` its place in the log. `digest` is the one in the root's name."""
@@ -98,6 +106,8 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     pins: tuple[Pin, ...] = ()
     updated_us: int = 0
     compacted: StoredCompaction | None = None
+    collected: KeptFrom | None = None
+    """What the owner's own collection has removed, or is about to. The records of that may not be shipped yet."""
 
     @property
     def generation(self) -> int:
@@ -112,11 +122,8 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
 def encode_manifest(manifest: Manifest) -> bytes:
     """The bytes of it; ranges that nobody needs any more are left out when there are too many."""
     bounded = _bounded(manifest)
-    if bounded.compacted is not None:
-        return encode_document(_KIND, _VERSION_WITH_COMPACTION, bounded)
-    known_before = msgspec.structs.asdict(bounded)
-    del known_before["compacted"]
-    return encode_document(_KIND, _VERSION, known_before)
+    told = {name: value for name, value in msgspec.structs.asdict(bounded).items() if value is not None}
+    return encode_document(_KIND, _VERSION if bounded.compacted is None else _VERSION_WITH_COMPACTION, told)
 
 
 def decode_manifest(data: bytes, key: str, keys: EngineKeys) -> Manifest:
@@ -165,6 +172,9 @@ def check_manifest(manifest: Manifest, keys: EngineKeys) -> None:
     _check_checkpoints(manifest, keys)
     if manifest.compacted is not None:
         _check_compacted(manifest.compacted, manifest, keys)
+    if manifest.collected is not None:
+        _require(manifest.collected.seq <= manifest.history_start_seq, "what is gone was to be kept")
+        _require(manifest.collected.versions >= 1, "a collection that keeps nothing")
 
 
 def _check_compacted(compacted: StoredCompaction, manifest: Manifest, keys: EngineKeys) -> None:

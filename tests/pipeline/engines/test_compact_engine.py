@@ -19,12 +19,14 @@ from tidelog.engine.compacted import CompactedData
 from tidelog.engine.entry import Batch, CopyObject, CreateBucket, DeleteBucket, DeleteObject, PutObject
 from tidelog.engine.pack import check_pack
 from tidelog.engine.place import FilePlace, PackPlace, decode_version
+from tidelog.engine.publishing import move_history_start
 from tidelog.engine.row_file import RowFile
 from tidelog.engine.vacuum_rules import is_pointer
 from tidelog.engine.version_keys import object_prefix, seq_of
 from tidelog.errors import DataError, InputError
 from tidelog.pipeline.engine_jobs.compact import CompactEngineOptions, compact_engine
 from tidelog.pipeline.engines.place import find_engine
+from tidelog.tier.metadata.bucket import BucketMetadataStore
 from tidelog.tier.store_settings import StoreSettings
 from tidelog.tier.stores import open_store
 
@@ -231,6 +233,43 @@ def test_what_retention_removed_does_not_come_back() -> None:
         compact(node.objects)
         after = rows_in(data_of(node), node)
         assert {key for key in after if seq_of(key) <= seq} <= before
+
+
+@pytest.mark.parametrize("keep_versions", [None, 2])
+@pytest.mark.parametrize("has_previous", [False, True])
+def test_what_the_owner_collected_does_not_come_back(keep_versions: int | None, has_previous: bool) -> None:
+    """What a node removed is left out, also when the records of that are behind all that is shipped."""
+    with EngineNode(new_store(), name="collected", keep_versions=keep_versions).open() as node:
+        node.apply(150)
+        node.ship_all()
+        if has_previous:
+            compact(node.objects)
+            node.apply(20)
+            node.ship_all()
+        report = node.engine.collect_garbage(horizon=node.engine.applied_seq - 9)
+        assert report.removed_versions > 0
+        assert compact(node.objects).dropped_versions > 0
+        assert rows_in(data_of(node), node) == dict(node.core.tree.scan())
+        assert not compact(node.objects).is_new
+
+
+def test_keep_from_lets_go_what_an_earlier_compaction_has_kept() -> None:
+    """Nothing has come since then, and history begins where it did: there is still something to leave out, once."""
+    with EngineNode(new_store(), name="again").open() as node:
+        node.apply(150)
+        node.ship_all()
+        start = node.engine.applied_seq - 9
+        metadata = BucketMetadataStore(node.objects)
+        move_history_start(metadata, KEYS, node.clock, start)
+        kept = compact(node.objects)
+        assert (kept.is_new, kept.dropped_versions) == (True, 0)
+        some = compact(node.objects, keep_from=start, keep_versions=3)
+        fewer = compact(node.objects, keep_from=start)
+        assert [some.is_new, fewer.is_new] == [True, True]
+        assert min(some.dropped_versions, fewer.dropped_versions) > 0
+        assert not compact(node.objects, keep_from=start).is_new
+        assert not compact(node.objects, keep_from=start, keep_versions=3).is_new
+        assert not compact(node.objects).is_new
 
 
 def test_packs_that_are_mostly_dead_are_given_up() -> None:

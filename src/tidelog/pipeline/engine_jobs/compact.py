@@ -14,7 +14,7 @@ Invariants
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -22,7 +22,7 @@ import msgspec
 
 from tidelog.clock import Clock, SystemClock
 from tidelog.engine.compacted import Compaction, encode_compaction, read_compaction
-from tidelog.engine.manifest import Manifest, Pinning, StoredCheckpoint, StoredCompaction
+from tidelog.engine.manifest import KeptFrom, Manifest, Pinning, StoredCheckpoint, StoredCompaction
 from tidelog.engine.publishing import move_history_start, publish_compaction
 from tidelog.engine.raw_log import told_of_dropped_log
 from tidelog.engine.store_checkpoint import write_parts_state
@@ -80,6 +80,7 @@ class _Sorted(NamedTuple):
     rows: Rows
     read: Survey
     survey: Survey
+    kept_from: KeptFrom | None
 
     @property
     def dropped(self) -> int:
@@ -142,8 +143,13 @@ class CompactEngineJob:
 
     def _is_done(self, manifest: Manifest, previous: Compaction) -> bool:
         is_newest = (previous.seq, previous.lsn) == (manifest.high_water_mark, manifest.high_water_lsn + 1)
-        return is_newest and (
-            self._options.keep_from is None or manifest.history_start_seq <= previous.history_start_seq
+        return is_newest and (self._options.keep_from is None or self._is_left_out(manifest, previous))
+
+    def _is_left_out(self, manifest: Manifest, previous: Compaction) -> bool:
+        """Whether the compaction before has nothing that is to go now."""
+        kept = previous.kept_from
+        return (
+            kept is not None and manifest.history_start_seq <= kept.seq and kept.versions <= self._options.keep_versions
         )
 
     def _found(self, manifest: Manifest, previous: Compaction | None, pinning: Pinning | None) -> RowsAt:
@@ -160,19 +166,36 @@ class CompactEngineJob:
         # A state may have versions that the compaction before has let go, and their values with them.
         let_go = None if previous is None or found.base is None or found.base.lsn == previous.lsn else previous
         start_lsn = _FIRST_LSN if previous is not None and let_go is None else self._opened.catalog.start_offset()
-        if self._options.keep_from is None and let_go is None and start_lsn <= _FIRST_LSN:
+        rules = self._rules(manifest)
+        kept_from = max([*rules, *_kept_by(previous, let_go)], key=lambda one: one.seq, default=None)
+        if not rules and let_go is None and start_lsn <= _FIRST_LSN:
             seen = survey(found.rows, found.created, found.seq, self._options.rows_per_file)
-            return _Sorted(found, found.rows, seen, seen)
+            return _Sorted(found, found.rows, seen, seen, kept_from)
         read = look(found.rows, found.created, found.seq)
-        rows = self._retained(found, manifest.history_start_seq, start_lsn, let_go).kept()
-        return _Sorted(found, rows, read, survey(rows, found.created, found.seq, self._options.rows_per_file))
+        rows = self._retained(found, manifest.history_start_seq, rules, start_lsn, let_go).kept()
+        seen = survey(rows, found.created, found.seq, self._options.rows_per_file)
+        return _Sorted(found, rows, read, seen, kept_from)
 
-    def _retained(self, found: RowsAt, horizon: int, start_lsn: int, let_go: Compaction | None) -> Rows:
-        """Without what the retention lets go, and without versions that its owner's let go of with their log."""
-        rows, created = found.rows, created_at(found.buckets, horizon)
+    def _rules(self, manifest: Manifest) -> list[KeptFrom]:
+        """What goes by rule: that of the options, and that of the owner's own collection, whose records may come later
+        than what is shipped."""
+        rules: list[KeptFrom] = []
+        if manifest.collected is not None:
+            rules.append(manifest.collected)
         if self._options.keep_from is not None:
-            rows = rows.mapped(Retained(horizon, self._options.keep_versions, created), ROW_SCHEMA)
+            rules.append(KeptFrom(seq=manifest.history_start_seq, versions=self._options.keep_versions))
+        return rules
+
+    def _retained(
+        self, found: RowsAt, horizon: int, rules: Sequence[KeptFrom], start_lsn: int, let_go: Compaction | None
+    ) -> Rows:
+        """Without what the rules let go, and without versions that its owner's let go of with their log."""
+        rows = found.rows
+        for rule in rules:
+            created = created_at(found.buckets, rule.seq)
+            rows = rows.mapped(Retained(rule.seq, rule.versions, created), ROW_SCHEMA)
         if let_go is not None or start_lsn > _FIRST_LSN:
+            created = created_at(found.buckets, horizon)
             packed = None if let_go is None else PackedBodies(self._place, let_go)
             rows = rows.mapped(Retained(horizon, 1, created, below_lsn=start_lsn, packed=packed), ROW_SCHEMA)
         return rows
@@ -221,6 +244,7 @@ class CompactEngineJob:
             large_bytes=large_bytes,
             data_files=plan.data_files,
             data_bytes=plan.data_bytes,
+            kept_from=given.kept_from,
         )
 
     def _publish(self, manifest: Manifest, root: Compaction) -> bool:
@@ -270,6 +294,11 @@ class CompactEngineJob:
 
     def _seconds(self) -> float:
         return round(time.monotonic() - self._began, 3)
+
+
+def _kept_by(previous: Compaction | None, let_go: Compaction | None) -> list[KeptFrom]:
+    """What rows of the compaction before were left out, if this one is built on them."""
+    return [] if previous is None or let_go is not None or previous.kept_from is None else [previous.kept_from]
 
 
 def _base_of(manifest: Manifest, previous: Compaction) -> Base:
