@@ -186,7 +186,7 @@ class DataError(TidelogError):
 
 
 class CorruptionError(DataError):
-    """A file holds bytes that were not written that way. `path` and `byte` say where."""
+    """A file holds bytes that were not written that way. `path` and `byte` say where, `reason` what is wrong."""
 
     def __init__(
         self,
@@ -198,6 +198,7 @@ class CorruptionError(DataError):
         hint: str | None = None,
     ) -> None:
         super().__init__(f"{message} at byte {byte} of {path}", operation=operation, path=path, hint=hint)
+        self.reason = message
         self.byte = byte
 
 

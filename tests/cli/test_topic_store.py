@@ -500,3 +500,18 @@ def test_all_of_it_against_a_real_server(
     assert cli("topic", "rebuild-catalog", "a/b", "--replace", "-d", "new", *store).code == 0
     assert cli("consume", "a/b", "-d", "new").out == LINES + b"there\n"
     assert cli("topic", "delete", "a/b", "-d", "new", "--yes", "--json").json["objects"] == 2
+
+
+def test_damage_in_an_object_is_read_around(cli: Cli, filled: list[str], tmp_path: Path) -> None:
+    """Consume names object and way around; --skip-gaps leaves out exactly the damaged message and says which."""
+    shutil.rmtree(tmp_path / "data")
+    (path,) = objects_in(tmp_path)
+    data = bytearray(path.read_bytes())
+    data[-1] ^= 1
+    path.write_bytes(data)
+    read = cli("consume", "a/b", *filled)
+    assert (read.code, len(read.lines)) == (5, COUNT - 1)
+    assert path.name in read.err
+    skipped = cli("consume", "a/b", "--skip-gaps", *filled)
+    assert (skipped.code, len(skipped.lines)) == (0, COUNT - 1)
+    assert f"offset {COUNT - 1} damaged" in skipped.err

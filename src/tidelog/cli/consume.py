@@ -51,7 +51,9 @@ def consume(
         str | None, typer.Option("--format", metavar="TEMPLATE", help=r"Default: %v\n, or %v\0 with --null.")
     ] = None,
     null: Annotated[bool, typer.Option("--null", "-0", help="Values end with a NUL byte, not a line end.")] = False,
-    skip_gaps: Annotated[bool, typer.Option("--skip-gaps", help="Leave out what a repair marked as lost.")] = False,
+    skip_gaps: Annotated[
+        bool, typer.Option("--skip-gaps", help="Leave out messages that are lost or damaged.")
+    ] = False,
     subscription: Annotated[
         str | None, typer.Option("--subscription", "-s", metavar="NAME", help="Go on where it was left; made when new.")
     ] = None,

@@ -30,13 +30,21 @@ def find_good_frames(
     is good, and does not belong there.
     """
     buffer = file.read_at(position, size - position)
+    found = find_good_frame(buffer, expected, min_offset=min_offset, known_next_offset=known_next_offset)
+    return None if found is None else (position + found[0], found[1])
+
+
+def find_good_frame(
+    buffer: bytes, expected: int, *, min_offset: int, known_next_offset: int = 0
+) -> tuple[int, int] | None:
+    """The same in bytes that begin where no good frame of the expected offset does."""
     max_offset = max(expected + len(buffer) // HEADER_BYTES, known_next_offset - 1)
     own_end = _own_end(buffer, expected)
     found = _frame_inside(buffer, expected, max_offset, own_end) if own_end > 0 else None
     if found is None:
         start = min(own_end or int(min_offset >= expected), len(buffer))
         found = find_frame(buffer, start, min_offset, max_offset)
-    return None if found is None else (position + found[0], found[1])
+    return found
 
 
 def is_misnumbered(file: File, position: int, size: int, expected: int) -> bool:

@@ -1,7 +1,8 @@
 """Reading history: the messages of a topic from the object store, as one sequence of batches across objects.
 
 Invariants
-- A reader hands out exactly the offset that comes next, or raises, or (with `on_gap="skip"`) passes over what is gone.
+- A reader hands out exactly the offset that comes next, or raises, or (with `on_gap="skip"`) passes over what is gone
+  or damaged, and logs which offsets. Damage before the offset that is wanted does not keep it from being read.
 - Descriptors are looked up when they are reached, so that what is published or removed meanwhile is seen.
 - That something is missing is said only after the catalog was asked once more: what retention removed is "no longer
   kept", what was published just now is there.
@@ -10,11 +11,12 @@ Invariants
 
 from __future__ import annotations
 
+import logging
 from concurrent.futures import Executor
 from threading import Lock
 from typing import Literal
 
-from tidelog.errors import GapError, NotFoundError, OffsetOutOfRangeError, offsets_text
+from tidelog.errors import CorruptionError, GapError, NotFoundError, OffsetOutOfRangeError, offsets_text
 from tidelog.log.cache import Batch, framed_batch
 from tidelog.tier.catalog import Catalog
 from tidelog.tier.descriptor import Descriptor
@@ -23,6 +25,7 @@ from tidelog.tier.history_object import ObjectFrames
 from tidelog.tier.history_ranges import Fetcher, HistorySettings
 from tidelog.tier.object_store import ObjectStore
 
+_logger = logging.getLogger("tidelog.tier")
 OnGap = Literal["raise", "skip"]
 
 
@@ -134,6 +137,9 @@ class HistoryReader:
             self._leave_object()
             self._settle_missing(self.offset, source.descriptor.end_offset, source)
             return None
+        except CorruptionError as damage:
+            self._settle_damage(source, damage)
+            return None
         if frames is None:
             self._leave_object()
             return None
@@ -177,6 +183,22 @@ class HistoryReader:
         if source is not None:
             source.close()
 
+    # What is damaged
+
+    def _settle_damage(self, source: ObjectFrames, damage: CorruptionError) -> None:
+        """Returns when it can go on behind the damage; raises if offsets that are wanted are damaged."""
+        if self._on_gap == "raise" and source.offset >= self.offset:
+            raise _damage_error(damage, source.key)
+        source.skip_damage()
+        first, next_offset = self.offset, min(source.offset, self._stop_offset)
+        if first >= next_offset:
+            return
+        if self._on_gap == "raise":
+            self._leave_object()  # the next call comes to the same place, and raises again
+            raise _damage_error(damage, source.key)
+        _logger.warning("%s: %s damaged and passed over: %s", source.key, offsets_text(first, next_offset - 1), damage)
+        self._pass_over(next_offset)
+
     # What is missing
 
     def _settle_missing(self, first: int, last: int, gone: ObjectFrames | None) -> None:
@@ -207,6 +229,11 @@ class HistoryReader:
         reached = min(offset, self._stop_offset)
         self._counters.skipped(reached - self.offset)
         self.offset = reached
+
+
+def _damage_error(damage: CorruptionError, key: str) -> CorruptionError:
+    hint = f'{damage.hint}. To read around exactly what is damaged: on_gap="skip"'
+    return CorruptionError(damage.reason, path=key, byte=damage.byte, operation=damage.operation, hint=hint)
 
 
 def _gap_error(first: int, last: int, key: str | None) -> GapError:

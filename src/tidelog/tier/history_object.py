@@ -7,6 +7,8 @@ Invariants
 - Bytes that are not what they must be are fetched once more, from the boundary before them: a bad transfer is not a
   bad object. If they come again as they were, the object is damaged.
 - What a frame or block says about its length is compared with the descriptor before memory is taken for it.
+- `skip_damage` goes on at the next good frame, or block, so that exactly what is damaged is left out. Where damage
+  hides the next one, the sparse index knows a later boundary.
 """
 
 from __future__ import annotations
@@ -14,6 +16,7 @@ from __future__ import annotations
 from typing import NamedTuple, cast
 
 from tidelog.errors import CorruptionError, DataError
+from tidelog.log.damage import find_good_frame
 from tidelog.log.frame import HEADER, HEADER_BYTES, Frames, Stop, scan
 from tidelog.tier import blocks
 from tidelog.tier.descriptor import Descriptor
@@ -99,6 +102,41 @@ class ObjectFrames:
     def _stream_from_here(self, *, ahead: bool) -> RangeStream:
         size, boundaries = self.descriptor.size, self._boundaries
         return RangeStream(self._fetcher, self.key, self.position, self._end, size, ahead=ahead, boundaries=boundaries)
+
+    def skip_damage(self) -> None:
+        """Goes on behind damage, which `next_frames` has just raised: `offset` is the next that can be read."""
+        find = self._good_frame if self.descriptor.codec == "none" else self._good_block
+        found = find()
+        self.offset, self.position = self._next_boundary() if found is None else found
+        self._begin_anew(is_second_try=False)
+
+    def _next_boundary(self) -> tuple[int, int]:
+        """The next one that the index knows, or the end of the object."""
+        later = (entry for entry in self.descriptor.offset_index if entry[0] > self.offset)
+        return next(later, (self.descriptor.next_offset, self.descriptor.size))
+
+    def _good_frame(self) -> tuple[int, int] | None:
+        """The first good frame before the next boundary, as (offset, position)."""
+        end_offset, end = self._next_boundary()
+        damaged = bytes(self._fetcher.fetch(self.key, self.position, end - self.position))
+        found = find_good_frame(damaged, self.offset, min_offset=self.offset + 1)
+        if found is None or found[1] >= end_offset:
+            return None
+        return found[1], self.position + found[0]
+
+    def _good_block(self) -> tuple[int, int] | None:
+        """The block behind the damaged one, if that can still be told its length, and one begins there."""
+        header_bytes = blocks.HEADER_BYTES
+        try:
+            damaged = blocks.parse_header(self._fetcher.fetch(self.key, self.position, header_bytes), 0, self.offset)
+            if damaged is None or self.position + damaged.size + header_bytes > self.descriptor.end_of(self.offset):
+                return None
+            position = self.position + damaged.size
+            behind = self._fetcher.fetch(self.key, position, header_bytes)
+            blocks.parse_header(behind, 0, damaged.next_offset)
+        except DataError:
+            return None
+        return damaged.next_offset, position
 
     # Decoding
 
