@@ -18,7 +18,7 @@ from tests.engine.serializability import Elements, ListTransaction, anomalies
 from tidelog.engine.engine import Engine
 from tidelog.engine.entry import Batch, CreateBucket, Operation, PutObject
 from tidelog.engine.entry_codec import Carried
-from tidelog.engine.guard import Guarded
+from tidelog.engine.guard import Guarded, batch_of
 from tidelog.engine.results import Result, StoredObject
 from tidelog.engine.transaction import Transaction
 
@@ -177,12 +177,8 @@ class SharedLog:
         """Every state, by what was applied."""
         model = Model()
         for seq, entry in self.entries(0):
-            is_applied = self.answers.get(seq) == {"applied"}
-            plain = entry.batch if isinstance(entry, Guarded) else entry
-            model.states[seq] = model.states[seq - 1]
-            if is_applied:
-                del model.states[seq]
-                model.apply(seq, plain)
+            record = model.apply if self.answers.get(seq) == {"applied"} else model.refuse
+            record(seq, batch_of(entry))
         return model
 
 

@@ -7,7 +7,9 @@ from typing import NamedTuple
 
 from tests.engine.model import Model, ModelBucket
 
-from tidelog.engine.entry import Entry, MetadataValue
+from tidelog.engine.entry import MetadataValue
+from tidelog.engine.entry_codec import Carried
+from tidelog.engine.guard import Guarded, VisibleState, batch_of
 from tidelog.engine.locks import LockStatistics
 from tidelog.engine.marks import Marks
 from tidelog.engine.results import ObjectInfo, Result, StoredObject
@@ -31,6 +33,7 @@ class FakeEngine:
         self.settles = settles
         self.batches: list[int] = []
         self.truncation_mark = 0
+        self._results: dict[int, Result] = {}
 
     @property
     def applied_seq(self) -> int:
@@ -46,24 +49,33 @@ class FakeEngine:
     def statistics(self) -> FakeStatistics:
         return FakeStatistics(self.transactions.statistics())
 
-    def apply(self, seq: int, entry: Entry) -> Result:
+    def apply(self, seq: int, entry: Carried) -> Result:
         return self.apply_many([(seq, entry)])[0]
 
-    def apply_many(self, entries: Iterable[tuple[int, Entry]]) -> list[Result]:
+    def apply_many(self, entries: Iterable[tuple[int, Carried]]) -> list[Result]:
         pairs = list(entries)
         results = [self._apply_one(seq, entry) for seq, entry in pairs]
         self.batches.append(len(pairs))
         self.marks.applied(self.applied_seq)
         if self.settles:
-            self.transactions.settle(self.applied_seq, [entry for _, entry in pairs])
+            changed = [batch_of(pair[1]) for pair, result in zip(pairs, results, strict=True) if result.applied]
+            self.transactions.settle(self.applied_seq, changed)
         return results
 
-    def _apply_one(self, seq: int, entry: Entry) -> Result:
+    def _apply_one(self, seq: int, entry: Carried) -> Result:
         if seq <= self.applied_seq:
-            if self.model.entries.get(seq) == entry:
-                return Result(seq, "nothing", "again")
+            if self.model.entries.get(seq) == batch_of(entry):
+                return self._results[seq]
             raise InputError(f"seq {seq} was applied already, with another entry")
-        return Result(seq, "applied" if self.model.apply(seq, entry) else "refused")
+        self._results[seq] = result = self._judged(seq, entry)
+        return result
+
+    def _judged(self, seq: int, entry: Carried) -> Result:
+        refusal = entry.refusal(VisibleState(self)) if isinstance(entry, Guarded) else None
+        if refusal is not None:
+            self.model.refuse(seq, batch_of(entry))
+            return Result(seq, "refused", refusal)
+        return Result(seq, "applied" if self.model.apply(seq, batch_of(entry)) else "refused")
 
     def update_low_water_mark(self, seq: int) -> None:
         self.marks.raise_low_water_mark(seq)

@@ -71,6 +71,11 @@ class Model:
         self.states[seq] = after
         return True
 
+    def refuse(self, seq: int, entry: Entry) -> None:
+        """Its seq is used, and nothing has changed."""
+        self.states[seq] = self.states[self.applied_seq]
+        self.entries[seq] = entry
+
     def roll_back(self, seq: int) -> None:
         """Forgets what came after a seq, and knows of that seq."""
         last = max(known for known in self.states if known <= seq)

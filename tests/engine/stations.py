@@ -16,7 +16,8 @@ from tidelog.clock import ManualClock
 from tidelog.engine.claim import claim_engine
 from tidelog.engine.core import WAL, Core
 from tidelog.engine.engine import Engine
-from tidelog.engine.entry import Entry
+from tidelog.engine.entry import Batch, CreateBucket, Entry, PutObject
+from tidelog.engine.guard import Guarded, ObjectRead
 from tidelog.engine.manifest import Manifest, OwnedManifest, read_manifest
 from tidelog.engine.restore import Restore, RestoreReport
 from tidelog.engine.settings import EngineSettings
@@ -117,6 +118,13 @@ class EngineNode:
         self.engine.apply_many(entries)
         for seq, entry in entries:
             self.model.apply(seq, entry)
+
+    def apply_refused(self) -> None:
+        """A guarded entry that would change much if what was read for it were true."""
+        seq = self.engine.applied_seq + 1
+        batch = Batch((CreateBucket(f"refused-{seq}"), PutObject(f"refused-{seq}", "k", b"v" * 300)))
+        assert self.engine.apply(seq, Guarded(batch, (ObjectRead("nowhere", "k", 1),))).status == "refused"
+        self.model.refuse(seq, batch)
 
     def roll_back(self, seq: int) -> None:
         self.engine.rollback_to(seq)

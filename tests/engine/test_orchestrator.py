@@ -12,10 +12,12 @@ import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.engine.engines import open_local
 from tests.engine.fake_engine import FakeEngine
 from tests.engine.list_orchestrator import ForgetfulOrchestrator, ListOrchestrator
 
 from tidelog.engine.applying import BATCH_BYTES, BATCH_ENTRIES
+from tidelog.engine.engine import Engine
 from tidelog.engine.entry import Batch, CopyObject, CreateBucket, DeleteBucket, DeleteObject, Operation, PutObject
 from tidelog.engine.entry_codec import Carried
 from tidelog.engine.guard import Guarded, ListingRead, ObjectRead
@@ -212,21 +214,47 @@ def test_of_two_guarded_entries_the_first_one_counts() -> None:
     assert engine.read("b", "n").data == b"3"
 
 
-def test_guarded_entries_that_do_not_meet_share_a_sync() -> None:
-    """Only what could change a verdict has to be applied before it."""
-    engine = FakeEngine()
-    engine.apply_many([(1, CreateBucket("b")), (2, CreateBucket("c")), (3, PutObject("b", "n", b"1"))])
-    engine.batches.clear()
-    listing = Guarded(Batch((PutObject("c", "x", b""),)), (ListingRead("c", "", _empty_listing(engine)),))
-    entries: list[tuple[int, Carried]] = [(4, PutObject("b", "m", b"")), (5, increment("n", 3, 2)), (6, listing)]
-    assert all(result.applied for result in apply_entries(engine, entries))
-    assert engine.batches == [3]
-    again: list[tuple[int, Carried]] = [(7, PutObject("c", "y", b"")), (8, listing), (9, increment("n", 5, 3))]
-    assert [result.status for result in apply_entries(engine, again)] == ["applied", "refused", "applied"]
-    assert engine.batches == [3, 1, 1]
+def test_guarded_entries_are_judged_within_one_call(tmp_path: Path) -> None:
+    """Each by what those before it have done, visible or not; one sync is enough for all of them."""
+    with open_local(tmp_path) as engine:
+        engine.apply_many([(1, CreateBucket("b")), (2, CreateBucket("c")), (3, PutObject("b", "n", b"1"))])
+        listing = Guarded(Batch((PutObject("c", "x", b""),)), (ListingRead("c", "", _empty_listing(engine)),))
+        entries: list[tuple[int, Carried]] = [
+            (4, PutObject("b", "m", b"")),
+            (5, increment("n", 3, 2)),
+            (6, listing),
+            (7, listing),
+            (8, increment("n", 3, 2)),
+            (9, increment("n", 5, 3)),
+            (10, Guarded(Batch((CreateBucket("b"),)), ())),
+        ]
+        syncs = engine.statistics().wal.sync_seconds.count
+        results = engine.apply_many(entries)
+        statuses = [result.status for result in results]
+        assert statuses == ["applied"] * 3 + ["refused", "refused", "applied", "refused"]
+        assert [results[number].reason for number in (3, 4, 6)] == [
+            "the objects of 'c' with the prefix '' were changed since they were listed",
+            "'b'/'n' was changed: its version of seq 3 was read, and is no longer true",
+            "there is a bucket 'b' already",
+        ]
+        assert engine.statistics().wal.sync_seconds.count == syncs + 1
+        assert engine.apply_many(entries) == results  # again: one answer for a seq
 
 
-def _empty_listing(engine: FakeEngine) -> bytes:
+def test_what_is_no_guarded_entry_is_refused_at_once() -> None:
+    """Before it is in any log, and in words."""
+    batch = Batch((CreateBucket("b"),))
+    for make in (
+        lambda: Guarded(CreateBucket("b"), ()),  # type: ignore[arg-type]
+        lambda: Guarded(batch, ("b",)),  # type: ignore[arg-type]
+        lambda: ObjectRead("b", 7, 1),  # type: ignore[arg-type]
+        lambda: ListingRead("\ud800", "", b""),
+    ):
+        with pytest.raises(InputError, match=r"must be|by text|UTF-8"):
+            make()
+
+
+def _empty_listing(engine: Engine) -> bytes:
     with engine.transaction() as tx:
         list(tx.list_objects("c"))
         (read,) = tx.reads()
@@ -255,7 +283,7 @@ def test_the_verdict_is_the_same_however_the_log_is_cut(cut: int) -> None:
 
 
 def test_a_refused_end_is_not_judged_again_and_again() -> None:
-    """The engine's applied seq does not reach it, and `drive` goes on behind it all the same."""
+    """The engine's applied seq is that of the refused entry, and `drive` goes on behind it."""
     engine, orchestrator = FakeEngine(), ListOrchestrator({1: CreateBucket("b"), 2: increment("n", 1, 1)})
     heard: list[Result] = []
     stop = threading.Event()
@@ -267,16 +295,64 @@ def test_a_refused_end_is_not_judged_again_and_again() -> None:
     stop.set()
     thread.join(10)
     assert [(result.seq, result.status) for result in heard] == [(1, "applied"), (2, "refused")]
-    assert engine.applied_seq == 1
+    assert engine.applied_seq == 2
 
 
 def test_a_guarded_entry_that_comes_again_changes_nothing() -> None:
-    """What it was judged by is gone, and its place in the log is passed."""
+    """It is not judged again, by a state that has itself in it: the answer is that of the first time."""
     engine = FakeEngine()
     apply_entries(engine, [(1, CreateBucket("b")), (2, increment("n", 0, 1)), (3, PutObject("b", "m", b""))])
     (result,) = apply_entries(engine, [(2, increment("n", 0, 1))])
-    assert result.status == "nothing"
+    assert result.status == "applied"
     assert engine.applied_seq == 3
+
+
+def refused_at_the_end(engine: Engine) -> None:
+    """A log whose last entry is refused because of what was read for it."""
+    entries: list[tuple[int, Carried]] = [(1, CreateBucket("b")), (2, increment("n", 0, 1)), (3, increment("n", 0, 1))]
+    assert [result.status for result in engine.apply_many(entries)] == ["applied", "applied", "refused"]
+
+
+def test_a_refused_end_is_applied_here_and_after_a_restart(tmp_path: Path) -> None:
+    """Its seq is used: it may be read at, the low-water mark may reach it, and it has the same answer for ever."""
+    with open_local(tmp_path) as engine:
+        refused_at_the_end(engine)
+        assert engine.applied_seq == 3
+        assert engine.read("b", "n", seq=3).data == b"1"
+        engine.update_low_water_mark(3)
+        digest = engine.digest(3)
+    with open_local(tmp_path) as engine:
+        assert (engine.applied_seq, engine.low_water_mark, engine.digest()) == (3, 3, digest)
+        again = engine.apply(3, increment("n", 0, 1))
+        assert (again.status, "'b'/'n' was changed" in str(again.reason)) == ("refused", True)
+        with pytest.raises(InputError, match="another entry was applied under this seq"):
+            engine.apply(3, increment("n", 0, 2))
+        engine.apply(4, PutObject("b", "n", b"2"))
+        engine.rollback_to(3)
+        assert (engine.applied_seq, engine.digest()) == (3, digest)
+
+
+def test_a_refused_end_is_rolled_back_as_any_other(tmp_path: Path) -> None:
+    """Another entry comes in its place."""
+    with open_local(tmp_path) as engine:
+        refused_at_the_end(engine)
+        engine.rollback_to(2)
+        assert engine.apply(3, increment("n", 2, 5)).applied
+    with open_local(tmp_path) as engine:
+        assert (engine.applied_seq, engine.read("b", "n").data) == (3, b"5")
+
+
+def test_a_transaction_is_not_ended_by_what_was_refused(tmp_path: Path) -> None:
+    """A refused entry has changed nothing: whoever reads what it would have written goes on."""
+    with open_local(tmp_path) as engine:
+        engine.apply_many([(1, CreateBucket("b")), (2, PutObject("b", "n", b"1"))])
+        with engine.transaction() as tx:
+            assert tx.read("b", "n").data == b"1"
+            assert engine.apply(3, increment("n", 0, 9)).status == "refused"
+            assert engine.apply(4, Batch((PutObject("b", "n", b""), CreateBucket("b")))).status == "refused"
+            assert tx.read("b", "n").data == b"1"
+            tx.put("b", "n", b"2")
+            assert engine.apply(5, tx.guarded()).applied
 
 
 # In an event loop

@@ -43,6 +43,23 @@ def test_a_restored_engine_has_what_the_lost_one_had_shipped(codec: str, has_sta
         assert other.core.tree.check() is not None
 
 
+@pytest.mark.parametrize("has_state", [False, True])
+def test_a_refused_end_is_restored(has_state: bool) -> None:
+    """The last entry that was shipped was refused because of what was read for it: its seq is used all the same."""
+    node = EngineNode(new_store()).open()
+    node.apply(50)
+    node.apply_refused()
+    mark = node.engine.applied_seq
+    assert node.ship_all() == mark
+    if has_state:
+        node.engine.create_checkpoint()
+    node.crash()
+    with successor(node) as other:
+        assert other.restore().seq == mark
+        other.open()
+        other.assert_same([mark - 1, mark])
+
+
 def test_a_restored_engine_goes_on() -> None:
     """It applies, ships under its own epoch behind what was there, and can be restored again."""
     node = EngineNode(new_store()).open()

@@ -124,6 +124,14 @@ class RolledBackMeanwhile(FakeEngine):
         self._lose_end()
         return super().list_objects(bucket, prefix, seq)
 
+    def find_object(self, bucket: str, key: str, seq: int | None = None) -> ObjectInfo | None:
+        self._lose_end()
+        return super().find_object(bucket, key, seq)
+
+    def has_bucket(self, bucket: str, seq: int | None = None) -> bool:
+        self._lose_end()
+        return super().has_bucket(bucket, seq)
+
     def _lose_end(self) -> None:
         self.rollback_to(1)
         self.apply(2, PutObject("b", "x", b"of the new end"))

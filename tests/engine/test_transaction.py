@@ -22,7 +22,7 @@ from tidelog.engine.entry import (
     Entry,
     PutObject,
 )
-from tidelog.engine.guard import ObjectRead
+from tidelog.engine.guard import ObjectRead, VisibleState
 from tidelog.engine.transaction import Transaction, written
 from tidelog.errors import (
     ClosedError,
@@ -330,13 +330,13 @@ def test_a_guarded_entry_carries_what_was_read(engine: AnyEngine) -> None:
         guarded = tx.guarded()
     assert guarded.batch == Batch((PutObject("bank", "ann", b"1"),))
     assert guarded.reads[:2] == (ObjectRead("bank", "ann", 2), ObjectRead("bank", "eve", 0))
-    assert guarded.refusal(engine) is None
+    assert guarded.refusal(VisibleState(engine)) is None
     engine.apply(4, PutObject("bank", "bob", b"1"))
-    assert guarded.refusal(engine) is None
+    assert guarded.refusal(VisibleState(engine)) is None
     engine.apply(5, PutObject("empty", "x", b"1"))
-    assert "'empty' with the prefix ''" in str(guarded.refusal(engine))
+    assert "'empty' with the prefix ''" in str(guarded.refusal(VisibleState(engine)))
     engine.apply(6, PutObject("bank", "ann", b"1"))
-    assert "'bank'/'ann' was changed" in str(guarded.refusal(engine))
+    assert "'bank'/'ann' was changed" in str(guarded.refusal(VisibleState(engine)))
 
 
 def test_a_bucket_that_was_made_anew_is_another_one(engine: AnyEngine) -> None:
@@ -346,13 +346,13 @@ def test_a_bucket_that_was_made_anew_is_another_one(engine: AnyEngine) -> None:
         tx.put("bank", "x", b"1")
         guarded = tx.guarded()
     engine.apply(4, Batch((DeleteBucket("bank", force=True), CreateBucket("bank"))))
-    assert guarded.refusal(engine) is not None
+    assert guarded.refusal(VisibleState(engine)) is not None
     with engine.transaction() as tx:
         assert keys(tx, "empty") == []
         tx.put("bank", "x", b"1")
         guarded = tx.guarded()
     engine.apply(5, DeleteBucket("empty"))
-    assert guarded.refusal(engine) is not None
+    assert guarded.refusal(VisibleState(engine)) is not None
 
 
 # Several at once

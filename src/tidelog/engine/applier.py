@@ -5,8 +5,8 @@ Invariants
   and the position of a record are known before it is built.
 - The record first, then the page, with the record's LSN. Nothing of it reaches the page file before the record is on
   the disk: the buffer pool sees to that.
-- All operations of an entry are decided before the first is written. What the state refuses is written down as refused,
-  and changes nothing.
+- All operations of an entry are decided before the first is written, and so is what was read for a guarded one. What
+  the state refuses is written down as refused, and changes nothing.
 - A value is written once, in its record. Copies and later versions of the tree point to it.
 """
 
@@ -30,11 +30,12 @@ from tidelog.engine.entry import (
     CreateBucket,
     DeleteBucket,
     DeleteObject,
-    Entry,
     Operation,
     PutObject,
     operations,
 )
+from tidelog.engine.entry_codec import Carried
+from tidelog.engine.guard import Guarded, batch_of
 from tidelog.engine.operation_record import body_position, encode_operation, encode_put
 from tidelog.engine.page import cell_bytes, get
 from tidelog.engine.put_record import object_key, put_record
@@ -71,13 +72,16 @@ class Applier:
         """What is applied from here on happens at one time."""
         self._time_us = self._clock.now_us()
 
-    def apply(self, seq: int, entry: Entry) -> Result:
+    def apply(self, seq: int, entry: Carried) -> Result:
         """Applies an entry, or writes down why it cannot be. It is durable when the log is committed."""
         if type(entry) is PutObject and self._rules.allows_put(entry.bucket):
             self._put(seq, entry, LAST, 0, 0)
             return Result(seq, "applied")
-        parts = operations(entry)
-        reason = self._rules.refusal(parts)
+        parts = operations(batch_of(entry))
+        if isinstance(entry, Guarded):
+            reason = self._rules.refusal_of_guarded(entry, parts)
+        else:
+            reason = self._rules.refusal(parts)
         if reason is not None:
             return self._refuse(seq, parts, reason)
         return self._apply_all(seq, parts)

@@ -7,7 +7,9 @@ Invariants
 
 from __future__ import annotations
 
-from tidelog.engine.entry import Entry, PutObject, operations
+from tidelog.engine.entry import PutObject, operations
+from tidelog.engine.entry_codec import Carried
+from tidelog.engine.guard import batch_of
 from tidelog.engine.version_keys import MAX_SEQ
 from tidelog.errors import InputError
 
@@ -19,18 +21,18 @@ def checked_seq(seq: int, *, least: int = 1) -> int:
     return seq
 
 
-def checked_entries(entries: object) -> list[tuple[int, Entry]]:
+def checked_entries(entries: object) -> list[tuple[int, Carried]]:
     """The entries, if they are such, with seqs that grow. What an iterable raises by itself is its own."""
     if not hasattr(entries, "__iter__"):
         raise InputError(f"entries must be pairs of a seq and an entry, not {type(entries).__name__}")
-    wanted: list[tuple[int, Entry]] = list(entries)
+    wanted: list[tuple[int, Carried]] = list(entries)
     before = 0
     try:
         for seq, entry in wanted:
             if checked_seq(seq) <= before:
                 raise InputError(f"seq {seq} comes after {before}: entries must be in the order of their seqs")
             if type(entry) is not PutObject:
-                operations(entry)
+                operations(batch_of(entry))
             before = seq
     except (TypeError, ValueError) as error:
         raise InputError(f"entries must be pairs of a seq and an entry: {error}") from error

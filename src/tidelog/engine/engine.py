@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import contextlib
 import weakref
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from types import TracebackType
 from typing import Self
 
@@ -30,8 +30,10 @@ from tidelog.engine.engine_stat import EngineStat
 from tidelog.engine.engine_statistics import EngineStatistics, snapshot
 from tidelog.engine.engine_tasks import EngineTasks, TaskThreads
 from tidelog.engine.entry import Entry
+from tidelog.engine.entry_codec import Carried
 from tidelog.engine.garbage import Garbage
 from tidelog.engine.garbage_calls import GarbageCalls
+from tidelog.engine.guard import batch_of
 from tidelog.engine.holding import Holding
 from tidelog.engine.replayed import Replayed
 from tidelog.engine.results import Result
@@ -81,11 +83,11 @@ class Engine(EngineStat, EngineTasks, GarbageCalls, CompactionCalls):
 
     # Applying
 
-    def apply(self, seq: int, entry: Entry) -> Result:
+    def apply(self, seq: int, entry: Carried) -> Result:
         """Applies an entry; returns once it is on the disk. What the state does not allow is a result, not an error."""
         return self.apply_many([(seq, entry)])[0]
 
-    def apply_many(self, entries: Iterable[tuple[int, Entry]]) -> list[Result]:
+    def apply_many(self, entries: Iterable[tuple[int, Carried]]) -> list[Result]:
         """Applies entries in order, each by itself, and syncs once."""
         wanted = checked_entries(entries)
         with self._applying:
@@ -98,7 +100,7 @@ class Engine(EngineStat, EngineTasks, GarbageCalls, CompactionCalls):
             self._commit()
         return results
 
-    def _apply_chunk(self, entries: list[tuple[int, Entry]], begin: int, results: list[Result]) -> int:
+    def _apply_chunk(self, entries: list[tuple[int, Carried]], begin: int, results: list[Result]) -> int:
         """Applies some of them, and gives them to the log; the index of the first that is left."""
         core, wal = self._core, self._wal
         core.tree.settle()
@@ -111,7 +113,7 @@ class Engine(EngineStat, EngineTasks, GarbageCalls, CompactionCalls):
             wal.hand_over()
             core.tree.settle()
             self._marks.accepted(entries[stop - 1][0])
-            self._unsettled += [entry for _, entry in entries[begin:stop]]
+            self._unsettled += _that_changed(entries[begin:stop], results)
         except BaseException as error:
             self._take_back(error, first_lsn)
             raise
@@ -143,9 +145,9 @@ class Engine(EngineStat, EngineTasks, GarbageCalls, CompactionCalls):
         self._transactions.settle(seq, self._unsettled)
         self._unsettled = []
 
-    def _again(self, seq: int, entry: Entry) -> Result:
+    def _again(self, seq: int, entry: Carried) -> Result:
         """An entry that was accepted before: what became of it."""
-        return self._replayed.result(seq, entry)
+        return self._replayed.result(seq, batch_of(entry))
 
     def update_low_water_mark(self, seq: int) -> None:
         """All replicas have applied everything up to a seq: it may be shipped, and is not rolled back any more."""
@@ -250,6 +252,13 @@ class Engine(EngineStat, EngineTasks, GarbageCalls, CompactionCalls):
     def __repr__(self) -> str:
         where = str(self._core.directory)
         return f"<tidelog.Engine {where!r} applied_seq={self._marks.applied_seq} {self._standing}>"
+
+
+def _that_changed(entries: list[tuple[int, Carried]], results: list[Result]) -> Iterator[Entry]:
+    """Those of the last entries, whose results come last, that changed the state: nobody need be told of the others."""
+    for (_, entry), result in zip(entries, results[-len(entries) :], strict=True):
+        if result.applied:
+            yield batch_of(entry)
 
 
 def _cut_off(error: DiskFullError) -> LogFailedError:

@@ -23,7 +23,7 @@ from threading import Lock
 from types import TracebackType
 from typing import NamedTuple, ParamSpec, Protocol, Self, TypeVar
 
-from tidelog.engine.entry import Entry
+from tidelog.engine.entry_codec import Carried
 from tidelog.engine.results import ObjectInfo, ObjectStat, Result, StoredObject, VersionInfo
 from tidelog.errors import ClosedError, InputError
 from tidelog.tier.daemon_pool import DaemonPool
@@ -43,9 +43,9 @@ class _Engine(Protocol):
     @property
     def _tasks(self) -> TaskThreads: ...
 
-    def apply(self, seq: int, entry: Entry) -> Result: ...
+    def apply(self, seq: int, entry: Carried) -> Result: ...
 
-    def apply_many(self, entries: Iterable[tuple[int, Entry]]) -> list[Result]: ...
+    def apply_many(self, entries: Iterable[tuple[int, Carried]]) -> list[Result]: ...
 
     def update_low_water_mark(self, seq: int) -> None: ...
 
@@ -82,7 +82,7 @@ class _Asked(NamedTuple):
     """An entry that a task wants to have applied."""
 
     seq: int
-    entry: Entry
+    entry: Carried
     result: Future[Result]
 
 
@@ -97,7 +97,7 @@ class TaskThreads:
         self._group: list[_Asked] | None = None
         """Those who will be served together; whoever comes behind another kind of call is of the next group."""
 
-    async def apply(self, engine: _Engine, seq: int, entry: Entry) -> Result:
+    async def apply(self, engine: _Engine, seq: int, entry: Carried) -> Result:
         """Applies an entry, together with those of others who wait."""
         asked = _Asked(seq, entry, Future())
         with self._grouping:
@@ -205,11 +205,11 @@ def _closed() -> ClosedError:
 class EngineTasks:
     """What an engine has for tasks."""
 
-    async def apply_async(self: _Engine, seq: int, entry: Entry) -> Result:
+    async def apply_async(self: _Engine, seq: int, entry: Carried) -> Result:
         """As `apply`. Tasks that wait at the same time share a sync; entries are applied in the order of the calls."""
         return await self._tasks.apply(self, seq, entry)
 
-    async def apply_many_async(self: _Engine, entries: Iterable[tuple[int, Entry]]) -> list[Result]:
+    async def apply_many_async(self: _Engine, entries: Iterable[tuple[int, Carried]]) -> list[Result]:
         """As `apply_many`."""
         return await self._tasks.run_in_order(self.apply_many, list(entries))
 

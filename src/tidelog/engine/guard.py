@@ -2,14 +2,18 @@
 
 Between the moment when a batch is made and the moment when its place in the log is decided, other entries may come
 first, from other nodes too. No lock of one node can prevent that. So the batch takes along what was read for it, and
-whoever applies the log compares that with the state just before the batch. The state there is the same on every
+an engine that applies it compares that with the state just before the batch. The state there is the same on every
 replica, and so is the verdict: nothing needs to be agreed on.
 
     Guarded(batch, reads)     reads: ObjectRead(bucket, key, seq of the version that was seen, 0 for none)
                                      ListingRead(bucket, prefix, digest of the keys and seqs that were listed)
+                                     NeverTrue(reason): of an entry that was refused where it comes from
 
-A refused one changes nothing and leaves no trace in the engine: `applied_seq` passes over its seq. Replaying the log
-comes to the same verdict, since the same state is before it.
+Invariants
+- The verdict is that of the engine, given once, with the entry's place in the log and under the engine's lock: the
+  state just before an entry has all entries before it, visible or not, and never the entry itself.
+- A refused one changes nothing, and is in the engine's log as refused, as any other refused entry. So its seq is used,
+  here and wherever that log is applied, and the same entry again gets the same answer.
 
 What this relies on: a seq names one version for ever. An entry that was read, thrown away by a rollback and replaced by
 another of the same seq would look unchanged; so read for a guarded entry only what can no longer be rolled back.
@@ -23,9 +27,9 @@ from typing import Protocol
 
 import msgspec
 
-from tidelog.engine.entry import Batch
+from tidelog.engine.entry import Batch, Entry
 from tidelog.engine.results import ObjectInfo, StoredObject
-from tidelog.errors import NotFoundError
+from tidelog.errors import InputError, NotFoundError
 
 _DIGEST_BYTES = 16
 
@@ -45,6 +49,32 @@ class Readable(Protocol):
     def list_objects(self, bucket: str, prefix: str = "", seq: int | None = None) -> Iterator[ObjectInfo]: ...
 
 
+class State(Protocol):
+    """A state that reads are compared with."""
+
+    def seq_of(self, bucket: str, key: str) -> int:
+        """The seq of the version that is to be seen of an object; 0 for none."""
+
+    def listing(self, bucket: str, prefix: str) -> Iterable[ObjectInfo] | None:
+        """The objects of a bucket; None when there is no such bucket."""
+
+
+class VisibleState:
+    """What an engine shows now."""
+
+    def __init__(self, engine: Readable) -> None:
+        self._engine = engine
+
+    def seq_of(self, bucket: str, key: str) -> int:
+        """As `State` has it."""
+        info = self._engine.find_object(bucket, key)
+        return 0 if info is None else info.seq
+
+    def listing(self, bucket: str, prefix: str) -> Iterable[ObjectInfo] | None:
+        """As `State` has it."""
+        return find_objects(self._engine, bucket, prefix)
+
+
 class ObjectRead(msgspec.Struct, frozen=True, tag=True):
     """A version of an object that was seen, or with 0 that none was."""
 
@@ -52,10 +82,12 @@ class ObjectRead(msgspec.Struct, frozen=True, tag=True):
     key: str
     seq: int
 
-    def changed(self, engine: Readable) -> str | None:
-        """What is different now, in words."""
-        info = engine.find_object(self.bucket, self.key)
-        if self.seq == (0 if info is None else info.seq):
+    def __post_init__(self) -> None:
+        _check_names(self.bucket, self.key)
+
+    def changed(self, state: State) -> str | None:
+        """What is different there, in words."""
+        if self.seq == state.seq_of(self.bucket, self.key):
             return None
         seen = f"its version of seq {self.seq}" if self.seq else "that it was not there"
         return f"{self.bucket!r}/{self.key!r} was changed: {seen} was read, and is no longer true"
@@ -68,30 +100,65 @@ class ListingRead(msgspec.Struct, frozen=True, tag=True):
     prefix: str
     digest: bytes
 
-    def changed(self, engine: Readable) -> str | None:
-        """What is different now, in words."""
-        if self.digest == listing_digest(find_objects(engine, self.bucket, self.prefix)):
+    def __post_init__(self) -> None:
+        _check_names(self.bucket, self.prefix)
+
+    def changed(self, state: State) -> str | None:
+        """What is different there, in words."""
+        if self.digest == listing_digest(state.listing(self.bucket, self.prefix)):
             return None
         return f"the objects of {self.bucket!r} with the prefix {self.prefix!r} were changed since they were listed"
 
 
-Read = ObjectRead | ListingRead
+class NeverTrue(msgspec.Struct, frozen=True, tag=True):
+    """Refuses its entry in every state: the entry was refused before, for this reason, and is given to another log."""
+
+    reason: str
+
+    def changed(self, state: State) -> str | None:
+        """The reason."""
+        return self.reason
+
+
+Read = ObjectRead | ListingRead | NeverTrue
 
 
 class Guarded(msgspec.Struct, frozen=True, tag=True):
-    """A batch with what was read for it. `orchestrator.apply_entries` knows what to do with it; an engine does not."""
+    """A batch with what was read for it. An engine applies it if all of that is still true, and else refuses it."""
 
     batch: Batch
     reads: tuple[Read, ...]
 
-    def refusal(self, engine: Readable) -> str | None:
+    def __post_init__(self) -> None:
+        if not isinstance(self.batch, Batch):
+            raise InputError(f"batch must be a Batch, not {type(self.batch).__name__}")
+        for read in self.reads:
+            if not isinstance(read, Read):
+                raise InputError(f"reads must be ObjectRead, ListingRead or NeverTrue, not {type(read).__name__}")
+
+    def refusal(self, state: State) -> str | None:
         """Why it must not be applied to this state; None when it may."""
-        return first_change(engine, self.reads)
+        return first_change(state, self.reads)
 
 
-def first_change(engine: Readable, reads: Iterable[Read]) -> str | None:
-    """The first of the reads that would come out differently now."""
-    return next((found for read in reads if (found := read.changed(engine)) is not None), None)
+def _check_names(*names: object) -> None:
+    for name in names:
+        if not isinstance(name, str):
+            raise InputError(f"a read names a bucket and a key by text, not by {type(name).__name__}")
+        try:
+            name.encode()
+        except UnicodeEncodeError:
+            raise InputError(f"{name!r} has half a surrogate pair in it, which is not UTF-8") from None
+
+
+def batch_of(entry: Entry | Guarded) -> Entry:
+    """What a guarded entry does when it is applied; any other entry is that itself."""
+    return entry.batch if isinstance(entry, Guarded) else entry
+
+
+def first_change(state: State, reads: Iterable[Read]) -> str | None:
+    """The first of the reads that would come out differently in this state."""
+    return next((found for read in reads if (found := read.changed(state)) is not None), None)
 
 
 def find_objects(engine: Readable, bucket: str, prefix: str, seq: int | None = None) -> list[ObjectInfo] | None:

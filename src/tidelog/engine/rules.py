@@ -8,7 +8,12 @@ Invariants
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from itertools import chain, starmap
+
 from tidelog.engine.entry import CopyObject, CreateBucket, DeleteBucket, DeleteObject, Operation, PutObject
+from tidelog.engine.guard import Guarded
+from tidelog.engine.results import ObjectInfo
 from tidelog.engine.version_keys import MAX_SEQ
 from tidelog.engine.versions import Versions
 
@@ -18,6 +23,21 @@ class Rules:
 
     def __init__(self, versions: Versions) -> None:
         self._versions = versions
+
+    def refusal_of_guarded(self, guarded: Guarded, operations: tuple[Operation, ...]) -> str | None:
+        """The same for what must also find true what was read for it."""
+        return guarded.refusal(self) or self.refusal(operations)
+
+    def seq_of(self, bucket: str, key: str) -> int:
+        """The seq of the newest version of an object that is to be seen; 0 for none. For guards."""
+        found = self._versions.find(bucket, key, MAX_SEQ)
+        return 0 if found is None else found.seq
+
+    def listing(self, bucket: str, prefix: str) -> Iterator[ObjectInfo] | None:
+        """The objects of a bucket; None when there is no such bucket. For guards."""
+        if not self.allows_put(bucket):
+            return None
+        return starmap(ObjectInfo, chain.from_iterable(self._versions.objects(bucket, prefix, MAX_SEQ)))
 
     def refusal(self, operations: tuple[Operation, ...]) -> str | None:
         """Why the entry cannot be applied; None when it can."""

@@ -41,6 +41,7 @@ from tidelog.engine.guard import (
     ObjectRead,
     Read,
     Readable,
+    VisibleState,
     find_objects,
     first_change,
     listing_digest,
@@ -262,7 +263,7 @@ class Transaction:
             self._working()
             if not self._own.entries:
                 raise InputError("the transaction has written nothing, so there is nothing for the log")
-            changed = first_change(self._engine, self.reads())
+            changed = first_change(VisibleState(self._engine), self.reads())
             if changed is not None:
                 raise ConflictError(changed, hint="Run the whole transaction once more")
             self._owner.is_prepared = True

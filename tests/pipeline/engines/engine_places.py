@@ -12,6 +12,8 @@ import pytest
 from tests.engine.engines import RandomEntries
 
 import tidelog
+from tidelog.engine.entry import Batch, CreateBucket
+from tidelog.engine.guard import Guarded, ObjectRead
 from tidelog.pipeline.engines.place import EngineRoot, find_engine
 
 Item = TypeVar("Item")
@@ -41,6 +43,14 @@ class EngineHome:
         pairs = self.entries.entries(count, self.seq + 1)
         engine.apply_many(pairs)
         self.seq = pairs[-1][0]
+        engine.update_low_water_mark(self.seq)
+        engine.ship()
+
+    def feed_refused(self, engine: tidelog.Engine) -> None:
+        """A guarded entry that would change something if what was read for it were true; shipped too."""
+        self.seq += 1
+        entry = Guarded(Batch([CreateBucket("refused")]), (ObjectRead("nowhere", "k", 1),))
+        assert engine.apply(self.seq, entry).status == "refused"
         engine.update_low_water_mark(self.seq)
         engine.ship()
 

@@ -18,6 +18,7 @@ import tidelog
 from tidelog.cli.app import run
 from tidelog.engine.entry_codec import decode_entry
 from tidelog.engine.raw_log import drop_raw_log
+from tidelog.engine.results import Result
 from tidelog.engine.store_checkpoint import StoredState
 from tidelog.errors import InputError
 from tidelog.pipeline.engine_jobs.replay import replay_engine
@@ -34,6 +35,7 @@ from tidelog.tier.metadata.bucket import BucketMetadataStore
 from tidelog.tier.stores import open_store
 
 TOPIC = "copies/entries"
+NOWHERE = "'nowhere'/'k' was changed: its version of seq 1 was read, and is no longer true"
 
 
 @pytest.fixture(autouse=True)
@@ -54,8 +56,10 @@ def test_decoded_entries_make_the_same_engine(tmp_path: Path, seed: str, monkeyp
     node = EngineNode(new_store(), name=seed).open()
     for _ in range(3):
         node.apply(60)
+        node.apply_refused()
         node.roll_back(sorted(node.model.states)[-7])
         node.apply(10)
+        node.apply_refused()
         node.ship_all()
     monkeypatch.setattr("tidelog.pipeline.engine_jobs.replay_source._PART_BYTES", 3000)
     source = ReplaySource(None, opened(node), place_of(node.objects), None)  # type: ignore[arg-type]
@@ -65,8 +69,9 @@ def test_decoded_entries_make_the_same_engine(tmp_path: Path, seed: str, monkeyp
     pairs = [pair for found in run_here(None, decode_entries, works) for pair in found.entries]
     assert [seq for seq, _ in pairs] == sorted({seq for seq, _ in pairs})
     with open_local(tmp_path / "copy") as copy:
-        copy.apply_many([(seq, decode_entry(value)) for seq, value in pairs])  # type: ignore[misc]
+        results = copy.apply_many([(seq, decode_entry(value)) for seq, value in pairs])
         assert copy.applied_seq == node.engine.applied_seq
+        assert results[-1] == Result(copy.applied_seq, "refused", NOWHERE)
         for seq in sorted(node.model.states)[::6]:
             assert copy.digest(seq) == node.model.digest(seq)
 
@@ -103,6 +108,7 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> EngineHome:
     with home.open() as engine:
         for _ in range(4):
             home.feed(engine, 50)
+        home.feed_refused(engine)
     return home
 
 
@@ -193,7 +199,7 @@ def test_a_log_without_its_beginning_begins_with_a_state(
     assert any(SEQ_HEADER in note for note in told["notes"])
     with tidelog.open(tmp_path / "topics") as log, tidelog.open_engine(tmp_path / "second") as copy:
         messages = list(log.topic(TOPIC).read())
-        copy.apply_many([(int(one.headers[SEQ_HEADER]), decode_entry(one.value)) for one in messages])  # type: ignore[misc]
+        copy.apply_many([(int(one.headers[SEQ_HEADER]), decode_entry(one.value)) for one in messages])
         assert [copy.digest(seqs[0]), copy.digest()] == digests(home, seqs)
 
 

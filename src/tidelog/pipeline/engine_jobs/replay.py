@@ -169,7 +169,7 @@ class _Replay:
                 f"seq {pairs[0][0]} comes behind seq {self._engine.applied_seq}: what was rolled back is not known",
                 operation="replay",
             )
-        results = self._engine.apply_many([(seq, decode_entry(value)) for seq, value in pairs])  # type: ignore[misc]
+        results = self._engine.apply_many([(seq, decode_entry(value)) for seq, value in pairs])
         self.entries += len(results)
         self.refused += sum(result.status == "refused" for result in results)
 

@@ -4,9 +4,9 @@ Invariants
 - Entries come in the order of the log, each once, whole, and as a batch where they were one (`engines/log_reader.py`
   knows which records count).
 - A refused entry has its seq, and is given again, so that the seqs of the copy are those of the original. Data of its
-  puts is not in the log any more: they are given without. What is refused depends on names alone, and the copy has the
-  same state there, so it is refused again for the same reason.
-- A guarded batch that was applied is given as the batch that it was. One that was refused has left no trace.
+  puts is not in the log any more: they are given without. It is guarded by what is never true, with the reason why it
+  was refused: no engine applies it, whatever its state is, and every engine gives that reason.
+- A guarded batch that was applied is given as the batch that it was.
 """
 
 from __future__ import annotations
@@ -16,8 +16,9 @@ from typing import NamedTuple
 
 import msgspec
 
-from tidelog.engine.entry import Batch, Entry, Operation, PutObject
-from tidelog.engine.entry_codec import encode_entry
+from tidelog.engine.entry import Batch, Operation, PutObject
+from tidelog.engine.entry_codec import Carried, encode_entry
+from tidelog.engine.guard import Guarded, NeverTrue
 from tidelog.engine.operation_record import (
     PUT_OBJECT,
     OperationRecord,
@@ -63,9 +64,14 @@ def entries_of(part: LogPart) -> Iterator[LoggedEntry]:
     for record, lsn in _records(part):
         gathered.append(_operation(record, lsn))
         if record.is_last:
-            entry: Entry = Batch(gathered) if record.flags & PART_OF_BATCH else gathered[0]
-            yield LoggedEntry(record.transaction, record.time_us, encode_entry(entry))
+            yield LoggedEntry(record.transaction, record.time_us, encode_entry(_entry(record, gathered)))
             gathered = []
+
+
+def _entry(last: OperationRecord, operations: list[Operation]) -> Carried:
+    if last.is_refused:
+        return Guarded(Batch(operations), (NeverTrue(last.reason),))
+    return Batch(operations) if last.flags & PART_OF_BATCH else operations[0]
 
 
 def _records(part: LogPart) -> Iterator[tuple[OperationRecord, int]]:

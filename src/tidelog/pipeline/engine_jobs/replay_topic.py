@@ -8,8 +8,8 @@ Values are entries as `encode_entry` writes them.
 Invariants
 - Entries arrive in order and once, however often the job is killed and run again, or run twice at once: it goes in
   steps of the log (`jobs/replay_steps.py`), each of which is one consignment.
-- With offsets, seqs that no entry has (a guarded batch that was refused, a state that has forgotten some) are filled
-  with an entry that is refused wherever it is applied, so that it changes nothing. The topic must have begun with this.
+- With offsets, seqs that no entry has (the orchestrator left them out, or a state has forgotten them) are filled with
+  an entry that is refused wherever it is applied, so that it changes nothing. The topic must have begun with this.
 - A step that begins with a state depends on that state being listed still; one that is gone is told.
 """
 
@@ -23,6 +23,7 @@ import msgspec
 
 from tidelog.engine.entry import Batch, CreateBucket
 from tidelog.engine.entry_codec import encode_entry
+from tidelog.engine.guard import Guarded, NeverTrue
 from tidelog.engine.manifest import StoredCheckpoint
 from tidelog.errors import ConflictError, InputError, NotFoundError
 from tidelog.pipeline.engine_jobs.replay_source import ReplaySource
@@ -39,8 +40,8 @@ if TYPE_CHECKING:
 
 Seqs = Literal["offset", "header"]
 SEQ_HEADER = "tidelog-seq"
-NOTHING = encode_entry(Batch([CreateBucket("nothing"), CreateBucket("nothing")]))
-"""Refused in every state: a bucket cannot be made twice."""
+NOTHING = encode_entry(Guarded(Batch([CreateBucket("nothing")]), (NeverTrue("the original has no entry here"),)))
+"""Refused in every state."""
 _STEP_BYTES = 256 << 20
 _FIRST_LSN = 1
 # More places without an entry than this, and than twice the entries, are a sign of seqs that are no offsets.
