@@ -40,9 +40,24 @@ def test_shipping_moves_the_marks(cli: Cli, store: str) -> None:
     about = cli("engine", "status", "--json").json
     assert (about["store"]["url"], about["store"]["truncation_mark"], about["store"]["is_ours"]) == (store, 60, True)
     assert about["store"]["lag_bytes"] > 0
-    assert about["store"]["lag_seconds"] > 0
+    assert about["store"]["lag_seconds"] == 0  # what is above the low-water mark does not wait for the store
     done = cli("engine", "ship", "--low-water-mark", 100, "--json").json
     assert (done["high_water_mark"], done["objects"]) == (100, 1)
+
+
+def test_the_marks_are_shown_beside_the_owner(cli: Cli, store: str) -> None:
+    """What a living owner has shipped since its last checkpoint is known to the store alone; what waits is lag."""
+    with tidelog.open_engine("engine", store=store, shipping_interval_secs=3600) as engine:
+        engine.update_low_water_mark(80)
+        assert engine.ship() == 80
+        beside = cli("engine", "status", "--json").json
+        assert (beside["is_open"], beside["high_water_mark"], beside["low_water_mark"]) == (True, 80, 80)
+        assert beside["store"]["lag_seconds"] == 0
+        engine.update_low_water_mark(100)
+        engine.apply(101, tidelog.DeleteObject("b", "nothing"))  # whatever was written before is in the files by now
+        beside = cli("engine", "status", "--json").json
+        assert (beside["high_water_mark"], beside["low_water_mark"]) == (80, 100)
+        assert beside["store"]["lag_seconds"] > 0
 
 
 def test_a_mark_above_what_was_applied_is_refused(cli: Cli, store: str) -> None:

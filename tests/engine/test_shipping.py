@@ -157,6 +157,27 @@ class TestAStoreThatIsAway:
             assert done.lag_bytes < 300
             assert (done.lag_seconds, done.errors_in_a_row, done.last_error) == (0, 0, None)
 
+    def test_only_what_may_be_shipped_lags(self) -> None:
+        """While the low-water mark stands still nothing waits for the store, however long the replicas take."""
+        clock = ManualClock()
+        with EngineNode(new_store(), clock=clock).open() as node:
+            node.apply(20)
+            node.ship_all()
+            mark = node.engine.applied_seq
+            node.apply(20)
+            clock.advance(90)
+            assert node.shipping.statistics().lag_seconds == 0
+            node.roll_back(mark)
+            clock.advance(10)
+            node.apply(20)
+            clock.advance(30)
+            standing = node.shipping.statistics()
+            assert (standing.lag_seconds, standing.lag_bytes > 0) == (0, True)
+            node.engine.update_low_water_mark(node.engine.applied_seq)
+            assert node.shipping.statistics().lag_seconds >= 30
+            node.engine.ship()
+            assert node.shipping.statistics().lag_seconds == 0
+
     def test_an_engine_opens_without_it(self) -> None:
         """The claim is made when the store answers; until then nothing may be truncated."""
         store = new_store()

@@ -27,8 +27,9 @@ def status(session: Session) -> None:
 
     It reads files and asks the store, and takes no lock: it works beside the process that has the engine open. Entries
     between low_water_mark and applied_seq may still be rolled back; those between high_water_mark and low_water_mark
-    wait for being shipped, and lag_bytes and lag_seconds say how much and since when; up to truncation_mark the
-    orchestrator may forget its log. What cannot be read is listed as a problem, and the exit code stays 0.
+    wait for the store, and lag_seconds says how long the oldest of them does; lag_bytes counts all that is not in the
+    store. Up to truncation_mark the orchestrator may forget its log. What cannot be read is listed as a problem, and
+    the exit code stays 0.
     """
     root = find_engine(session)
     problems: list[str] = []
@@ -36,6 +37,7 @@ def status(session: Session) -> None:
     local = _Local(root, problems)
     document = local.document(engine_config(session).storage_engine.buffer_pool_size)
     document |= _store_document(session, info, local, problems)
+    document |= _marks(document)
     about = {"directory": str(root), "is_open": is_open(root), "node": info.node or None}
     if session.as_json:
         session.output.document({**about, **document, "problems": problems})
@@ -148,20 +150,18 @@ class _Local:
         }
 
     def lag_seconds(self, shipped_lsn: int) -> float:
-        """How long the oldest entry waits that is not in the store; 0 when none does."""
+        """How long the oldest entry waits that may be shipped and is not in the store; 0 when none does."""
         import time
 
         from tidelog.cli.engine_wal import Damage, walk
-        from tidelog.engine.operation_record import TIME_BYTE
-        from tidelog.engine.record_header import OPERATION
+        from tidelog.engine.lag import LOOKED_AT, first_time
 
-        for one in walk(self._root / "wal", max(shipped_lsn, self.first_lsn or 1)):
-            if isinstance(one, Damage):
-                return 0.0
-            for payload in one.frames.payloads():
-                if payload[0] == OPERATION:
-                    time_us = int.from_bytes(payload[TIME_BYTE : TIME_BYTE + 8], "little")
-                    return max(0.0, time.time() - time_us / 1_000_000)
+        start = max(shipped_lsn, self.first_lsn or 1)
+        for one in walk(self._root / "wal", start):
+            if isinstance(one, Damage) or one.frames.first_offset >= start + LOOKED_AT:
+                break
+            if (time_us := first_time(one.frames, self.analysis.low_water_mark)) is not None:
+                return max(0.0, time.time() - time_us / 1_000_000)
         return 0.0
 
 
@@ -212,6 +212,13 @@ def _store_document(
     if owner is not None and not is_ours:
         problems.append(f"{owner[0].node} owns the engine in the store now, with epoch {owner[0].epoch}")
     return {"store": about if found is None else about | _published(found[0], local)}
+
+
+def _marks(document: dict[str, Any]) -> dict[str, int]:
+    """With what the store has, where it is ours and was read: the files know that as of the last checkpoint only."""
+    store = document["store"] or {}
+    shipped = store.get("truncation_mark", 0) if store.get("is_ours") else 0
+    return {name: max(document[name], shipped) for name in ("low_water_mark", "high_water_mark")}
 
 
 def _published(manifest: Manifest, local: _Local) -> dict[str, Any]:

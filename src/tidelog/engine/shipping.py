@@ -347,7 +347,7 @@ class Shipping:
             shipped_lsn=shipped_lsn,
             shipped_position=published.shipped_position,
             lag_bytes=self._core.wal.next_position - published.shipped_position,
-            lag_seconds=self._lag.seconds(shipped_lsn),
+            lag_seconds=self._lag.seconds(shipped_lsn, self._core.marks.low_water_mark),
             errors_total=self._errors,
             errors_in_a_row=self._errors_in_a_row,
             last_error=self._last_error,

@@ -10,7 +10,8 @@ from tidelog.tier.shipper_statistics import ShipperStatistics
 
 
 class ShippingStatistics(msgspec.Struct, frozen=True, kw_only=True):
-    """One moment of it. Lag is what the loss of the disk would leave to the orchestrator: bytes and seconds.
+    """One moment of it. `lag_bytes` is what the loss of the disk would leave to the orchestrator. `lag_seconds` is how
+    long the oldest entry waits that may be shipped: 0 when everything up to the low-water mark is in the store.
 
     `is_connected`: whether the store was reached since the engine was opened. `epoch` is 0 until then.
     """
