@@ -6,6 +6,7 @@ from contextlib import closing
 from pathlib import Path
 
 import pytest
+from tests.campaign import every
 from tests.crash.tier_promises import KEYS, NAME, open_node, tier_settings
 
 from tidelog.log import LogSettings
@@ -23,7 +24,7 @@ ROOT = Path("/data")
 # A file takes about three messages, a sync comes only when it is asked for.
 SETTINGS = LogSettings(rotate_max_bytes=250, fsync_interval_ms=3_600_000, open_check_bytes=0)
 BATCHES = [(1, False), (4, False), (2, True), (9, False), (3, True), (1, True), (7, True), (5, False)]
-PLAN = CrashPlan(every=3)
+PLAN = CrashPlan(every=every(3))
 
 
 def values_of(number: int, count: int) -> list[bytes]:
@@ -56,6 +57,7 @@ def open_local(files: FaultyFiles) -> LogDirectory:
     return LogDirectory(ROOT, SETTINGS, files=files)
 
 
+@pytest.mark.deeper
 def test_a_batch_is_whole_after_a_crash_at_any_call() -> None:
     """With rotations inside batches: whatever is found begins with whole batches and ends with one."""
 
@@ -79,7 +81,7 @@ def test_a_batch_is_whole_after_a_crash_at_any_call() -> None:
         if files.exists(ROOT / "tidelog.json"):
             check(files, history)
 
-    summary = crash_everywhere(workload, checked)
+    summary = crash_everywhere(workload, checked, PLAN)
     assert summary.cut_points > 20
 
 
@@ -103,6 +105,7 @@ def test_objects_hold_whole_batches(max_object_bytes: int) -> None:
         assert len(objects) > 4
 
 
+@pytest.mark.deeper
 def test_a_batch_is_whole_in_the_store_after_a_crash_and_the_loss_of_the_disk() -> None:
     """Cut on disk and store together: who restores from the bucket alone finds whole batches, and so does the node."""
 

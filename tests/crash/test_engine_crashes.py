@@ -6,6 +6,7 @@ import itertools
 import random
 
 import pytest
+from tests.campaign import every
 from tests.crash.engine_promises import Apply, Checkpoint, CompactIndex, Mark, Reopen, RollBack, Step, Workload
 from tests.engine.engines import SMALL, RandomEntries
 from tests.engine.model import batch
@@ -28,14 +29,19 @@ ENTRIES: dict[str, Entry] = {
 }
 
 
+@pytest.mark.deeper
 @pytest.mark.parametrize("first", ENTRIES)
 def test_every_workload_of_up_to_three_entries(first: str) -> None:
-    """Each kind of entry after each other, cut at every call; one sync each, and all in one."""
-    for rest in [(), *itertools.product(ENTRIES, repeat=1), *itertools.product(ENTRIES, repeat=2)]:
+    """Each kind of entry after each other, cut at every call; one sync each, and all in one.
+
+    Where it is no campaign, of the longest ones only some, and each so-many-th cut.
+    """
+    longest = itertools.islice(itertools.product(ENTRIES, repeat=2), list(ENTRIES).index(first), None, every(10))
+    for rest in [(), *itertools.product(ENTRIES, repeat=1), *longest]:
         entries = [(seq, ENTRIES[name]) for seq, name in enumerate((first, *rest), 1)]
         steps = [Apply(tuple(entries))] if len(rest) % 2 else [Apply((one,)) for one in entries]
         workload = Workload(steps, crashes_in_recovery=0)
-        crash_everywhere(workload.run, workload.check, CrashPlan(policies=("lose", "tear"), every=3))
+        crash_everywhere(workload.run, workload.check, CrashPlan(policies=("lose", "tear"), every=every(5)))
 
 
 def random_steps(seed: int, entries: int) -> list[Step]:
@@ -63,13 +69,15 @@ def random_steps(seed: int, entries: int) -> list[Step]:
     return steps
 
 
+@pytest.mark.deeper
 @pytest.mark.parametrize("seed", range(6))
 def test_random_workloads(seed: int) -> None:
     """Everything mixed, with crashes inside of recoveries too."""
     workload = Workload(random_steps(seed, 60))
-    crash_everywhere(workload.run, workload.check, CrashPlan(every=5, seed=seed))
+    crash_everywhere(workload.run, workload.check, CrashPlan(every=every(29), seed=seed))
 
 
+@pytest.mark.deeper
 def test_an_index_that_is_written_anew_is_the_old_or_the_new_one() -> None:
     """Cut at every call of two compactions, with entries, a rollback and no checkpoint of their own between them."""
     keys = [f"{number * 7919 % 1000:04d}-{'long' * 220}" for number in range(30)]
@@ -83,12 +91,13 @@ def test_an_index_that_is_written_anew_is_the_old_or_the_new_one() -> None:
         Apply(((40, PUT),)),
     ]
     workload = Workload(steps, SMALL)
-    crash_everywhere(workload.run, workload.check, CrashPlan(policies=("lose", "tear", "reorder"), every=3))
+    crash_everywhere(workload.run, workload.check, CrashPlan(policies=("lose", "tear", "reorder"), every=every(11)))
 
 
+@pytest.mark.deeper
 def test_a_large_batch_that_is_torn_is_taken_back() -> None:
     """Its records fill several files, and its pages leave a pool that is too small; without the last none counts."""
     keys = [f"{number * 7919 % 1000:04d}-{'long' * 220}" for number in range(250)]
     large = batch(CREATE, *(PutObject("b", key, b"v" * 150) for key in keys))
     workload = Workload([Apply(((1, large),)), Checkpoint(), Apply(((2, PUT),))], SMALL)
-    crash_everywhere(workload.run, workload.check, CrashPlan(policies=("lose", "tear", "reorder"), every=15))
+    crash_everywhere(workload.run, workload.check, CrashPlan(policies=("lose", "tear", "reorder"), every=every(67)))

@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 import msgspec
 import pytest
+from tests.campaign import every
 from tests.crash.engine_promises import (
     DIRECTORY,
     Apply,
@@ -76,6 +77,7 @@ def assert_kept(engine: Engine, model: Model, start: int) -> None:
             engine.digest(start - 1)
 
 
+@pytest.mark.deeper
 def test_every_step_of_a_vacuum() -> None:
     """Versions, deletions and buckets that go, with a checkpoint in the middle and without."""
     puts = [(seq, PutObject("b", f"k{seq % 3}", b"v" * 300 + b"%d" % seq)) for seq in range(3, 40)]
@@ -92,7 +94,7 @@ def test_every_step_of_a_vacuum() -> None:
     ]
     for steps in ways:
         workload = GarbageWorkload(steps)
-        crash_everywhere(workload.run, workload.check, CrashPlan(policies=("lose", "tear", "reorder"), every=2))
+        crash_everywhere(workload.run, workload.check, CrashPlan(policies=("lose", "tear", "reorder"), every=every(11)))
 
 
 def with_vacuums(steps: list[Step], seed: int) -> list[Step | Vacuum]:
@@ -107,8 +109,9 @@ def with_vacuums(steps: list[Step], seed: int) -> list[Step | Vacuum]:
     return found
 
 
+@pytest.mark.deeper
 @pytest.mark.parametrize("seed", range(4))
 def test_random_workloads(seed: int) -> None:
     """Everything mixed: entries, rollbacks, marks, checkpoints, openings and vacuums; files of the log go meanwhile."""
     workload = GarbageWorkload(with_vacuums(random_steps(seed, 60), seed), keep_versions=seed % 3 or None)
-    crash_everywhere(workload.run, workload.check, CrashPlan(every=7, seed=seed))
+    crash_everywhere(workload.run, workload.check, CrashPlan(every=every(41), seed=seed))

@@ -1,18 +1,16 @@
-"""A thousand lives of engines with a store, each cut at some call of disk or store, inside of recoveries too.
+"""Lives of engines with a store, each cut at some call of disk or store, inside of recoveries too.
 
-More by hand, with another beginning:
-
-    TIDELOG_ENGINE_SEEDS=20000 TIDELOG_ENGINE_FIRST_SEED=1000 python -m pytest tests/crash/test_engine_seeds.py
+A campaign has a thousand of them, of other seeds.
 """
 
 from __future__ import annotations
 
 import contextlib
-import os
 import random
 from typing import NamedTuple
 
 import pytest
+from tests.campaign import examples, first_seed
 from tests.crash.engine_promises import Apply, Checkpoint, CompactIndex, Mark, Reopen, RollBack, Step
 from tests.crash.test_engine_crashes import random_steps
 from tests.engine.compacting import compact_by_hand
@@ -27,9 +25,9 @@ from tidelog.testing import POLICIES, Crash, World
 from tidelog.testing.threads import quiet_crashes
 from tidelog.tier.metadata.bucket import BucketMetadataStore
 
-SEEDS = int(os.environ.get("TIDELOG_ENGINE_SEEDS", "1000"))
-FIRST = int(os.environ.get("TIDELOG_ENGINE_FIRST_SEED", "0"))
+pytestmark = pytest.mark.deeper
 GROUPS = 20
+SEEDS_OF_A_GROUP = examples(5)
 ENTRIES = 200
 # About as many calls as a life makes; a cut behind the last one is a power failure at the end.
 CALLS = 700
@@ -207,8 +205,9 @@ def _on_model(model: Model, step: Step | Late) -> None:
 
 @pytest.mark.parametrize("group", range(GROUPS))
 def test_every_life_ends_as_it_may(group: int) -> None:
-    """Some seeds of the thousand; a failure names its seed."""
-    for seed in range(FIRST + group, FIRST + SEEDS, GROUPS):
+    """A failure names its seed."""
+    begin = first_seed() + group * SEEDS_OF_A_GROUP
+    for seed in range(begin, begin + SEEDS_OF_A_GROUP):
         life = Life(seed)
         world = World(crash_at=random.Random(seed).randint(1, CALLS), clock=ManualClock())
         try:

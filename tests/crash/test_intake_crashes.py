@@ -2,20 +2,20 @@
 
 Writer and owner are one process here, so that each of their steps is a cut point. What a cut leaves is looked at by the
 same node, by another one, without the disk and after a second crash; the writer comes back too, and writes all of it
-again under the same versions. TIER_CUTS=all in the environment cuts at all calls and looks in all ways.
+again under the same versions. A campaign cuts at all calls, and looks in all ways.
 """
 
 from __future__ import annotations
 
 import contextlib
 import itertools
-import os
 import random
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 
 import pytest
+from tests.campaign import IS_DEEP, every
 from tests.crash.tier_promises import KEYS, NAME, open_node, tier_settings
 from tests.tier.consignments import LocalTopic, hand_over, local_topic, stage
 
@@ -39,7 +39,7 @@ from tidelog.topics.message import encode_message
 from tidelog.topics.storage import LogDirectory
 from tidelog.topics.topic import Topic
 
-IS_THOROUGH = os.environ.get("TIER_CUTS") == "all"
+pytestmark = pytest.mark.deeper
 SETTINGS = tier_settings()
 # So many rows has each version: one of them none, one of them more than fit into a file.
 ROWS = {0: 3, 1: 0, 2: 9, 3: 2}
@@ -165,18 +165,18 @@ def after_a_second_crash(world: World, history: History) -> None:
     look(cut.after_crash("lose", seed=crash_at, torn_bytes=crash_at % 2), history, "a")
 
 
-def cut_everywhere(workload: object, multi_key: bool, every: int = 1) -> None:
+def cut_everywhere(workload: object, multi_key: bool, step: int = 1) -> None:
     others = [by_another_node_and_back, without_the_disk, after_a_second_crash]
     turns = itertools.cycle(others)
 
     def check(world: World, history: History) -> None:
-        for way in [by_the_same_node, *(others if IS_THOROUGH else [next(turns)])]:
+        for way in [by_the_same_node, *(others if IS_DEEP else [next(turns)])]:
             way(world.after_crash("keep"), history.copy())
 
     def start(crash_at: int | None) -> World:
         return World(crash_at=crash_at, multi_key=multi_key, clock=ManualClock(), part_bytes=100)
 
-    plan = CrashPlan(policies=("lose", "keep"), every=1 if IS_THOROUGH else every)
+    plan = CrashPlan(policies=("lose", "keep"), every=every(step))
     summary = cut_world_everywhere(workload, check, plan, start)  # type: ignore[arg-type]
     assert summary.cut_points > 5
     assert summary.abandoned_threads == 0
@@ -204,7 +204,7 @@ def before_and_beside_an_owner(world: World, history: History) -> None:
 @each_kind
 def test_handing_over_and_taking_in(multi_key: bool) -> None:
     """Doubles or loses, without the place: the rows of a consignment that was cut in the middle."""
-    cut_everywhere(before_and_beside_an_owner, multi_key, every=5)
+    cut_everywhere(before_and_beside_an_owner, multi_key, step=13)
 
 
 def taken_in_and_sealed(world: World, history: History) -> None:
@@ -223,7 +223,7 @@ def taken_in_and_sealed(world: World, history: History) -> None:
 @each_kind
 def test_sealing(multi_key: bool) -> None:
     """Loses, without its order: rows whose parts went before they were shipped."""
-    cut_everywhere(taken_in_and_sealed, multi_key, every=5)
+    cut_everywhere(taken_in_and_sealed, multi_key, step=13)
 
 
 def two_owners(world: World, history: History) -> None:
@@ -247,7 +247,7 @@ def two_owners(world: World, history: History) -> None:
 @each_kind
 def test_two_owners(multi_key: bool) -> None:
     """Doubles, without fencing: what both of them take in."""
-    cut_everywhere(two_owners, multi_key, every=5)
+    cut_everywhere(two_owners, multi_key, step=13)
 
 
 @pytest.mark.parametrize("call", range(1, 40, 3))
@@ -322,7 +322,7 @@ def test_without_a_store(way: str, monkeypatch: pytest.MonkeyPatch) -> None:
                     hand_over(area_in(world), "etl", version, payloads(version))
                     local_rows(world)
 
-    plan = CrashPlan(every=1 if IS_THOROUGH else 3)
+    plan = CrashPlan(every=every(9))
     summary = cut_world_everywhere(
         workload, check, plan, lambda crash_at: World(crash_at=crash_at, clock=ManualClock(), part_bytes=100)
     )

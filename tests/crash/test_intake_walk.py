@@ -1,17 +1,17 @@
 """Random lives of a topic to which rows are handed over: two nodes, failing stores, crashes, lost disks, moves.
 
 Whatever happens in whatever order: when all is well again, each row that was committed is in the topic once, in one
-piece with the other rows of its version, and versions are in order. INTAKE_WALKS in the environment says how many.
+piece with the other rows of its version, and versions are in order. A campaign has more of them, of other seeds.
 """
 
 from __future__ import annotations
 
 import contextlib
-import os
 import random
 from collections.abc import Callable
 
 import pytest
+from tests.campaign import examples, first_seed
 from tests.crash.tier_promises import KEYS, NAME, open_node, tier_settings
 from tests.tier.consignments import hand_over
 
@@ -24,7 +24,9 @@ from tidelog.tier.intake_document import decode_intake
 from tidelog.topics.message import encode_message
 from tidelog.topics.storage import LogDirectory
 
-WALKS = int(os.environ.get("INTAKE_WALKS", "40"))
+pytestmark = pytest.mark.deeper
+PARTS = 4
+WALKS = examples(10)
 STEPS = 30
 SETTINGS = tier_settings()
 STORE_FAULTS = [("store", "*", "unavailable"), ("store", "read_range", "unavailable"), ("store", "get", "unavailable")]
@@ -191,11 +193,11 @@ class Walk:
                 assert found[first + count - 1] == b"v%d-%d" % (version, count - 1), "not in one piece"
 
 
-@pytest.mark.parametrize("part", range(4))
+@pytest.mark.parametrize("part", range(PARTS))
 def test_each_row_is_there_once_whatever_happens(part: int) -> None:
     """The seed of a life that fails is named, with all that happened in it."""
     with quiet_crashes():
-        for seed in range(part * WALKS // 4, (part + 1) * WALKS // 4):
+        for seed in range(first_seed() + part * WALKS, first_seed() + (part + 1) * WALKS):
             walk = Walk(seed)
             try:
                 walk.run()

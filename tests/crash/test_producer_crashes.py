@@ -6,6 +6,7 @@ from contextlib import closing
 from pathlib import Path
 
 import pytest
+from tests.campaign import every
 from tests.crash.tier_promises import NAME, open_node, tier_settings
 
 from tidelog.log import LogSettings
@@ -73,6 +74,7 @@ def test_on_a_disk() -> None:
     assert crash_everywhere(workload, check).cut_points > 20
 
 
+@pytest.mark.deeper
 @pytest.mark.parametrize("multi_key", [True, False])
 def test_with_a_store(multi_key: bool) -> None:
     """The same node goes on, or another one, or the same one after it lost its disk."""
@@ -89,7 +91,7 @@ def test_with_a_store(multi_key: bool) -> None:
             with closing(open_node(remains, node, tier_settings())) as log:
                 repeat(log.topic(NAME))
 
-    plan = CrashPlan(every=11)
+    plan = CrashPlan(every=every(11))
     summary = cut_world_everywhere(
         workload, check, plan, start=lambda crash_at: World(crash_at=crash_at, multi_key=multi_key)
     )

@@ -11,6 +11,7 @@ from contextlib import closing
 from typing import Any
 
 import pytest
+from tests.campaign import every
 from tests.crash.tier_promises import NAME, open_node, tier_settings
 
 from tidelog.clock import ManualClock
@@ -163,6 +164,7 @@ def check(world: World, history: History) -> None:
     check_node(world.lose_disk("a"), "a", Book(history), has_tail=False)
 
 
+@pytest.mark.deeper
 @pytest.mark.parametrize("multi_key", [True, False])
 def test_positions_survive_a_crash_at_any_call(multi_key: bool) -> None:
     """Made, stored, moved, given up and closed: cut anywhere, nothing open is lost and nothing stored comes again."""
@@ -176,12 +178,13 @@ def test_positions_survive_a_crash_at_any_call(multi_key: bool) -> None:
     summary = cut_world_everywhere(
         workload,
         check,
-        CrashPlan(every=7, policies=("lose", "keep"), grace_seconds=0.5),
+        CrashPlan(every=every(13), policies=("lose", "keep"), grace_seconds=0.5),
         start=lambda crash_at: World(crash_at=crash_at, multi_key=multi_key, clock=ManualClock()),
     )
     assert summary.cut_points > 8
 
 
+@pytest.mark.deeper
 @pytest.mark.parametrize("multi_key", [True, False])
 def test_positions_survive_a_crash_in_the_life_after(multi_key: bool) -> None:
     """Another node takes over with what the first one left, goes on, hands the topic back, and is cut anywhere."""
@@ -213,7 +216,7 @@ def test_positions_survive_a_crash_in_the_life_after(multi_key: bool) -> None:
     summary = cut_world_everywhere(
         workload,
         check_after_move,
-        CrashPlan(every=7, policies=("lose", "keep"), grace_seconds=0.5),
+        CrashPlan(every=every(13), policies=("lose", "keep"), grace_seconds=0.5),
         start=lambda crash_at: left.after_crash("keep", crash_at=crash_at),
     )
     assert summary.cut_points > 8

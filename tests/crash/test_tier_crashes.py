@@ -2,19 +2,18 @@
 
 Each workload has a past that is not cut. What a cut leaves is looked at by the same node, and in one of three other
 ways by turns: by a node that takes the topic over, without the disk, and after a second crash during the recovery.
-The long workloads are cut at each so-many-th call; TIER_CUTS=all in the environment cuts at all and looks in all ways,
-which takes minutes.
+The long workloads are cut at each so-many-th call; a campaign cuts at all of them, and looks in all ways.
 """
 
 from __future__ import annotations
 
 import contextlib
 import itertools
-import os
 import random
 from collections.abc import Callable
 
 import pytest
+from tests.campaign import IS_DEEP, every
 from tests.crash.tier_promises import (
     DIRECTORY,
     KEYS,
@@ -36,7 +35,7 @@ from tidelog.tier.rebuild import rebuild_catalog
 from tidelog.tier.tier_settings import TierSettings
 from tidelog.topics.message import TIMESTAMP_FIELD
 
-IS_THOROUGH = os.environ.get("TIER_CUTS") == "all"
+pytestmark = pytest.mark.deeper
 KINDS: list[tuple[bool, Codec]] = [(True, "none"), (False, "zstd")]
 each_kind = pytest.mark.parametrize(("multi_key", "codec"), KINDS, ids=["multi-key-none", "single-key-zstd"])
 Workload = Callable[[World, Ledger, TierSettings], None]
@@ -80,7 +79,7 @@ def look(settings: TierSettings) -> Check:
     turns = itertools.cycle(others)
 
     def check(world: World, history: History) -> None:
-        for way in [by_the_same_node, *(others if IS_THOROUGH else [next(turns)])]:
+        for way in [by_the_same_node, *(others if IS_DEEP else [next(turns)])]:
             way(world.after_crash("keep"), history.copy(), settings)
 
     return check
@@ -106,7 +105,7 @@ def cut(
     multi_key: bool,
     past: Workload | None = None,
     check: Check | None = None,
-    every: int = 1,
+    step: int = 1,
 ) -> None:
     """Cuts a workload anywhere; its past happened for sure."""
     before, earlier = World(multi_key=multi_key, clock=ManualClock(), part_bytes=150), History()
@@ -121,7 +120,7 @@ def cut(
     summary = cut_world_everywhere(
         run,
         check or look(settings),
-        CrashPlan(policies=("lose", "keep"), every=1 if IS_THOROUGH else every),
+        CrashPlan(policies=("lose", "keep"), every=every(step)),
         lambda crash_at: before.after_crash("keep", crash_at=crash_at),
     )
     assert summary.cut_points > 3
@@ -151,7 +150,7 @@ def ship_several(world: World, ledger: Ledger, settings: TierSettings) -> None:
 @each_kind
 def test_shipping(multi_key: bool, codec: Codec) -> None:
     """Loses, without its order: messages whose object is there but not published, or published but not there."""
-    cut(ship_several, tier_settings(codec), multi_key=multi_key, past=ship_once, every=11)
+    cut(ship_several, tier_settings(codec), multi_key=multi_key, past=ship_once, step=23)
 
 
 def ship_and_prune(world: World, ledger: Ledger, settings: TierSettings) -> None:
@@ -168,7 +167,7 @@ def ship_and_prune(world: World, ledger: Ledger, settings: TierSettings) -> None
 def test_pruning_the_disk(multi_key: bool, codec: Codec) -> None:
     """Loses, without its order: a file that left the disk before the store had it."""
     settings = tier_settings(codec, local_retention_bytes=1)
-    cut(ship_and_prune, settings, multi_key=multi_key, past=ship_and_prune, every=11)
+    cut(ship_and_prune, settings, multi_key=multi_key, past=ship_and_prune, step=23)
 
 
 # Changing hands
@@ -196,7 +195,7 @@ def move_and_move_back(world: World, ledger: Ledger, settings: TierSettings) -> 
 @each_kind
 def test_sealing(multi_key: bool, codec: Codec) -> None:
     """Loses, without its order: files that were removed before the marker was written."""
-    cut(append_and_seal, tier_settings(codec), multi_key=multi_key, past=ship_once, every=7)
+    cut(append_and_seal, tier_settings(codec), multi_key=multi_key, past=ship_once, step=15)
 
 
 @each_kind
@@ -214,7 +213,7 @@ def test_files_go_after_the_marker_is_written(multi_key: bool, codec: Codec) -> 
 @each_kind
 def test_taking_over_what_was_sealed(multi_key: bool, codec: Codec) -> None:
     """Loses, without a claim: offsets that two owners used."""
-    cut(move_and_move_back, tier_settings(codec), multi_key=multi_key, past=append_and_seal, every=11)
+    cut(move_and_move_back, tier_settings(codec), multi_key=multi_key, past=append_and_seal, step=23)
 
 
 def leave_a_tail(world: World, ledger: Ledger, settings: TierSettings) -> None:
@@ -247,14 +246,21 @@ def come_back(world: World, ledger: Ledger, settings: TierSettings) -> None:
 def test_taking_over_without_a_seal(multi_key: bool, codec: Codec) -> None:
     """Loses, without fencing: the tail of the old owner, or the new owner's messages at the same offsets."""
     settings = tier_settings(codec)
-    cut(take_over_while_the_owner_lives, settings, multi_key=multi_key, past=leave_a_tail, every=7)
+    cut(take_over_while_the_owner_lives, settings, multi_key=multi_key, past=leave_a_tail, step=15)
 
 
 @each_kind
 def test_putting_a_fenced_tail_aside(multi_key: bool, codec: Codec) -> None:
     """Loses, when cut between two directories: the tail, or what is hidden by files that were left in place."""
     settings = tier_settings(codec)
-    cut(come_back, settings, multi_key=multi_key, past=leave_a_fenced_tail, check=look_after_a_power_cut(settings))
+    cut(
+        come_back,
+        settings,
+        multi_key=multi_key,
+        past=leave_a_fenced_tail,
+        check=look_after_a_power_cut(settings),
+        step=3,
+    )
 
 
 def look_and_leave(world: World, ledger: Ledger, settings: TierSettings) -> None:
@@ -270,7 +276,7 @@ def look_and_leave(world: World, ledger: Ledger, settings: TierSettings) -> None
 @each_kind
 def test_an_idle_claim(multi_key: bool, codec: Codec) -> None:
     """Loses, without giving back: the unshipped messages of a node whose topic somebody only looked at."""
-    cut(look_and_leave, tier_settings(codec), multi_key=multi_key, past=leave_a_tail, every=7)
+    cut(look_and_leave, tier_settings(codec), multi_key=multi_key, past=leave_a_tail, step=15)
 
 
 # Deleting
@@ -290,7 +296,7 @@ def expire(world: World, ledger: Ledger, settings: TierSettings) -> None:
 def test_cold_retention(multi_key: bool, codec: Codec) -> None:
     """Loses, without its plan: the place where the topic begins, or objects that are still named."""
     settings = tier_settings(codec, retention_bytes=500, local_retention_bytes=1)
-    cut(expire, settings, multi_key=multi_key, past=expire, every=9)
+    cut(expire, settings, multi_key=multi_key, past=expire, step=19)
 
 
 def fail_to_publish(world: World, ledger: Ledger, settings: TierSettings) -> None:
@@ -315,7 +321,7 @@ def ship_and_sweep(world: World, ledger: Ledger, settings: TierSettings) -> None
 @each_kind
 def test_sweeping(multi_key: bool, codec: Codec) -> None:
     """Loses, without a second look: an object that somebody needs."""
-    cut(ship_and_sweep, tier_settings(codec), multi_key=multi_key, past=fail_to_publish, every=7)
+    cut(ship_and_sweep, tier_settings(codec), multi_key=multi_key, past=fail_to_publish, step=15)
 
 
 def delete_and_make_again(world: World, ledger: Ledger, settings: TierSettings) -> None:
@@ -336,11 +342,11 @@ def test_deleting_and_making_again(multi_key: bool, codec: Codec) -> None:
 
     def check(world: World, history: History) -> None:
         check_all_or_nothing(world.after_crash("keep"), history.copy(), settings, next(nodes))
-        if IS_THOROUGH:
+        if IS_DEEP:
             check_all_or_nothing(world.after_crash("keep"), history.copy(), settings, next(nodes))
             check_all_or_nothing(crashed_again(world, History(), settings), history.copy(), settings, "a")
 
-    cut(delete_and_make_again, settings, multi_key=multi_key, past=ship_and_prune, check=check)
+    cut(delete_and_make_again, settings, multi_key=multi_key, past=ship_and_prune, check=check, step=5)
 
 
 # A store for what was local
@@ -361,7 +367,7 @@ def test_a_store_for_a_directory_that_was_local(multi_key: bool, codec: Codec) -
         by_the_same_node(world.after_crash("keep"), history.copy(), settings)
         after_a_second_crash(world, history, settings)
 
-    cut(come_back, settings, multi_key=multi_key, past=stay_local, check=check)
+    cut(come_back, settings, multi_key=multi_key, past=stay_local, check=check, step=3)
 
 
 # A catalog that was lost
@@ -397,4 +403,4 @@ def test_rebuilding_the_catalog(multi_key: bool, codec: Codec) -> None:
         rebuild_and_go_on(world, Ledger(history), settings)
         look(settings)(world, history)
 
-    cut(rebuild_and_go_on, settings, multi_key=multi_key, past=lose_the_catalog, check=check, every=3)
+    cut(rebuild_and_go_on, settings, multi_key=multi_key, past=lose_the_catalog, check=check, step=7)

@@ -6,6 +6,9 @@ import random
 from contextlib import closing
 from pathlib import Path
 
+import pytest
+from tests.campaign import every
+
 from tidelog.engine.settings import EngineSettings
 from tidelog.engine.wal import FIRST, Anchor, Wal
 from tidelog.log.frame import HEADER_BYTES
@@ -101,8 +104,9 @@ def test_what_was_committed_is_there_at_every_cut_point() -> None:
     assert summary.abandoned_threads == 0
 
 
+@pytest.mark.deeper
 def test_other_remains_are_no_different() -> None:
     """Torn and reordered writes, drawn several times for some of the cut points."""
     story = Story()
-    plan = CrashPlan(policies=("tear", "reorder"), seeds=4, seed=100, every=7)
+    plan = CrashPlan(policies=("tear", "reorder"), seeds=4, seed=100, every=every(7))
     assert crash_everywhere(story.workload, story.check, plan).checks > ROUNDS

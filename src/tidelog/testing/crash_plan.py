@@ -48,8 +48,8 @@ class CrashPlan:
     seeds: int = 1
     seed: int = 0
     every: int = 1
-    timeout_seconds: float = 60.0
-    grace_seconds: float = 5.0
+    timeout_seconds: float = 300.0
+    grace_seconds: float = 30.0
 
     def points(self, call: int, in_flight_bytes: int) -> Iterator[CrashPoint]:
         """What to look at after a crash at `call`."""
