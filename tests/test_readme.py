@@ -8,6 +8,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).resolve().parent.parent
 README = (ROOT / "README.md").read_text("utf-8")
 BLOCK = re.compile(r"^```([^\n]*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
@@ -53,6 +55,7 @@ def test_the_shell_example_works(tmp_path: Path) -> None:
     assert "999\n1000\n" in printed
 
 
+@pytest.mark.long
 def test_the_spark_example_works(tmp_path: Path) -> None:
     """A user who runs the first block and then that of Spark sees the counts that Spark wrote to a topic."""
     (first,), (example,) = blocks("python"), blocks("python spark")
@@ -62,8 +65,8 @@ def test_the_spark_example_works(tmp_path: Path) -> None:
 
 def test_the_make_targets_exist() -> None:
     """Every `make` command that the README names is a target of the Makefile."""
-    targets = set(re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text("utf-8"), re.MULTILINE))
-    named = set(re.findall(r"make ([a-z]+)\b(?= |`)", README))
+    targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text("utf-8"), re.MULTILINE))
+    named = set(re.findall(r"make ([a-z-]+)\b(?= |`)", README))
     assert named
     assert named <= targets
 

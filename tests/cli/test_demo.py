@@ -12,8 +12,9 @@ from tests.cli.conftest import Cli, environment
 from tidelog.cli import demo_steps
 
 
-def test_the_demo_proves_itself_twice(cli: Cli) -> None:
-    """All proofs hold, in words and as JSON, and a second run replaces the first."""
+@pytest.mark.long
+def test_the_demo_proves_itself_with_a_bucket_and_spark(cli: Cli) -> None:
+    """All proofs hold, in words, with SeaweedFS and Spark."""
     # As a process: the Java that it starts would stay with this one, in a directory that is gone after this test.
     command = [sys.executable, "-m", "tidelog.cli.main", "demo", "--messages", "2000"]
     first = subprocess.run(command, env=environment(), capture_output=True, text=True, timeout=300, check=False)
@@ -26,6 +27,13 @@ def test_the_demo_proves_itself_twice(cli: Cli) -> None:
     assert "Spark sees every message of the bucket once" in first.stdout
     assert "the engine that Spark built anew has the digest of the one before" in first.stdout
     assert Path("tidelog-demo/report.html").stat().st_size > 1000
+
+
+def test_the_demo_proves_itself_twice(cli: Cli) -> None:
+    """All proofs hold, in words and as JSON, and a second run replaces the first."""
+    first = cli("demo", "--messages", "2000", "--local")
+    assert first.code == 0, first.err
+    assert b"All proofs hold." in first.out
     second = cli("demo", "--messages", "2000", "--json", "--local")
     assert (second.code, second.json["is_proven"], second.json["acknowledged_and_lost"]) == (0, True, 0)
     assert second.json["recovered"] >= 2000 + second.json["acknowledged_before_kill"]

@@ -204,7 +204,7 @@ def before_and_beside_an_owner(world: World, history: History) -> None:
 @each_kind
 def test_handing_over_and_taking_in(multi_key: bool) -> None:
     """Doubles or loses, without the place: the rows of a consignment that was cut in the middle."""
-    cut_everywhere(before_and_beside_an_owner, multi_key, step=13)
+    cut_everywhere(before_and_beside_an_owner, multi_key, step=23)
 
 
 def taken_in_and_sealed(world: World, history: History) -> None:
@@ -223,7 +223,7 @@ def taken_in_and_sealed(world: World, history: History) -> None:
 @each_kind
 def test_sealing(multi_key: bool) -> None:
     """Loses, without its order: rows whose parts went before they were shipped."""
-    cut_everywhere(taken_in_and_sealed, multi_key, step=13)
+    cut_everywhere(taken_in_and_sealed, multi_key, step=23)
 
 
 def two_owners(world: World, history: History) -> None:
@@ -247,7 +247,7 @@ def two_owners(world: World, history: History) -> None:
 @each_kind
 def test_two_owners(multi_key: bool) -> None:
     """Doubles, without fencing: what both of them take in."""
-    cut_everywhere(two_owners, multi_key, step=13)
+    cut_everywhere(two_owners, multi_key, step=23)
 
 
 @pytest.mark.parametrize("call", range(1, 40, 3))

@@ -57,6 +57,7 @@ def assert_promises(topic: Topic, history: History, kind: str) -> None:
         assert last >= promised[-1]
 
 
+@pytest.mark.deeper
 def test_on_a_disk() -> None:
     """Cut anywhere, also while the file of the producers is written."""
 
@@ -71,7 +72,7 @@ def test_on_a_disk() -> None:
                     assert_promises(log.topic(NAME), history, "synced")
                 repeat(log.topic(NAME))
 
-    assert crash_everywhere(workload, check).cut_points > 20
+    assert crash_everywhere(workload, check, CrashPlan(every=every(3))).cut_points > 20
 
 
 @pytest.mark.deeper

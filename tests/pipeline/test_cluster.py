@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 import zipfile
 from pathlib import Path
 
@@ -79,6 +81,7 @@ def shop(tmp_path_factory: pytest.TempPathFactory) -> str:
     return f"file://{root}/store"
 
 
+@pytest.mark.long
 def test_a_cluster_reads_topics_with_the_package_it_is_sent(spark_cluster: str, shop: str, tmp_path: Path) -> None:
     """Two workers that have no tidelog of their own read a topic, each with what the driver brought along."""
     told = json.loads(run_driver(ON_A_CLUSTER, spark_cluster, shop, XDG_CACHE_HOME=str(tmp_path)))
@@ -90,6 +93,7 @@ def test_a_cluster_reads_topics_with_the_package_it_is_sent(spark_cluster: str, 
     }
 
 
+@pytest.mark.long
 def test_spark_submit_sends_the_package_and_keeps_its_settings(spark_cluster: str, shop: str, tmp_path: Path) -> None:
     """The commands of the guide: what spark-submit was told stays, and executors get the package it names."""
     program = tmp_path / "program.py"
@@ -105,10 +109,35 @@ def test_spark_submit_sends_the_package_and_keeps_its_settings(spark_cluster: st
     assert told == {"rows": MESSAGES, "kept": [spark_cluster, "Asia/Tokyo", "200"]}
 
 
+@pytest.mark.long
 def test_spark_connect_reads_topics(spark_connect: str, shop: str) -> None:
     """A client of a Spark Connect server gets its session by the same call, and the rows of a topic."""
     told = json.loads(run_driver(THROUGH_CONNECT, spark_connect, shop))
     assert told == {"rows": MESSAGES, "length": MESSAGES * 12, "module": "pyspark.sql.connect.session"}
+
+
+ALONE = """
+import sys
+from tidelog.pipeline.root import find_root
+
+with find_root(sys.argv[1]).open() as log:
+    print(sum(1 for _ in log.topic("shop/orders").read()), find_root.__code__.co_filename)
+"""
+
+
+def test_a_package_is_enough_to_read_topics(shop: str, tmp_path: Path) -> None:
+    """A Python without anything installed has, with the package on its path, all that reading takes."""
+    with zipfile.ZipFile(pack_for_cluster(tmp_path / "tidelog-cluster.zip")) as package:
+        package.extractall(tmp_path / "there")
+    found = subprocess.run(
+        [sys.executable, "-S", "-c", ALONE, shop],
+        env={"PYTHONPATH": str(tmp_path / "there")},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert found.returncode == 0, found.stderr
+    assert found.stdout.split() == [str(MESSAGES), str(tmp_path / "there" / "tidelog" / "pipeline" / "root.py")]
 
 
 def test_a_package_has_the_kernels_and_the_same_bytes_each_time(tmp_path: Path) -> None:

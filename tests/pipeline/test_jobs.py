@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import runpy
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
@@ -250,6 +251,7 @@ print(json.dumps([[code, (proof["came_out"] or proof["went_in"])["messages"]] fo
 """
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("where", ["spark_cluster", "spark_connect"])
 def test_the_same_command_runs_elsewhere(where: str, shell: Shell, request: pytest.FixtureRequest) -> None:
     """On a cluster of two workers, and through a Spark Connect server, a job does what it does here."""
@@ -258,6 +260,19 @@ def test_the_same_command_runs_elsewhere(where: str, shell: Shell, request: pyte
     assert json.loads(told) == [[0, 30], [0, 30], [0, 30]]
 
 
+def test_the_file_for_spark_submit_runs_a_job(
+    shell: Shell, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Its arguments are those of `tidelog pipeline`, and the session is the one that is running."""
+    monkeypatch.setattr(sys, "argv", [pipeline_submit.__file__, "verify", "--json", *shell.root])
+    capsys.readouterr()
+    with pytest.raises(SystemExit) as ended:
+        runpy.run_path(pipeline_submit.__file__, run_name="__main__")
+    assert ended.value.code == 0
+    assert json.loads(capsys.readouterr().out)["is_good"] is True
+
+
+@pytest.mark.long
 def test_spark_submit_runs_a_job(shell: Shell) -> None:
     """The file for spark-submit takes the arguments of `tidelog pipeline`, and the master from spark-submit."""
     submit = Path(sys.executable).with_name("spark-submit")

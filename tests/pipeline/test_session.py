@@ -73,6 +73,32 @@ def test_a_session_is_set_up_for_topics(spark: SparkSession) -> None:
     assert not any(entry.endswith("pyspark.zip") and os.path.exists(entry) for entry in worker[1])
 
 
+def test_a_server_of_spark_connect_is_asked_by_the_same_call(
+    spark: SparkSession, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With its URL as the master, or in Spark's own variable; the settings go there, and the format is registered."""
+    asked: list[dict[str, str]] = []
+
+    def connect(builder: SparkSession.Builder) -> SparkSession:
+        asked.append({name: str(value) for name, value in builder._options.items()})
+        return spark
+
+    monkeypatch.setattr(SparkSession.Builder, "getOrCreate", connect)
+    monkeypatch.setattr(session, "check_master", lambda master: None)
+    tidelog.spark_session("mine", "sc://there:15002", **{"spark.sql.shuffle.partitions": 3})
+    monkeypatch.setenv("SPARK_REMOTE", "sc://elsewhere")
+    tidelog.spark_session("mine")
+    assert (
+        asked[0].items()
+        >= {
+            "spark.app.name": "mine",
+            "spark.remote": "sc://there:15002",
+            "spark.sql.shuffle.partitions": "3",
+        }.items()
+    )
+    assert "spark.remote" not in asked[1]
+
+
 def test_a_failing_query_is_told_once(spark: SparkSession, capfd: pytest.CaptureFixture[str]) -> None:
     """Why a task failed is the exception; nothing is printed besides."""
     with pytest.raises(PySparkException, match="is not true"):

@@ -1,6 +1,7 @@
 """A stream from topic to topic, killed with its driver, Java and workers at every step of a batch: rows come once.
 
-`SINK_KILLS=50 pytest tests/pipeline/test_sink_kill.py` kills so many times at random steps; `SINK_KILLS_SEED` repeats.
+These are campaigns. That a batch which comes again changes nothing, and that one who is killed while he takes rows in
+is followed by the next, is shown without a second Java by test_sink_stream.py and test_hand_over.py.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import pytest
+from tests.campaign import SEED
 
 import tidelog
 from tidelog.pipeline.root import find_root
@@ -25,7 +27,7 @@ STEPS = (
 )
 STEPS_OF_A_STORE = (*STEPS, "shipped", "sealed")
 RUN_SECONDS = 900
-RANDOM_KILLS = int(os.environ.get("SINK_KILLS", "0"))
+RANDOM_KILLS = 8
 
 
 class Kill(NamedTuple):
@@ -51,14 +53,26 @@ CHOSEN = {
 }
 
 
-@pytest.mark.parametrize("place", [*CHOSEN] if not RANDOM_KILLS else [*CHOSEN, "directory with a store"])
+@pytest.mark.long
+@pytest.mark.parametrize("place", CHOSEN)
 def test_every_row_comes_once(tmp_path: Path, place: str) -> None:
     """Killed in the middle of writing, committing and taking in, and started again: nothing is lost or doubled."""
-    kills = random_kills(place) if RANDOM_KILLS else CHOSEN[place]
+    kill_and_compare(tmp_path, place, CHOSEN[place])
+    ran = (tmp_path / "ran").read_text("utf-8").splitlines()
+    assert all(line.endswith("killed") for line in ran), f"a step was never reached: {ran}"
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("place", [*CHOSEN, "directory with a store"])
+def test_every_row_comes_once_wherever_it_is_killed(tmp_path: Path, place: str) -> None:
+    """The same at steps that the seed of the campaign chooses."""
+    kill_and_compare(tmp_path, place, random_kills(place))
+
+
+def kill_and_compare(tmp_path: Path, place: str, kills: list[Kill]) -> None:
+    """Both topics have the same rows at the end."""
     sink = make_sink(tmp_path, place)
     run_and_kill(tmp_path, sink, kills)
-    ran = (tmp_path / "ran").read_text("utf-8").splitlines()
-    assert RANDOM_KILLS or all(line.endswith("killed") for line in ran), f"a step was never reached: {ran}"
     rows = contents(str(tmp_path / "source"), "shop/from")
     assert rows == [(b"row %d" % number, b"%d" % (number % 5)) for number in range(len(kills) * 120)]
     assert contents(sink, "shop/to") == rows
@@ -66,9 +80,7 @@ def test_every_row_comes_once(tmp_path: Path, place: str) -> None:
 
 def random_kills(place: str) -> list[Kill]:
     """As many as are wanted, of all steps."""
-    seed = int(os.environ.get("SINK_KILLS_SEED", str(random.randrange(10**6))))
-    sys.stderr.write(f"SINK_KILLS_SEED={seed}\n")
-    chosen, steps = random.Random(seed), STEPS if place == "directory" else STEPS_OF_A_STORE
+    chosen, steps = random.Random(SEED), STEPS if place == "directory" else STEPS_OF_A_STORE
     return [
         Kill(chosen.choice(steps), chosen.randint(1, 3), chosen.choice(("one", "one", "one", "one", "all")))
         for _ in range(RANDOM_KILLS)

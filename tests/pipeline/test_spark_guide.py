@@ -50,6 +50,18 @@ def test_the_guide_runs(spark: SparkSession, tmp_path: Path, monkeypatch: pytest
     assert (tmp_path / "spark-tour" / "report.html").stat().st_size > 10_000
 
 
+def test_the_readme_runs(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A user who runs the first block and then that of Spark sees the counts that Spark wrote to a topic."""
+    monkeypatch.chdir(tmp_path)
+    blocks = dict(BLOCK.findall((GUIDE.parents[2] / "README.md").read_text("utf-8")))
+    for kind in ("python", "python spark"):
+        # The processes of the session are in another directory.
+        exec(compile(blocks[kind].replace("./data", str(tmp_path / "data")), "README.md", "exec"), {})
+    assert "shop/counts" in capsys.readouterr().out
+
+
 def test_what_the_guide_does_not_run_is_marked() -> None:
     """Only the block that needs a broker is left out."""
     kinds = [kind for kind, _ in BLOCK.findall(GUIDE.read_text("utf-8"))]

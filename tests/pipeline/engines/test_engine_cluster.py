@@ -68,6 +68,7 @@ def variables(s3_server: S3Server, monkeypatch: pytest.MonkeyPatch) -> dict[str,
     return found
 
 
+@pytest.mark.long
 def test_every_job_runs_on_a_cluster(
     spark_cluster: str, s3_server: S3Server, variables: dict[str, str], tmp_path: Path
 ) -> None:
