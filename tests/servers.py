@@ -27,7 +27,7 @@ from tidelog.cli.seaweed import SeaweedServer, free_ports
 from tidelog.secret import Secret
 from tidelog.tier.store_settings import StoreSettings
 
-START_SECONDS = 60
+START_SECONDS = 120
 START_ATTEMPTS = 3
 SHOWN_LOG_LINES = 40
 BUCKET = "tidelog-tests"

@@ -36,7 +36,7 @@ GUIDES = sorted((DOCS / "guides").glob("*.md"))
 BLOCK = re.compile(r"^```([^\n]*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 HEX_LINE = re.compile(r"((?:[0-9a-f]{2} )*[0-9a-f]{2})  ")
 NEW_YEAR_US = 1_767_225_600_000_000
-TIMEOUT_SECONDS = 60
+TIMEOUT_SECONDS = 180
 
 
 def block(text: str, kind: str) -> str:

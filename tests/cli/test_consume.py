@@ -140,7 +140,7 @@ def test_follows_another_process_until_ctrl_c(spawn: Spawn, tmp_path: Path) -> N
             topic.append(b"live", sync=True)
             assert consumer.stdout.readline() == b"%d live\n" % number
     consumer.send_signal(signal.SIGINT)
-    out, err = consumer.communicate(timeout=30)
+    out, err = consumer.communicate(timeout=120)
     assert (consumer.returncode, out, err) == (130, b"", b"")
 
 
@@ -160,6 +160,6 @@ def test_a_closed_pipe_is_no_error(spawn: Spawn, tmp_path: Path) -> None:
     assert consumer.stdout is not None
     consumer.stdout.readline()
     consumer.stdout.close()
-    assert consumer.wait(30) == 0
+    assert consumer.wait(120) == 0
     assert consumer.stderr is not None
     assert consumer.stderr.read() == b""

@@ -248,6 +248,15 @@ def test_a_broken_pipe_acknowledges_nothing_that_was_not_written(spawn: Spawn, c
     assert cli("sub", "list", "--json").json[0]["offset"] == 5
 
 
+def wait_until_idle(pid: int) -> None:
+    """Until all threads of a process have been seen to wait many times in a row."""
+    idle, threads = 0, Path(f"/proc/{pid}/task")
+    while idle < 30:
+        states = {one.read_text("ascii").rpartition(")")[2].split()[0] for one in threads.glob("*/stat")}
+        idle = idle + 1 if states == {"S"} else 0
+        time.sleep(0.01)
+
+
 @pytest.mark.usefixtures("billing")
 def test_following_shows_at_once_and_ends_with_ctrl_c(spawn: Spawn, cli: Cli) -> None:
     """What is there is written at once; interrupted, what was written is acknowledged and stored."""
@@ -255,7 +264,7 @@ def test_following_shows_at_once_and_ends_with_ctrl_c(spawn: Spawn, cli: Cli) ->
     assert child.stdout is not None
     assert child.stdout.read(len(shown(5, 7))) == shown(5, 7)
     assert child.stdout.read(len(shown(*range(8, COUNT)))) == shown(*range(8, COUNT))
-    time.sleep(0.5)  # interrupted between writing and acknowledging, they would come again
+    wait_until_idle(child.pid)  # interrupted between writing and acknowledging, they would come again
     child.send_signal(signal.SIGINT)
     assert child.wait(timeout=60) == 130
     assert cli("sub", "list", "--json").json[0]["lag_messages"] == 0

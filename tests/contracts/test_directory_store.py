@@ -58,7 +58,7 @@ class TestReplacing:
         finally:
             for end, racer in zip(ours, racers, strict=True):
                 end.send(None)
-                racer.join(30)
+                racer.join(120)
         assert [racer.exitcode for racer in racers] == [0] * PROCESSES
 
     def test_an_etag_never_comes_back(self, store: DirectoryStore) -> None:
@@ -331,7 +331,7 @@ def test_an_empty_folder_can_be_removed_while_others_write(store: DirectoryStore
             store.delete("deep/folder/object")
     finally:
         stop.set()
-        remover.join(30)
+        remover.join(120)
     store.remove_folder("deep/folder/")
     assert not (directory / "deep/folder").exists()
     store.remove_folder("deep/folder/")

@@ -180,7 +180,7 @@ def test_21_acknowledging_and_publishing_wait_for_nobody(tmp_path: Path) -> None
         opens = quick._subscription._feed._source.open_reader
 
         def hang(offset: int, on_gap: Any) -> Any:
-            may_go_on.wait(20)
+            assert may_go_on.wait(120)
             return opens(offset, on_gap)
 
         quick._subscription._feed.close()
@@ -189,12 +189,11 @@ def test_21_acknowledging_and_publishing_wait_for_nobody(tmp_path: Path) -> None
         thread = Thread(target=stuck.receive, args=(10,))
         thread.start()
         time.sleep(0.1)
-        begin = time.monotonic()
         quick.ack(message)
         topic.append(b"and more")
-        assert time.monotonic() - begin < 5
+        assert thread.is_alive(), "it was waited for"
         may_go_on.set()
-        thread.join(10)
+        thread.join(120)
         assert not thread.is_alive()
 
 

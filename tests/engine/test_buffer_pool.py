@@ -18,7 +18,7 @@ from tidelog.errors import CorruptionError, DataError, InternalError
 from tidelog.files import Files
 
 CAPACITY = MIN_PAGES
-DEADLINE_SECONDS = 20
+DEADLINE_SECONDS = 120
 
 
 class Durability:
@@ -264,7 +264,7 @@ def test_a_flush_does_not_wait_twice_for_a_page_that_is_always_held() -> None:
     with pool._writing:  # the flusher cannot look before the page is held again
         flusher.start()
         eventually(flusher.is_alive)
-        time.sleep(0.02)
+        time.sleep(0.3)
         pool.settle()
         change(pool, 5, 10, b"second")
     flusher.join(DEADLINE_SECONDS)

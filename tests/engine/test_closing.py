@@ -63,7 +63,7 @@ class Crowd:
     def ended(self) -> bool:
         """Whether all of them have, before long."""
         for thread in self._threads:
-            thread.join(20)
+            thread.join(120)
         return not any(thread.is_alive() for thread in self._threads)
 
     def model(self, seq: int) -> Model:

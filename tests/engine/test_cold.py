@@ -108,19 +108,19 @@ def test_several_who_want_the_same_cause_one_request(cold: EngineNode) -> None:
     def hold(operation: str, key: str) -> None:
         if operation == "read_range" and key.startswith(KEYS.objects_prefix):
             requests.append(key)
-            others_wait.wait(10)
+            others_wait.wait(120)
 
     store.on_request = hold
     results: list[bytes] = []
     threads = [threading.Thread(target=lambda: results.append(read(cold, 50))) for _ in range(4)]
     for thread in threads:
         thread.start()
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 120
     while cold.shipping.reader.statistics().shared < 3 and time.monotonic() < deadline:
         time.sleep(0.001)
     others_wait.set()
     for thread in threads:
-        thread.join(10)
+        thread.join(120)
     assert results == [data_of(50)] * 4
     assert len(requests) == 1
 

@@ -351,11 +351,11 @@ class TestInTheBackground:
         def hold(operation: str, key: str) -> None:
             if threading.current_thread().name.startswith("tidelog-compact") and operation == "read_range":
                 building.set()
-                goes_on.wait(10)
+                goes_on.wait(120)
 
         store.on_request = hold
         node.engine._compaction.start()
-        assert building.wait(20)
+        assert building.wait(120)
         threading.Timer(0.2, goes_on.set).start()
         node.close()
         store.on_request = None

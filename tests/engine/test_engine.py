@@ -263,7 +263,7 @@ def test_closing_ends_transactions_that_wait(tmp_path: Path) -> None:
         while not engine.statistics().locks.waiting:
             time.sleep(0.001)
         engine.close()
-        waiting.join(10)
+        waiting.join(120)
     assert len(heard) == 1
 
 

@@ -176,15 +176,14 @@ def test_the_loop_goes_on_while_the_disk_is_waited_for(tmp_path: Path) -> None:
             def hold() -> None:
                 with engine._applying:
                     held.set()
-                    release.wait(10)
+                    release.wait(120)
 
             holder = threading.Thread(target=hold)
             holder.start()
-            held.wait(10)
+            held.wait(120)
             applying = asyncio.create_task(engine.apply_async(2, PutObject("b", "k", b"v")))
-            began = time.monotonic()
             assert await engine.list_buckets_async() == ["b"]
-            assert time.monotonic() - began < 5
+            assert holder.is_alive()
             assert not applying.done()
             release.set()
             assert (await applying).applied
@@ -203,11 +202,11 @@ def test_who_is_cancelled_before_its_turn_has_not_applied(tmp_path: Path) -> Non
             def hold() -> None:
                 with engine._applying:
                     held.set()
-                    release.wait(10)
+                    release.wait(120)
 
             holder = threading.Thread(target=hold)
             holder.start()
-            held.wait(10)
+            held.wait(120)
             first = asyncio.create_task(engine.apply_async(1, CreateBucket("a")))
             await asyncio.sleep(0.05)  # its turn has begun
             given_up = asyncio.create_task(engine.apply_async(2, CreateBucket("b")))
@@ -237,7 +236,7 @@ def test_threads_end_with_the_engine(tmp_path: Path) -> None:
             await engine.apply_many_async([(2, CreateBucket("c"))])
 
     asyncio.run(play())
-    deadline = time.monotonic() + 5
+    deadline = time.monotonic() + 120
     while time.monotonic() < deadline and _task_threads():
         time.sleep(0.01)
     assert _task_threads() == []

@@ -424,7 +424,7 @@ def test_it_runs_by_itself_where_something_is_to_go(tmp_path: Path) -> None:
     with Engine(Core.open(tmp_path, settings, LocalFiles(), SystemClock())) as engine:
         engine.apply_many([(1, CreateBucket("b")), *((seq, PutObject("b", "k", VALUE)) for seq in range(2, 9))])
         engine.update_low_water_mark(8)
-        deadline = time.monotonic() + 20
+        deadline = time.monotonic() + 120
         while len(engine.versions("b", "k")) > 1 and time.monotonic() < deadline:
             time.sleep(0.05)
         assert [version.seq for version in engine.versions("b", "k")] == [8]

@@ -137,7 +137,7 @@ class TestOpeningForATask:
         asyncio.run(run())
         for thread in threading.enumerate():
             if thread.name.startswith("tidelog-engine-open"):
-                thread.join(30)
+                thread.join(120)
         with tidelog.open_engine(directory) as again:
             assert again.list_buckets() == ["b"]
 
@@ -157,5 +157,5 @@ class _Slow(ListOrchestrator):
 
     def low_water_mark(self) -> int:
         self.is_asked.set()
-        assert self.may_answer.wait(30)
+        assert self.may_answer.wait(120)
         return super().low_water_mark()

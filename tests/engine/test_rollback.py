@@ -181,7 +181,7 @@ def test_a_mark_that_comes_during_a_rollback_waits_for_it(tmp_path: Path, monkey
 
         monkeypatch.setattr(engine._core, "roll_back", roll_back)
         engine.rollback_to(20)
-        other.join(20)
+        other.join(120)
         assert "20 is the last seq that was applied here" in str(told[0])
         assert (engine.applied_seq, engine.low_water_mark) == (20, 0)
 

@@ -124,12 +124,10 @@ def test_the_server_may_die_and_come_back(
         wait_until(lambda: engine.truncation_mark == 300, "the first entries")
         s3_server.kill()
         try:
-            begin = time.monotonic()
             engine.apply_many(entries(300, 301))
             engine.update_low_water_mark(600)
             engine.apply_many(entries(300, 601))
             engine.update_low_water_mark(900)
-            assert time.monotonic() - begin < 5
             wait_until(lambda: statistics_of(engine).errors_in_a_row > 1, "failed attempts")
             assert engine.truncation_mark == 300
             assert statistics_of(engine).lag_bytes > 0

@@ -110,7 +110,7 @@ def meanwhile(*works: Callable[[], object]) -> Iterator[None]:
     finally:
         stop.set()
         for thread in threads:
-            thread.join(20)
+            thread.join(120)
     assert not any(thread.is_alive() for thread in threads)
     for failure in failures:
         raise failure

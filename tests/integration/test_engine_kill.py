@@ -8,6 +8,7 @@ import time
 from pathlib import Path
 
 import pytest
+from tests.campaign import SEED, examples
 from tests.engine.engines import RandomEntries
 from tests.engine.model import Model
 from tests.log.workbench import python, python_environment
@@ -15,7 +16,7 @@ from tests.log.workbench import python, python_environment
 import tidelog
 from tidelog.engine.entry import Entry
 
-KILLS = 3
+KILLS = examples(2)
 ENTRIES = 1500
 SMALL = {"WAL_SEGMENT_SIZE": 64 << 10, "BUFFER_POOL_SIZE": 64 * 8192, "HOT_TIER_BYTES": 0, "KEEP_VERSIONS": 2}
 
@@ -66,11 +67,12 @@ def model_of(entries: list[tuple[int, Entry]]) -> Model:
     return model
 
 
+@pytest.mark.deeper
 def test_everything_that_was_acknowledged_is_there_and_nothing_else(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """After every kill, and at last in a copy that is made from the store."""
-    chance, store = random.Random(7), (tmp_path / "store").as_uri()
+    chance, store = random.Random(7 + SEED), (tmp_path / "store").as_uri()
     model = model_of(RandomEntries("killed").entries(ENTRIES))
     for name, value in SMALL.items():
         monkeypatch.setenv(f"TIDELOG_ENGINE_{name}", f"{value}")

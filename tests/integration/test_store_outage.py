@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import random
 import subprocess
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -29,8 +28,9 @@ from tidelog.topics.storage import LogDirectory
 
 NAME = "shop/orders"
 MIB = 1 << 20
-APPEND_SECONDS = 1.5
-CLOSE_SECONDS = 9.0
+# A request hangs for ten minutes: who ends within this has not waited for one.
+HANGING_MS = 600_000
+CLOSE_SECONDS = 240
 QUICK_FAULTS = tuple(fault for fault in FAULTS if fault != STALL)
 # Much is uploaded often: objects of several parts, and small ones in between.
 SETTINGS = {
@@ -77,10 +77,9 @@ class Place:
 
 
 class Feeder:
-    """Appends without much of a pause until it is stopped, and measures how long one append takes at most."""
+    """Appends without much of a pause until it is stopped."""
 
     def __init__(self, topic: tidelog.Topic, seed: int = 1) -> None:
-        self.longest_seconds = 0.0
         self.appended = 0
         self._topic = topic
         self._random = random.Random(seed)
@@ -91,10 +90,13 @@ class Feeder:
     def _run(self) -> None:
         while not self._is_over.wait(0.01):
             value = self._random.randbytes(self._random.choice((10, 1000, 100_000)))
-            begin = time.monotonic()
             self._topic.append(value)
-            self.longest_seconds = max(self.longest_seconds, time.monotonic() - begin)
             self.appended += 1
+
+    def goes_on(self) -> None:
+        """Waits until it has appended some more: nobody waits for the store then."""
+        before = self.appended
+        wait_until(lambda: self.appended > before + 3, "appends that do not wait for the store")
 
     def stop(self) -> None:
         self._is_over.set()
@@ -112,7 +114,6 @@ def fed_topic(place: Place, directory: Path, **changes: Any) -> Iterator[tuple[t
             yield topic, feeder
         finally:
             feeder.stop()
-        assert feeder.longest_seconds < APPEND_SECONDS, "an append waited for the store"
         check_healed(place, topic, directory)
 
 
@@ -166,9 +167,8 @@ def test_server_is_killed_in_the_middle_of_uploads(s3_server: S3Server, tmp_path
     with fed_topic(Place(s3_server, f"killed-{metadata}", url), tmp_path) as (topic, feeder):
         uploading_parts(topic)
         s3_server.kill()
-        before = feeder.appended
         failed_more(topic)
-        assert feeder.appended > before
+        feeder.goes_on()
         s3_server.start()
 
 
@@ -180,9 +180,8 @@ def test_server_that_does_not_answer(s3_server: S3Server, tmp_path: Path) -> Non
         s3_server.pause()
         try:
             pulse.sleeps += 1  # as if this process had been stopped as well
-            before = feeder.appended
             failed_more(topic)
-            assert feeder.appended > before + 1
+            feeder.goes_on()
         finally:
             s3_server.resume()
 
@@ -244,9 +243,8 @@ def test_catalog_is_killed(s3_server: S3Server, etcd_server: EtcdServer, tmp_pat
     with fed_topic(Place(s3_server, "etcd", etcd_server.url), tmp_path) as (topic, feeder):
         uploading_parts(topic)
         etcd_server.kill()
-        before = feeder.appended
         failed_more(topic)
-        assert feeder.appended > before
+        feeder.goes_on()
         etcd_server.start()
 
 
@@ -278,11 +276,12 @@ def test_open_topics_are_at_hand_while_another_is_being_opened(s3_server: S3Serv
         assert log.topics() == [NAME, "shop/returns"]
 
 
-# Its settings are the defaults: requests that hang do so for half a minute, and again. Somebody reads at the end.
+# Requests that hang do so for ten minutes. Somebody reads at the end.
 CLOSING = """
 import sys, threading, time, tidelog
-directory, url, endpoint = sys.argv[1:]
-place = {"store": url, "metadata": "bucket", "metadata_root": "closing", "store_endpoint": endpoint}
+directory, url, endpoint, hanging_ms = sys.argv[1:]
+place = {"store": url, "metadata": "bucket", "metadata_root": "closing", "store_endpoint": endpoint,
+    "store_request_timeout_ms": int(hanging_ms), "store_retry_timeout_seconds": int(hanging_ms) // 1000}
 log = tidelog.open(directory, ship_interval_seconds=0.05, ship_min_bytes=1, ship_max_delay_seconds=0,
     fsync_interval_ms=20, ownership_check_seconds=0.2, **place)
 topics = [log.topic(f"shop/orders-{number}") for number in range(5)]
@@ -297,19 +296,17 @@ threading.Thread(target=list, args=(messages,), daemon=True).start()
 for topic in topics[:3]:
     topic.append_many([bytes(1000)] * 1000, sync=True)
 time.sleep(0.5)
-begin = time.monotonic()
 log.close()
 reader.close()
-print(time.monotonic() - begin, flush=True)
 """
 
 
 def test_closing_during_an_outage_takes_seconds(s3_server: S3Server, tmp_path: Path) -> None:
-    """A process with several topics whose store has stopped to answer closes and ends in seconds, losing nothing."""
+    """A process with several topics whose store has stopped to answer closes and ends without it, losing nothing."""
     keys = {"AWS_ACCESS_KEY_ID": ACCESS_KEY_ID, "AWS_SECRET_ACCESS_KEY": SECRET_ACCESS_KEY}
     with FaultProxy(s3_server.endpoint) as proxy:
         child = subprocess.Popen(
-            python(CLOSING, tmp_path / "log", s3_server.url("closing"), proxy.endpoint),
+            python(CLOSING, tmp_path / "log", s3_server.url("closing"), proxy.endpoint, str(HANGING_MS)),
             env=python_environment() | keys,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
@@ -317,9 +314,8 @@ def test_closing_during_an_outage_takes_seconds(s3_server: S3Server, tmp_path: P
         assert child.stdout is not None
         assert child.stdout.readline() == b"open\n"
         proxy.misbehave(STALL)
-        said, _ = child.communicate(b"\n", timeout=CLOSE_SECONDS + 10)
+        child.communicate(b"\n", timeout=CLOSE_SECONDS)
         assert child.returncode == 0
-        assert float(said) < CLOSE_SECONDS
         proxy.heal()
         with Place(s3_server, "closing", "bucket").open(tmp_path / "log") as log:
             ends = [log.topic(f"shop/orders-{number}").next_offset for number in range(5)]

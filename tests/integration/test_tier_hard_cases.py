@@ -229,7 +229,7 @@ def test_uploads_that_hang_do_not_keep_an_owner_from_noticing_that_it_was_replac
 
     def hangs(store: DirectoryStore, key: str) -> ObjectWriter:
         hanging.append(key)
-        answers.wait(60)
+        answers.wait(240)
         raise StoreUnavailableError("no answer")
 
     monkeypatch.setattr(DirectoryStore, "open_writer", hangs)
@@ -241,9 +241,8 @@ def test_uploads_that_hang_do_not_keep_an_owner_from_noticing_that_it_was_replac
             wait_until(lambda: len(hanging) >= 4, "uploads that hang")
             for name in names:
                 new.topic(name)
-            begin = time.monotonic()
             wait_until(lambda: all(_is_refused(topic) for topic in topics), "owners that know that they were replaced")
-            assert time.monotonic() - begin < 10
+            assert not answers.is_set()
             answers.set()
     finally:
         answers.set()
@@ -308,15 +307,19 @@ def test_a_task_that_appends_after_a_sleep_does_not_stop_the_loop(
 ) -> None:
     """Prevents: while the store was slow to say who owns the topic, every task of the program stood still."""
 
+    may_answer = Event()
+
     def answers_late(owner: Ownership) -> None:
-        time.sleep(1.0)
+        assert may_answer.wait(240), "the loop stood still"
 
     async def append_and_tick(topic: tidelog.Topic) -> int:
         ticks = 0
         appending = asyncio.gather(topic.append_async(b"0"), topic.append_many_async([b"1", b"2"]))
         while not appending.done():
-            await asyncio.sleep(0.01)
+            await asyncio.sleep(0.001)
             ticks += 1
+            if ticks > 10:
+                may_answer.set()
         await appending
         return ticks
 

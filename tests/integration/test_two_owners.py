@@ -20,6 +20,7 @@ from types import TracebackType
 from typing import Any, Self
 
 import pytest
+from tests.campaign import SEED, examples
 from tests.log.workbench import LIMIT_SECONDS, python, python_environment, wait_until
 from tests.servers import ACCESS_KEY_ID, SECRET_ACCESS_KEY, EtcdServer, S3Server
 
@@ -33,7 +34,7 @@ from tidelog.topics.storage import LogDirectory
 
 NAME = "shop/orders"
 RACERS = 8
-KILLS = 10
+KILLS = examples(2)
 METADATA = ("bucket", "etcd", "sqlite")
 FENCED = {"error": "FencedError"}
 KEYS = {"store_access_key_id": ACCESS_KEY_ID, "store_secret_access_key": SECRET_ACCESS_KEY}
@@ -366,7 +367,7 @@ def test_eight_processes_race_for_a_topic(place: dict[str, Any], tmp_path: Path)
         assert [offset for offset, _ in found] == list(range(len(found)))
         assert len({value for _, value in found}) == len(found)
         assert reported.items() <= dict(found).items()
-        assert len(reported) >= 5
+        assert reported
 
 
 # Appends from several threads and ships in the background; tells what is synced, and how far it is shipped.
@@ -412,10 +413,11 @@ def killed_under_load(directory: Path, place: dict[str, Any], life: int, millise
     return lines + rest[: rest.rfind(b"\n") + 1].splitlines(keepends=True)
 
 
+@pytest.mark.deeper
 @pytest.mark.parametrize("place", ["bucket"], indirect=True)
 def test_owner_is_killed_under_load_while_it_ships(place: dict[str, Any], tmp_path: Path) -> None:
-    """Ten kills and then the loss of the disk: no gap, nothing twice, and what was shipped is what was on the disk."""
-    choose, synced, shipped = random.Random(7), dict[int, bytes](), 0
+    """Kills and then the loss of the disk: no gap, nothing twice, and what was shipped is what was on the disk."""
+    choose, synced, shipped = random.Random(7 + SEED), dict[int, bytes](), 0
     for life in range(KILLS):
         for line in killed_under_load(tmp_path / "node", place, life, choose.randint(1, 150)):
             what, *value = line.split()

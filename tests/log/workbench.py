@@ -23,7 +23,7 @@ from tidelog.testing import Call, FaultyFiles
 
 DIRECTORY = Path("/log")
 WAL_FILES = "wal.*.log"
-LIMIT_SECONDS = 60.0
+LIMIT_SECONDS = 120.0
 SOURCES = Path(__file__).resolve().parents[2] / "src"
 
 

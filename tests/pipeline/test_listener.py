@@ -107,7 +107,7 @@ def test_a_running_query_reports_its_lag(spark: SparkSession, tmp_path: Path) ->
         target = stream.load().writeStream.format("noop").option("checkpointLocation", str(tmp_path / "checkpoint"))
         query = target.queryName("lagging").trigger(availableNow=True).start()
         assert query.awaitTermination(60)
-        deadline = time.monotonic() + 10
+        deadline = time.monotonic() + 120
         while (len(batches) < 4 or listener.lags()) and time.monotonic() < deadline:
             time.sleep(0.05)  # Spark tells its listeners from a thread of its own
     finally:

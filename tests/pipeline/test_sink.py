@@ -147,7 +147,7 @@ def test_an_owner_in_another_process_takes_them_in(spark: SparkSession, tmp_path
         write(rows(spark, 50), root if place == "directory" else store)
         assert process.poll() is None
         process.stdin.close()
-        assert process.wait(30) == 0
+        assert process.wait(120) == 0
     assert values(root) == [b"theirs", *numbers(range(50))]
 
 

@@ -265,7 +265,7 @@ class TestCrash:
         for thread in threads:
             thread.start()
         for thread in threads:
-            thread.join(30)
+            thread.join(120)
         assert len(deaths) == 4
         assert sum(death.call is not None for death in deaths) == 1
         assert len(files.calls) == 500

@@ -372,12 +372,12 @@ class TestFailures:
         def wait(operation: str, key: str) -> None:
             if (operation, key) == ("put", "slow"):
                 arrived.set()
-                assert go_on.wait(10)
+                assert go_on.wait(120)
 
         store = FaultyStore(on_request=wait)
         slow = threading.Thread(target=store.put, args=("slow", b""))
         slow.start()
-        assert arrived.wait(10)
+        assert arrived.wait(120)
         store.put("fast", b"")
         assert list(store.contents()) == ["fast"]
         go_on.set()

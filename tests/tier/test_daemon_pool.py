@@ -26,13 +26,16 @@ def test_results_and_errors_come_back() -> None:
 def test_no_more_at_once_than_wanted() -> None:
     """However much is submitted, so many calls run at the same time and no more."""
     pool, guard, running, most = DaemonPool(3, "test"), threading.Lock(), 0, 0
+    three = threading.Event()
 
     def work() -> None:
         nonlocal running, most
         with guard:
             running += 1
             most = max(most, running)
-        time.sleep(0.01)
+            if running == 3:
+                three.set()
+        assert three.wait(120)
         with guard:
             running -= 1
 
@@ -65,7 +68,7 @@ def test_process_ends_although_a_call_hangs() -> None:
         "import time; from tidelog.tier.daemon_pool import DaemonPool; DaemonPool(1, 'test').submit(time.sleep, 600)"
     )
     assert run_python(program).returncode == 0
-    assert time.monotonic() - begin < 30
+    assert time.monotonic() - begin < 300
 
 
 def test_threads_that_nobody_needs_end(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -73,11 +76,11 @@ def test_threads_that_nobody_needs_end(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(daemon_pool, "_IDLE_SECONDS", 0.01)
     pool = DaemonPool(2, "forgotten")
     for number in range(50):
-        assert pool.submit(lambda one=number: one).result(10) == number  # type: ignore[misc]
+        assert pool.submit(lambda one=number: one).result(120) == number  # type: ignore[misc]
         time.sleep(0.001 * (number % 15))
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 120
     while any(thread.name.startswith("forgotten") for thread in threading.enumerate()):
         assert time.monotonic() < deadline
         time.sleep(0.01)
-    assert pool.submit(lambda: "again").result(10) == "again"
+    assert pool.submit(lambda: "again").result(120) == "again"
     pool.shutdown()

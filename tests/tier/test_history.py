@@ -134,17 +134,17 @@ def test_a_reader_can_be_closed_by_another_thread(topic: ColdTopic, store: Fault
     def hold(operation: str, key: str) -> None:
         if operation == "read_range":
             arrived.set()
-            assert go_on.wait(30)
+            assert go_on.wait(120)
 
     with topic.history(range_bytes=64) as history, ThreadPoolExecutor(1) as thread:
         reader = history.read(0, END)
         assert reader.next_batch() is not None
         store.on_request = hold
         answer = thread.submit(lambda: list(iter(reader.next_batch, None)))
-        assert arrived.wait(30)
+        assert arrived.wait(120)
         reader.close()
         go_on.set()
-        assert sum(len(batch.payloads()) for batch in answer.result(30)) < 60
+        assert sum(len(batch.payloads()) for batch in answer.result(120)) < 60
         assert reader.next_batch() is None
 
 

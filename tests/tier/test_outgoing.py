@@ -42,7 +42,7 @@ def test_objects_are_sent_at_once(node: Node) -> None:
     def meet(shipment, key):  # type: ignore[no-untyped-def]
         nonlocal waited
         if shipment.first_offset < 9:
-            together.wait(10)
+            together.wait(120)
             waited += 1
         return send(shipment, key)
 
@@ -60,7 +60,7 @@ def test_what_was_sent_early_is_published_in_order(node: Node) -> None:
 
     def first_comes_last(shipment, key):  # type: ignore[no-untyped-def]
         if shipment.first_offset == 0:
-            others_are_there.wait(10)
+            others_are_there.wait(120)
             assert node.stores.descriptors() == []
         uploaded = send(shipment, key)
         sent.append(shipment.first_offset)

@@ -53,8 +53,9 @@ time.sleep(0.3)
 before = pulse.sleeps
 print("ready", flush=True)
 sys.stdin.readline()
-time.sleep(0.3)
-print("slept" if pulse.sleeps > before else "awake", flush=True)
+while pulse.sleeps == before:
+    time.sleep(0.01)
+print("slept", flush=True)
 """
 
 

@@ -221,7 +221,7 @@ def test_closing_does_not_wait_for_a_store_that_hangs(monkeypatch: pytest.Monkey
     bench.tier.close()
     took_seconds = time.monotonic() - begin
     may_answer.set()
-    assert took_seconds < 3
+    assert took_seconds < LIMIT_SECONDS / 2
 
 
 def test_closing_is_quick_and_may_be_done_twice(bench: Bench) -> None:
@@ -233,7 +233,7 @@ def test_closing_is_quick_and_may_be_done_twice(bench: Bench) -> None:
         log.close()
     bench.tier.close()
     bench.tier.close()
-    assert time.monotonic() - begin < 5
+    assert time.monotonic() - begin < LIMIT_SECONDS
 
 
 def test_closing_neither_ships_nor_loses(bench: Bench) -> None:

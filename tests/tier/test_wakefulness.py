@@ -120,6 +120,6 @@ def test_a_store_that_hangs_holds_up_one_append_for_a_while(monkeypatch: pytest.
     for _ in range(5):
         bench.sleep(noticed=True)
         bench.wakefulness.check()
-    assert time.monotonic() - begin < 3
+    assert time.monotonic() - begin < LIMIT_SECONDS / 2
     assert bench.questions == 1
     may_answer.set()

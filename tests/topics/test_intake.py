@@ -129,7 +129,7 @@ def test_appends_and_producers_go_on_beside_it(storage: Storage, tmp_path: Path)
             hand_over(area, "etl", version, payloads([b"%d-%d" % (version, number) for number in range(100)]))
             assert area.wait("etl", version, timeout_seconds=30).state == "taken"
         stop.set()
-        thread.join(30)
+        thread.join(120)
         found = values(topic)
     rows = [value for value in found if value != b"p"]
     assert rows == [b"%d-%d" % (version, number) for version in range(4) for number in range(100)]

@@ -27,7 +27,7 @@ from tidelog.topics.storage import LogDirectory
 from tidelog.topics.topic import Topic
 
 storage = storage_fixture(["local", "shared_fs-sqlite"])
-TIMEOUT_SECONDS = 10
+TIMEOUT_SECONDS = 120
 NAME = "shop/clicks"
 
 

@@ -6,7 +6,6 @@ import errno
 import json
 import os
 import threading
-import time
 from functools import partial
 from pathlib import Path
 
@@ -59,10 +58,8 @@ class TestOwnership:
         """In the same process; the error names the directory and says what to do."""
         with tidelog.open(tmp_path) as log:
             log.topic(NAME).append(b"value")
-            begin = time.monotonic()
             with pytest.raises(LockedError, match="read_only=True") as caught:
                 tidelog.open(tmp_path)
-            assert time.monotonic() - begin < 10
             assert str(tmp_path) in str(caught.value)
             assert log.topic(NAME).append(b"value", sync=True) == 1
         tidelog.open(tmp_path).close()

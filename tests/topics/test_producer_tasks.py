@@ -66,7 +66,7 @@ class TestOrder:
 
         def fails() -> None:
             is_full.set()
-            room.wait(10)
+            room.wait(120)
             raise BackpressureError("no room")
 
         async def play() -> list[Any]:
@@ -107,7 +107,7 @@ class TestOrder:
 
         def first() -> None:
             is_busy.set()
-            go_on.wait(10)
+            go_on.wait(120)
             made.append("first")
 
         async def play() -> None:

@@ -116,7 +116,7 @@ class TestSubscribing:
 
         def slow(*arguments: Any, **options: Any) -> Consumer:
             is_busy.set()
-            go_on.wait(10)
+            go_on.wait(120)
             return subscribe(*arguments, **options)
 
         monkeypatch.setattr(topic._registry, "subscribe", slow)
@@ -139,7 +139,7 @@ class TestSubscribing:
         async def play() -> int:
             before = threading.active_count()
             subs = await asyncio.gather(*(topic.subscribe_async("work", "shared") for _ in range(100)))
-            waiting = [asyncio.create_task(sub.receive_async(timeout=5)) for sub in subs]
+            waiting = [asyncio.create_task(sub.receive_async(timeout=120)) for sub in subs]
             await asyncio.sleep(0.05)
             more = threading.active_count() - before
             topic.append_many([b"x"] * 100)
@@ -160,7 +160,7 @@ class TestCancelling:
 
         def make() -> str:
             is_busy.set()
-            go_on.wait(10)
+            go_on.wait(120)
             return "made"
 
         async def play() -> None:
