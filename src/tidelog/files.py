@@ -5,6 +5,9 @@ Invariants
 - A new, renamed or removed name survives a crash only after `sync_directory` of its parent; file contents only after
   `sync`. `write_atomically` does both in the order that leaves either the old content or the new one.
 - Positions are explicit (`write_at`): a write that failed half-way can be made again at the same place.
+- A name in a directory of ours is the file itself: a symbolic link in its place is not followed, and whatever else is
+  there (a FIFO, a device) is neither waited for nor written to. Directories may be reached through links that their
+  user has made: the root, a namespace, a topic.
 """
 
 from __future__ import annotations
@@ -13,6 +16,7 @@ import contextlib
 import errno
 import fcntl
 import os
+import stat
 from abc import ABC, abstractmethod
 from collections.abc import Hashable, Iterator
 from pathlib import Path
@@ -43,9 +47,49 @@ def explained(operation: str, path: Path) -> Iterator[None]:
         if is_full_disk(error):
             raise DiskFullError(f"{operation}: the disk is full ({reason})", path=path) from error
         if error.errno in _NOT_USABLE:
-            hint = "Check the path and its permissions"
+            is_other = error.errno in (errno.ELOOP, errno.EINVAL)
+            hint = "Put the file itself there, or remove it" if is_other else "Check the path and its permissions"
             raise InputError(f"the path cannot be used: {reason}", operation=operation, path=path, hint=hint) from error
         raise LogFailedError(f"the disk failed: {reason}", operation=operation, path=path) from error
+
+
+def open_regular(path: Path, flags: int, mode: int = 0o644) -> int:
+    """The descriptor of a regular file. OSError, at once and with the name, when it is a link or anything else."""
+    try:
+        descriptor = os.open(path, flags | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK, mode)
+    except OSError as error:
+        refuse_other_kinds(path)
+        raise error
+    kind = os.fstat(descriptor).st_mode
+    if not stat.S_ISREG(kind):
+        os.close(descriptor)
+        raise _not_regular(path, kind)
+    return descriptor
+
+
+def refuse_other_kinds(path: Path) -> None:
+    """OSError when a name is there that is no regular file."""
+    try:
+        kind = os.lstat(path).st_mode
+    except OSError:
+        return
+    if not stat.S_ISREG(kind):
+        raise _not_regular(path, kind)
+
+
+def refuse_link(path: Path) -> None:
+    """OSError when a name in a directory of ours is a symbolic link."""
+    if path.is_symlink():
+        raise _not_regular(path, stat.S_IFLNK)
+
+
+def _not_regular(path: Path, kind: int) -> OSError:
+    if stat.S_ISDIR(kind):
+        return IsADirectoryError(errno.EISDIR, f"{path.name} is a directory", str(path))
+    if stat.S_ISLNK(kind):
+        return OSError(errno.ELOOP, f"{path.name} is a symbolic link, which is not followed", str(path))
+    what = "a FIFO" if stat.S_ISFIFO(kind) else "a socket" if stat.S_ISSOCK(kind) else "a device"
+    return OSError(errno.EINVAL, f"{path.name} is {what}, not a file", str(path))
 
 
 class File(Protocol):
@@ -168,8 +212,21 @@ class Files(ABC):
         """Whether a name only points elsewhere; what it points at is not ours to remove."""
         return False
 
+    def has_own_directory(self, path: Path) -> bool:
+        """Whether there is a directory that only we make, inside another; OSError for a link to one."""
+        if self.is_link(path):
+            refuse_link(path)
+        return self.is_directory(path)
+
+    def make_own_directory(self, path: Path) -> None:
+        """As `make_directories`, for a directory that only we make; OSError for a link to one."""
+        self.has_own_directory(path)
+        self.make_directories(path)
+
     def remove_tree(self, path: Path) -> None:
-        """A directory and all below it; links are removed, never followed."""
+        """A directory and all below it; links below are removed, never followed, and one in its place is refused."""
+        if self.is_link(path):
+            refuse_link(path)
         for name in self.list(path):
             child = path / name
             if self.is_directory(child) and not self.is_link(child):
@@ -189,14 +246,13 @@ class LocalFiles(Files):
         return _LocalFile(os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644), self._syncs_times)
 
     def open(self, path: Path, *, write: bool = False) -> File:
-        flags = os.O_RDWR if write else os.O_RDONLY
-        return _LocalFile(os.open(path, flags | os.O_CLOEXEC), self._syncs_times)
+        return _LocalFile(open_regular(path, os.O_RDWR if write else os.O_RDONLY), self._syncs_times)
 
     def list(self, directory: Path) -> list[str]:
         return sorted(os.listdir(directory))
 
     def exists(self, path: Path) -> bool:
-        return path.exists()
+        return os.path.lexists(path)  # a name is taken also by a link that leads nowhere
 
     def is_directory(self, path: Path) -> bool:
         return path.is_dir()
@@ -286,7 +342,7 @@ class _LocalLock:
     """flock belongs to the open file, so a second open in the same process is refused as well."""
 
     def __init__(self, path: Path) -> None:
-        self._descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        self._descriptor = open_regular(path, os.O_RDWR | os.O_CREAT)
         try:
             fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:

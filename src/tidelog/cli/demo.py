@@ -73,6 +73,7 @@ def demo(
 def prepare(directory: Path) -> None:
     """An empty place for the demo. What is not known to come from an earlier demo is never removed."""
     from tidelog.errors import InputError
+    from tidelog.files import explained, refuse_link
 
     if directory.exists() and not directory.is_dir():
         raise InputError(f"{directory} is a file", hint="Name another directory with --dir")
@@ -81,10 +82,13 @@ def prepare(directory: Path) -> None:
             f"{directory} is not empty and was not made by the demo", hint="Name another directory with --dir"
         )
     directory.mkdir(parents=True, exist_ok=True)
-    (directory / _MARKER).touch()
-    for name in (_LIVE, _DAMAGED, _BUCKET, _TABLE, *_NODES, *_ENGINES):
-        if (directory / name).exists():
-            shutil.rmtree(directory / name)
+    with explained("demo", directory):
+        refuse_link(directory / _MARKER)
+        (directory / _MARKER).touch()
+        for name in (_LIVE, _DAMAGED, _BUCKET, _TABLE, *_NODES, *_ENGINES):
+            refuse_link(directory / name)
+            if (directory / name).exists():
+                shutil.rmtree(directory / name)
 
 
 def _run(output: Output, directory: Path, messages: int) -> list[Step]:

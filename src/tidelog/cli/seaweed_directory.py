@@ -23,7 +23,7 @@ from typing import Any
 
 from tidelog.cli.s3_request import S3Keys
 from tidelog.errors import DataError, RetryError
-from tidelog.files import LocalFiles, explained
+from tidelog.files import LocalFiles, explained, open_regular, refuse_link, refuse_other_kinds
 from tidelog.secret import Secret
 
 _ACTIONS = ["Admin", "Read", "Write", "List", "Tagging"]
@@ -40,11 +40,13 @@ class SeaweedDirectory:
         self.data = self.path / "data"
         with explained("make", self.path):
             self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
+            refuse_link(self.data)
             self.data.mkdir(mode=0o700, exist_ok=True)
 
     def keys(self, wanted: S3Keys | None = None) -> S3Keys:
         """Those that were made here before, else `wanted`, else new ones."""
         with explained("read", self.config):
+            refuse_other_kinds(self.config)
             if not self.config.exists():
                 self._write_keys(wanted or _new_keys())
             self.config.chmod(0o600)
@@ -69,14 +71,14 @@ class SeaweedDirectory:
         """A descriptor to write to; a log that has grown long is begun anew."""
         with explained("write", self.log):
             is_long = self.log.exists() and self.log.stat().st_size > _LOG_BYTES
-            flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | (os.O_TRUNC if is_long else 0)
-            return os.open(self.log, flags, 0o600)
+            flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | (os.O_TRUNC if is_long else 0)
+            return open_regular(self.log, flags, 0o600)
 
     def take(self) -> int:
         """The descriptor of the lock, to be inherited by the server and closed when that has ended."""
         path = self.path / "lock"
         with explained("lock", path):
-            descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            descriptor = open_regular(path, os.O_RDWR | os.O_CREAT, 0o600)
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:

@@ -13,6 +13,7 @@ import msgspec
 from tidelog.cli.session import Session
 from tidelog.cli.topic_names import nearest_hint, topic_names
 from tidelog.errors import DataError, NotFoundError, TidelogError, TopicNameError
+from tidelog.files import LocalFiles
 from tidelog.log.examine import LogExamination, Unreadable, examine_log
 from tidelog.log.names import wal_files
 from tidelog.topics.columns import unreadable_frames
@@ -103,7 +104,7 @@ def check_topic_file(directory: Path) -> None:
     """DataError where the file beside a topic's messages keeps it from being opened; one that is gone does not."""
     path = directory / _TOPIC_FILE
     try:
-        msgspec.json.decode(path.read_bytes(), type=_TopicInfo)
+        msgspec.json.decode(LocalFiles().read(path), type=_TopicInfo)
     except FileNotFoundError:
         return
     except msgspec.MsgspecError as error:

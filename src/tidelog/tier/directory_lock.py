@@ -25,6 +25,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from tidelog.errors import StoreUnavailableError
+from tidelog.files import open_regular
 
 LOCK_NAME = ".lock#0"
 LOCK_TIMEOUT_SECONDS = 30.0
@@ -79,7 +80,7 @@ class DirectoryLock:
     def _acquire(self, deadline: float) -> int:
         while True:
             # Everybody who may write here has to be able to open it for writing: the umask decides, as for the others.
-            descriptor = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+            descriptor = open_regular(self._path, os.O_RDWR | os.O_CREAT, 0o666)
             try:
                 self._wait(descriptor, deadline)
                 if self._is_current(descriptor):

@@ -51,7 +51,8 @@ class FencedTail(msgspec.Struct, frozen=True, kw_only=True):
 def set_aside(files: Files, directory: Path, tail: FencedTail) -> None:
     """Moves the files of the log out of the way; safe to be cut anywhere and done again."""
     folder = directory / FENCED / tail.name
-    files.make_directories(folder)
+    files.make_own_directory(directory / FENCED)
+    files.make_own_directory(folder)
     if not files.exists(folder / _TAIL):
         files.write_atomically(folder / _TAIL, encode_document(_KIND, _VERSION, tail))
     names = [name for _, name in reversed(wal_files(files.list(directory)))]
@@ -86,7 +87,7 @@ def remove_files(files: Files, directory: Path) -> None:
 def fenced_tails(files: Files, directory: Path) -> list[FencedTail]:
     """All that were put aside here, oldest first."""
     folder = directory / FENCED
-    if not files.is_directory(folder):
+    if not files.has_own_directory(folder):
         return []
     found = [name for name in files.list(folder) if _NAME.fullmatch(name) and files.exists(folder / name / _TAIL)]
     tails = [decode_document(_KIND, _VERSION, files.read(folder / name / _TAIL), FencedTail) for name in found]
@@ -96,7 +97,8 @@ def fenced_tails(files: Files, directory: Path) -> list[FencedTail]:
 def tail_directory(files: Files, directory: Path, name: str) -> Path:
     """Where the files of a tail are: a log directory of its own."""
     folder = directory / FENCED / name
-    if not _NAME.fullmatch(name) or not files.exists(folder / _TAIL):
+    files.has_own_directory(directory / FENCED)
+    if not _NAME.fullmatch(name) or not files.has_own_directory(folder) or not files.exists(folder / _TAIL):
         raise NotFoundError(f"there is no fenced tail {name}", path=directory)
     return folder
 

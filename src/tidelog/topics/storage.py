@@ -118,7 +118,8 @@ class LogDirectory(DirectoryTasks):
 
     def _look(self, place: Place) -> DirectoryInfo:
         is_there = self._files.is_directory(self.root)
-        known = read_info(self._files, self.root) if is_there else None
+        with explained("open", self.root):
+            known = read_info(self._files, self.root) if is_there else None
         if known is None and place.store is None:
             why = f"there is no {DIRECTORY_FILE} in it" if is_there else "there is no such directory"
             raise NotFoundError(
@@ -321,7 +322,7 @@ class LogDirectory(DirectoryTasks):
         if not self._files.is_directory(source):
             return
         graveyard = self.root / _DELETED
-        self._files.make_directories(graveyard)
+        self._files.make_own_directory(graveyard)
         self._files.rename(source, self._grave(graveyard))
         self._files.sync_directory(source.parent)
         self._files.sync_directory(graveyard)
@@ -338,7 +339,7 @@ class LogDirectory(DirectoryTasks):
 
     def _finish_deletions(self) -> None:
         graveyard = self.root / _DELETED
-        if not self._files.is_directory(graveyard):
+        if not self._files.has_own_directory(graveyard):
             return
         try:
             self._files.remove_tree(graveyard)

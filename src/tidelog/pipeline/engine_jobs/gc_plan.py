@@ -56,7 +56,7 @@ def read_engine_plan(path: Path) -> EngineGcPlan:
     if not path.exists():
         raise NotFoundError("there is no plan", path=path, hint=hint)
     with explained("gc", path):
-        data = LocalFiles().read(path)
+        data = LocalFiles().read(path.resolve())
     try:
         plan = decode_document(_KIND, _VERSION, data, EngineGcPlan)
         _check(plan)

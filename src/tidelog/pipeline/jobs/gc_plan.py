@@ -103,7 +103,7 @@ def read_plan(path: Path) -> GcPlan:
     if not path.exists():
         raise NotFoundError("there is no plan", path=path, hint="Make one: `tidelog pipeline gc --plan FILE`")
     with explained("gc", path):
-        data = LocalFiles().read(path)
+        data = LocalFiles().read(path.resolve())
     try:
         plan = decode_document(_KIND, _VERSION, data, GcPlan)
         for one in plan.topics:

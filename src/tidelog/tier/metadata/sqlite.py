@@ -30,7 +30,7 @@ from tidelog.errors import (
     StoreUnavailableError,
     TidelogError,
 )
-from tidelog.files import LocalFiles, explained
+from tidelog.files import LocalFiles, explained, refuse_other_kinds
 from tidelog.tier.keys import check_key, check_prefix
 from tidelog.tier.metadata.store import Check, Delete, Entry, MetadataStore, Write, end_of, numeric_version
 
@@ -49,7 +49,7 @@ PRAGMA user_version = {FORMAT};
 
 
 class SqliteMetadataStore(MetadataStore):
-    """`path` and its directory are made when absent."""
+    """`path` and its directory are made when absent. The directory may be a link, the file may not."""
 
     supports_multi_key = True
     supports_leases = False
@@ -61,6 +61,8 @@ class SqliteMetadataStore(MetadataStore):
         self._is_closed = False
         with explained("open metadata", path):
             LocalFiles().make_directories(path.parent)
+            for suffix in ("", "-wal", "-shm", "-journal"):
+                refuse_other_kinds(path.with_name(path.name + suffix))
         self._session = _Session(path, busy_seconds)
         # SQLite syncs what is in the file; that the file has a name is ours to sync.
         LocalFiles().sync_directory(path.parent)
