@@ -14,6 +14,7 @@ from tidelog.engine.locks import LockStatistics
 from tidelog.engine.marks import Marks
 from tidelog.engine.results import ObjectInfo, Result, StoredObject
 from tidelog.engine.transaction import Transaction, Transactions
+from tidelog.engine.turn import Turn
 from tidelog.errors import InputError, NotFoundError
 
 
@@ -33,6 +34,7 @@ class FakeEngine:
         self.settles = settles
         self.batches: list[int] = []
         self.truncation_mark = 0
+        self.driving = Turn()
         self._results: dict[int, Result] = {}
 
     @property

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 import msgspec
@@ -20,9 +20,10 @@ from tidelog.engine.applying import BATCH_BYTES, BATCH_ENTRIES
 from tidelog.engine.engine import Engine
 from tidelog.engine.entry import Batch, CopyObject, CreateBucket, DeleteBucket, DeleteObject, Operation, PutObject
 from tidelog.engine.entry_codec import Carried
-from tidelog.engine.guard import Guarded, ListingRead, ObjectRead
+from tidelog.engine.guard import Guarded, ListingRead, NeverTrue, ObjectRead
 from tidelog.engine.orchestrator import (
     AsyncOrchestrator,
+    Driver,
     Orchestrator,
     apply_entries,
     decode_entry,
@@ -183,6 +184,68 @@ def test_another_log_is_noticed() -> None:
     with pytest.raises(InputError, match="another entry"):
         drive(engine, orchestrator, compares_last=True)
     assert engine.applied_seq == 11
+
+
+# Several drivers
+
+
+def test_what_another_driver_applies_meanwhile_is_not_rolled_back() -> None:
+    """A log that agrees up to where the engine stood agrees; the engine may stand further by the time it answers."""
+
+    class Busy(ForgetfulOrchestrator):
+        def agreed_seq(self, applied_seq: int) -> int:
+            if engine.applied_seq < 5:
+                engine.apply_many([(seq, self.log[seq]) for seq in range(applied_seq + 1, 6)])
+                engine.update_low_water_mark(5)
+            return super().agreed_seq(applied_seq)
+
+    engine, orchestrator = FakeEngine(), Busy(log_of(7))
+    assert drive(engine, orchestrator) == 7
+
+
+def test_a_driver_goes_on_where_another_one_has_rolled_back_to() -> None:
+    """It has given seqs that were thrown away since, and gives the new entries under the same seqs."""
+    engine, orchestrator = FakeEngine(), ForgetfulOrchestrator(log_of(7))
+    first, second, go_on = Driver(engine, orchestrator), Driver(engine, orchestrator), threading.Event()
+    first.catch_up(None, go_on)
+    orchestrator.agreed = 4
+    orchestrator.log.update({seq: PutObject("b", "new", b"%d" % seq) for seq in range(5, 9)})
+    second.catch_up(5, go_on)
+    assert engine.applied_seq == 5
+    orchestrator.agreed = 1 << 62
+    first.catch_up(None, go_on)
+    other = FakeEngine()
+    drive(other, ListOrchestrator(orchestrator.log))
+    assert engine.digest() == other.digest()
+
+
+def test_drivers_take_turns() -> None:
+    """While one reads the log nobody else does; one that is told to stop waits no longer; nobody waits for itself."""
+    engine, other_engine = FakeEngine(), FakeEngine()
+    reading, go_on, stop = threading.Event(), threading.Event(), threading.Event()
+
+    class Slow(ListOrchestrator):
+        def entries(self, after_seq: int, up_to: int | None = None) -> Iterator[tuple[int, Carried]]:
+            reading.set()
+            wait_until(go_on)
+            return super().entries(after_seq, up_to)
+
+    orchestrator, heard = ListOrchestrator(log_of(9)), list[int]()
+
+    def hear(result: Result) -> None:
+        heard.append(result.seq)
+        drive(engine, orchestrator)  # from within its own turn
+
+    slow = threading.Thread(target=drive, args=(engine, Slow(log_of(3))), kwargs={"on_result": hear})
+    slow.start()
+    wait_until(reading)
+    stop.set()
+    drive(engine, orchestrator, stop=stop)
+    assert orchestrator.asked == []
+    assert drive(other_engine, orchestrator) == 9  # turns are those of one engine
+    go_on.set()
+    slow.join(60)
+    assert (heard, engine.applied_seq) == ([1, 2, 3], 9)
 
 
 # Guarded entries
@@ -409,6 +472,32 @@ def test_a_task_drives_an_engine() -> None:
     assert engine.read("b", "new").seq == 296
 
 
+def test_tasks_take_turns() -> None:
+    """Two that drive one engine at once never read the log at the same time; a cancelled one leaves no turn behind."""
+
+    class Counting(AsyncListOrchestrator):
+        readers = most = 0
+
+        async def entries(self, after_seq: int, up_to: int | None = None) -> AsyncIterator[tuple[int, Carried]]:
+            self.readers += 1
+            self.most = max(self.most, self.readers)
+            async for pair in super().entries(after_seq, up_to):
+                yield pair
+            self.readers -= 1
+
+    engine, orchestrator = FakeEngine(), Counting(ForgetfulOrchestrator(log_of(20)))
+
+    async def play() -> None:
+        tasks = [asyncio.create_task(drive_async(engine, orchestrator)) for _ in range(4)]
+        await asyncio.sleep(0)
+        tasks[1].cancel()
+        assert await asyncio.gather(*tasks[:1], *tasks[2:]) == [20, 20, 20]
+        assert await drive_async(engine, orchestrator) == 20
+
+    asyncio.run(asyncio.wait_for(play(), 60))
+    assert (orchestrator.most, orchestrator.readers) == (1, 0)
+
+
 def test_orchestrators_are_known_by_their_methods() -> None:
     """No class has to be inherited from."""
     assert isinstance(ListOrchestrator(), Orchestrator)
@@ -428,7 +517,11 @@ OPERATIONS: st.SearchStrategy[Operation] = st.one_of(
 )
 BATCHES = st.builds(Batch, st.lists(OPERATIONS, min_size=1, max_size=4).map(tuple))
 SEQS = st.integers(0, (1 << 64) - 1)
-READS = st.one_of(st.builds(ObjectRead, NAMES, NAMES, SEQS), st.builds(ListingRead, NAMES, NAMES, st.binary()))
+READS = st.one_of(
+    st.builds(ObjectRead, NAMES, NAMES, SEQS),
+    st.builds(ListingRead, NAMES, NAMES, st.binary()),
+    st.builds(NeverTrue, NAMES),
+)
 CARRIED = st.one_of(OPERATIONS, BATCHES, st.builds(Guarded, BATCHES, st.lists(READS, max_size=3).map(tuple)))
 
 

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import random
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
+from tests.campaign import first_seed
 from tests.engine.bank_and_lists import PROGRAMS, Program, Proposed, Run, SharedLog, Wanted, check
 from tests.engine.engines import open_local
 from tests.engine.fake_engine import FakeEngine
@@ -16,7 +19,7 @@ from tests.engine.serializability import ListTransaction, anomalies
 
 from tidelog.engine.engine import Engine
 from tidelog.engine.entry import Batch, CreateBucket, PutObject
-from tidelog.engine.orchestrator import apply_entries
+from tidelog.engine.orchestrator import apply_entries, drive
 from tidelog.engine.results import ObjectInfo, StoredObject
 from tidelog.engine.settings import EngineSettings
 from tidelog.engine.transaction import Transaction
@@ -226,6 +229,81 @@ def check_tasks(directory: Path, seed: int, *, nodes: int, workers: int, transac
         kinds = check(tasks.log, tasks.runs, engines)
         assert kinds["committed"]
         assert all(engine.statistics().locks.owners == 0 for engine in engines)
+
+
+class Threads:
+    """Workers that all drive the engine of their node, as programs do: append to the log, then apply what is there."""
+
+    def __init__(self, seed: int, engines: list[Engine]) -> None:
+        self._seed = seed
+        self._engines = engines
+        self.log = SharedLog()
+        self.runs: list[Run] = []
+        self._failures: list[BaseException] = []
+
+    def play(self, workers: int, transactions: int) -> None:
+        """Ends when all are done and all nodes have everything."""
+        for engine in self._engines:
+            drive(engine, self.log, on_result=self.log.note)
+        working = [
+            threading.Thread(target=self._work, args=(number, transactions))
+            for number in range(workers * len(self._engines))
+        ]
+        for thread in working:
+            thread.start()
+        for thread in working:
+            thread.join(300)
+        assert self._failures == []
+        for engine in self._engines:
+            drive(engine, self.log, on_result=self.log.note)
+
+    def _work(self, number: int, transactions: int) -> None:
+        chooser = random.Random(f"{self._seed} works {number}")
+        engine = self._engines[number % len(self._engines)]
+        try:
+            for count in range(transactions):
+                run = Run(f"{number}.{count}")
+                self.runs.append(run)
+                with contextlib.suppress(ConflictError, RetryError):
+                    self._run(engine, run, chooser.choice(PROGRAMS), chooser)
+        except BaseException as error:  # noqa: BLE001 - a thread's failure is the test's
+            self._failures.append(error)
+
+    def _run(self, engine: Engine, run: Run, program: Program, chooser: random.Random) -> None:
+        run.began_at = engine.applied_seq
+        with engine.transaction() as tx:
+            for step in program(tx, run, chooser):
+                if isinstance(step, Wanted):
+                    tx.lock(step.bucket, step.key, exclusive=step.exclusive)
+                elif isinstance(step, Proposed):
+                    run.commit_seq = self.log.append(step.entry)
+                    if step.waits:
+                        drive(engine, self.log, on_result=self.log.note)
+
+
+def check_threads(directory: Path, seed: int, *, nodes: int, workers: int, transactions: int) -> None:
+    """Lets threads work, and checks what came of it."""
+    with ExitStack() as stack:
+        engines = [stack.enter_context(open_local(directory / f"{n}", settings=UNSYNCED)) for n in range(nodes)]
+        threads = Threads(seed, engines)
+        threads.play(workers, transactions)
+        kinds = check(threads.log, threads.runs, engines)
+        assert kinds["committed"]
+
+
+def test_threads_that_drive_one_engine_each_hear_the_same(tmp_path: Path) -> None:
+    """Whoever drives an engine together with others is never told that an entry was refused that was applied."""
+    check_threads(tmp_path, 1, nodes=2, workers=3, transactions=25)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("part", range(8))
+def test_many_schedules_are_serializable(tmp_path: Path, part: int) -> None:
+    """Tasks and threads, on one node and on several, with many seeds."""
+    for seed in range(first_seed() + part * 25, first_seed() + part * 25 + 25):
+        nodes, workers = 1 + seed % 3, 2 + seed % 5
+        check_tasks(tmp_path / f"{seed} tasks", seed, nodes=nodes, workers=workers, transactions=40)
+        check_threads(tmp_path / f"{seed} threads", seed, nodes=nodes, workers=workers, transactions=40)
 
 
 @pytest.mark.parametrize("seed", range(4))

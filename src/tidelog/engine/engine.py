@@ -39,6 +39,7 @@ from tidelog.engine.replayed import Replayed
 from tidelog.engine.results import Result
 from tidelog.engine.standing import Standing
 from tidelog.engine.transaction import DEFAULT_LOCK_TIMEOUT_SECONDS, Transaction, Transactions
+from tidelog.engine.turn import Turn
 from tidelog.engine.upkeep import ColdTier, Upkeep
 from tidelog.errors import DiskFullError, LogFailedError, TidelogError
 
@@ -74,6 +75,8 @@ class Engine(EngineStat, EngineTasks, GarbageCalls, CompactionCalls):
         )
         self.upkeep = Upkeep(core, cold, self._garbage, runs_in_background=runs_in_background)
         """What runs beside: checkpoints, and shipping where there is a store."""
+        self.driving = Turn()
+        """Whose turn it is to drive this engine: `drive` takes it."""
         self._compaction = Compaction(core, cold, check=standing.check, on_failure=standing.fail)
         if runs_in_background:
             self._compaction.start()

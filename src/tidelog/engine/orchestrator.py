@@ -17,6 +17,8 @@ and may offer more, each of them by having the method:
 
 Invariants of `drive`
 - Entries are applied in the order of the log, each once, and all of them before the low-water mark is moved over them.
+- Any number of threads and tasks may drive one engine; they take turns (`turn.py`). Each of them hears what became of
+  the entries that it gave, and all hear the same: the answer for a seq is the engine's, and is given once.
 - The engine's low-water mark is the orchestrator's, but never above what this engine has applied.
 - The orchestrator is told to truncate up to `engine.truncation_mark`, and that never goes back.
 - A log that lost its end is followed: the engine rolls back to `agreed_seq`, in the beginning and whenever it asks for
@@ -36,6 +38,7 @@ from typing import Final, Protocol, runtime_checkable
 from tidelog.engine.applying import Applying, apply_entries, batches
 from tidelog.engine.entry_codec import Carried, decode_entry, encode_entry
 from tidelog.engine.results import Result
+from tidelog.engine.turn import Turn
 from tidelog.errors import GapError, InputError
 
 __all__ = [
@@ -104,6 +107,9 @@ class Driven(Applying, Protocol):
     """What is asked of an engine."""
 
     @property
+    def driving(self) -> Turn: ...
+
+    @property
     def low_water_mark(self) -> int: ...
 
     @property
@@ -132,7 +138,7 @@ def drive(
     driver = Driver(engine, orchestrator, on_result)
     stop = stop or Event()
     if compares_last:
-        driver.compare_last()
+        driver.compare_last(stop)
     driver.catch_up(up_to, stop)
     while follow and not stop.is_set():
         driver.pause(stop)
@@ -167,19 +173,29 @@ class Driver:
         self._truncated_seq = 0
         self._told_at = time.monotonic()
 
-    def compare_last(self) -> None:
+    def compare_last(self, stop: Event) -> None:
         """Gives the engine its last entry again: the same does nothing, and another one is an error that names it."""
+        with self._engine.driving.taken(stop) as is_taken:
+            if is_taken:
+                self._compare_last()
+
+    def _compare_last(self) -> None:
         self._roll_back()
         applied = self._engine.applied_seq
         if applied:
             with contextlib.suppress(GapError):  # truncated, so it was in the store, and all replicas had it
                 self._apply(self._orchestrator.entries(applied - 1, applied))
 
-    def catch_up(self, up_to: int | None = None, stop: Event | None = None) -> None:
+    def catch_up(self, up_to: int | None, stop: Event) -> None:
         """Applies what is there now, and tells the marks."""
+        with self._engine.driving.taken(stop) as is_taken:
+            if is_taken:
+                self._catch_up(up_to, stop)
+
+    def _catch_up(self, up_to: int | None, stop: Event) -> None:
         self._roll_back()
-        for batch in batches(self._orchestrator.entries(self._seen_seq, up_to)):
-            if stop is not None and stop.is_set():
+        for batch in batches(self._orchestrator.entries(self._next_seq(), up_to)):
+            if stop.is_set():
                 break
             self._apply(batch)
             self._seen_seq = batch[-1][0]
@@ -203,10 +219,15 @@ class Driver:
         """Follows a log that lost its end."""
         if not isinstance(self._orchestrator, RollsBack):
             return
-        agreed = self._orchestrator.agreed_seq(self._engine.applied_seq)
-        if agreed < self._engine.applied_seq:
+        applied = self._engine.applied_seq  # it may grow meanwhile, by entries that nobody was asked about
+        agreed = self._orchestrator.agreed_seq(applied)
+        if agreed < applied:
             self._engine.rollback_to(agreed)
-            self._seen_seq = agreed
+
+    def _next_seq(self) -> int:
+        """Behind which entries are asked for: another driver may have rolled back what this one has given."""
+        self._seen_seq = min(self._seen_seq, self._engine.applied_seq)
+        return self._seen_seq
 
     def _tell_marks(self) -> None:
         engine, orchestrator = self._engine, self._orchestrator

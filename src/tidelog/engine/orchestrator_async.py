@@ -66,8 +66,13 @@ class _AsyncDriver:
         self._told_at = time.monotonic()
 
     async def catch_up(self, up_to: int | None) -> None:
+        async with self._engine.driving.taken_async():
+            await self._catch_up(up_to)
+
+    async def _catch_up(self, up_to: int | None) -> None:
         await self._roll_back()
         gathered = Gathered()
+        self._seen_seq = min(self._seen_seq, self._engine.applied_seq)  # others may have rolled back
         async for pair in self._orchestrator.entries(self._seen_seq, up_to):
             if gathered.add(pair):
                 await self._apply(gathered.take())
@@ -102,10 +107,10 @@ class _AsyncDriver:
     async def _roll_back(self) -> None:
         if not isinstance(self._orchestrator, _RollsBack):
             return
-        agreed = await self._orchestrator.agreed_seq(self._engine.applied_seq)
-        if agreed < self._engine.applied_seq:
+        applied = self._engine.applied_seq
+        agreed = await self._orchestrator.agreed_seq(applied)
+        if agreed < applied:
             await asyncio.to_thread(self._engine.rollback_to, agreed)
-            self._seen_seq = agreed
 
     async def _tell_marks(self) -> None:
         engine, orchestrator = self._engine, self._orchestrator
