@@ -61,7 +61,8 @@ from tidelog.topics.producer import Producer
 from tidelog.topics.storage import LogDirectory
 from tidelog.topics.subscription_consumer import Consumer
 from tidelog.topics.topic import Topic
-from tidelog.wiring import open, open_async
+from tidelog.wiring import open as open
+from tidelog.wiring import open_async
 
 if TYPE_CHECKING:
     from tidelog.engine.engine import Engine
@@ -75,6 +76,7 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 
+# Without `open`: `from tidelog import *` must not put it in the place of Python's own.
 __all__ = [
     "AccessDeniedError",
     "BackpressureError",
@@ -127,7 +129,6 @@ __all__ = [
     "VersionInfo",
     "__version__",
     "drive",
-    "open",
     "open_async",
     "open_engine",
     "open_engine_async",
@@ -160,3 +161,8 @@ def __getattr__(name: str) -> object:
     found: object = getattr(importlib.import_module(_MODULE_OF[name]), name)
     globals()[name] = found
     return found
+
+
+def __dir__() -> list[str]:
+    """The public names, and nothing else."""
+    return sorted([*__all__, "open"])

@@ -18,7 +18,7 @@ from tidelog.engine.restore import OnProgress, Restore, RestoreReport
 from tidelog.engine.restore_marker import refuse_half_restored
 from tidelog.engine.shipped_log import shipped_pieces_of
 from tidelog.engine.shipping import Shipping
-from tidelog.errors import ConfigError, RetryError
+from tidelog.errors import ConfigError, NotFoundError, RetryError
 from tidelog.files import Files, LocalFiles
 from tidelog.tier.catalog import Catalog
 from tidelog.tier.keys import EngineKeys
@@ -33,9 +33,10 @@ def open_engine(
     store: str | None = None,
     orchestrator: Orchestrator | None = None,
     config: str | os.PathLike[str] | None = None,
+    create: bool = True,
     **settings: object,
 ) -> Engine:
-    """Opens an engine, made when absent, and returns it; close it, or use it in a `with` statement.
+    """Opens an engine, made when absent (unless `create=False`), and returns it; use it in a `with` statement.
 
     With a `store` (s3://bucket/prefix, gs://, az://, file:///path) what is at or below the low-water mark goes there,
     and the directory remembers it. With an `orchestrator` the engine applies what that has and it has not, before it is
@@ -45,6 +46,8 @@ def open_engine(
     if orchestrator is not None:
         check_orchestrator(orchestrator)
     loaded = _loaded(dir, store, config, settings)
+    if not create:
+        _require_engine(_directory(loaded))
     engine = open_engine_at(_directory(loaded), loaded)
     return _caught_up(engine, orchestrator)
 
@@ -55,11 +58,12 @@ async def open_engine_async(
     store: str | None = None,
     orchestrator: Orchestrator | None = None,
     config: str | os.PathLike[str] | None = None,
+    create: bool = True,
     **settings: object,
 ) -> Engine:
     """As `open_engine`, in a worker thread. If the task is cancelled meanwhile, what it opens is closed."""
     return await opened_in_thread(
-        lambda: open_engine(dir, store=store, orchestrator=orchestrator, config=config, **settings)
+        lambda: open_engine(dir, store=store, orchestrator=orchestrator, config=config, create=create, **settings)
     )
 
 
@@ -100,6 +104,14 @@ async def restore_engine_async(
             dir, store=store, orchestrator=orchestrator, config=config, on_progress=on_progress, **settings
         )
     )
+
+
+def _require_engine(directory: Path) -> None:
+    if not LocalFiles().exists(directory / WAL):
+        raise NotFoundError(
+            f"there is no engine in {directory}",
+            hint="Check the path, open it without create=False, or get it back from its store with restore_engine",
+        )
 
 
 def open_engine_at(

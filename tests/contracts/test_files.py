@@ -1,4 +1,4 @@
-"""One suite for everything that calls itself a file system: the real one and the one that crashes on demand."""
+"""One suite for everything that calls itself a file system: real, failing on demand, in memory."""
 
 from __future__ import annotations
 
@@ -9,12 +9,15 @@ import pytest
 
 from tidelog.errors import LockedError
 from tidelog.files import File, Files, LocalFiles
+from tidelog.memory_files import MemoryFiles
 from tidelog.testing import FaultyFiles
 
+KINDS: dict[str, type[Files]] = {"local": LocalFiles, "faulty": FaultyFiles, "memory": MemoryFiles}
 
-@pytest.fixture(params=["local", "faulty"])
+
+@pytest.fixture(params=KINDS)
 def files(request: pytest.FixtureRequest) -> Files:
-    return LocalFiles() if request.param == "local" else FaultyFiles()
+    return KINDS[request.param]()
 
 
 @pytest.fixture

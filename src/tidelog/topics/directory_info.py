@@ -32,7 +32,7 @@ METADATA_FILE = "metadata.db"
 INSIDE = "sqlite"
 """The metadata is an SQLite file in the directory itself."""
 _FORMAT = 1
-_MEMORY = "memory://"
+MEMORY = "memory://"
 
 
 class Place(NamedTuple):
@@ -112,7 +112,7 @@ def remember(files: Files, root: Path, info: DirectoryInfo) -> None:
 
 def _lasting(info: DirectoryInfo) -> DirectoryInfo:
     """What is in memory only is not remembered."""
-    return msgspec.structs.replace(info, store=None, metadata=None) if info.store == _MEMORY else info
+    return msgspec.structs.replace(info, store=None, metadata=None) if info.store == MEMORY else info
 
 
 def settle_place(root: Path, known: Place, named: Place) -> Place:
@@ -122,7 +122,7 @@ def settle_place(root: Path, known: Place, named: Place) -> Place:
         raise ConfigError("metadata is named without a store", hint='Name both: store="s3://bucket/prefix"')
     metadata = _one_of(root, "metadata", known.metadata, named.metadata)
     if store is not None and metadata is None:
-        metadata = _MEMORY if store == _MEMORY else INSIDE
+        metadata = MEMORY if store == MEMORY else INSIDE
     return Place(store, metadata)
 
 

@@ -26,8 +26,10 @@ from tidelog.errors import ClosedError, FencedError, InputError, NotFoundError, 
 from tidelog.files import Files, LocalFiles, explained
 from tidelog.files import Lock as FileLock
 from tidelog.log import LogSettings, stopping
+from tidelog.memory_files import MemoryFiles
 from tidelog.tier.background import Background
 from tidelog.tier.keys import TopicKeys
+from tidelog.tier.metadata.memory import MemoryMetadataStore
 from tidelog.tier.metadata.sqlite import SqliteMetadataStore
 from tidelog.tier.metadata.store import MetadataStore
 from tidelog.tier.tier import Tier
@@ -232,7 +234,8 @@ class LogDirectory(DirectoryTasks):
             self._check_open()
             path = self.root / METADATA_FILE
             if self._local_metadata is None and (make or path.exists()):
-                self._local_metadata = SqliteMetadataStore(path)
+                in_memory = isinstance(self._files, MemoryFiles)
+                self._local_metadata = MemoryMetadataStore() if in_memory else SqliteMetadataStore(path)
             return self._local_metadata
 
     def has_topic(self, name: str) -> bool:

@@ -197,9 +197,9 @@ class Topic(TopicTasks):
     def seal(self) -> None:
         """Hands the topic over: everything is shipped, where to go on is written down, and it is closed here.
 
-        Another node that opens it goes on without a gap. Without a store it is flushed and closed.
+        Another node that opens it goes on without a gap. Without a store there is no other node: NotSupportedError.
         """
-        _ = self._log
+        self._with_store("seal")
         assert self._seal is not None, "whoever opens a topic for writing can seal it"
         self._seal(self)
 
@@ -234,12 +234,9 @@ class Topic(TopicTasks):
     def seal_storage(self) -> None:
         """Seals and closes what is below the topic."""
         self.close_subscriptions()
-        if self._tiered is not None:
-            if self._producers is not None:
-                self._producers.before_seal()
-            self._tiered.seal()
-        else:
-            self.close_storage()
+        if self._producers is not None:
+            self._producers.before_seal()
+        self._with_store("seal").seal()
 
     def close_storage(self) -> None:
         """Flushes and closes what is below the topic."""
