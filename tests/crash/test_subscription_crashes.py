@@ -229,6 +229,38 @@ def check_after_move(world: World, history: History) -> None:
 
 
 @pytest.mark.parametrize("multi_key", [True, False])
+def test_positions_survive_a_crash_of_an_owner_that_accepts_nothing(multi_key: bool) -> None:
+    """Another node opens the topic and closes it, cut anywhere: nothing open is lost, and once it has given the topic
+    back, nothing that was stored as acknowledged comes again where the messages are."""
+    before, past = World(multi_key=multi_key, clock=ManualClock()), History()
+    with closing(open_node(before, "a", tier_settings())) as log:
+        work(log, Book(past))
+    Book(past).note("stored")
+
+    def workload(world: World, history: History) -> None:
+        book = Book(history)
+        for what, value in Book(past)._events():
+            book.note(what, value)
+        with closing(open_node(world, "b", tier_settings())) as log:
+            book.ack(subscribed(log.topic(NAME)), 1)
+        book.note("stored")
+        book.note("gave back")
+
+    def check_both(world: World, history: History) -> None:
+        has_given_back = ("gave back", None) in Book(history)._events()
+        check_node(world.after_crash("keep"), "a", Book(history), has_tail=has_given_back)
+        check_node(world.after_crash("keep"), "b", Book(history), has_tail=False)
+
+    summary = cut_world_everywhere(
+        workload,
+        check_both,
+        CrashPlan(every=3, policies=("lose", "keep"), grace_seconds=0.5),
+        start=lambda crash_at: before.after_crash("keep", crash_at=crash_at),
+    )
+    assert summary.cut_points > 8
+
+
+@pytest.mark.parametrize("multi_key", [True, False])
 def test_a_deleted_topic_takes_its_subscriptions_and_settings_with_it(multi_key: bool) -> None:
     """Cut anywhere in the deletion, all of a topic is there or nothing: no messages without their subscriptions, and
     none of the old settings in the topic that is made in its place."""

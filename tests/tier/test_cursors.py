@@ -129,3 +129,88 @@ def test_a_deleted_subscription_can_be_made_again(tmp_path: Path, metadata: str)
     log.delete_topic("shop/orders")
     assert log.topics() == []
     log.close()
+
+
+# Owners that accept nothing
+
+
+def left_by_the_first(path: Path, metadata: str) -> None:
+    """Thirty messages, the first twenty shipped; the subscription has acknowledged, rejected and given up some."""
+    log, topic = opened(path, "a", metadata)
+    topic.append_many([b"%d" % number for number in range(20)], sync=True)
+    topic.ship()
+    topic.append_many([b"%d" % number for number in range(20, 30)], sync=True)
+    sub = topic.subscribe("billing", "shared", max_deliveries=3, redelivery_backoff_seconds=0)
+    taken = sub.receive_many(28, timeout=1)
+    sub.ack_many([*taken[:5], *taken[6:25]])
+    for _ in range(3):
+        sub.nack(25)
+        sub.receive_many(1, timeout=0)
+    sub._subscription.bury()
+    sub.nack(26)
+    log.close()
+
+
+def left_for(path: Path, node: str, metadata: str) -> list[tuple[int, int]]:
+    """What comes there: offsets with their delivery counts."""
+    log, topic = opened(path, node, metadata)
+    sub = topic.subscribe("billing", "shared", max_deliveries=3, redelivery_backoff_seconds=0)
+    found = []
+    while messages := sub.receive_many(100, timeout=0):
+        found += [(message.offset, message.delivery_count) for message in messages]
+    log.close()
+    return found
+
+
+@pytest.mark.parametrize("metadata", METADATA)
+def test_an_owner_that_accepts_nothing_sets_no_subscription_back(tmp_path: Path, metadata: str) -> None:
+    """A node that opens and closes a topic gives back what the owner before has on its disk, and its acknowledgements:
+    none of those messages comes again, their delivery counts stay, and no second dead letter is written."""
+    left_by_the_first(tmp_path, metadata)
+    for node in ("b", "c"):
+        log, topic = opened(tmp_path, node, metadata)
+        assert cursor_of(topic).acked == ((6, 20),)
+        log.close()
+    assert left_for(tmp_path, "a", metadata) == [(5, 1), (26, 2), (27, 1), (28, 1), (29, 1)]
+    log, _ = opened(tmp_path, "a", metadata)
+    assert [letter.value for letter in log.topic("shop/orders.billing.dlq").read()] == [b"25"]
+    log.close()
+
+
+@pytest.mark.parametrize("metadata", METADATA)
+def test_what_an_owner_acknowledges_that_accepts_nothing_stays_too(tmp_path: Path, metadata: str) -> None:
+    """It gets what the store has, and both are joined when it closes."""
+    left_by_the_first(tmp_path, metadata)
+    log, topic = opened(tmp_path, "b", metadata)
+    with topic.subscribe("billing", "shared") as sub:
+        (message,) = sub.receive_many(100, timeout=1)
+        sub.ack(message)
+    assert cursor_of(topic).offset == 20
+    log.close()
+    assert left_for(tmp_path, "a", metadata) == [(26, 2), (27, 1), (28, 1), (29, 1)]
+
+
+@pytest.mark.parametrize("metadata", METADATA)
+@pytest.mark.parametrize("change", ["seek", "delete"])
+def test_a_subscription_that_was_moved_back_stays_there(tmp_path: Path, metadata: str, change: str) -> None:
+    """An owner that accepts nothing may still go back: then everything comes again."""
+    left_by_the_first(tmp_path, metadata)
+    log, topic = opened(tmp_path, "b", metadata)
+    with topic.subscribe("billing", "shared") as sub:
+        if change == "seek":
+            sub.seek(3)
+        else:
+            sub.unsubscribe()
+            topic.subscribe("billing", "shared", start=3).close()
+    log.close()
+    assert [offset for offset, _ in left_for(tmp_path, "a", metadata)] == list(range(3, 30))
+
+
+@pytest.mark.parametrize("metadata", METADATA)
+def test_an_owner_that_accepts_messages_hands_them_out(tmp_path: Path, metadata: str) -> None:
+    """They have the offsets of messages that were acknowledged at the owner before, and are others."""
+    left_by_the_first(tmp_path, metadata)
+    log, topic = opened(tmp_path, "b", metadata)
+    topic.append_many([b"new"] * 8, sync=True)
+    log.close()
+    assert left_for(tmp_path, "b", metadata) == [(5, 1), *((offset, 1) for offset in range(20, 28))]

@@ -9,6 +9,7 @@ Invariants
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Iterable
 from functools import partial
 from typing import TypeVar
@@ -16,7 +17,7 @@ from typing import TypeVar
 import msgspec
 
 from tidelog.clock import Clock
-from tidelog.errors import ConflictError, DataError, InputError, offsets_text
+from tidelog.errors import ConflictError, DataError, InputError, StoreUnavailableError, offsets_text
 from tidelog.tier import owner as documents
 from tidelog.tier.catalog import Catalog, Found
 from tidelog.tier.descriptor import Descriptor, Reservation, encode_descriptor
@@ -37,6 +38,9 @@ class OwnedCatalog:
         self.catalog: Catalog = ownership.catalog
         self._keys = ownership.catalog.keys
         self._clock = clock
+        self._clipped_at = 0
+        # As they were before they were clipped.
+        self._unclipped: dict[str, Cursor] = {}
 
     @property
     def epoch(self) -> int:
@@ -230,8 +234,10 @@ class OwnedCatalog:
     def clip_cursors(self, next_offset: int) -> None:
         """Before anything is accepted: what an earlier owner had accepted and nobody else has seen is not the topic's.
 
-        A cursor that is beyond the end would pass over the messages that get those offsets now.
+        A cursor that is beyond the end would pass over the messages that get those offsets now. If none does in the
+        end, `give_back` restores what was cut off.
         """
+        self._clipped_at = next_offset
         for name in self.catalog.subscriptions():
             self._retried(partial(self._clip_cursor, name, next_offset))
 
@@ -239,6 +245,23 @@ class OwnedCatalog:
         found = self.catalog.cursor(name)
         if found is not None and (clipped := found[0].clipped(next_offset)) != found[0]:
             self._put_cursor(name, clipped, found[1])
+            self._unclipped[name] = found[0]
+
+    def give_back(self) -> None:
+        """Nothing was accepted under this claim: what the owner before has on its disk is the end of the topic again,
+        and so are the acknowledgements of that.
+
+        Cursors first: after a crash in between they are clipped by the next owner, as they were by this one.
+        """
+        for name, original in self._unclipped.items():
+            with contextlib.suppress(ConflictError, StoreUnavailableError):  # messages come again
+                self._retried(partial(self._restore_cursor, name, original))
+        self.ownership.give_back_lineage()
+
+    def _restore_cursor(self, name: str, original: Cursor) -> None:
+        found = self.catalog.cursor(name)
+        if found is not None and (restored := found[0].restored(original, self._clipped_at)) != found[0]:
+            self._put_cursor(name, restored, found[1])
 
     def _put_cursor(self, name: str, cursor: Cursor, version: str | None) -> None:
         own = msgspec.structs.replace(cursor, epoch=self.epoch, moved_us=self._clock.now_us())

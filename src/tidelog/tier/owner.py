@@ -79,6 +79,41 @@ class Cursor(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
             failures=tuple((offset, count) for offset, count in self.failures if offset < limit),
         )
 
+    def restored(self, original: Cursor, limit: int) -> Cursor:
+        """This cursor was `original` before it was clipped: the same with what was cut off, as if it had stayed there.
+
+        One that was moved back since, or deleted and made again, stays as it is: somebody wants all of it again.
+        """
+        clipped = original.clipped(limit)
+        if self.created_us != original.created_us or not self._covers(clipped):
+            return self
+        cut_off = [(max(start, limit), stop) for start, stop in original._ranges if stop > limit]
+        (_, offset), *acked = _joined([*self._ranges, *cut_off])
+        lost_failures = tuple(one for one in original.failures if one not in clipped.failures)
+        return msgspec.structs.replace(
+            self, offset=offset, acked=tuple(acked), failures=(*self.failures, *lost_failures)
+        )
+
+    @property
+    def _ranges(self) -> list[tuple[int, int]]:
+        return [(0, self.offset), *self.acked]
+
+    def _covers(self, other: Cursor) -> bool:
+        return all(
+            any(first <= start and stop <= last for first, last in self._ranges) for start, stop in other._ranges
+        )
+
+
+def _joined(ranges: list[tuple[int, int]]) -> list[tuple[int, int]]:
+    """Ranges in order; those that touch are one."""
+    joined = ranges[:1]
+    for start, stop in ranges[1:]:
+        if start <= joined[-1][1]:
+            joined[-1] = (joined[-1][0], max(stop, joined[-1][1]))
+        else:
+            joined.append((start, stop))
+    return joined
+
 
 class EpochFloor(msgspec.Struct, frozen=True, kw_only=True):
     """The highest epoch of a deleted topic: no epoch is used twice, so no name of an object is."""

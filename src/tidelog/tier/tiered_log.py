@@ -306,6 +306,6 @@ class TieredLog(JoinedLog):
         it that are to be taken in again by now."""
         has_appended = self.log.next_offset != self._first_own_offset or self.intake.has_moved_places
         if self._fenced is None and not has_appended and not self.log.file_spans():
-            give_back = self.owned.ownership.give_back_lineage
+            give_back = self.owned.give_back
             with contextlib.suppress(TidelogError):
                 give_back() if self._background is None else self._background.attempt(give_back)
