@@ -2,19 +2,26 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import random
 import threading
+from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
+from typing import Any
+from unittest.mock import patch
 
 import pytest
 from tests.engine.engines import RandomEntries, assert_same, copy_alive, is_missing, open_local
 from tests.engine.model import Model, batch
 
 import tidelog
-from tidelog.engine.entry import CreateBucket, Entry, PutObject
-from tidelog.engine.results import Result
-from tidelog.errors import InputError
+from tidelog.engine.engine import Engine
+from tidelog.engine.entry import Batch, CreateBucket, Entry, PutObject
+from tidelog.engine.results import ObjectInfo, Result
+from tidelog.engine.retention import Pin
+from tidelog.engine.versions import LISTED_ROWS
+from tidelog.errors import ConflictError, InputError
 
 
 @pytest.mark.parametrize("seed", range(10))
@@ -44,6 +51,129 @@ def test_many_rollbacks_leave_what_the_model_says(tmp_path: Path, seed: int) -> 
     assert_same(engine, model, chance.sample(sorted(model.states), min(8, len(model.states))))
     engine._core.tree.check()
     engine.close()
+
+
+# Whoever reads meanwhile
+
+MANY = 2 * LISTED_ROWS
+
+
+def filled(directory: Path, data: bytes = b"old") -> Engine:
+    """Objects of two seqs: the bucket is below the low-water mark, what is in it above."""
+    engine = open_local(directory)
+    engine.apply(1, CreateBucket("b"))
+    engine.update_low_water_mark(1)
+    engine.apply(2, Batch([PutObject("b", f"{number:04}", data) for number in range(MANY)]))
+    return engine
+
+
+def replace_end(engine: Engine, data: bytes = b"of the new end") -> None:
+    """The orchestrator's log loses its end, and gets another one under the same seq."""
+    engine.rollback_to(1)
+    engine.apply(2, Batch([PutObject("b", f"{number:04}", data) for number in range(MANY)]))
+
+
+def test_a_listing_that_a_rollback_cuts_across_ends_with_an_error(tmp_path: Path) -> None:
+    """It had the first objects of the old state and the others of the new one."""
+    with filled(tmp_path / "e") as engine:
+        listing, small = engine.list_objects("b"), engine.list_objects("b", "000")
+        sizes = {next(listing).size, next(small).size}
+        replace_end(engine)
+        for found in (listing, small):
+            with pytest.raises(ConflictError, match="that seq means another state"):
+                sizes |= {item.size for item in found}
+        assert sizes == {len(b"old")}
+        assert {item.size for item in engine.list_objects("b")} == {len(b"of the new end")}
+        below = engine.list_objects("b", seq=1)
+        engine.rollback_to(1)
+        assert list(below) == []  # at or below the target nothing changes
+
+
+def test_a_listing_in_a_loop_ends_with_an_error(tmp_path: Path) -> None:
+    """The same for tasks, which read some objects at a time."""
+
+    async def rest_of(listing: AsyncIterator[ObjectInfo]) -> None:
+        async for item in listing:
+            assert item.size == len(b"old")
+
+    async def play() -> None:
+        with filled(tmp_path / "e") as engine:
+            listing = engine.list_objects_async("b")
+            await anext(listing)
+            replace_end(engine)
+            with pytest.raises(ConflictError):
+                await rest_of(listing)
+
+    with patch("tidelog.engine.engine_tasks._LISTED_AT_ONCE", 10):
+        asyncio.run(play())
+
+
+def pinned(engine: Engine, read: Callable[[int], object]) -> None:
+    """A block with a pin of the newest state, while the end of the log is replaced."""
+    with engine.pin() as seq:
+        before = engine.digest(seq)
+        replace_end(engine, before.encode())
+        assert engine.digest(seq) != before
+        read(seq)
+
+
+def test_a_pin_that_a_rollback_cuts_across_ends_with_an_error(tmp_path: Path) -> None:
+    """The digest at a pinned seq became another one. What is not found because of it is told so; other errors stay."""
+    with filled(tmp_path / "e") as engine:
+        with pytest.raises(ConflictError):
+            pinned(engine, lambda seq: None)
+        with pytest.raises(ConflictError):
+            pinned(engine, lambda seq: engine.read("b", "nothing", seq))
+        with pytest.raises(ZeroDivisionError):
+            pinned(engine, lambda seq: 1 // 0)
+        engine.rollback_to(1)
+        pin = engine.pin()
+        with pin as seq:
+            engine.apply(2, CreateBucket("c"))
+            engine.rollback_to(1)
+            pin.check()
+            assert seq == 1
+
+
+@pytest.mark.parametrize("is_given", [True, False])
+def test_a_pin_is_of_a_state_that_was_there_when_it_was_taken(tmp_path: Path, is_given: bool) -> None:
+    """The end is rolled back between the look at the applied seq and the pin."""
+    with filled(tmp_path / "e") as engine:
+        history = engine._core.history
+        taken = history.pin
+
+        def late(seq: int) -> Pin:
+            history.pin = taken  # type: ignore[method-assign]
+            engine.rollback_to(1)
+            return taken(seq)
+
+        history.pin = late  # type: ignore[method-assign]
+        if is_given:
+            with pytest.raises(InputError, match="not applied yet"):
+                engine.pin(2)
+        else:
+            with engine.pin() as seq:
+                assert seq == 1
+        assert history.pins == 0
+
+
+@pytest.mark.parametrize(
+    ("look", "step"), [(Engine.digest, "objects"), (lambda engine: engine.versions("b", "0000"), "history")]
+)
+def test_a_look_that_a_rollback_cuts_across_gives_nothing(
+    tmp_path: Path, look: Callable[[Engine], object], step: str
+) -> None:
+    """Neither a digest nor a history of an object is of two states."""
+    with filled(tmp_path / "e") as engine:
+        take = getattr(engine._versions, step)
+
+        def taken(*args: Any, **options: Any) -> Iterator[Any]:
+            yield from take(*args, **options)
+            replace_end(engine)
+
+        with patch.object(engine._versions, step, taken), pytest.raises(ConflictError):
+            look(engine)
+        look(engine)
 
 
 def test_a_seq_that_was_rolled_back_is_free_again(tmp_path: Path) -> None:

@@ -171,6 +171,7 @@ class Engine(EngineStat, EngineTasks, GarbageCalls, CompactionCalls):
             if seq >= self._marks.accepted_seq:
                 return
             self._marks.rolled_back(seq)
+            self._history.rolled_back(seq)
             try:
                 self._core.roll_back(seq)
             except DiskFullError as error:

@@ -5,7 +5,8 @@
 Invariants
 - Readers take no lock and never wait for whoever applies: a seq that was applied means one state for ever.
 - What retention has removed is told as such, and never as something that was not there.
-- What takes long (a listing, a digest) pins its seq, so that retention leaves its state alone.
+- What takes long (a listing, a digest) pins its seq, so that retention leaves its state alone. If that state is rolled
+  back meanwhile, it ends with ConflictError: nobody gets a mixture of two.
 """
 
 from __future__ import annotations
@@ -122,12 +123,14 @@ class EngineReading:
             raise InputError(f"a limit of {limit!r} objects is none", hint="Give a whole number from 1 on, or None")
         pin = self.pin(seq)
         if self._buckets.created(bucket, pin.seq) is None:
+            pin.check()
             raise self._no_bucket(bucket, pin.seq)
         return islice(chain.from_iterable(self._listed(pin, bucket, prefix, start_after)), limit)
 
     def _listed(self, pin: Pin, bucket: str, prefix: str, start_after: str | None) -> Iterator[Iterator[ObjectInfo]]:
         with pin as seq:
             for rows in self._versions.objects(bucket, prefix, seq, after=start_after):
+                pin.check()
                 yield starmap(ObjectInfo, rows)
 
     def has_bucket(self, bucket: str, seq: int | None = None) -> bool:
@@ -151,11 +154,11 @@ class EngineReading:
     def versions(self, bucket: str, key: str) -> list[VersionInfo]:
         """All versions of an object that are kept, newest first, deletions included."""
         check_names(bucket, key)
-        at = self._checked_read_seq(self._marks.applied_seq)
-        found = [
-            VersionInfo(version.seq, version.cell.size, version.cell.is_tombstone, self._tier_of(version.cell))
-            for version in self._versions.history(bucket, key, at)
-        ]
+        with self.pin() as at:
+            found = [
+                VersionInfo(version.seq, version.cell.size, version.cell.is_tombstone, self._tier_of(version.cell))
+                for version in self._versions.history(bucket, key, at)
+            ]
         if not found:
             raise self._not_found(bucket, key, at)
         return found
@@ -173,14 +176,21 @@ class EngineReading:
         return digest.text()
 
     def pin(self, seq: int | None = None) -> Pin:
-        """Keeps every state from a seq on readable until the end of the `with` block, for long reads of one state."""
+        """Keeps every state from a seq on readable until the end of the `with` block, for long reads of one state.
+
+        A state above the low-water mark may be rolled back meanwhile; then the block ends with ConflictError.
+        """
         while True:
             at = self._checked_seq(self._marks.applied_seq if seq is None else seq)
             try:
-                return self._history.pin(at)
+                pin = self._history.pin(at)
             except NotFoundError:
                 if seq is not None:
                     raise
+                continue
+            if at <= self._marks.applied_seq:
+                return pin  # any rollback from here on ends it
+            pin.release()
 
     def _tier_of(self, cell: Cell) -> Tier | None:
         if cell.is_tombstone:

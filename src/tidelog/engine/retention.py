@@ -8,6 +8,8 @@ Invariants
 - It never passes the low-water mark (a rollback may need what is above), nor the high-water mark where there is a store
   (what a restore begins with is a state of that), nor the seq of a pin or of an open transaction.
 - A pin is taken and the start is moved in one step each: who holds a pin reads its state to the end.
+- A rollback makes other states of the seqs above its target. Pins there are ended before anything is changed: whoever
+  asks its pin after each look, and is told nothing, has seen the state that it pinned.
 """
 
 from __future__ import annotations
@@ -19,7 +21,7 @@ from typing import NamedTuple, Protocol
 
 from tidelog.engine.marks import Marks
 from tidelog.engine.settings import EngineSettings
-from tidelog.errors import NotFoundError
+from tidelog.errors import ConflictError, InputError, NotFoundError
 
 MICROSECONDS = 1_000_000
 
@@ -31,14 +33,27 @@ class HoldsStart(Protocol):
 
 
 class Pin:
-    """Keeps the states from a seq on readable until it is released; a context manager. One that is dropped is too."""
+    """Keeps the states from a seq on readable until it is released; a context manager. One that is dropped is too.
 
-    __slots__ = ("_history", "_is_held", "seq")
+    A state above the low-water mark may be rolled back meanwhile: then `check` and the end of the `with` block raise
+    ConflictError.
+    """
+
+    __slots__ = ("_history", "_is_held", "_rollbacks", "seq")
 
     def __init__(self, history: History, seq: int) -> None:
         self._history = history
         self._is_held = True
+        self._rollbacks = history.rollbacks
         self.seq = seq
+
+    def check(self) -> None:
+        """What was read so far is the state that was pinned; ConflictError when it may be another one."""
+        if self._is_rolled_back():
+            raise rolled_back(self.seq)
+
+    def _is_rolled_back(self) -> bool:
+        return self._history.was_rolled_back(self.seq, self._rollbacks)
 
     def release(self) -> None:
         """Nobody reads there any more, as far as this one is concerned. Twice is fine."""
@@ -53,6 +68,9 @@ class Pin:
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         self.release()
+        # What was not found, or not applied, is so because of the rollback.
+        if (error is None or isinstance(error, InputError)) and self._is_rolled_back():
+            raise rolled_back(self.seq) from error
 
     def __del__(self) -> None:
         self.release()
@@ -67,6 +85,7 @@ class History:
         # A pin may be released by the garbage collector in the middle of anything, so nothing is called under it.
         self._mutex = Lock()
         self._dropped: list[int] = []
+        self._targets: list[int] = []
 
     @property
     def start_seq(self) -> int:
@@ -87,6 +106,19 @@ class History:
                 self._pins[seq] = self._pins.get(seq, 0) + 1
                 return Pin(self, seq)
         raise forgotten(self.start_seq)
+
+    @property
+    def rollbacks(self) -> int:
+        """How many there were since the engine was opened."""
+        return len(self._targets)
+
+    def rolled_back(self, seq: int) -> None:
+        """States above a seq are about to be taken back: the applied seq is lowered, and nothing else has changed."""
+        self._targets.append(seq)
+
+    def was_rolled_back(self, seq: int, rollbacks: int) -> bool:
+        """Whether a state was taken back since there were so many rollbacks."""
+        return any(target < seq for target in self._targets[rollbacks:])
 
     def unpin(self, seq: int) -> None:
         """A pin is no more. Takes no lock: it may be called while this very thread holds it."""
@@ -123,6 +155,15 @@ def forgotten(start_seq: int) -> NotFoundError:
     """What whoever asks for a state is told that is no longer kept."""
     return NotFoundError(
         f"states before seq {start_seq} are no longer kept", operation="read", hint=f"Read at {start_seq} or later"
+    )
+
+
+def rolled_back(seq: int) -> ConflictError:
+    """What whoever reads a state is told that a rollback took away."""
+    return ConflictError(
+        f"the log's end was rolled back while the state of seq {seq} was read: that seq means another state now",
+        operation="read",
+        hint="Read it once more; what is at or below the low-water mark is never rolled back",
     )
 
 
