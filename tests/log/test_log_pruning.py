@@ -181,8 +181,8 @@ def test_a_removal_that_failed_is_made_before_the_next_one(files: FaultyFiles, o
         assert set(wal_names(files)) <= set(names[1:])
         before = len(files.calls)
         log.remove_below(20)
-        first_calls = [call.operation for call in files.calls[before:]][:2]
-        assert first_calls == ["remove", "sync_directory"]
+        first_calls = [call.operation for call in files.calls[before:]][:4]
+        assert first_calls == ["rename", "sync_directory", "remove", "sync_directory"]
         assert wal_names(files) == names[-1:]
     with contextlib.closing(open_log(files)) as log:
         assert log.next_offset == 20
@@ -214,14 +214,14 @@ def test_a_file_that_is_gone_already_is_no_error(files: FaultyFiles) -> None:
 
 
 def test_each_removal_is_durable_before_the_next(files: FaultyFiles) -> None:
-    """Between two removals the directory is synced."""
+    """Between two removals the directory is synced, and before the first where the log begins from then on."""
     with contextlib.closing(open_log(files)) as log:
         fill(log, 20)
         before = len(files.calls)
         log.remove_below(20)
         operations = [call.operation for call in files.calls[before:]]
     assert operations.count("remove") > 3
-    assert operations == ["remove", "sync_directory"] * operations.count("remove")
+    assert operations == ["rename", "sync_directory", *["remove", "sync_directory"] * operations.count("remove")]
 
 
 def test_two_who_prune_at_once_leave_no_hole(files: FaultyFiles) -> None:

@@ -304,7 +304,7 @@ class Damage(NamedTuple):
 
 @st.composite
 def damages(draw: st.DrawFn, *, checkpoint: bool) -> Damage:
-    names = sorted(closed_log() if checkpoint else without_checkpoint())
+    names = sorted(name for name, data in (closed_log() if checkpoint else without_checkpoint()).items() if data)
     name = draw(st.sampled_from(names))
     return Damage(name, draw(st.integers(0, len(closed_log()[name]) - 1)), draw(st.integers(0, 8)))
 

@@ -153,19 +153,15 @@ class TestEachKindOfDamage:
             assert log.append(payload(COUNT, SIZE), sync=True) == COUNT
 
 
-BEGINS_LATER = {"a wrong offset at the start of the log": 1, "a destroyed first file": 10, "a destroyed first frame": 1}
-
-
 @pytest.mark.parametrize("kind", DAMAGES)
 def test_without_a_checkpoint_as_much_is_kept(kind: str) -> None:
-    """Only where the log began cannot be known, when its first frame is gone: then it begins behind the damage."""
+    """The files tell the same, and the mark says where the log began."""
     content, lost = DAMAGES[kind]
     files = disk_with(without_checkpoint(content))
     plan_repair(DIRECTORY, files=files).apply()
     marked, kept = lost_and_kept(files)
     assert kept == set(range(COUNT)) - offsets_in(lost)
-    assert marked == (set() if kind in BEGINS_LATER else offsets_in(lost))
-    assert min(marked | kept) == BEGINS_LATER.get(kind, 0)
+    assert marked == offsets_in(lost)
 
 
 def known_to_end_at(count: int, content: Content) -> Content:

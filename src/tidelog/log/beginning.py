@@ -16,13 +16,18 @@ _MAX_OFFSET = (1 << 63) - 1
 _LEAST_FRAME_BYTES = HEADER_BYTES + 1
 
 
-def oldest_offset(checkpoint: Checkpoint | None, seq: int, file: File, default: int) -> int:
+def oldest_offset(
+    checkpoint: Checkpoint | None, seq: int, file: File, default: int, marked_start: int | None = None
+) -> int:
     """Where the oldest file begins; `default` when neither the checkpoint nor the file can tell.
 
-    Two frames that agree are believed before the checkpoint, which may be of another state of the log.
+    Two frames that agree are believed before the checkpoint, which may be of another state of the log. `marked_start`,
+    where the log is marked to begin, is believed when the file does not begin with a frame.
     """
     known = checkpoint.first_offset_of(seq) if checkpoint is not None else None
     if known is None:
+        if marked_start is not None and not _next_offsets(file, 0):
+            return marked_start
         return _offset_by_frames(file, default)
     if header_offset(file) == known:
         return known

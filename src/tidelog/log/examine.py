@@ -20,6 +20,7 @@ from tidelog.log.frame import HEADER_BYTES, Frames, Stop
 from tidelog.log.names import wal_files, wal_name
 from tidelog.log.scanner import FileScanner
 from tidelog.log.settings import MIB, LogSettings
+from tidelog.log.start_mark import read_start
 
 _CHUNK_BYTES = 2 * MIB
 # How many messages a file that is missing or cut short can have held, at most, with the usual settings.
@@ -93,6 +94,8 @@ class LogExamination(msgspec.Struct, frozen=True, kw_only=True):
     files: tuple[FileExamination, ...]
     checkpoint: Checkpoint | None
     checkpoint_problem: str | None
+    marked_start: int | None = None
+    """Where the log is marked to begin."""
 
     @property
     def problems(self) -> tuple[Problem, ...]:
@@ -100,7 +103,10 @@ class LogExamination(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def first_offset(self) -> int | None:
-        """Where the oldest file begins, as the checkpoint knows it; a damaged first frame cannot tell."""
+        """Where the log begins as its mark or the checkpoint knows it; a damaged first frame cannot tell."""
+        first = next((file.first_offset for file in self.files if file.first_offset is not None), None)
+        if self.marked_start is not None and first is not None and self.marked_start < first:
+            return self.marked_start
         if self.checkpoint is None or not self.files:
             return None
         return self.checkpoint.first_offset_of(self.files[0].seq)
@@ -126,6 +132,7 @@ def examine_log(
     files = files or LocalFiles()
     checkpoint, problem = read_checkpoint(files, directory)
     listed = wal_files(files.list(directory))
+    marked_start = read_start(files, directory)
     sizes, firsts = zip(*(_glance(files, directory / name) for _, name in listed), strict=True) if listed else ((), ())
     found: list[FileExamination] = []
     expected: int | None = None
@@ -133,6 +140,7 @@ def examine_log(
         one = _FileWalk(name, seq, checkpoint, time_field, unreadable, is_last=index == len(listed) - 1)
         if on_progress is not None:
             one.on_bytes = _progress_from(on_progress, sum(sizes[:index]), sum(sizes))
+        one.marked_start = marked_start
         one.following_offset = firsts[index + 1] if index + 1 < len(listed) else None
         file = files.open(directory / name)
         try:
@@ -142,7 +150,22 @@ def examine_log(
         found.append(examined)
         expected = examined.next_offset if examined.next_offset is not None else expected
     found += _missing_files(checkpoint, found[-1].seq if found else -1)
-    return LogExamination(files=tuple(found), checkpoint=checkpoint, checkpoint_problem=problem)
+    return LogExamination(
+        files=_without_missing_start(found, marked_start),
+        checkpoint=checkpoint,
+        checkpoint_problem=problem,
+        marked_start=marked_start,
+    )
+
+
+def _without_missing_start(found: list[FileExamination], marked_start: int | None) -> tuple[FileExamination, ...]:
+    """The same, with a problem of the oldest file when it begins well, and behind what the log began with."""
+    oldest = found[0].runs[0] if found and found[0].runs else None
+    if oldest is None or marked_start is None or oldest.start or oldest.first_offset <= marked_start:
+        return tuple(found)
+    reason = "the log began before it, with files that are gone"
+    problem = _loss(found[0].name, 0, reason, marked_start, oldest.first_offset - 1)
+    return msgspec.structs.replace(found[0], problems=(problem, *found[0].problems)), *found[1:]
 
 
 def _missing_files(checkpoint: Checkpoint | None, last_seq: int) -> list[FileExamination]:
@@ -154,7 +177,7 @@ def _missing_files(checkpoint: Checkpoint | None, last_seq: int) -> list[FileExa
             seq=file.seq,
             size=0,
             runs=(),
-            problems=(_loss(name, 0, "the file is gone", file.first_offset, file.next_offset),),
+            problems=(_loss(name, 0, "the file is gone", file.first_offset, file.next_offset - 1),),
             created_us=file.created_us,
             min_time_us=None,
             max_time_us=None,
@@ -164,8 +187,8 @@ def _missing_files(checkpoint: Checkpoint | None, last_seq: int) -> list[FileExa
     ]
 
 
-def _loss(file: str, byte: int, reason: str, first: int, next_offset: int) -> Problem:
-    lost_first, lost_last = (first, next_offset - 1) if next_offset > first else (None, None)
+def _loss(file: str, byte: int, reason: str, first: int, last: int) -> Problem:
+    lost_first, lost_last = (first, last) if last >= first else (None, None)
     return Problem(file=file, byte=byte, reason=reason, lost_first=lost_first, lost_last=lost_last)
 
 
@@ -184,6 +207,7 @@ class _FileWalk:
     ) -> None:
         self.on_bytes: Callable[[int], None] = lambda _: None
         self.following_offset: int | None = None
+        self.marked_start: int | None = None
         self._name = name
         self._seq = seq
         self._checkpoint = checkpoint
@@ -232,7 +256,7 @@ class _FileWalk:
     def _begin(self, file: File, expected: int | None, seq_before: int) -> int:
         """The offset at which the file should begin; a jump ahead of the file before it is a loss of its own."""
         if expected is None:
-            return oldest_offset(self._checkpoint, self._seq, file, 0)
+            return oldest_offset(self._checkpoint, self._seq, file, 0, self.marked_start)
         known = self._hint.first_offset if self._hint is not None else None
         max_jump = _MAX_LOST_A_FILE * (self._seq - seq_before)
         if self.following_offset is not None and self.following_offset > expected:
@@ -300,7 +324,7 @@ class _FileWalk:
         next_offset = self._runs[-1].next_offset if self._runs else self._hint.first_offset
         if next_offset < self._hint.next_offset:
             reason = "the file ends before what had been synced"
-            self._problems.append(_loss(self._name, size, reason, next_offset, self._hint.next_offset))
+            self._problems.append(_loss(self._name, size, reason, next_offset, self._hint.next_offset - 1))
 
 
 def _glance(files: Files, path: Path) -> tuple[int, int | None]:

@@ -32,6 +32,7 @@ from tidelog.log.recovery import Recovered, cut_torn_tail, recover
 from tidelog.log.segment import Segment
 from tidelog.log.segments import FileSpan, Segments
 from tidelog.log.settings import LogSettings
+from tidelog.log.start_mark import KeptElsewhere, move_start, settle_start
 from tidelog.log.statistics import LogStatistics, Stopwatch
 from tidelog.log.waiting import Waiter
 from tidelog.log.writer import Writer
@@ -85,12 +86,13 @@ class Log(ReadableLog):
         first_offset: int = 0,
         group_of: GroupOf | None = None,
         notes_new_files: bool = False,
+        kept_elsewhere: KeptElsewhere | None = None,
     ) -> Log:
         """Takes the directory (made when absent), recovers what is in it and starts the writer.
 
         `first_offset` is where a log begins that has no frames yet. `group_of` tells which payloads are there only
         together with others. With `notes_new_files` the checkpoint knows every file from its first sync on, so that
-        one that is missing later is missed.
+        one that is missing later is missed. `kept_elsewhere` is asked about the start of a log whose files are gone.
         """
         settings = settings or LogSettings()
         files = files or LocalFiles()
@@ -101,6 +103,7 @@ class Log(ReadableLog):
             try:
                 remove_prepared(files, directory, files.list(directory))
                 recovered = recover(files, clock, directory, settings, time_field, first_offset)
+                settle_start(files, directory, recovered.segments, recovered.start_offset, kept_elsewhere)
                 cut_torn_tail(files, directory, recovered.report)
                 whole = without_unfinished(files, recovered, group_of, time_field)
                 cut_unfinished(files, clock, directory, recovered, whole)
@@ -333,11 +336,13 @@ class Log(ReadableLog):
     def remove_below(self, offset: int) -> int:
         """Deletes files all of whose messages are below an offset, never the last one; returns the bytes freed.
 
-        Each deletion is durable before the next begins, so that what a crash leaves has no hole in it.
+        That the log begins behind them is marked first. Each deletion is durable before the next begins, so that what a
+        crash leaves has no hole in it.
         """
         freed_bytes = 0
         with self._pruning:
-            while not self._closed and (segment := self._next_to_remove(offset)) is not None:
+            start_offset = self._mark_start(offset)
+            while not self._closed and (segment := self._next_to_remove(start_offset)) is not None:
                 with explained("remove", segment.path):
                     with contextlib.suppress(FileNotFoundError):
                         self.files.remove(segment.path)
@@ -345,6 +350,15 @@ class Log(ReadableLog):
                 self._leaving = None
                 freed_bytes += segment.size
         return freed_bytes
+
+    def _mark_start(self, offset: int) -> int:
+        """Where the log begins when all files below an offset are gone. Files that become removable later stay."""
+        with self._handover.mutex:
+            before, after = self._segments.start_offset, self._segments.start_without(offset)
+        if not self._closed and (after > before or self._leaving is not None):
+            with explained("remove", self.directory):
+                move_start(self.files, self.directory, after)
+        return after
 
     def _next_to_remove(self, offset: int) -> Segment | None:
         """One whose removal failed comes first: if what is behind it went, the files would have a hole."""

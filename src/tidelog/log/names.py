@@ -3,6 +3,7 @@
 wal.0000000000.log    a WAL file; the number grows by one with every rotation
 wal.prepared-*.tmp    a file that is written beside the log and becomes its next one; see prepared.py
 wal.ckpt              the checkpoint, a hint for opening
+wal.start-*           an empty file whose name says where the log begins; see start_mark.py
 producers.ckpt        what the layer above knows of who appended; it belongs to these files and goes where they go
 lock                  held by the owner for the log's life
 removed/              what a repair or a cut took out, never deleted by tidelog
@@ -18,6 +19,7 @@ LOCK = "lock"
 REMOVED = "removed"
 
 _WAL = re.compile(r"wal\.(\d{1,19})\.log")
+_START = re.compile(r"wal\.start-(\d{20})", re.ASCII)
 _PREPARED = re.compile(r"wal\.prepared-\d+-\d+\.tmp", re.ASCII)
 
 
@@ -35,6 +37,16 @@ def wal_seq(name: str) -> int | None:
 def wal_files(names: list[str]) -> list[tuple[int, str]]:
     """The WAL files among these names as (number, name), oldest first."""
     return sorted((seq, name) for name in names if (seq := wal_seq(name)) is not None)
+
+
+def start_name(offset: int) -> str:
+    """The name of the mark of a log that begins at an offset."""
+    return f"wal.start-{offset:020d}"
+
+
+def start_offsets(names: list[str]) -> list[int]:
+    """What the marks among these names say, lowest first."""
+    return sorted(int(match[1]) for name in names if (match := _START.fullmatch(name)) is not None)
 
 
 def prepared_name(writer: int, seq: int) -> str:

@@ -25,7 +25,7 @@ from tidelog.log.beginning import header_offset, offset_behind_gap, oldest_offse
 from tidelog.log.checkpoint import Checkpoint, CheckpointFile, read_checkpoint
 from tidelog.log.damage import find_good_frames, is_misnumbered
 from tidelog.log.frame import HEADER_BYTES, Stop
-from tidelog.log.names import REMOVED, removed_name, wal_files
+from tidelog.log.names import REMOVED, removed_name, start_offsets, wal_files
 from tidelog.log.scanner import FileScanner
 from tidelog.log.segment import Segment
 from tidelog.log.settings import MIB, LogSettings
@@ -51,7 +51,8 @@ def recover(
 ) -> Recovered:
     """Finds the state of a log directory; `first_offset` is where a log without any frame begins."""
     checkpoint, problem = read_checkpoint(files, directory)
-    run = Recovery(files, clock, directory, time_field, checkpoint, settings.open_check_bytes)
+    marked_start = max(start_offsets(files.list(directory)), default=None)
+    run = Recovery(files, clock, directory, time_field, checkpoint, settings.open_check_bytes, marked_start)
     return run.find(first_offset, problem)
 
 
@@ -66,6 +67,7 @@ class Recovery:
         time_field: int | None,
         checkpoint: Checkpoint | None,
         check_bytes: int,
+        marked_start: int | None = None,
     ) -> None:
         self._files = files
         self._clock = clock
@@ -73,6 +75,7 @@ class Recovery:
         self._check_bytes = check_bytes
         self._time_field = time_field
         self._checkpoint = checkpoint
+        self._marked_start = marked_start
         self._trusted_files = 0
         self._checked_bytes = 0
         self._torn_tail: TornTail | None = None
@@ -97,12 +100,15 @@ class Recovery:
     def _segments(self, first_offset: int) -> list[Segment]:
         found: list[Segment] = []
         for path, seq, file, must_check, is_last in self._walk():
-            expected = found[-1].next_offset if found else oldest_offset(self._checkpoint, seq, file, first_offset)
+            expected = found[-1].next_offset if found else self._begin(seq, file, first_offset)
             segment = self._trusted(path, seq, file, expected, must_check)
             if segment is None:
                 segment = self._scanned(path, seq, file, expected, is_last)
             found.append(segment)
         return found
+
+    def _begin(self, seq: int, file: File, first_offset: int) -> int:
+        return oldest_offset(self._checkpoint, seq, file, first_offset, self._marked_start)
 
     def _hint(self, seq: int) -> CheckpointFile | None:
         return self._checkpoint.file(seq) if self._checkpoint is not None else None

@@ -69,6 +69,15 @@ class Segments:
             return None
         return self._segments.pop(0)
 
+    def start_without(self, offset: int) -> int:
+        """Where the oldest segment would begin if all that lie below an offset were taken out, but the last one."""
+        start_offset = self.start_offset
+        for segment in self._segments[:-1]:
+            if segment.next_offset > offset:
+                break
+            start_offset = segment.next_offset
+        return start_offset
+
     def find(self, offset: int) -> Segment | None:
         """The segment that holds an offset; None when none does."""
         found = bisect_right(self._segments, offset, key=_first_offset) - 1

@@ -27,6 +27,7 @@ from tidelog.log.recovery import Recovered, Recovery, recover
 from tidelog.log.segment import Segment
 from tidelog.log.segments import Segments
 from tidelog.log.settings import LogSettings
+from tidelog.log.start_mark import refuse_missing_start
 from tidelog.log.statistics import RecoveryReport
 
 _POLL_SECONDS = 0.05
@@ -46,8 +47,12 @@ class LogView(ReadableLog):
         time_field: int | None = None,
         first_offset: int = 0,
         group_of: GroupOf | None = None,
+        refuses_missing_start: bool = False,
     ) -> None:
-        """`first_offset` is where a log begins that has no frames yet; `group_of` tells what is there only together."""
+        """`first_offset` is where a log begins that has no frames yet; `group_of` tells what is there only together.
+
+        With `refuses_missing_start` a log whose oldest files are gone is not opened.
+        """
         settings = settings or LogSettings()
         super().__init__(directory, files or LocalFiles(), settings.read_chunk_bytes, time_field)
         self._clock = clock or SystemClock()
@@ -60,6 +65,8 @@ class LogView(ReadableLog):
         if not self.files.is_directory(directory):
             raise NotFoundError("there is no log here", path=directory)
         found = self._whole(recover(self.files, self._clock, directory, settings, time_field, first_offset))
+        if refuses_missing_start:
+            refuse_missing_start(self.files, directory, found.segments)
         self.recovery: RecoveryReport = found.report
         self._adopt(found)
 

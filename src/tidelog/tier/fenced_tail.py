@@ -19,7 +19,8 @@ import msgspec
 from tidelog.codec import decode_document, encode_document
 from tidelog.errors import NotFoundError
 from tidelog.files import Files
-from tidelog.log.names import CHECKPOINT, PRODUCERS, wal_files
+from tidelog.log.names import CHECKPOINT, PRODUCERS, start_name, start_offsets, wal_files
+from tidelog.log.start_mark import remove_start
 from tidelog.tier.placed_rows import PLACED_FILE
 
 FENCED = "fenced"
@@ -57,7 +58,9 @@ def set_aside(files: Files, directory: Path, tail: FencedTail) -> None:
         files.write_atomically(folder / _TAIL, encode_document(_KIND, _VERSION, tail))
     names = [name for _, name in reversed(wal_files(files.list(directory)))]
     # What is said about the messages first: it must not be believed beside others.
-    for name in [name for name in (PRODUCERS, PLACED_FILE, *names, CHECKPOINT) if files.exists(directory / name)]:
+    marks = map(start_name, start_offsets(files.list(directory)))
+    moved = (PRODUCERS, PLACED_FILE, *names, CHECKPOINT, *marks)
+    for name in [name for name in moved if files.exists(directory / name)]:
         files.rename(directory / name, folder / name)
         files.sync_directory(folder)
         if files.exists(directory / name):
@@ -76,8 +79,10 @@ def secure_tails(files: Files, directory: Path) -> None:
 def remove_files(files: Files, directory: Path) -> None:
     """Deletes the files of a log whose messages are all elsewhere, or are meant to go.
 
-    Oldest first, each for good before the next: what a crash leaves is still the end of the log.
+    Oldest first, each for good before the next: what a crash leaves is still the end of the log, and nothing says any
+    more where it began.
     """
+    remove_start(files, directory)
     for name in [PRODUCERS, PLACED_FILE, *(name for _, name in wal_files(files.list(directory))), CHECKPOINT]:
         if files.exists(directory / name):
             files.remove(directory / name)

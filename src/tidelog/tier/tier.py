@@ -123,6 +123,7 @@ class Tier:
             time_field=time_field,
             first_offset=taken.next_offset,
             group_of=group_of,
+            kept_elsewhere=lambda first, stop: catalog.covers(max(first, catalog.start_offset()), stop),
         )
         try:
             taken.catalog.clip_cursors(log.next_offset)

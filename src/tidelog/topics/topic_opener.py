@@ -171,7 +171,7 @@ class TopicOpener:
         if not has_files and (self.tier is None or not self.exists(name)):
             raise NotFoundError(f"there is no topic {name}", path=self._root, hint="`tidelog topic list` shows them")
         if self.tier is None:
-            return Topic(name, self._view(directory), self._clock)
+            return Topic(name, self._view(directory, refuses_missing_start=True), self._clock)
         try:
             hot = self._view_of_tail(name, self.tier) if has_files else None
         except RetryError as error:
@@ -180,7 +180,7 @@ class TopicOpener:
         joined = self.tier.view(name.namespace, name.name, hot, TIMESTAMP_FIELD)
         return Topic(name, hot, self._clock, joined)
 
-    def _view(self, directory: Path, first_offset: int = 0) -> LogView:
+    def _view(self, directory: Path, first_offset: int = 0, *, refuses_missing_start: bool = False) -> LogView:
         return LogView(
             directory,
             self._log_settings,
@@ -189,6 +189,7 @@ class TopicOpener:
             time_field=TIMESTAMP_FIELD,
             first_offset=first_offset,
             group_of=group_of,
+            refuses_missing_start=refuses_missing_start,
         )
 
     def _view_of_tail(self, name: TopicName, tier: Tier) -> LogView | None:
