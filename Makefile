@@ -19,13 +19,14 @@ BUILD_INPUTS := pyproject.toml constraints.txt $(wildcard setup.py) $(wildcard s
 # One virtual environment is shared by all targets, so two of them must not install into it at once.
 .NOTPARALLEL:
 .DELETE_ON_ERROR:
-.PHONY: help demo test test-quick test-long lint check bench clean java-for-spark
+.PHONY: help demo test test-quick test-long mutations lint check bench clean java-for-spark
 
 help:
 	@echo 'make demo        append, crash, ship to a bucket, lose a disk and restore it, in a minute'
 	@echo 'make test-quick  the tests that need no server and no Java: what to run while working'
 	@echo 'make test        every feature, the same way every time; the tests of Spark need Java 17 or newer'
 	@echo 'make test-long   the campaigns: more examples, every cut, kills; MINUTES=30 stops, and goes on there next time'
+	@echo 'make mutations   break the code on purpose, and see whether the tests notice it (a quarter of an hour or more)'
 	@echo 'make lint        format, lint, types and import directions'
 	@echo 'make check       lint, then test: what must pass before a commit'
 	@echo 'make bench       the benchmarks, each against its peers'
@@ -44,6 +45,9 @@ test-quick: $(VENV)/.ready-development
 test-long: java-for-spark $(VENV)/.ready-development
 	@HYPOTHESIS_PROFILE=deep $(if $(MINUTES),CAMPAIGN_MINUTES=$(MINUTES)) $(if $(SEED),CAMPAIGN_SEED=$(SEED)) \
 		$(PYTEST) --dist load --maxschedchunk 1 -m 'long or deeper' tests
+
+mutations: java-for-spark $(VENV)/.ready-development
+	@$(BIN)/python scripts/run-mutations
 
 lint: $(VENV)/.ready-development
 	@$(BIN)/ruff format --quiet --diff .

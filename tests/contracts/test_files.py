@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import os
 from pathlib import Path
 
 import pytest
@@ -50,6 +51,17 @@ class TestOpenFiles:
         file.write_at(0, b"hello")
         file.sync()
         assert (file.read_at(0, 5), file.size()) == (b"hello", 5)
+        file.close()
+
+    def test_what_the_system_does_in_pieces_is_whole(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        """A system that writes and reads fewer bytes than it was asked for is asked again for the rest."""
+        write, read = os.pwrite, os.pread
+        file = LocalFiles().create(tmp_path / "a")
+        monkeypatch.setattr(os, "pwrite", lambda fd, data, position: write(fd, bytes(data[:3]), position))
+        monkeypatch.setattr(os, "pread", lambda fd, size, position: read(fd, min(size, 3), position))
+        file.write_at(0, b"0123456789")
+        file.write_at(4, memoryview(b"abcd"))
+        assert (file.read_at(0, 10), file.read_at(2, 100)) == (b"0123abcd89", b"23abcd89")
         file.close()
 
     def test_creating_a_name_that_is_taken_is_refused(self, files: Files, root: Path) -> None:

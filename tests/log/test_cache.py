@@ -130,7 +130,7 @@ class CacheMachine(RuleBasedStateMachine):
 @pytest.mark.deeper
 def test_a_cache_behaves_like_a_list() -> None:
     """Whatever is appended, written and dropped, reads find what a list would hold."""
-    run_machine(CacheMachine, 150, steps=40)
+    run_machine(CacheMachine, 40, steps=40)
 
 
 @given(st.integers(1, 3000))

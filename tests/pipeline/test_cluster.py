@@ -81,6 +81,12 @@ def shop(tmp_path_factory: pytest.TempPathFactory) -> str:
     return f"file://{root}/store"
 
 
+@pytest.fixture(scope="module")
+def package(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What executors are sent."""
+    return pack_for_cluster(tmp_path_factory.mktemp("package") / "tidelog-cluster.zip")
+
+
 @pytest.mark.long
 def test_a_cluster_reads_topics_with_the_package_it_is_sent(spark_cluster: str, shop: str, tmp_path: Path) -> None:
     """Two workers that have no tidelog of their own read a topic, each with what the driver brought along."""
@@ -125,10 +131,10 @@ with find_root(sys.argv[1]).open() as log:
 """
 
 
-def test_a_package_is_enough_to_read_topics(shop: str, tmp_path: Path) -> None:
+def test_a_package_is_enough_to_read_topics(package: Path, shop: str, tmp_path: Path) -> None:
     """A Python without anything installed has, with the package on its path, all that reading takes."""
-    with zipfile.ZipFile(pack_for_cluster(tmp_path / "tidelog-cluster.zip")) as package:
-        package.extractall(tmp_path / "there")
+    with zipfile.ZipFile(package) as packed:
+        packed.extractall(tmp_path / "there")
     found = subprocess.run(
         [sys.executable, "-S", "-c", ALONE, shop],
         env={"PYTHONPATH": str(tmp_path / "there")},
@@ -140,16 +146,15 @@ def test_a_package_is_enough_to_read_topics(shop: str, tmp_path: Path) -> None:
     assert found.stdout.split() == [str(MESSAGES), str(tmp_path / "there" / "tidelog" / "pipeline" / "root.py")]
 
 
-def test_a_package_has_the_kernels_and_the_same_bytes_each_time(tmp_path: Path) -> None:
+def test_a_package_has_the_kernels_and_the_same_bytes_each_time(package: Path, tmp_path: Path) -> None:
     """Made twice it is the same file, with compiled modules in it and nothing that was only cached."""
-    first, second = pack_for_cluster(tmp_path / "a.zip"), pack_for_cluster(tmp_path / "b.zip")
-    assert first.read_bytes() == second.read_bytes()
-    with zipfile.ZipFile(first) as package:
-        names = package.namelist()
+    assert pack_for_cluster(tmp_path / "again.zip").read_bytes() == package.read_bytes()
+    with zipfile.ZipFile(package) as packed:
+        names = packed.namelist()
     assert {"tidelog/__init__.py", "pyspark_tidelog/__init__.py", "tidelog/pipeline/log4j2.properties"} <= set(names)
     assert any(name.startswith("obstore/") and name.endswith(".so") for name in names)
     assert not any("__pycache__" in name for name in names)
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["a.zip", "b.zip"]
+    assert [path.name for path in tmp_path.iterdir()] == ["again.zip"]
 
 
 def test_a_package_is_made_once_and_not_where_the_caller_sends_his_own(tmp_path: Path) -> None:

@@ -26,6 +26,7 @@ def run_commands(script: str) -> None:
         assert run(words[1:]) == 0, line
 
 
+@pytest.mark.long
 def test_the_guide_runs(spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Batch, stream, lag, migration, table and jobs: whoever copies the blocks one by one gets these results."""
     monkeypatch.chdir(tmp_path)
