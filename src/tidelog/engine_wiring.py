@@ -5,9 +5,11 @@ from __future__ import annotations
 import contextlib
 import os
 from pathlib import Path
+from typing import Unpack
 
 from tidelog.clock import Clock, SystemClock
 from tidelog.config import EngineConfig, load_engine_config
+from tidelog.config.options import OpenEngineOptions
 from tidelog.engine.claim import refuse_occupied
 from tidelog.engine.core import WAL, Core
 from tidelog.engine.engine import Engine
@@ -34,7 +36,7 @@ def open_engine(
     orchestrator: Orchestrator | None = None,
     config: str | os.PathLike[str] | None = None,
     create: bool = True,
-    **settings: object,
+    **settings: Unpack[OpenEngineOptions],
 ) -> Engine:
     """Opens an engine, made when absent (unless `create=False`), and returns it; use it in a `with` statement.
 
@@ -59,7 +61,7 @@ async def open_engine_async(
     orchestrator: Orchestrator | None = None,
     config: str | os.PathLike[str] | None = None,
     create: bool = True,
-    **settings: object,
+    **settings: Unpack[OpenEngineOptions],
 ) -> Engine:
     """As `open_engine`, in a worker thread. If the task is cancelled meanwhile, what it opens is closed."""
     return await opened_in_thread(
@@ -74,7 +76,7 @@ def restore_engine(
     orchestrator: Orchestrator | None = None,
     config: str | os.PathLike[str] | None = None,
     on_progress: OnProgress | None = None,
-    **settings: object,
+    **settings: Unpack[OpenEngineOptions],
 ) -> Engine:
     """Builds a lost engine anew in an empty directory, from its store and its orchestrator, and returns it open.
 
@@ -96,7 +98,7 @@ async def restore_engine_async(
     orchestrator: Orchestrator | None = None,
     config: str | os.PathLike[str] | None = None,
     on_progress: OnProgress | None = None,
-    **settings: object,
+    **settings: Unpack[OpenEngineOptions],
 ) -> Engine:
     """As `restore_engine`, in a worker thread. If the task is cancelled meanwhile, what it opens is closed."""
     return await opened_in_thread(
@@ -199,7 +201,7 @@ def _loaded(
     dir: str | os.PathLike[str] | None,
     store: str | None,
     config: str | os.PathLike[str] | None,
-    settings: dict[str, object],
+    settings: OpenEngineOptions,
 ) -> EngineConfig:
     overrides: dict[str, object] = {**settings, "store": store}
     if dir is not None:

@@ -2,13 +2,19 @@
 
 The arithmetic is exact: "0.1s" is 100 ms and not 99 or 101. A text that is no such quantity gives None; what to say
 about it is the decision of the caller, who knows the name of the setting.
+
+One rule for all settings, options and arguments: the ending of a name says what its number counts (`unit_of`), and a
+text with a unit is accepted wherever such a number is (`number_of`, `to_seconds`).
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from fractions import Fraction
+from typing import NamedTuple
+
+from tidelog.errors import InputError
 
 _QUANTITY = re.compile(r"([0-9]{1,20}(?:\.[0-9]{1,9})?)\s*([a-z]*)")
 
@@ -52,3 +58,47 @@ def _parse(text: str, factors: Mapping[str, Fraction]) -> int | float | None:
         return None
     quantity = Fraction(match[1]) * factors[match[2]]
     return quantity.numerator if quantity.denominator == 1 else float(quantity)
+
+
+class Unit(NamedTuple):
+    """What a name's ending promises. The largest value is one that no clock, timer or file system chokes on."""
+
+    parse: Callable[[str], int | float | None]
+    noun: str
+    example: str
+    largest: int
+
+
+_UNITS = {
+    "_bytes": Unit(parse_bytes, "bytes", "64MiB", 1 << 50),
+    "_ms": Unit(parse_milliseconds, "milliseconds", "100ms", 10 * 365 * 86400 * 1000),
+    "_seconds": Unit(parse_seconds, "seconds", "1h", 10 * 365 * 86400),
+}
+# The engine's settings have names that were chosen before the endings were.
+_UNITS |= {
+    "_secs": _UNITS["_seconds"],
+    "_segment_size": _UNITS["_bytes"],
+    "_pool_size": _UNITS["_bytes"],
+    "_size_threshold": _UNITS["_bytes"],
+}
+
+
+def unit_of(name: str) -> Unit | None:
+    """What a number of this name counts; None when its name does not say."""
+    return next((unit for ending, unit in _UNITS.items() if name.endswith(ending)), None)
+
+
+def number_of(name: str, value: object) -> object:
+    """A text with a unit as the number that `name` counts in; anything else as it is, for its type to judge."""
+    unit = unit_of(name) if isinstance(value, str) else None
+    read = None if unit is None else unit.parse(str(value))
+    return value if read is None else read
+
+
+def to_seconds(value: float | str | None, name: str = "timeout") -> float | None:
+    """Seconds to wait, from a number or a text such as "500ms"; None stays None. InputError names the argument."""
+    seconds = parse_seconds(value) if isinstance(value, str) else value
+    is_number = isinstance(seconds, int | float) and not isinstance(seconds, bool)
+    if value is not None and (not is_number or seconds is None or not seconds >= 0):
+        raise InputError(f'{name} must be a number of seconds, 0 or more, or text such as "5s", not {value!r}')
+    return seconds

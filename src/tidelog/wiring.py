@@ -6,11 +6,13 @@ import os
 import re
 from pathlib import Path
 from types import EllipsisType
+from typing import Unpack
 
 import msgspec
 
 from tidelog.clock import Clock, SystemClock
 from tidelog.config import Settings, load_settings
+from tidelog.config.options import OpenOptions
 from tidelog.errors import ConfigError, NotFoundError
 from tidelog.files import Files, LocalFiles
 from tidelog.log import stopping
@@ -34,7 +36,7 @@ def open(
     config: str | os.PathLike[str] | None = None,
     read_only: bool = False,
     create: bool = True,
-    **settings: object,
+    **settings: Unpack[OpenOptions],
 ) -> LogDirectory:
     """Opens a log directory, made when absent (unless `create=False`), to be closed or used in a `with` statement.
 
@@ -71,7 +73,7 @@ async def open_async(
     config: str | os.PathLike[str] | None = None,
     read_only: bool = False,
     create: bool = True,
-    **settings: object,
+    **settings: Unpack[OpenOptions],
 ) -> LogDirectory:
     """As `open`, in a worker thread; for `async with await tidelog.open_async(...)`, or to be closed."""
     stopping.prepare()

@@ -14,6 +14,7 @@ from tests.cli.conftest import Cli
 import tidelog
 from tidelog.cli import targets
 from tidelog.log.examine import LogExamination, examine_log
+from tidelog.tier.descriptor import Codec
 
 COUNT = 300
 FRAME_BYTES = 16 + 24 + 20
@@ -233,7 +234,7 @@ def test_a_message_that_nobody_can_read_is_found_and_passed_over(cli: Cli, tmp_p
 
 
 @pytest.mark.parametrize("compression", ["none", "zstd"])
-def test_verify_finds_it_in_objects_too(cli: Cli, tmp_path: Path, compression: str) -> None:
+def test_verify_finds_it_in_objects_too(cli: Cli, tmp_path: Path, compression: Codec) -> None:
     """With --cold the object, the byte and the offset are named."""
     with tidelog.open(tmp_path / "data", store=(tmp_path / "store").as_uri()) as log:
         topic = log.topic("a/b", ship_compression=compression)

@@ -78,7 +78,7 @@ def test_settings_of_an_open_topic_can_be_changed(tmp_path: Path) -> None:
         }
         assert log.configure_topic("a/b", retention_seconds=None) == {"ship_compression": "zstd"}
         with pytest.raises(tidelog.ConfigError, match="ship_compresion"):
-            log.configure_topic("a/b", ship_compresion="zstd")
+            log.configure_topic("a/b", ship_compresion="zstd")  # type: ignore[call-arg]
     with tidelog.open(tmp_path / "data") as log:
         topic = log.topic("a/b")
         topic.append(b"x" * 1000)

@@ -189,6 +189,6 @@ def test_the_mark_of_a_compacted_topic_is_remembered() -> None:
             with tidelog.open(f"{place}/data", **given) as log:
                 log.topic("shop/prices", compaction="by_key")
                 with pytest.raises(tidelog.ConfigError):
-                    log.topic("shop/others", compaction="by_luck")
+                    log.topic("shop/others", compaction="by_luck")  # type: ignore[arg-type]
             with tidelog.open(f"{place}/data") as log:
                 assert log.configure_topic("shop/prices") == {"compaction": "by_key"}

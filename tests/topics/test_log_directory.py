@@ -333,7 +333,7 @@ class TestSettings:
     def test_what_is_wrong_is_named(self, tmp_path: Path) -> None:
         """A setting that does not exist is answered with the nearest one, and nothing is made."""
         with pytest.raises(ConfigError, match="fsync_interval_ms"):
-            tidelog.open(tmp_path / "data", fsync_intervall_ms=5)
+            tidelog.open(tmp_path / "data", fsync_intervall_ms=5)  # type: ignore[call-arg]
         with pytest.raises(ConfigError):
             tidelog.open(tmp_path / "data", fsync_interval_ms=0)
         with pytest.raises(ConfigError, match="no directory"):

@@ -53,7 +53,7 @@ def test_a_wrong_argument_is_named_with_what_it_may_be(topic: Topic, arguments: 
     ("settings", "text"),
     [
         ({"compaction": "key"}, 'compaction must be one of "by_key"'),
-        ({"retention_seconds": "1d"}, "retention_seconds must be a whole number"),
+        ({"retention_seconds": "1 dya"}, "retention_seconds must be a whole number"),
         ({"retention_secs": 5}, "Did you mean retention_seconds?"),
     ],
 )

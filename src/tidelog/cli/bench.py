@@ -13,9 +13,10 @@ from typing import Annotated
 
 import typer
 
+from tidelog.cli.quantities import parse_size
 from tidelog.cli.session import Session, command, command_group
 
-SizeOption = Annotated[int, typer.Option(metavar="BYTES", min=0, help="Size of a value.")]
+SizeOption = Annotated[int, typer.Option(metavar="BYTES", parser=parse_size, help="Size of a value, such as 4KiB.")]
 MessagesOption = Annotated[int, typer.Option("--messages", "-n", metavar="N", min=1, help="How many.")]
 
 

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from tidelog.cli.quantities import parse_size
 from tidelog.cli.session import Session, command
 
 if TYPE_CHECKING:
@@ -44,7 +45,9 @@ def inspect(
     offset: Annotated[
         int | None, typer.Option("--offset", "-o", metavar="N", min=0, help="Show the frame of this offset.")
     ] = None,
-    shown_bytes: Annotated[int, typer.Option("--bytes", metavar="N", min=0, help="How much to show in hex.")] = 256,
+    shown_bytes: Annotated[
+        int, typer.Option("--bytes", metavar="N", parser=parse_size, help="How much to show in hex.")
+    ] = 256,
 ) -> None:
     """Shows the files of a log: offsets, sizes, times, and what its checkpoint says of them.
 

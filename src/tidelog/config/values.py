@@ -7,8 +7,6 @@ not by msgspec, which knows neither units nor which values must not be seen.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from typing import NamedTuple
 
 import msgspec
 from msgspec import inspect
@@ -16,34 +14,11 @@ from msgspec import inspect
 from tidelog.config.settings import Setting
 from tidelog.config.sources import Given
 from tidelog.secret import Secret
-from tidelog.units import parse_bytes, parse_milliseconds, parse_seconds
+from tidelog.units import Unit, unit_of
 
 _TRUTH_VALUES = {
     **dict.fromkeys(("true", "yes", "on", "1"), True),
     **dict.fromkeys(("false", "no", "off", "0"), False),
-}
-
-
-class _Unit(NamedTuple):
-    """What a name's ending promises. The largest value is one that no clock, timer or file system chokes on."""
-
-    parse: Callable[[str], int | float | None]
-    noun: str
-    example: str
-    largest: int
-
-
-_UNITS = {
-    "_bytes": _Unit(parse_bytes, "bytes", "64MiB", 1 << 50),
-    "_ms": _Unit(parse_milliseconds, "milliseconds", "100ms", 10 * 365 * 86400 * 1000),
-    "_seconds": _Unit(parse_seconds, "seconds", "1h", 10 * 365 * 86400),
-}
-# The engine's settings have names that were chosen before the endings were.
-_UNITS |= {
-    "_secs": _UNITS["_seconds"],
-    "_segment_size": _UNITS["_bytes"],
-    "_pool_size": _UNITS["_bytes"],
-    "_size_threshold": _UNITS["_bytes"],
 }
 
 
@@ -59,13 +34,11 @@ def convert(given: Given) -> object:
     raise given.error(f"must be {_expected(given.setting)}, not {given.shown}")
 
 
-def _unit_of(setting: Setting) -> _Unit | None:
-    if not setting.is_number:
-        return None
-    return next((unit for ending, unit in _UNITS.items() if setting.name.endswith(ending)), None)
+def _unit_of(setting: Setting) -> Unit | None:
+    return unit_of(setting.name) if setting.is_number else None
 
 
-def _is_too_large(value: object, unit: _Unit | None) -> bool:
+def _is_too_large(value: object, unit: Unit | None) -> bool:
     return unit is not None and isinstance(value, int | float) and value > unit.largest
 
 
@@ -116,7 +89,7 @@ def _expected(setting: Setting) -> str:
     return "text"
 
 
-def _bounds(kind: inspect.IntType | inspect.FloatType, unit: _Unit | None) -> str:
+def _bounds(kind: inspect.IntType | inspect.FloatType, unit: Unit | None) -> str:
     upper = kind.le if kind.le is not None or unit is None else unit.largest
     bounds = {"at least": kind.ge, "more than": kind.gt, "at most": upper, "less than": kind.lt}
     return "".join(f", {words} {bound}" for words, bound in bounds.items() if bound is not None)

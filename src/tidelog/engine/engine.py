@@ -42,6 +42,7 @@ from tidelog.engine.transaction import DEFAULT_LOCK_TIMEOUT_SECONDS, Transaction
 from tidelog.engine.turn import Turn
 from tidelog.engine.upkeep import ColdTier, Upkeep
 from tidelog.errors import DiskFullError, LogFailedError, TidelogError
+from tidelog.units import to_seconds
 
 _MAX_CHUNK_BYTES = 2 << 20
 
@@ -185,10 +186,10 @@ class Engine(EngineStat, EngineTasks, GarbageCalls, CompactionCalls):
 
     # Transactions
 
-    def transaction(self, timeout_seconds: float | None = DEFAULT_LOCK_TIMEOUT_SECONDS) -> Transaction:
+    def transaction(self, timeout_seconds: float | str | None = DEFAULT_LOCK_TIMEOUT_SECONDS) -> Transaction:
         """Reads and writes that become one batch for the orchestrator; a context manager. See `transaction.py`."""
         self._check_open()
-        return self._transactions.begin(self, timeout_seconds)
+        return self._transactions.begin(self, to_seconds(timeout_seconds, "timeout_seconds"))
 
     # Where it stands
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Final, Literal
+from collections.abc import Sequence
+from typing import Annotated, Final, Literal, TypedDict
 
 import msgspec
 
@@ -140,3 +141,36 @@ class EngineSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
                 raise ConfigError("s3_prefix is given without s3_bucket", hint="Name the bucket too, or give a store")
             return None
         return f"s3://{self.s3_bucket}/{self.s3_prefix.strip('/')}".rstrip("/")
+
+
+class EngineOptions(TypedDict, total=False):
+    """`EngineSettings` as keywords, with units where a name ends in one."""
+
+    wal_segment_size: int | str
+    wal_segment_max_secs: int | str
+    wal_sync_mode: Literal["fdatasync", "fsync", "none"]
+    wal_compression: Literal["none", "zstd"]
+    wal_compression_level: int
+    inline_value_bytes: int | str
+    buffer_pool_size: int | str
+    page_size: Literal[8192, "8192", "8KB", "8KiB"]
+    eviction_policy: Literal["lru"]
+    checkpoint_interval_secs: float | str
+    checkpoint_max_age_secs: float | str
+    s3_bucket: str | None
+    s3_prefix: str
+    shipping_interval_secs: float | str
+    shipping_batch_size: int
+    shipping_concurrency: int
+    s3_compression: Literal["none", "zstd"]
+    cold_compression_level: int
+    hot_tier_bytes: int | str
+    cold_cache_bytes: int | str
+    replicas: Sequence[str] | str
+    replication_mode: Literal["async", "sync"]
+    compaction_enabled: bool
+    compaction_interval_secs: float | str
+    compaction_size_threshold: int | str
+    keep_versions: int | None
+    keep_seconds: int | str | None
+    checks_invariants: bool

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, TypedDict
 
 import msgspec
 
@@ -50,3 +50,20 @@ class LogSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 
     read_chunk_bytes: Annotated[int, msgspec.Meta(ge=4 * KIB)] = MIB
     """Bytes that a reader takes from a file at once. Larger is faster to scan and costs memory for every reader."""
+
+
+class LogOptions(TypedDict, total=False):
+    """`LogSettings` as keywords, with units where a name ends in one."""
+
+    fsync_interval_ms: int | str
+    fsync_max_batch_bytes: int | str
+    rotate_max_bytes: int | str
+    rotate_max_seconds: int | str
+    handover_max_bytes: int | str
+    handover_max_messages: int
+    append_timeout_ms: int | str
+    cache_max_messages: int
+    cache_max_bytes: int | str
+    max_message_bytes: int | str
+    open_check_bytes: int | str
+    read_chunk_bytes: int | str

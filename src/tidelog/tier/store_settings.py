@@ -6,7 +6,7 @@ is ever accepted and ignored.
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, TypedDict
 
 import msgspec
 
@@ -61,3 +61,21 @@ class StoreSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
 
     store_retry_timeout_seconds: Annotated[int, msgspec.Meta(ge=1)] | None = None
     """After this time no more retries are begun (s3, gs, az). Default: 60."""
+
+
+class StoreOptions(TypedDict, total=False):
+    """`StoreSettings` as keywords, with units where a name ends in one."""
+
+    store_endpoint: str | None
+    store_region: str | None
+    store_access_key_id: str | None
+    store_secret_access_key: Secret | str | None
+    store_session_token: Secret | str | None
+    store_service_account_path: str | None
+    store_account_name: str | None
+    store_account_key: Secret | str | None
+    store_allow_http: bool | None
+    store_connect_timeout_ms: int | str | None
+    store_request_timeout_ms: int | str | None
+    store_max_retries: int | None
+    store_retry_timeout_seconds: int | str | None

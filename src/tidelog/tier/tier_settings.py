@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Literal, TypedDict
 
 import msgspec
 
@@ -66,3 +66,24 @@ class TierSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
     ownership_check_seconds: Annotated[float, msgspec.Meta(gt=0)] = 5
     """How often an owner asks whether the topic was taken over. Shorter stops a replaced owner sooner."""
+
+
+class TierOptions(TypedDict, total=False):
+    """`TierSettings` as keywords, with units where a name ends in one; for a topic None takes one back."""
+
+    max_object_bytes: int | str | None
+    ship_interval_seconds: float | str | None
+    ship_min_bytes: int | str | None
+    ship_max_delay_seconds: float | str | None
+    ship_on_close: bool | None
+    ship_retry_max_seconds: float | str | None
+    ship_compression: Literal["none", "zstd"] | None
+    ship_compression_level: int | None
+    retention_seconds: int | str | None
+    retention_bytes: int | str | None
+    local_retention_seconds: int | str | None
+    local_retention_bytes: int | str | None
+    retention_interval_seconds: float | str | None
+    compaction: Literal["by_key", "none"] | None
+    intake_check_seconds: float | str | None
+    ownership_check_seconds: float | str | None

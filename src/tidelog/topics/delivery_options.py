@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, TypedDict
 
 import msgspec
 
 from tidelog.errors import InputError
-from tidelog.topics.keywords import find_wrong_keyword
+from tidelog.topics.keywords import find_wrong_keyword, read_units
 
 Kind = Literal["exclusive", "failover", "shared", "key_shared"]
 Exhausted = Literal["block", "drop", "dead_letter"]
@@ -75,12 +75,31 @@ class DeliveryOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
         return self.kind in ("exclusive", "failover")
 
 
+class SubscribeOptions(TypedDict, total=False):
+    """`DeliveryOptions` as keywords of `subscribe`, with units where a name ends in one."""
+
+    max_unacked: int
+    ack_timeout_seconds: float | str | None
+    max_deliveries: int | None
+    on_exhausted: Literal["block", "dead_letter", "drop"]
+    dead_letter_topic: str | None
+    redelivery_backoff_seconds: float | str
+    redelivery_backoff_max_seconds: float | str
+    max_rate_per_second: float | None
+    time_to_live_seconds: float | str | None
+    on_gap: Literal["raise", "skip"]
+    hold_retention: bool
+    progress_flush_interval_seconds: float | str
+    progress_min_offset_delta: int
+
+
 def parse_options(given: Mapping[str, Any]) -> DeliveryOptions:
     """Options from keywords; InputError names the wrong one, and one that would have no effect."""
-    wrong = find_wrong_keyword(DeliveryOptions, given, "an option of a subscription")
+    read = read_units(DeliveryOptions, given)
+    wrong = find_wrong_keyword(DeliveryOptions, read, "an option of a subscription")
     if wrong is not None:
         raise InputError(wrong.text, hint=wrong.hint)
-    options = msgspec.convert(dict(given), DeliveryOptions)
+    options = msgspec.convert(read, DeliveryOptions)
     _refuse_in_vain(options)
     return options
 

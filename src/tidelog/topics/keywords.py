@@ -1,4 +1,7 @@
-"""Keywords held against a struct: which one is wrong, and what it may be instead, in words."""
+"""Keywords held against a struct: which one is wrong, and what it may be instead, in words.
+
+Sizes and durations may have units: `read_units` first, then `find_wrong_keyword`.
+"""
 
 from __future__ import annotations
 
@@ -9,12 +12,25 @@ from typing import NamedTuple
 import msgspec
 from msgspec import inspect
 
+from tidelog.units import number_of, unit_of
+
 
 class WrongKeyword(NamedTuple):
     """What to say about it."""
 
     text: str
     hint: str | None = None
+
+
+def read_units(struct: type[msgspec.Struct], given: Mapping[str, object]) -> dict[str, object]:
+    """The keywords with texts such as "64MiB" and "365d" as the numbers that they stand for."""
+    numbers = {field.name for field in msgspec.structs.fields(struct) if _is_number(inspect.type_info(field.type))}
+    return {name: number_of(name, value) if name in numbers else value for name, value in given.items()}
+
+
+def _is_number(kind: inspect.Type) -> bool:
+    kinds = kind.types if isinstance(kind, inspect.UnionType) else (kind,)
+    return any(isinstance(each, inspect.IntType | inspect.FloatType) for each in kinds)
 
 
 def find_wrong_keyword(struct: type[msgspec.Struct], given: Mapping[str, object], noun: str) -> WrongKeyword | None:
@@ -26,7 +42,10 @@ def find_wrong_keyword(struct: type[msgspec.Struct], given: Mapping[str, object]
         try:
             msgspec.convert(value, fields[name])
         except msgspec.ValidationError:
-            return WrongKeyword(f"{name} must be {_expected(inspect.type_info(fields[name]))}, not {value!r}")
+            kind = inspect.type_info(fields[name])
+            unit = unit_of(name) if _is_number(kind) else None
+            example = "" if unit is None else f', in {unit.noun} or with a unit as in "{unit.example}"'
+            return WrongKeyword(f"{name} must be {_expected(kind)}{example}, not {value!r}")
     return None
 
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping
 from datetime import datetime
-from typing import NoReturn
+from typing import NoReturn, Unpack
 
 import msgspec
 
@@ -22,7 +22,7 @@ from tidelog.tier.background import Background
 from tidelog.tier.owner import Cursor
 from tidelog.tier.sweep_plan import SweepPlan, SweepReport
 from tidelog.topics.cursor_store import CursorStore
-from tidelog.topics.delivery_options import Kind
+from tidelog.topics.delivery_options import Kind, SubscribeOptions
 from tidelog.topics.durability import Sync
 from tidelog.topics.latest_by_key import LatestByKey
 from tidelog.topics.live_log import LiveLog
@@ -148,7 +148,7 @@ class LiveTopic(Topic):
         start: Position = "latest",
         consumer: str | None = None,
         filter: Filter | None = None,
-        **options: object,
+        **options: Unpack[SubscribeOptions],
     ) -> Consumer:
         """As for other topics, of every kind, with a position that lasts as long as the topic is open.
 
@@ -173,7 +173,7 @@ class LiveTopic(Topic):
         timestamp: datetime | None = None,
         deliver_at: datetime | None = None,
         sync: Sync = False,
-        timeout: float | None = None,
+        timeout: float | str | None = None,
     ) -> int:
         """Hands a message to whoever reads now, and returns its offset. It never waits, so `timeout` has no effect."""
         if sync:
@@ -181,7 +181,7 @@ class LiveTopic(Topic):
         return self._try_append(self._payload(value, key, headers, timestamp, deliver_at))
 
     def append_many(
-        self, messages: Iterable[bytes | Message], *, sync: Sync = False, timeout: float | None = None
+        self, messages: Iterable[bytes | Message], *, sync: Sync = False, timeout: float | str | None = None
     ) -> list[int]:
         """Messages with consecutive offsets, which readers see at the same moment; returns the offsets."""
         if sync:
@@ -197,13 +197,13 @@ class LiveTopic(Topic):
         timestamp: datetime | None = None,
         deliver_at: datetime | None = None,
         sync: Sync = False,
-        timeout: float | None = None,
+        timeout: float | str | None = None,
     ) -> int:
         """As `append`, to be awaited; the task is never suspended."""
         return self.append(value, key=key, headers=headers, timestamp=timestamp, deliver_at=deliver_at, sync=sync)
 
     async def append_many_async(
-        self, messages: Iterable[bytes | Message], *, sync: Sync = False, timeout: float | None = None
+        self, messages: Iterable[bytes | Message], *, sync: Sync = False, timeout: float | str | None = None
     ) -> list[int]:
         """As `append_many`, to be awaited; the task is never suspended."""
         return self.append_many(messages, sync=sync)

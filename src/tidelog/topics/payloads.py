@@ -67,11 +67,3 @@ def _checked_time_us(time: object, what: str) -> int:
     if not LEAST_US <= time_us <= MOST_US:
         raise InputError(f"{what} is outside of the years 1 to 9999 in UTC: {time.isoformat()}")
     return time_us
-
-
-def check_timeout(timeout: object) -> None:
-    """InputError when this is neither None nor a number of seconds to wait."""
-    if timeout is None:
-        return
-    if isinstance(timeout, bool) or not isinstance(timeout, (int, float)) or not timeout >= 0:
-        raise InputError(f"timeout must be a number of seconds, 0 or more, not {timeout!r}")

@@ -25,8 +25,9 @@ from tidelog.topics.append_line import AppendLine
 from tidelog.topics.durability import SHIPPED, Sync, check_sync, wait_shipped, wait_shipped_async
 from tidelog.topics.extension import batch_marks, producer_entry
 from tidelog.topics.message import Message
-from tidelog.topics.payloads import PayloadEncoder, check_timeout, several
+from tidelog.topics.payloads import PayloadEncoder, several
 from tidelog.topics.producer_registry import ProducerRegistry
+from tidelog.units import to_seconds
 
 _MAX_SEQUENCE = (1 << 64) - 1
 # What has to be appended from the given sequence on: payloads of the messages with these numbers.
@@ -116,7 +117,7 @@ class Producer:
         timestamp: datetime | None = None,
         deliver_at: datetime | None = None,
         sync: Sync = False,
-        timeout: float | None = None,
+        timeout: float | str | None = None,
     ) -> int:
         """Stores a message, unless its sequence is stored already; returns its offset either way.
 
@@ -125,7 +126,7 @@ class Producer:
         """
 
         if timeout is not None:
-            check_timeout(timeout)
+            timeout = to_seconds(timeout)
         check_sync(sync, self._registry.tiered)
         log = self._appendable()
         with self._entry.lock:
@@ -148,7 +149,7 @@ class Producer:
         *,
         sequence: int | None = None,
         sync: Sync = False,
-        timeout: float | None = None,
+        timeout: float | str | None = None,
     ) -> list[int]:
         """Stores messages with consecutive sequences, the first of which is `sequence`; returns their offsets.
 
@@ -167,7 +168,7 @@ class Producer:
         timestamp: datetime | None = None,
         deliver_at: datetime | None = None,
         sync: Sync = False,
-        timeout: float | None = None,
+        timeout: float | str | None = None,
     ) -> int:
         """As `append`, suspending the task."""
 
@@ -184,7 +185,7 @@ class Producer:
         *,
         sequence: int | None = None,
         sync: Sync = False,
-        timeout: float | None = None,
+        timeout: float | str | None = None,
     ) -> list[int]:
         """As `append_many`, suspending the task."""
         whole = several(messages)
@@ -204,8 +205,10 @@ class Producer:
 
     # One step: look, append, remember
 
-    def _store(self, sequence: int | None, count: int, encode: _Encode, sync: Sync, timeout: float | None) -> list[int]:
-        check_timeout(timeout)
+    def _store(
+        self, sequence: int | None, count: int, encode: _Encode, sync: Sync, timeout: float | str | None
+    ) -> list[int]:
+        timeout = to_seconds(timeout)
         check_sync(sync, self._registry.tiered)
         log = self._appendable()
         with self._entry.lock:
@@ -225,9 +228,9 @@ class Producer:
             log.wait_durable(first, count)
 
     async def _store_async(
-        self, sequence: int | None, count: int, encode: _Encode, sync: Sync, timeout: float | None
+        self, sequence: int | None, count: int, encode: _Encode, sync: Sync, timeout: float | str | None
     ) -> list[int]:
-        check_timeout(timeout)
+        timeout = to_seconds(timeout)
         check_sync(sync, self._registry.tiered)
         accepted = self._accept_at_once(sequence, count, encode) if self._line.is_empty else None
         if accepted is None:

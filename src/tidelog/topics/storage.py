@@ -20,6 +20,7 @@ from collections.abc import Callable
 from pathlib import Path
 from threading import Lock, RLock
 from types import TracebackType
+from typing import Unpack
 
 from tidelog.clock import Clock, SystemClock
 from tidelog.errors import ClosedError, FencedError, InputError, NotFoundError, TidelogError
@@ -33,7 +34,7 @@ from tidelog.tier.metadata.memory import MemoryMetadataStore
 from tidelog.tier.metadata.sqlite import SqliteMetadataStore
 from tidelog.tier.metadata.store import MetadataStore
 from tidelog.tier.tier import Tier
-from tidelog.tier.tier_settings import TierSettings
+from tidelog.tier.tier_settings import TierOptions, TierSettings
 from tidelog.topics.cursor_store import CatalogCursors, CursorStore, LocalCursors, bring_along
 from tidelog.topics.directory_info import (
     DIRECTORY_FILE,
@@ -161,7 +162,9 @@ class LogDirectory(DirectoryTasks):
 
     # Topics
 
-    def topic(self, name: str, *, first_offset: int = 0, reliable: bool | None = None, **settings: object) -> Topic:
+    def topic(
+        self, name: str, *, first_offset: int = 0, reliable: bool | None = None, **settings: Unpack[TierOptions]
+    ) -> Topic:
         """The topic of this name, always the same object while the directory is open.
 
         It is made when absent, and begins at `first_offset` then; a directory that is open for reading only raises
@@ -180,7 +183,7 @@ class LogDirectory(DirectoryTasks):
             if parsed in self._topics and settings:
                 raise InputError(f"the topic {name} is open already", hint="Change its settings with `configure_topic`")
             if parsed not in self._topics:
-                topic = self._open_topic(parsed, first_offset, settings, reliable)
+                topic = self._open_topic(parsed, first_offset, dict(settings), reliable)
                 topic.use_subscriptions(self._cursors(parsed, topic), self._background, self._dead_letter_topic)
                 self._topics[parsed] = topic
             opened = self._topics[parsed]
@@ -195,7 +198,7 @@ class LogDirectory(DirectoryTasks):
         """One that keeps them."""
         return self.topic(name, reliable=True)
 
-    def configure_topic(self, name: str, **settings: object) -> dict[str, object]:
+    def configure_topic(self, name: str, **settings: Unpack[TierOptions]) -> dict[str, object]:
         """Changes the settings that a topic has for itself, and returns all of them; None takes one back.
 
         They are remembered, in the catalog where there is one, and count from the topic's next opening on.

@@ -22,6 +22,7 @@ from tidelog.topics.delivery_options import MAX_SECONDS
 from tidelog.topics.delivery_queue import Delivery
 from tidelog.topics.message import Message
 from tidelog.topics.subscription import Subscription
+from tidelog.units import to_seconds
 
 
 class Lag(NamedTuple):
@@ -72,21 +73,21 @@ class Consumer:
 
     # Receiving
 
-    def receive(self, timeout: float | None = None) -> Delivery | None:
+    def receive(self, timeout: float | str | None = None) -> Delivery | None:
         """The next message, as soon as there is one; None when `timeout` seconds passed."""
         return self._subscription.receive_one(self._holder, _checked_timeout(timeout))
 
-    def receive_many(self, max_messages: int, timeout: float | None = None) -> list[Delivery]:
+    def receive_many(self, max_messages: int, timeout: float | str | None = None) -> list[Delivery]:
         """Up to so many messages, as soon as there is at least one; none when `timeout` seconds passed."""
         count = _checked_count(max_messages)
         return list(self._subscription.receive(self._holder, count, _checked_timeout(timeout)))
 
-    async def receive_async(self, timeout: float | None = None) -> Delivery | None:
+    async def receive_async(self, timeout: float | str | None = None) -> Delivery | None:
         """As `receive`, suspending the task."""
         taken = await self._subscription.receive_async(self._holder, 1, _checked_timeout(timeout))
         return taken[0] if taken else None
 
-    async def receive_many_async(self, max_messages: int, timeout: float | None = None) -> list[Delivery]:
+    async def receive_many_async(self, max_messages: int, timeout: float | str | None = None) -> list[Delivery]:
         """As `receive_many`, suspending the task."""
         count = _checked_count(max_messages)
         return list(await self._subscription.receive_async(self._holder, count, _checked_timeout(timeout)))
@@ -122,7 +123,7 @@ class Consumer:
         """This one and all before it are done with; only exclusive and failover."""
         self._subscription.ack_cumulative(self._holder, _offset(message))
 
-    def nack(self, message: Message | int, delay: float | None = None) -> None:
+    def nack(self, message: Message | int, delay: float | str | None = None) -> None:
         """The message is to come again, after `delay` seconds or the pause that the options say."""
         self._subscription.nack(self._holder, _offset(message), _checked_delay(delay))
 
@@ -134,7 +135,7 @@ class Consumer:
         """As `ack_many`."""
         self.ack_many(messages)
 
-    async def nack_async(self, message: Message | int, delay: float | None = None) -> None:
+    async def nack_async(self, message: Message | int, delay: float | str | None = None) -> None:
         """As `nack`."""
         self.nack(message, delay)
 
@@ -208,17 +209,14 @@ def _offset(message: Message | int) -> int:
     raise InputError(f"a message or its offset is settled, not {message!r}")
 
 
-def _checked_timeout(timeout: object) -> float | None:
-    if timeout is None:
-        return None
-    if isinstance(timeout, bool) or not isinstance(timeout, (int, float)) or not timeout >= 0:
-        raise InputError(f"a number of seconds, 0 or more, is expected, not {timeout!r}")
-    return timeout if timeout <= MAX_SECONDS else MAX_SECONDS
+def _checked_timeout(timeout: float | str | None, name: str = "timeout") -> float | None:
+    seconds = to_seconds(timeout, name)
+    return seconds if seconds is None else min(seconds, MAX_SECONDS)
 
 
-def _checked_delay(delay: object) -> float | None:
+def _checked_delay(delay: float | str | None) -> float | None:
     """A message cannot wait for ever: who never wants it again acknowledges it."""
-    checked = _checked_timeout(delay)
+    checked = _checked_timeout(delay, "delay")
     if checked is not None and checked >= MAX_SECONDS:
         raise InputError(f"a pause of {delay!r} seconds is too long", hint="Acknowledge what is not to come again")
     return checked

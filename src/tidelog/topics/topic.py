@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Iterator, Mapping
 from datetime import datetime
-from typing import Any
+from typing import Any, Unpack
 
 import msgspec
 
@@ -30,14 +30,14 @@ from tidelog.tier.tier_statistics import TierStatistics
 from tidelog.tier.tiered_log import TieredLog
 from tidelog.topics.cursor_store import CursorStore
 from tidelog.topics.delivery_counters import SubscriptionStatistics
-from tidelog.topics.delivery_options import Kind
+from tidelog.topics.delivery_options import Kind, SubscribeOptions
 from tidelog.topics.durability import SHIPPED, Sync, check_sync, wait_shipped, wait_shipped_async
 from tidelog.topics.latest_by_key import LatestByKey, ReadableTopic
 from tidelog.topics.live_log import LiveLog, LiveStatistics
 from tidelog.topics.local_intake import LocalIntake
 from tidelog.topics.message import Message
 from tidelog.topics.names import TopicName
-from tidelog.topics.payloads import PayloadEncoder, check_timeout
+from tidelog.topics.payloads import PayloadEncoder
 from tidelog.topics.producer import Producer
 from tidelog.topics.producer_registry import ProducerRegistry
 from tidelog.topics.reading import OnGap, read_messages, read_messages_async
@@ -46,6 +46,7 @@ from tidelog.topics.subscription_feed import Filter, Source
 from tidelog.topics.subscription_registry import SubscriptionInfo, SubscriptionRegistry
 from tidelog.topics.topic_tasks import TopicTasks
 from tidelog.topics.worker_thread import made_in_worker_thread
+from tidelog.units import to_seconds
 
 
 class TopicStatistics(msgspec.Struct, frozen=True, kw_only=True):
@@ -320,7 +321,7 @@ class Topic(TopicTasks):
         start: Position = "earliest",
         consumer: str | None = None,
         filter: Filter | None = None,
-        **options: object,
+        **options: Unpack[SubscribeOptions],
     ) -> Consumer:
         """A consumer of the subscription of this name, which is made when it is new, at `start`.
 
@@ -459,7 +460,7 @@ class Topic(TopicTasks):
         timestamp: datetime | None = None,
         deliver_at: datetime | None = None,
         sync: Sync = False,
-        timeout: float | None = None,
+        timeout: float | str | None = None,
     ) -> int:
         """Accepts a message and returns its offset; with `sync` once it is on the disk, or, with `sync="shipped"`, in
         the object store too (those who wait together share one object).
@@ -474,7 +475,7 @@ class Topic(TopicTasks):
         if self._check_awake is not None:
             self._check_awake()
         if timeout is not None:
-            check_timeout(timeout)
+            timeout = to_seconds(timeout)
         payload = self._payload(value, key, headers, timestamp, deliver_at)
         offset = log.try_append(payload)
         if offset is not None and not sync:
@@ -485,14 +486,14 @@ class Topic(TopicTasks):
         return offset
 
     def append_many(
-        self, messages: Iterable[bytes | Message], *, sync: Sync = False, timeout: float | None = None
+        self, messages: Iterable[bytes | Message], *, sync: Sync = False, timeout: float | str | None = None
     ) -> list[int]:
         """Accepts all messages with consecutive offsets, or none of them; returns the offsets.
 
         They stay together: after a crash, a move or the loss of the disk all of them are there, or none. With `sync`
         it returns once all of them are on the disk.
         """
-        check_timeout(timeout)
+        timeout = to_seconds(timeout)
         check_sync(sync, self._tiered)
         payloads = self._encoder.many(messages)
         offsets = self._appendable.append_many(payloads, sync=sync is True, timeout_seconds=timeout)
@@ -509,10 +510,10 @@ class Topic(TopicTasks):
         timestamp: datetime | None = None,
         deliver_at: datetime | None = None,
         sync: Sync = False,
-        timeout: float | None = None,
+        timeout: float | str | None = None,
     ) -> Coroutine[Any, Any, int]:
         """As `append`, to be awaited: the task is suspended instead of blocking the thread."""
-        check_timeout(timeout)
+        timeout = to_seconds(timeout)
         check_sync(sync, self._tiered)
         payload = self._payload(value, key, headers, timestamp, deliver_at)
         if self._tiered is not None and (sync == SHIPPED or self._tiered.may_have_slept):
@@ -536,10 +537,10 @@ class Topic(TopicTasks):
         return None if self._tiered is not None and self._tiered.may_have_slept else self._log
 
     async def append_many_async(
-        self, messages: Iterable[bytes | Message], *, sync: Sync = False, timeout: float | None = None
+        self, messages: Iterable[bytes | Message], *, sync: Sync = False, timeout: float | str | None = None
     ) -> list[int]:
         """As `append_many`, suspending the task."""
-        check_timeout(timeout)
+        timeout = to_seconds(timeout)
         check_sync(sync, self._tiered)
         payloads = self._encoder.many(messages)
         await self._check_awake_async()

@@ -29,6 +29,7 @@ from tidelog.tier.tier import Tier
 from tidelog.tier.tier_settings import TierSettings
 from tidelog.topics.columns import check_readable
 from tidelog.topics.extension import group_of
+from tidelog.topics.keywords import read_units
 from tidelog.topics.live_log import LiveLog
 from tidelog.topics.live_topic import LiveTopic
 from tidelog.topics.local_intake import LocalIntakes
@@ -90,7 +91,7 @@ class TopicOpener:
         directory = name.directory(self._root)
         if not self._is_reliable(name, reliable):
             return self._open_live(name, settings, first_offset)
-        own = {**self._own_settings(name), **settings}
+        own = {**self._own_settings(name), **read_units(TierSettings, settings)}
         own = {key: value for key, value in own.items() if value is not None}
         effective = with_own(self._tier_settings, own)
         if self.tier is None:
@@ -209,7 +210,7 @@ class TopicOpener:
         if not self._is_reliable(name, None):
             _refuse_live_settings(name, settings)
             return {}
-        merged = {**self._own_settings(name), **settings}
+        merged = {**self._own_settings(name), **read_units(TierSettings, settings)}
         own = {key: value for key, value in merged.items() if value is not None}
         effective = with_own(self._tier_settings, own)
         if self.tier is None:

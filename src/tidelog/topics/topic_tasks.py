@@ -9,12 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from types import TracebackType
-from typing import TYPE_CHECKING, Protocol, Self
+from typing import TYPE_CHECKING, Protocol, Self, Unpack
 
 from tidelog.log.readable import Position
 from tidelog.tier.daemon_pool import in_store_thread
 from tidelog.tier.sweep_plan import SweepPlan, SweepReport
-from tidelog.topics.delivery_options import Kind
+from tidelog.tier.tier_settings import TierOptions
+from tidelog.topics.delivery_options import Kind, SubscribeOptions
 from tidelog.topics.latest_by_key import LatestByKey
 from tidelog.topics.producer import Producer
 from tidelog.topics.reading import OnGap
@@ -63,7 +64,7 @@ class _Directory(Protocol):
     @property
     def topic(self) -> Callable[..., Topic]: ...
 
-    def configure_topic(self, name: str, **settings: object) -> dict[str, object]: ...
+    def configure_topic(self, name: str, **settings: Unpack[TierOptions]) -> dict[str, object]: ...
 
     def has_topic(self, name: str) -> bool: ...
 
@@ -85,7 +86,7 @@ class TopicTasks:
         start: Position | None = None,
         consumer: str | None = None,
         filter: Filter | None = None,
-        **options: object,
+        **options: Unpack[SubscribeOptions],
     ) -> Consumer:
         """As `subscribe`. Without `start` a new subscription begins where it would there."""
         given = options if start is None else {"start": start, **options}
@@ -152,12 +153,17 @@ class DirectoryTasks:
     """What a log directory has for tasks."""
 
     async def topic_async(
-        self: _Directory, name: str, *, first_offset: int = 0, reliable: bool | None = None, **settings: object
+        self: _Directory,
+        name: str,
+        *,
+        first_offset: int = 0,
+        reliable: bool | None = None,
+        **settings: Unpack[TierOptions],
     ) -> Topic:
         """As `topic`: opening one recovers its files and, with a store, claims it."""
         return await in_store_thread(self.topic, name, first_offset=first_offset, reliable=reliable, **settings)
 
-    async def configure_topic_async(self: _Directory, name: str, **settings: object) -> dict[str, object]:
+    async def configure_topic_async(self: _Directory, name: str, **settings: Unpack[TierOptions]) -> dict[str, object]:
         """As `configure_topic`."""
         return await in_store_thread(self.configure_topic, name, **settings)
 
