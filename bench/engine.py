@@ -27,6 +27,7 @@ from tidelog.log.frame import scan
 
 BATCH = 256
 NEVER_SECONDS = 86400
+PARTS = ["puts", "large", "versions", "listing", "recovery", "zipf"]
 TARGETS = {"lmdb": 1.0, "sqlite": 3.0, "slatedb": 20.0}
 PEERS: dict[str, Callable[[Path], Peer]] = {
     "rocksdb": RocksPeer,
@@ -50,6 +51,9 @@ class EnginePeer:
 
     def get(self, key: str) -> bytes:
         return self.engine.read("b", key).data
+
+    def listed(self) -> int:
+        return len(list(self.engine.list_objects("b")))
 
     def close(self) -> None:
         self.engine.close()
@@ -156,6 +160,42 @@ def old_versions(root: Path) -> Figure:
     return at_most("get as of an old seq", f"{ours:.1f} us", f"newest {latest:.1f} us", ours / latest, 1.2)
 
 
+def listings(root: Path, entries: int, rounds: int) -> list[Figure]:
+    """Objects of 200 bytes: what listing all of them costs, and what they take on the disk once the store is closed."""
+    batches, size = workload(entries, 200), entries * 200
+    found: dict[str, tuple[float, float]] = {}
+    for name in ["engine", "rocksdb", "lmdb", "sqlite"]:
+        directory = root / name
+        try:
+            peer: Peer = EnginePeer(directory) if name == "engine" else PEERS[name](directory)
+        except ImportError:
+            continue  # those of the extra `bench` may be missing; SQLite never is
+        puts_per_second(peer, batches)
+        seconds = min(timed(peer.listed) for _ in range(rounds))
+        peer.close()
+        found[name] = seconds / entries * 1e6, disk_bytes(directory) / size
+        shutil.rmtree(directory)
+    us, times = found.pop("engine")
+    peers_us = ", ".join(f"{name} {listed:.2f} us" for name, (listed, _) in found.items())
+    peers_times = ", ".join(f"{name} {taken:.2f}" for name, (_, taken) in found.items())
+    return [
+        at_most("listing, an object", f"{us:.2f} us", peers_us, us, 2, " us"),
+        at_most("bytes on the disk, of 200 an object", f"{times:.2f}", peers_times, times, 1.8),
+    ]
+
+
+def timed(work: Callable[[], object]) -> float:
+    """Seconds that some work takes."""
+    begin = time.perf_counter()
+    work()
+    return time.perf_counter() - begin
+
+
+def disk_bytes(directory: Path) -> int:
+    """What a directory takes on the disk, holes left out."""
+    return sum(path.stat().st_blocks * 512 for path in directory.rglob("*") if path.is_file())
+
+
 def apply_and_die(directory: Path, entries: int, report_to: str) -> None:
     """Applies entries without ever making a checkpoint, and is gone."""
     peer = EnginePeer(directory)
@@ -238,9 +278,9 @@ def main() -> None:
     parser.add_argument("--recovery-megabytes", type=int, default=1024)
     parser.add_argument("--zipf-objects", type=int, default=1_000_000)
     parser.add_argument("--zipf-reads", type=int, default=100_000)
-    parser.add_argument("--only", choices=["puts", "large", "versions", "recovery", "zipf"], action="append")
+    parser.add_argument("--only", choices=PARTS, action="append")
     arguments = parser.parse_args()
-    parts = arguments.only or ["puts", "large", "versions", "recovery", "zipf"]
+    parts = arguments.only or PARTS
     figures: list[Figure] = []
     with scratch_directory(arguments.dir) as root:
         if "puts" in parts:
@@ -251,6 +291,8 @@ def main() -> None:
             figures.append(at_least("64 KiB puts", f"{ours:,.0f}/s", f"rocksdb {theirs:,.0f}/s", ours / theirs, 1.0))
         if "versions" in parts:
             figures.append(old_versions(root))
+        if "listing" in parts:
+            figures += listings(root, arguments.entries, arguments.rounds)
         if "recovery" in parts:
             figures += recovery(root, arguments.recovery_megabytes)
         if "zipf" in parts:

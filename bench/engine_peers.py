@@ -22,6 +22,9 @@ class Peer(Protocol):
 
     def get(self, key: str) -> bytes: ...
 
+    def listed(self) -> int:
+        """Makes a list of all keys and sizes, in order; how many."""
+
     def close(self) -> None: ...
 
 
@@ -45,6 +48,9 @@ class RocksPeer:
     def get(self, key: str) -> bytes:
         return bytes(self._database[key.encode()])
 
+    def listed(self) -> int:
+        return len([(key.decode(), len(value)) for key, value in self._database.items()])
+
     def close(self) -> None:
         self._database.close()
 
@@ -65,6 +71,10 @@ class LmdbPeer:
     def get(self, key: str) -> bytes:
         with self._environment.begin() as transaction:
             return bytes(transaction.get(key.encode()))
+
+    def listed(self) -> int:
+        with self._environment.begin(buffers=True) as transaction:
+            return len([(bytes(key).decode(), len(value)) for key, value in transaction.cursor()])
 
     def close(self) -> None:
         self._environment.close()
@@ -87,6 +97,9 @@ class SqlitePeer:
 
     def get(self, key: str) -> bytes:
         return bytes(self._database.execute("SELECT value FROM objects WHERE key = ?", (key,)).fetchone()[0])
+
+    def listed(self) -> int:
+        return len(self._database.execute("SELECT key, length(value) FROM objects ORDER BY key").fetchall())
 
     def close(self) -> None:
         self._database.close()
@@ -116,6 +129,9 @@ class SlatePeer:
         value = self._loop.run_until_complete(self._database.get(key.encode()))
         assert value is not None
         return bytes(value)
+
+    def listed(self) -> int:
+        raise NotImplementedError
 
     def close(self) -> None:
         self._loop.run_until_complete(self._database.shutdown())

@@ -268,7 +268,7 @@ def test_closing_ends_transactions_that_wait(tmp_path: Path) -> None:
 
 
 def test_old_entries_come_again_after_their_records_have_gone(tmp_path: Path) -> None:
-    """They do nothing; what contradicts the versions that are there is refused."""
+    """They do nothing, and others under their seqs are refused."""
     entries = RandomEntries("gone", buckets=1).entries(80)
     with open_local(tmp_path / "e") as engine:
         engine.apply(1, CreateBucket("bucket-0"))
@@ -281,6 +281,6 @@ def test_old_entries_come_again_after_their_records_have_gone(tmp_path: Path) ->
         before = engine.digest()
         assert len(engine.apply_many([(seq + 1, entry) for seq, entry in entries])) == 80
         seq, put = next((seq, one) for seq, one in entries if isinstance(one, PutObject))
-        with pytest.raises(InputError, match="something else"):
+        with pytest.raises(InputError, match="another entry"):
             engine.apply(seq + 1, PutObject(put.bucket, put.key, b"another"))
         assert engine.digest() == before

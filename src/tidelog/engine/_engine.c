@@ -1,6 +1,6 @@
 /* The loops over pages, in C. `page.py` draws the page, `updates.py` the page updates. The twins that define every
-   answer are `page_python.py`, `page_image_python.py`, `tree_python.py`, `version_python.py`, `updates_python.py` and
-   `rows_python.py`.
+   answer are `page_python.py`, `page_image_python.py`, `tree_python.py`, `version_python.py`, `updates_python.py`,
+   `results_python.py` and `rows_python.py`.
 
    Invariants
    - Bytes are hostile: nothing is read or written that was not checked to lie inside of its page or record.
@@ -9,7 +9,7 @@
 
 #include "_engine_list.h"
 #include "_engine_rows.h"
-#include "_engine_survey.h"
+#include "_engine_results.h"
 
 #define METHOD(name, function, text) {name, (PyCFunction)(void (*)(void))(function), METH_FASTCALL, PyDoc_STR(text)}
 
@@ -47,6 +47,9 @@ static PyMethodDef engine_methods[] = {
     METHOD("survey", engine_survey,
            "survey(first_lsn, buffer, positions, lengths, open_seq, open_lsn): "
            "(applied seq, its LSN, open seq, its LSN, indexes of other records)."),
+    METHOD("results_in", engine_results_in,
+           "results_in(first_lsn, buffer, positions, lengths, open): (seqs, prints, statuses, others, open)."),
+    METHOD("results_of", engine_results_of, "results_of(first_lsn, records, open): the same of a list of records."),
     METHOD("check_rows", engine_check_rows, "check_rows(raw, count, after_key, has_places): the last key."),
     METHOD("find_row", engine_find_row, "find_row(raw, key): the first row that is not before a key, or None."),
     METHOD("merge_rows", engine_merge_rows, "merge_rows(sources, drops_removed): (raw, rows, where each source is then)."),

@@ -20,6 +20,7 @@ from threading import Lock, RLock
 from tidelog.clock import Clock
 from tidelog.engine.btree import Tree
 from tidelog.engine.buffer_pool import BufferPool
+from tidelog.engine.known_results import ResultTable
 from tidelog.engine.marks import Marks
 from tidelog.engine.master import CheckpointState, write_master
 from tidelog.engine.record import encode_checkpoint_begin, encode_checkpoint_end
@@ -41,6 +42,7 @@ class Checkpointer:
         pool: BufferPool,
         wal: Wal,
         marks: Marks,
+        results: ResultTable,
         applying: RLock,
         last: CheckpointState | None,
     ) -> None:
@@ -56,6 +58,7 @@ class Checkpointer:
         self._pool = pool
         self._wal = wal
         self._marks = marks
+        self._results = results
         self._applying = applying
         self.one_at_a_time = Lock()
         """Held while a checkpoint is made. Before the engine's own lock, where both are wanted."""
@@ -111,4 +114,5 @@ class Checkpointer:
             next_page=self._tree.next_page,
             dirty_pages=self._pool.dirty_pages(),
             transactions={},
+            results=self._results.known_up_to(self._marks.accepted_seq),
         )

@@ -27,6 +27,7 @@ from tidelog.engine.buckets import Buckets
 from tidelog.engine.buffer_pool import BufferPool
 from tidelog.engine.checkpointer import Checkpointer
 from tidelog.engine.index_compaction_file import NewIndex, build_new_index, remove_unused_index, use_new_index
+from tidelog.engine.known_results import KnownResults, ResultTable
 from tidelog.engine.lost_log import refuse_lost_end, refuse_missing_files, refuse_older_than_pages
 from tidelog.engine.marks import Marks
 from tidelog.engine.master import MASTER, CheckpointState, read_master
@@ -91,7 +92,9 @@ class Core:
             wal.commit()
             self.tree.settle()
         begin = clock.monotonic()
-        recovery = Recovery(wal, self.tree, state, self.page_file.made_lsn, self._repack)
+        self.results = ResultTable(_known_at(state))
+        wal.on_handed_over = self.results.take
+        recovery = Recovery(wal, self.tree, state, self.page_file.made_lsn, self._repack, self.results)
         report = recovery.run()
         self.recovery = msgspec.structs.replace(report, seconds=clock.monotonic() - begin)
         self.buckets = Buckets()
@@ -109,6 +112,7 @@ class Core:
             pool=self.pool,
             wal=wal,
             marks=self.marks,
+            results=self.results,
             applying=self.applying,
             last=state,
         )
@@ -212,6 +216,13 @@ class Core:
         if self._shipped_pieces is not None and first_lsn < self.wal.first_lsn:
             for piece in self._shipped_pieces(self.wal.first_lsn):
                 yield _from_lsn(piece, first_lsn)
+
+
+def _known_at(state: CheckpointState | None) -> KnownResults:
+    """What a checkpoint knows of the entries before it; before the first of all there was none."""
+    if state is None:
+        return KnownResults(floor=0)
+    return state.results or KnownResults(floor=state.applied_seq)
 
 
 def _from_lsn(piece: Iterable[Frames], lsn: int) -> Iterator[Frames]:

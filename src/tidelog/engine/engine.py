@@ -64,7 +64,7 @@ class Engine(EngineStat, EngineTasks, GarbageCalls, CompactionCalls):
         self._check_open = standing.check
         self._fail = standing.fail
         self._applying = core.applying
-        self._replayed = Replayed(core.wal, core.versions)
+        self._replayed = Replayed(core.wal, core.versions, core.results)
         self._transactions = Transactions()
         self._tasks = TaskThreads()
         self._unsettled: list[Entry] = []

@@ -55,6 +55,10 @@ class _Engine(Protocol):
 
     def stat(self, bucket: str, key: str, seq: int | None = None) -> ObjectStat: ...
 
+    def has_bucket(self, bucket: str, seq: int | None = None) -> bool: ...
+
+    def find_object(self, bucket: str, key: str, seq: int | None = None) -> ObjectInfo | None: ...
+
     def list_objects(
         self,
         bucket: str,
@@ -228,6 +232,14 @@ class EngineTasks:
     async def stat_async(self: _Engine, bucket: str, key: str, seq: int | None = None) -> ObjectStat:
         """As `stat`."""
         return await self._tasks.read(self.stat, bucket, key, seq)
+
+    async def has_bucket_async(self: _Engine, bucket: str, seq: int | None = None) -> bool:
+        """As `has_bucket`."""
+        return await self._tasks.read(self.has_bucket, bucket, seq)
+
+    async def find_object_async(self: _Engine, bucket: str, key: str, seq: int | None = None) -> ObjectInfo | None:
+        """As `find_object`."""
+        return await self._tasks.read(self.find_object, bucket, key, seq)
 
     async def list_objects_async(
         self: _Engine,

@@ -13,6 +13,7 @@ from pathlib import Path
 import msgspec
 
 from tidelog.codec import decode_document, encode_document
+from tidelog.engine.known_results import KnownResults
 from tidelog.errors import DataError
 from tidelog.files import Files, explained
 
@@ -34,6 +35,8 @@ class CheckpointState(msgspec.Struct, frozen=True, kw_only=True):
     next_page: int
     dirty_pages: dict[int, int]
     transactions: dict[int, int]
+    results: KnownResults | None = None
+    """What became of the last entries; None where that is not known."""
 
 
 def write_master(files: Files, directory: Path, state: CheckpointState) -> None:

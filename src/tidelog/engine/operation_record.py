@@ -131,12 +131,13 @@ def same_entry(records: Sequence[OperationRecord], entry: Entry) -> bool:
     if len(records) != len(wanted):
         return False
     return all(
-        record.identity == _identity_of(operation, order)
+        record.identity == identity_of(operation, order)
         for order, (record, operation) in enumerate(zip(records, wanted, strict=True))
     )
 
 
-def _identity_of(operation: Operation, order: int) -> Identity:
+def identity_of(operation: Operation, order: int) -> Identity:
+    """The identity that the record of an operation has, as the one with this number of its entry."""
     if isinstance(operation, PutObject):
         crc = crc32(encode_body(operation.data, operation.metadata))
         return Identity(order, names_of(operation), crc, len(operation.data))

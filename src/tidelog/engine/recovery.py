@@ -21,6 +21,7 @@ import msgspec
 
 from tidelog.engine.analysis import Analysis, Repack
 from tidelog.engine.btree import Tree
+from tidelog.engine.known_results import ResultTable
 from tidelog.engine.master import CheckpointState
 from tidelog.engine.undo import Undo
 from tidelog.engine.wal import Wal
@@ -45,19 +46,26 @@ class RecoveryReport(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Recovery:
-    """One run of it. The marks in `found` are what they were when the engine stopped.
+    """One run of it. The marks in `found` are what they were when the engine stopped; `results` learns of all entries.
 
     `made_lsn` is that of the page file; `repack` writes the index anew, as the record of an LSN with so many cells did.
     """
 
     def __init__(
-        self, wal: Wal, tree: Tree, state: CheckpointState | None, made_lsn: int, repack: Callable[[int, int], None]
+        self,
+        wal: Wal,
+        tree: Tree,
+        state: CheckpointState | None,
+        made_lsn: int,
+        repack: Callable[[int, int], None],
+        results: ResultTable,
     ) -> None:
         self._wal = wal
         self._tree = tree
         self._begin_lsn = wal.first_lsn if state is None else state.begin_lsn
         self._made_lsn = made_lsn
         self._repack = repack
+        self._results = results
         self.found = Analysis(state)
 
     def run(self) -> RecoveryReport:
@@ -65,6 +73,7 @@ class Recovery:
         next_lsn = self._wal.next_lsn
         for frames in self._wal.batches(self._begin_lsn, next_lsn):
             self._redo(frames, self.found.take(frames))
+            self._results.take_frames(frames)
         undone, resumed = self.found.open_seq or None, self.found.rollback is not None
         self._undo()
         return RecoveryReport(

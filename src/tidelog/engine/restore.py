@@ -33,6 +33,7 @@ from tidelog.engine.claim import claim_engine
 from tidelog.engine.compaction_state import CompactionState
 from tidelog.engine.core import PAGES, WAL
 from tidelog.engine.gate import LsnRange
+from tidelog.engine.known_results import KnownResults, ResultTable
 from tidelog.engine.manifest import Manifest, OwnedManifest, Pinning, read_manifest
 from tidelog.engine.master import CheckpointState, write_master
 from tidelog.engine.page_file import PageFile
@@ -155,7 +156,9 @@ class Restore:
         state = self._load_state(manifest)
         changes = self._changes()
         first_lsn = self._first_lsn(state)
-        replay = Replay(self._catalog, self._objects, fetchers, changes, first_lsn)
+        replay = Replay(
+            *(self._catalog, self._objects, fetchers, changes, first_lsn), results=ResultTable(_known_in(state))
+        )
         self._replay(replay, manifest)
         owned_manifest, next_lsn = self._claim()
         final = owned_manifest.settle_in()
@@ -166,7 +169,9 @@ class Restore:
         known = (settled.history_start_seq, replay.history_start_seq)
         history_start_seq = max(*known, 0 if state is None else state.footer.history_start_seq)
         rows, next_page = self._build(next_lsn)
-        self._write_master(settled, history_start_seq, next_page)
+        assert replay.results is not None
+        known_results = replay.results.known_up_to(settled.high_water_mark)
+        self._write_master(settled, history_start_seq, next_page, known_results)
         return RestoreReport(
             seq=settled.high_water_mark,
             state_seq=0 if state is None else state.footer.seq,
@@ -316,7 +321,7 @@ class Restore:
         finally:
             page_file.close()
 
-    def _write_master(self, manifest: Manifest, history_start_seq: int, next_page: int) -> None:
+    def _write_master(self, manifest: Manifest, history_start_seq: int, next_page: int, results: KnownResults) -> None:
         state = CheckpointState(
             begin_lsn=manifest.shipped_lsn,
             begin_position=manifest.shipped_position,
@@ -328,11 +333,19 @@ class Restore:
             next_page=next_page,
             dirty_pages={},
             transactions={},
+            results=results,
         )
         write_master(self._files, self._directory, state)
 
     def _tell(self, phase: Phase, done: int, total: int) -> None:
         self._on_progress(RestoreProgress(phase=phase, done=done, total=total))
+
+
+def _known_in(state: StoredState | None) -> KnownResults:
+    """What a state knows of the entries before it; before the first record of all there was none."""
+    if state is None:
+        return KnownResults(floor=0)
+    return state.footer.results or KnownResults(floor=state.footer.seq)
 
 
 def _at_the_end(manifest: Manifest, next_lsn: int, position: int) -> Manifest:

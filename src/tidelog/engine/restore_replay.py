@@ -18,6 +18,7 @@ from concurrent.futures import Executor
 from typing import Protocol
 
 from tidelog.engine.gate import LsnRange
+from tidelog.engine.known_results import ResultTable
 from tidelog.engine.manifest import Manifest
 from tidelog.engine.record_header import HEADER, HEADER_BYTES, LAST, OPERATION, VACUUM
 from tidelog.engine.restore_runs import REMOVED
@@ -42,7 +43,17 @@ class RowSink(Protocol):
 class Replay:
     """Goes through the shipped log from an LSN on, as far as it is told to."""
 
-    def __init__(self, catalog: Catalog, objects: ObjectStore, executor: Executor, changes: RowSink, lsn: int) -> None:
+    def __init__(
+        self,
+        catalog: Catalog,
+        objects: ObjectStore,
+        executor: Executor,
+        changes: RowSink,
+        lsn: int,
+        results: ResultTable | None = None,
+    ) -> None:
+        self.results = results
+        """Learns what became of the entries, if anybody wants to know."""
         self.lsn = lsn
         """The first record that was not looked at."""
         self.entries = 0
@@ -80,6 +91,8 @@ class Replay:
         assert frames is not None
         buffer = memoryview(frames.buffer)
         positions, lengths = memoryview(frames.positions).cast("Q"), memoryview(frames.lengths).cast("I")
+        if self.results is not None:
+            self.results.take_live(frames.slice(batch.start, batch.stop), self._dead)
         for index in range(batch.start, batch.stop):
             at, length = positions[index], lengths[index]
             kind = buffer[at]

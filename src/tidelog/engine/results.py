@@ -8,16 +8,18 @@ import msgspec
 
 from tidelog.engine.entry import MetadataValue
 
-Status = Literal["applied", "nothing", "refused"]
+Status = Literal["applied", "nothing", "refused", "unverified"]
 Tier = Literal["hot", "cold"]
 
 
 class Result(msgspec.Struct, frozen=True, gc=False):
-    """What became of an entry, the same on every replica.
+    """What became of an entry, the same on every replica but for the last one.
 
-    "applied"   it changed the state
-    "nothing"   it was allowed and changed nothing: an object was to be deleted that is not there
-    "refused"   the state did not allow it (`reason`); nothing changed, and its seq is used
+    "applied"      it changed the state
+    "nothing"      it was allowed and changed nothing: an object was to be deleted that is not there
+    "refused"      the state did not allow it (`reason`); nothing changed, and its seq is used
+    "unverified"   its seq was used so long ago that this engine knows neither whether this is the same entry, nor what
+                   became of it (`reason`); nothing changed
     """
 
     seq: int

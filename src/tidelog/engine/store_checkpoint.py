@@ -3,7 +3,7 @@
     "TCKP" u32 version | block ... block | footer: msgpack | footer bytes u32, crc32 of the footer u32, "TCKPEND1"
 
 The footer says what it is a state of (seq, LSN from which on the log goes on, epoch), how many rows there are, their
-digest, and
+digest, what became of the last entries (`known_results`), and
 
     version 1   of every block its place, its number of rows and its first and last key: all in one object
     version 2   which row files (`row_file`) have the rows, in order of key. There are no blocks then, and the digest is
@@ -41,6 +41,7 @@ from tidelog.engine.cell_blocks import (
     encode_blocks,
     rows_in,
 )
+from tidelog.engine.known_results import KnownResults
 from tidelog.engine.manifest import StoredCheckpoint
 from tidelog.engine.place import cell_of
 from tidelog.engine.row_file import RowPart
@@ -88,6 +89,7 @@ class Footer(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     created_us: int
     blocks: tuple[BlockPlace, ...]
     parts: tuple[RowPart, ...] = ()
+    results: KnownResults | None = None
 
 
 def write_checkpoint(
@@ -99,6 +101,7 @@ def write_checkpoint(
     level: int,
     created_us: int,
     history_start_seq: Callable[[], int],
+    results: KnownResults | None = None,
 ) -> StoredCheckpoint:
     """Writes a state; rows are in order of key. `history_start_seq` is asked for when all of them were read."""
     digest, places = hashlib.blake2b(digest_size=_DIGEST_BYTES), list[BlockPlace]()
@@ -117,6 +120,7 @@ def write_checkpoint(
             digest=digest.hexdigest(),
             created_us=created_us,
             blocks=tuple(places),
+            results=results,
         )
         writer.write(_encoded_footer(footer))
     return _listed(keys, name, footer, writer.bytes_written, created_us)
@@ -130,6 +134,7 @@ def write_parts_state(
     *,
     created_us: int,
     history_start_seq: int,
+    results: KnownResults | None = None,
 ) -> StoredCheckpoint:
     """Writes a state whose rows are in row files, which are there already, in order of key.
 
@@ -147,6 +152,7 @@ def write_parts_state(
         created_us=0,
         blocks=(),
         parts=tuple(parts),
+        results=results,
     )
     data = _HEAD.pack(MAGIC, VERSION_OF_PARTS) + _encoded_footer(footer)
     named = name._replace(digest=digest_of(data))

@@ -48,6 +48,7 @@ class StoreStates:
                 level=self._core.settings.cold_compression_level,
                 created_us=self._core.clock.now_us(),
                 history_start_seq=lambda: self._core.history.start_seq,
+                results=self._core.results.known_up_to(seq),
             )
         changed = link.manifest.change(lambda manifest: _with(manifest, written))
         link.note(changed)

@@ -10,7 +10,7 @@ Invariants
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from threading import Lock
 from typing import Self
@@ -84,6 +84,8 @@ class Wal:
         self.next_lsn = log.next_offset
         self.next_position = spans[-1].next_position if spans else anchor.position
         """Where the frame of the next record will begin."""
+        self.on_handed_over: Callable[[int, list[bytes]], None] = _ignore
+        """Hears of records, in order, once the log has them; the first one's LSN comes first."""
         self._adding = Lock()
         self._pending: list[bytes] = []
         self._pending_bytes = 0
@@ -166,9 +168,11 @@ class Wal:
         first = self.next_lsn - len(self._pending)
         if self.log.next_offset != first:
             raise InternalError(f"the log goes on at {self.log.next_offset} and the engine at LSN {first}")
-        self.log.append_many(self._pending)
+        taken = self._pending
+        self.log.append_many(taken)
         self._pending, self._pending_bytes = [], 0
         self._files.anchor = Anchor(self.next_lsn, self.next_position)
+        self.on_handed_over(first, taken)
 
     def discard(self) -> bool:
         """Drops what was added and not handed over. True when other records since the last commit are in the log."""
@@ -316,6 +320,10 @@ class Wal:
             self.log.close()
         finally:
             self._files.close()
+
+
+def _ignore(first_lsn: int, records: list[bytes]) -> None:
+    """Nobody listens."""
 
 
 def _found_anchor(log: Log) -> Anchor:

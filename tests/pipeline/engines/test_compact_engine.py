@@ -9,7 +9,7 @@ import pytest
 from pyspark.sql import SparkSession
 from tests.engine.compacting import compact_by_hand
 from tests.engine.stations import KEYS, EngineNode, new_store, successor
-from tests.pipeline.engines.jobs_here import compact, copy_of, data_of, keys_of, new_files, root_of
+from tests.pipeline.engines.jobs_here import compact, copy_of, data_of, keys_of, new_files, root_of, write_state
 
 import tidelog
 from tidelog.cli.main import main
@@ -21,6 +21,7 @@ from tidelog.engine.pack import check_pack
 from tidelog.engine.place import FilePlace, PackPlace, decode_version
 from tidelog.engine.publishing import move_history_start
 from tidelog.engine.row_file import RowFile
+from tidelog.engine.store_checkpoint import StoredState
 from tidelog.engine.vacuum_rules import is_pointer
 from tidelog.engine.version_keys import object_prefix, seq_of
 from tidelog.errors import DataError, InputError
@@ -196,6 +197,25 @@ def test_a_dry_run_changes_nothing() -> None:
         )
         assert planned.is_dry_run
         assert made.dropped_versions == planned.dropped_versions > 0
+
+
+def test_states_of_jobs_know_what_became_of_the_last_entries() -> None:
+    """Those of a compaction, of one built on it, and of the job `checkpoint`; rolled back entries are in the log."""
+    with EngineNode(new_store(), name="known").open() as node:
+        for turn in range(3):
+            node.apply(40)
+            kept = node.engine.applied_seq
+            node.apply(10)
+            node.roll_back(kept)
+            node.apply(5)
+            node.ship_all()
+            if turn < 2:
+                compact(node.objects)
+            else:
+                write_state(node.objects)
+            state = StoredState(node.objects, node.view.manifest.checkpoints[-1]).footer
+            assert state.seq == node.engine.applied_seq
+            assert state.results == node.core.results.known_up_to(state.seq)
 
 
 # Retention

@@ -18,6 +18,7 @@ from tidelog.engine.manifest import Manifest, StoredCheckpoint
 from tidelog.engine.publishing import publish_state
 from tidelog.engine.raw_log import told_of_dropped_log
 from tidelog.engine.row_file import RowPart
+from tidelog.engine.shipped_results import shipped_results
 from tidelog.engine.store_checkpoint import write_parts_state
 from tidelog.pipeline.engine_jobs.compact_flow import Flow, SparkFlow
 from tidelog.pipeline.engine_jobs.index_files import FileNames, Unplaced, read_back, require_equal, write_files
@@ -150,6 +151,9 @@ class CheckpointJob:
             *(opened.objects, opened.keys, name, parts),
             created_us=self._clock.now_us(),
             history_start_seq=manifest.history_start_seq,
+            results=shipped_results(
+                *(opened.catalog, opened.objects, self._place.opened().fetchers, manifest, found.seq, found.lsn)
+            ),
         )
         publish_state(opened.metadata, opened.keys, self._clock, state)
         return state

@@ -25,6 +25,7 @@ from tidelog.engine.compacted import Compaction, encode_compaction, read_compact
 from tidelog.engine.manifest import KeptFrom, Manifest, Pinning, StoredCheckpoint, StoredCompaction
 from tidelog.engine.publishing import move_history_start, publish_compaction
 from tidelog.engine.raw_log import told_of_dropped_log
+from tidelog.engine.shipped_results import shipped_results
 from tidelog.engine.store_checkpoint import write_parts_state
 from tidelog.errors import ConflictError, DataError, NotFoundError
 from tidelog.pipeline.engine_jobs.bodies_plan import BodyPlan
@@ -266,10 +267,12 @@ class CompactEngineJob:
         newest = manifest.checkpoints[-1] if manifest.checkpoints else None
         if newest is not None and (newest.seq, newest.lsn) >= (root.seq, root.lsn):
             return None
+        opened, fetchers = self._opened, self._place.opened().fetchers
         return write_parts_state(
-            *(self._opened.objects, self._opened.keys, CheckpointId(root.seq, root.lsn, manifest.epoch), root.versions),
+            *(opened.objects, opened.keys, CheckpointId(root.seq, root.lsn, manifest.epoch), root.versions),
             created_us=self._clock.now_us(),
             history_start_seq=root.history_start_seq,
+            results=shipped_results(opened.catalog, opened.objects, fetchers, manifest, root.seq, root.lsn),
         )
 
     # Others

@@ -25,9 +25,11 @@ from tidelog.engine.restore import CHANGES_BYTES, RESTORING, Phase, Restore
 from tidelog.engine.restore_replay import Replay
 from tidelog.engine.restore_runs import Changes
 from tidelog.engine.row_file import BlockPlace, RowFile
+from tidelog.engine.shipped_results import results_behind
 from tidelog.engine.store_checkpoint import StoredState
 from tidelog.engine.tree_pieces import FIRST_LEAF, Child, empty_root, inner_pages
 from tidelog.engine.tree_python import divider_of
+from tidelog.engine.version_keys import MAX_SEQ
 from tidelog.errors import DataError
 from tidelog.pipeline.engine_jobs.restore_files import Run, Values, Workshop
 from tidelog.pipeline.engine_jobs.restore_log import (
@@ -151,6 +153,12 @@ class SparkRestore(Restore):
         )
         replay.entries = sum(one.entries for one in done)
         replay.history_start_seq = max((one.history_start_seq for one in done), default=0)
+        assert replay.results is not None
+        assert self._fetchers is not None
+        replay.results = results_behind(
+            *(self._catalog, self._objects, self._fetchers, manifest.rolled_back),
+            *(replay.results.known_up_to(MAX_SEQ), replay.lsn, stop_lsn),
+        )
         replay.lsn = max(replay.lsn, stop_lsn)
         self._log_runs = [run for one in done for run in one.runs]
 
