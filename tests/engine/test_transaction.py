@@ -392,6 +392,25 @@ def test_a_lock_is_not_waited_for_longer_than_allowed(engine: AnyEngine) -> None
         assert second.read("bank", "ann").data == b"100"
 
 
+def test_a_task_waits_no_longer_than_it_was_told_to(engine: AnyEngine) -> None:
+    """For a key and for a bucket; what it held before it still holds, and it may ask again."""
+
+    async def play() -> None:
+        async with engine.transaction() as first, engine.transaction(timeout_seconds=0.01) as second:
+            first.put("bank", "ann", b"1")
+            await second.lock_async("bank", "bob")
+            with pytest.raises(LockTimeoutError, match="S on 'bank'/'ann'"):
+                await second.lock_async("bank", "ann")
+            with pytest.raises(LockTimeoutError, match="bucket 'bank'"):
+                await second.lock_async("bank", exclusive=True)
+            assert engine.statistics().locks.timeouts == 2
+            await first.__aexit__(None, None, None)
+            await second.lock_async("bank", "ann")
+            assert second.read("bank", "ann").data == b"100"
+
+    asyncio.run(asyncio.wait_for(play(), 60))
+
+
 def test_threads_that_count_lose_nothing(engine: AnyEngine) -> None:
     """Read, add one, put: with transactions and retries every one of them counts."""
     order = threading.Lock()

@@ -22,6 +22,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from itertools import count
@@ -139,23 +140,32 @@ class LockManager:
         if not in_time:
             waiter.wait()  # somebody finished it in between
 
-    async def acquire_async(self, owner: LockOwner, resource: Resource, mode: int) -> None:
-        """As `acquire`, without blocking the loop; for a time limit use `asyncio.timeout`."""
+    async def acquire_async(
+        self, owner: LockOwner, resource: Resource, mode: int, timeout_seconds: float | None = None
+    ) -> None:
+        """As `acquire`, without blocking the loop."""
         request = self._ask(owner, resource, mode, task_waiter)
         if request is None:
             return
         waiter = request.waiter
         assert not isinstance(waiter, ThreadWaiter)
         try:
-            await waiter
+            done, _ = await asyncio.wait((waiter,), timeout=timeout_seconds)
+            if not done and self._withdraw(request):
+                raise self._timed_out(request)
+            await waiter  # without `done` somebody has finished it in between
         finally:
             self._withdraw(request)  # for a task that was cancelled; otherwise it is off the queue already
+            if not waiter.cancel() and not waiter.cancelled():
+                waiter.exception()  # nobody else asks for it
 
-    async def acquire_key_async(self, owner: LockOwner, bucket: str, key: str, mode: int = X) -> None:
+    async def acquire_key_async(
+        self, owner: LockOwner, bucket: str, key: str, mode: int = X, timeout_seconds: float | None = None
+    ) -> None:
         """As `acquire_key`, without blocking the loop."""
-        await self.acquire_async(owner, bucket, intention_of(mode))
+        await self.acquire_async(owner, bucket, intention_of(mode), timeout_seconds)
         if owner.held.get(bucket, 0) & mode != mode:
-            await self.acquire_async(owner, (bucket, key), mode)
+            await self.acquire_async(owner, (bucket, key), mode, timeout_seconds)
 
     def _ask(
         self, owner: LockOwner, resource: Resource, mode: int, make_waiter: Callable[[], Waiter]

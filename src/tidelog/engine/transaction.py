@@ -118,13 +118,16 @@ class Transaction:
             self._locks.acquire_key(owner, bucket, key, mode, self._timeout_seconds)
 
     async def lock_async(self, bucket: str, key: str | None = None, *, exclusive: bool = False) -> None:
-        """As `lock`, without blocking the event loop: what is locked so needs no waiting when it is used."""
+        """As `lock`, with the same limit of time, without blocking the event loop.
+
+        What is locked so needs no waiting when it is used.
+        """
         owner = self._working()
         mode = X if exclusive else S
         if key is None:
-            await self._locks.acquire_async(owner, bucket, mode)
+            await self._locks.acquire_async(owner, bucket, mode, self._timeout_seconds)
         else:
-            await self._locks.acquire_key_async(owner, bucket, key, mode)
+            await self._locks.acquire_key_async(owner, bucket, key, mode, self._timeout_seconds)
 
     def _working(self) -> LockOwner:
         """The owner, if this may still read and write."""
