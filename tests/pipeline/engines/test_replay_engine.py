@@ -16,17 +16,20 @@ from tests.pipeline.engines.in_memory import place_of
 
 import tidelog
 from tidelog.cli.app import run
+from tidelog.engine.entry import CreateBucket, PutObject
 from tidelog.engine.entry_codec import decode_entry
 from tidelog.engine.raw_log import drop_raw_log
 from tidelog.engine.results import Result
 from tidelog.engine.store_checkpoint import StoredState
-from tidelog.errors import InputError
+from tidelog.errors import InputError, NotSupportedError
 from tidelog.pipeline.engine_jobs.replay import replay_engine
 from tidelog.pipeline.engine_jobs.replay_entries import EntriesWork, decode_entries
 from tidelog.pipeline.engine_jobs.replay_source import ReplaySource
 from tidelog.pipeline.engine_jobs.replay_state import bucket_histories, entry_of, state_pieces, versions_of
 from tidelog.pipeline.engine_jobs.replay_topic import SEQ_HEADER, replay_engine_to_topic
 from tidelog.pipeline.engines import object_bodies
+from tidelog.pipeline.engines.entry_log import EntryLog
+from tidelog.pipeline.engines.options import parse_entry_options
 from tidelog.pipeline.engines.place import OpenedEngine
 from tidelog.pipeline.jobs.replay_steps import ReplaySteps
 from tidelog.pipeline.root import find_root
@@ -74,6 +77,63 @@ def test_decoded_entries_make_the_same_engine(tmp_path: Path, seed: str, monkeyp
         assert results[-1] == Result(copy.applied_seq, "refused", NOWHERE)
         for seq in sorted(node.model.states)[::6]:
             assert copy.digest(seq) == node.model.digest(seq)
+
+
+LARGE = 1 << 63
+
+
+def large_node() -> EngineNode:
+    """An engine whose seqs are not numbers of Spark."""
+    node = EngineNode(new_store()).open()
+    node.apply_these([(LARGE - 1, CreateBucket("b")), *((LARGE + n, PutObject("b", f"{n}", b"v")) for n in range(9))])
+    node.ship_all()
+    return node
+
+
+def test_large_seqs_are_replayed_from_the_log(tmp_path: Path) -> None:
+    """They are no rows of Spark there: the copy is the same."""
+    node = large_node()
+    source = ReplaySource(None, opened(node), place_of(node.objects), LARGE + 5)  # type: ignore[arg-type]
+    works = [EntriesWork(number=0, part=part) for part in source.parts(1, 0)]
+    pairs = [pair for found in run_here(None, decode_entries, works) for pair in found.entries]
+    with open_local(tmp_path / "copy") as copy:
+        copy.apply_many([(seq, decode_entry(value)) for seq, value in pairs])
+        assert (copy.applied_seq, copy.digest()) == (LARGE + 5, node.model.digest(LARGE + 5))
+
+
+def test_large_seqs_are_refused_by_name_where_spark_has_them(tmp_path: Path) -> None:
+    """From a state, and into a topic, which is not made; it was an error of a worker that named a column."""
+    node = large_node()
+    node.engine.create_checkpoint()
+    found = opened(node)
+    source = ReplaySource(None, found, place_of(node.objects), None)  # type: ignore[arg-type]
+    with pytest.raises(NotSupportedError, match="Spark's largest number is 9223372036854775807"):
+        source.state_entries(found.manifest.checkpoints[-1], 0)
+    with pytest.raises(NotSupportedError, match="2\\*\\*63"):
+        source.log_entries(source.parts(1))
+    home = EngineHome(tmp_path)
+    with home.open() as engine:
+        engine.apply(LARGE, CreateBucket("b"))
+        engine.update_low_water_mark(LARGE)
+        engine.ship()
+    with tidelog.open(tmp_path / "topics") as log:
+        with pytest.raises(NotSupportedError):
+            replay_engine_to_topic(None, home.root, find_root(tmp_path / "topics"), TOPIC)  # type: ignore[arg-type]
+        assert not log.has_topic(TOPIC)
+
+
+def test_a_log_that_comes_to_large_seqs_is_refused(tmp_path: Path) -> None:
+    """A stream that began below reads on: its rows would have had negative seqs."""
+    home = EngineHome(tmp_path)
+    with home.open() as engine:
+        home.feed(engine, 5)
+        with EntryLog(parse_entry_options({"root": home.url})) as log:
+            assert log.manifest().high_water_mark == home.seq
+            engine.apply(LARGE, CreateBucket("large"))
+            engine.update_low_water_mark(LARGE)
+            engine.ship()
+            with pytest.raises(NotSupportedError, match="Give entries seqs below"):
+                log.manifest()
 
 
 @pytest.mark.parametrize("keeps_all", [True, False])

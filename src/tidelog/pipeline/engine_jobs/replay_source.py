@@ -6,6 +6,7 @@ Invariants
 - A copy that stands before the beginning of history cannot be led on from a state: what was deleted since then and is
   forgotten by now would stay in it. That is refused.
 - Entries are in order of seq, whichever of both they come from.
+- Rows of Spark hold seqs as its numbers, which end at 2**63 - 1: an engine with larger ones is refused by name there.
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ from tidelog.pipeline.engine_jobs.replay_state import (
     state_pieces,
 )
 from tidelog.pipeline.engine_jobs.restore_log import cut_log
+from tidelog.pipeline.engines.entry_log import refuse_large_seqs
 from tidelog.pipeline.engines.log_part import LogPart
 from tidelog.pipeline.engines.place import OpenedEngine
 from tidelog.pipeline.engines.store_place import EnginePlace
@@ -84,6 +86,7 @@ class ReplaySource:
 
     def state_entries(self, listed: StoredCheckpoint, after_seq: int) -> DataFrame:
         """The entries that lead to a state, in order, from one seq (exclusive) on: seq, time_us, value."""
+        refuse_large_seqs(self.manifest)
         state = StoredState(self._opened.objects, listed)
         up_to = min(self.until_seq, listed.seq)
         pieces = state_pieces(self._opened.objects, self._place, state, after_seq, up_to)
@@ -94,6 +97,7 @@ class ReplaySource:
 
     def log_entries(self, parts: Sequence[LogPart]) -> DataFrame:
         """The entries of parts of the log, in order: seq, time_us, value."""
+        refuse_large_seqs(self.manifest)
         return self._rows(ReadEntries(parts), len(parts), ENTRY_SCHEMA)
 
     def _rows(self, function: ReadVersions | ReadEntries, tasks: int, schema: str) -> DataFrame:

@@ -27,6 +27,7 @@ from tidelog.engine.guard import Guarded, NeverTrue
 from tidelog.engine.manifest import StoredCheckpoint
 from tidelog.errors import ConflictError, InputError, NotFoundError
 from tidelog.pipeline.engine_jobs.replay_source import ReplaySource
+from tidelog.pipeline.engines.entry_log import refuse_large_seqs
 from tidelog.pipeline.engines.place import EngineRoot, OpenedEngine
 from tidelog.pipeline.jobs.job import OnProgress, Progress, ignore_progress
 from tidelog.pipeline.jobs.replay import ReplayReport, report_of
@@ -68,16 +69,18 @@ def replay_engine_to_topic(
     began, topic = time.monotonic(), str(parse_topic_name(topic))
     identity = msgspec.json.encode({"engine": root.store_url, "name": root.name, "seqs": seqs}).decode()
     name = name or f"engine-{hashlib.sha256(identity.encode()).hexdigest()[:20]}"
-    with root.open() as opened, open_steps(topic_root, topic, name, identity) as steps:
-        source = ReplaySource(spark, opened, root.place, until_seq)
-        writer = StepWriter(spark, topic_root, topic, steps)
-        job = _TopicReplay(spark, source, opened, topic_root, topic, seqs, step_bytes)
-        done: list[Step] = []
-        for step in steps.all(0, job.end_of):
-            on_progress(Progress(f"replaying {root.name}", max(0, step.first - 1), opened.manifest.high_water_lsn))
-            writer.write(step, job.rows(step, steps))
-            job.check_place(steps, step)
-            done.append(step)
+    with root.open() as opened:
+        refuse_large_seqs(opened.manifest)  # before anything is made
+        with open_steps(topic_root, topic, name, identity) as steps:
+            source = ReplaySource(spark, opened, root.place, until_seq)
+            writer = StepWriter(spark, topic_root, topic, steps)
+            job = _TopicReplay(spark, source, opened, topic_root, topic, seqs, step_bytes)
+            done: list[Step] = []
+            for step in steps.all(0, job.end_of):
+                on_progress(Progress(f"replaying {root.name}", max(0, step.first - 1), opened.manifest.high_water_lsn))
+                writer.write(step, job.rows(step, steps))
+                job.check_place(steps, step)
+                done.append(step)
     report = report_of(writer, done, root.location, topic, name, time.monotonic() - began)
     return msgspec.structs.replace(report, notes=(*report.notes, _told(seqs), *job.notes))
 
