@@ -11,8 +11,8 @@ PYTEST = $(BIN)/python -m pytest -q -n $(TEST_PROCESSES)
 # earlier run whose choices it makes again.
 MINUTES ?=
 SEED ?=
-# What `make test-quick` leaves out starts servers or processes, or is a crash at every call.
-QUICK_TESTS := $(addprefix tests/,log tier topics engine testing contracts test_config.py test_style.py test_units.py)
+# What `make test-quick` runs: the parts that everything else stands on, without property tests.
+QUICK_TESTS := $(addprefix tests/,log tier topics test_config.py test_mutations.py test_style.py test_units.py)
 PIP := $(BIN)/python -m pip --quiet --disable-pip-version-check
 BUILD_INPUTS := pyproject.toml constraints.txt $(wildcard setup.py) $(wildcard src/tidelog/*/*.[ch])
 
@@ -23,7 +23,7 @@ BUILD_INPUTS := pyproject.toml constraints.txt $(wildcard setup.py) $(wildcard s
 
 help:
 	@echo 'make demo        append, crash, ship to a bucket, lose a disk and restore it, in a minute'
-	@echo 'make test-quick  the tests that need no server and no Java: what to run while working'
+	@echo 'make test-quick  log, tier and topics without servers and property tests: what to run while working'
 	@echo 'make test        every feature, the same way every time; the tests of Spark need Java 17 or newer'
 	@echo 'make test-long   the campaigns: more examples, every cut, kills; MINUTES=30 stops, and goes on there next time'
 	@echo 'make mutations   break the code on purpose, and see whether the tests notice it (a quarter of an hour or more)'
@@ -39,7 +39,7 @@ test: java-for-spark $(VENV)/.ready-development
 	@$(PYTEST) --dist worksteal tests
 
 test-quick: $(VENV)/.ready-development
-	@$(PYTEST) --dist worksteal -m 'not long and not server' $(QUICK_TESTS)
+	@$(PYTEST) --dist worksteal -m 'not long and not server and not deeper' $(QUICK_TESTS)
 
 # One test at a time is handed out, so that they run in the order in which they should.
 test-long: java-for-spark $(VENV)/.ready-development

@@ -24,7 +24,7 @@ IS_DEEP = PROFILE == "deep"
 # The processes that share a campaign inherit the choice of the first one.
 SEED = int(os.environ.setdefault("CAMPAIGN_SEED", str(random.SystemRandom().randrange(1 << 32)))) if IS_DEEP else 0
 
-_EXAMPLES = 100
+_EXAMPLES = 60
 # A deadline, or a limit on how long examples may take to make, measures how busy the machine is; a test that hangs is
 # ended by pytest's own limit.
 _BOTH = hypothesis.settings(deadline=None, print_blob=True, suppress_health_check=[HealthCheck.too_slow])

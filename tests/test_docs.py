@@ -110,7 +110,8 @@ def test_the_producers_file_is_that_of_the_formats_page() -> None:
 
 def test_every_file_in_a_log_directory_is_on_the_formats_page() -> None:
     """Nobody finds a file in the directory that the page does not explain."""
-    names = {Path(path).name for path, content in written_files().items() if content is not None}
+    paths = [Path(path) for path, content in written_files().items() if content is not None]
+    names = {re.sub(r"-\d{20}$", "-{offset:020}", path.name) for path in paths}
     assert {
         name for name in names if f"\n      {name} " not in FORMATS and f"\n        {name} " not in FORMATS
     } == set()
@@ -204,16 +205,9 @@ EXAMPLES = [
 
 
 @pytest.mark.parametrize(("guide", "number", "example"), EXAMPLES, ids=[f"{guide}-{n}" for guide, n, _ in EXAMPLES])
-def test_the_examples_in_the_guides_run(guide: str, number: int, example: str, tmp_path: Path) -> None:
+def test_the_examples_in_the_guides_run(
+    guide: str, number: int, example: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Every Python block of a guide works as it stands, in an empty directory."""
-    environment = {"PYTHONPATH": str(ROOT / "src")}
-    finished = subprocess.run(
-        [sys.executable, "-c", example],
-        cwd=tmp_path,
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=TIMEOUT_SECONDS,
-        check=False,
-    )
-    assert finished.returncode == 0, f"{guide}, example {number}:\n{finished.stderr}"
+    monkeypatch.chdir(tmp_path)
+    exec(compile(example, f"{guide}, example {number}", "exec"), {"__name__": "__main__"})

@@ -46,7 +46,7 @@ def test_the_kernel_is_native_unless_it_is_told_otherwise() -> None:
 
 
 @given(st.lists(CHANGES, max_size=60), st.integers(0, 3))
-@settings(max_examples=examples(150), deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 def test_a_page_is_a_sorted_dict_that_can_be_full(changes: list[tuple[str, bytes, bytes]], few: int) -> None:
     """Kernel and twin do what a dict does, refuse what it would not have, and leave a sound page."""
     target, model = new_page(7, 0), dict[bytes, bytes]()

@@ -53,7 +53,7 @@ def test_the_bytes_of_an_update_are_those_of_the_formats_page() -> None:
 
 
 @given(st.binary(max_size=80))
-@settings(max_examples=examples(200), deadline=None)
+@settings(max_examples=examples(80), deadline=None)
 def test_hostile_updates_never_get_through(data: bytes) -> None:
     """Any bytes are updates or an error that names the record."""
     result = both("decode_updates", data, 77)

@@ -279,7 +279,7 @@ def test_nothing_is_found_in_a_torn_tail(size: int) -> None:
 # ---- the twins on hostile input ----
 
 
-@settings(max_examples=examples(300))
+@settings(max_examples=examples(100))
 @given(damaged(), st.integers(-1, 200), st.sampled_from([MAX_PAYLOAD, 40, 0, -1, 1 << 70]))
 def test_twins_agree_on_damaged_frames(case: tuple[int, bytes], position: int, max_payload: int) -> None:
     """Whatever was done to the bytes, scans and searches of both end alike."""
@@ -291,7 +291,7 @@ def test_twins_agree_on_damaged_frames(case: tuple[int, bytes], position: int, m
     assert_twins_agree("find_frame", data, 0, offset, offset + 12, max_payload, True)
 
 
-@settings(max_examples=examples(200))
+@settings(max_examples=examples(80))
 @given(st.binary(max_size=200), ANY_INT, ANY_INT, ANY_INT, ANY_INT)
 def test_twins_agree_on_random_bytes(data: bytes, position: int, least: int, most: int, bound: int) -> None:
     """Noise with numbers of any size gives the same answer or the same error."""
@@ -300,7 +300,7 @@ def test_twins_agree_on_random_bytes(data: bytes, position: int, least: int, mos
     assert_twins_agree("encode_many", least, [data])
 
 
-@settings(max_examples=examples(300))
+@settings(max_examples=examples(100))
 @given(
     st.binary(max_size=60),
     st.lists(st.tuples(st.integers(0, 70) | st.just(MAX_OFFSET), st.integers(0, 70)), max_size=6),

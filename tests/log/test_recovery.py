@@ -354,7 +354,7 @@ class TestAnyDamage:
     """Flip any bit or cut anywhere: a wrong message is never given out."""
 
     @given(damages(checkpoint=True))
-    @settings(max_examples=examples(300))
+    @settings(max_examples=examples(100))
     def test_with_a_checkpoint(self, damage: Damage) -> None:
         """A damaged checkpoint changes nothing, a damaged file is refused, only the end of the last one may be cut."""
         found = check_opening(closed_log(), damage, CHECKING)
@@ -366,7 +366,7 @@ class TestAnyDamage:
             assert found is None
 
     @given(damages(checkpoint=False))
-    @settings(max_examples=examples(300))
+    @settings(max_examples=examples(100))
     def test_without_a_checkpoint(self, damage: Damage) -> None:
         """The same, from the files alone."""
         found = check_opening(without_checkpoint(), damage, CHECKING)
@@ -376,7 +376,7 @@ class TestAnyDamage:
             assert found is None
 
     @given(damages(checkpoint=True))
-    @settings(max_examples=examples(300))
+    @settings(max_examples=examples(100))
     def test_where_the_checkpoint_is_trusted(self, damage: Damage) -> None:
         """Opening may not see it; a reader does, and names it."""
         found = check_opening(closed_log(), damage, TRUSTING)
@@ -386,7 +386,7 @@ class TestAnyDamage:
             assert found is None
 
     @given(st.binary(max_size=3 * FRAME_BYTES), st.integers(0, 10))
-    @settings(max_examples=examples(200))
+    @settings(max_examples=examples(80))
     def test_any_bytes_at_the_end(self, garbage: bytes, keep: int) -> None:
         """Whatever stands where the next frame should be: the frames before it are found, and nothing else."""
         content = {"wal.0000000000.log": closed_log()["wal.0000000000.log"][: keep * FRAME_BYTES] + garbage}

@@ -296,7 +296,7 @@ class TestAnyDamage:
     """One damaged place costs the messages in it, and no other."""
 
     @given(st.sampled_from(WAL_NAMES), st.data(), st.booleans())
-    @settings(max_examples=examples(200))
+    @settings(max_examples=examples(80))
     def test_a_flipped_bit_costs_one_message(self, name: str, data: st.DataObject, checkpoint: bool) -> None:
         """At most the one whose frame it is in."""
         byte = data.draw(st.integers(0, len(closed_log()[name]) - 1))
@@ -310,7 +310,7 @@ class TestAnyDamage:
     @given(
         st.sampled_from([FIRST, SECOND, THIRD, LAST]), st.sampled_from(["cut out", "overwrite", "insert"]), st.data()
     )
-    @settings(max_examples=examples(300))
+    @settings(max_examples=examples(100))
     def test_other_damage_costs_what_it_touches(self, name: str, way: str, data: st.DataObject) -> None:
         """Bytes taken out, overwritten or put in: every frame that they do not touch is kept."""
         whole = closed_log()[name]

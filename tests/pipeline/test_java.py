@@ -77,6 +77,7 @@ def test_no_java_at_all_is_said(monkeypatch: pytest.MonkeyPatch, tmp_path: Path)
         find_java()
 
 
+@pytest.mark.long
 def test_an_archive_is_made_and_used_and_damage_does_no_harm(tmp_path: Path) -> None:
     """The first program writes it and the next runs on it; with flipped bytes, or cut short, it is done without."""
     java = find_java()

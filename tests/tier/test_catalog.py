@@ -188,7 +188,7 @@ def timed(kind: str, reached: list[int | None], messages: int = 10) -> ColdTopic
     return topic
 
 
-@settings(max_examples=examples(150))
+@settings(max_examples=examples(60))
 @given(
     kind=st.sampled_from(KINDS[:2]),
     steps=st.lists(st.integers(0, 3), min_size=1, max_size=25),

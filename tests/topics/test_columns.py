@@ -114,7 +114,7 @@ def test_the_native_kernel_is_in_use() -> None:
 # ---- gathering ----
 
 
-@settings(max_examples=examples(200))
+@settings(max_examples=examples(80))
 @given(st.lists(PAYLOADS, max_size=20), st.integers(0, 1 << 62), st.integers(0, 21), st.integers(0, 21))
 def test_columns_hold_what_the_messages_hold(payloads: list[bytes], first: int, start: int, stop: int) -> None:
     """Row by row, columns say the same as decoded messages."""
@@ -124,7 +124,7 @@ def test_columns_hold_what_the_messages_hold(payloads: list[bytes], first: int, 
     assert found.ended is Ended.ALL
 
 
-@settings(max_examples=examples(200))
+@settings(max_examples=examples(80))
 @given(
     st.lists(PAYLOADS | SPECIAL, max_size=12),
     st.integers(0, 13),
@@ -224,7 +224,7 @@ def is_refused(frames: Frames) -> bool:
     return bool(outcome(decode_frames, frames, 0, 1)[0] == "raised")
 
 
-@settings(max_examples=examples(300))
+@settings(max_examples=examples(100))
 @given(st.data())
 def test_a_damaged_envelope_is_refused_as_a_message_is(data: st.DataObject) -> None:
     """After any change to any byte, columns either say what the message says or end before it."""
@@ -374,7 +374,7 @@ def times_of(rows: list[int | None], first: int = 0) -> TimesColumn:
 ROWS = st.tuples(st.binary(max_size=20), KEYS, st.none() | HEADERS, st.none() | TIMES)
 
 
-@settings(max_examples=examples(200))
+@settings(max_examples=examples(80))
 @given(st.lists(ROWS, max_size=9), st.integers(0, 9), st.sampled_from([4, 8]), st.integers(0, 1 << 63))
 def test_rows_become_the_frames_that_their_messages_would(
     rows: list[tuple[bytes, bytes | None, dict[str, bytes] | None, int | None]],
@@ -465,7 +465,7 @@ def test_a_message_that_is_too_large_is_named() -> None:
         encode_columns(0, 2, values, timestamp_us=0, max_message_bytes=30)
 
 
-@settings(max_examples=examples(300))
+@settings(max_examples=examples(100))
 @given(st.data())
 def test_any_buffers_are_judged_alike(data: st.DataObject) -> None:
     """Buffers of any content and any size: both kernels give the same frames or find the same fault."""

@@ -185,7 +185,7 @@ def test_a_reader_with_a_stop_that_was_dropped_ends(log: tidelog.LogDirectory) -
     st.integers(30, 3000),
     st.lists(st.lists(st.integers(0, 400), max_size=8), max_size=30),
 )
-@settings(max_examples=examples(150), deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 def test_memory_is_bounded_and_holds_the_newest(messages: int, size_bytes: int, appends: list[list[int]]) -> None:
     """Whatever is appended, what is kept is the end of it, within both bounds or one message alone."""
     log = live_log(messages, size_bytes)

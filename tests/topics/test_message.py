@@ -58,7 +58,7 @@ def test_the_native_codec_is_in_use() -> None:
 # ---- round trips ----
 
 
-@settings(max_examples=examples(200))
+@settings(max_examples=examples(80))
 @given(st.binary(max_size=60), KEYS, HEADERS, TIMES, st.integers(-5, 1 << 66))
 def test_a_message_is_read_back(
     value: bytes, key: bytes | None, headers: dict[str, bytes], timestamp_us: int, offset: int
@@ -292,7 +292,7 @@ def test_extensions_are_gathered_from_a_batch(parts: list[tuple[Any, ...]], star
         assert got[1] == (expected if any(expected) else None)
 
 
-@settings(max_examples=examples(300))
+@settings(max_examples=examples(100))
 @given(
     st.tuples(st.binary(max_size=20), KEYS, HEADERS, TIMES, EXTENSIONS),
     st.lists(st.tuples(st.integers(0, 90), st.integers(0, 255)), max_size=4),
@@ -309,7 +309,7 @@ def test_twins_agree_on_mutated_payloads(parts: Any, changes: list[tuple[int, in
     assert_twins_agree("extensions", *places, 0, 1)
 
 
-@settings(max_examples=examples(200))
+@settings(max_examples=examples(80))
 @given(
     st.binary(max_size=90), st.integers(0, 1), st.integers(0, 3), st.lists(st.integers(0, 40), min_size=3, max_size=3)
 )
