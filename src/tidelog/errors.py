@@ -7,6 +7,7 @@
     │   ├── DiskFullError         no room on the disk; make room, accepted messages wait in memory
     │   ├── LockTimeoutError      another transaction kept a lock for longer than the time given
     │   ├── LockedError           another process owns the directory
+    │   ├── ExhaustedError        the process has no descriptors or threads left; nothing was done
     │   ├── NotTakenInError       rows are handed over and safe, and the topic's owner has not taken them in yet
     │   └── StoreUnavailableError an object or metadata store gave no answer; read back before you write again
     ├── ConflictError         somebody else was first and nothing was written; read again, then decide
@@ -94,6 +95,16 @@ class DiskFullError(RetryError):
     def __init__(self, message: str, *, offset: int | None = None, path: str | Path | None = None) -> None:
         super().__init__(message, path=path, hint="Free some space; writing goes on by itself")
         self.offset = offset
+
+
+class ExhaustedError(RetryError):
+    """The process, or the machine, has no more descriptors or threads. What failed left nothing half open.
+
+    Nothing that was accepted is lost: messages wait in memory as on a full disk. `offset` is set when a message had
+    already been accepted: appending it again would store it twice.
+    """
+
+    offset: int | None = None
 
 
 class LockTimeoutError(RetryError):

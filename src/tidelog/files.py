@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Protocol
 
 from tidelog.errors import DiskFullError, InputError, LockedError, LogFailedError
+from tidelog.limits import is_out_of_descriptors, out_of_descriptors
 
 TEMPORARY_SUFFIX = ".tmp"
 _FULL_DISK = (errno.ENOSPC, errno.EDQUOT)
@@ -46,6 +47,8 @@ def explained(operation: str, path: Path) -> Iterator[None]:
         reason = error.strerror or str(error)
         if is_full_disk(error):
             raise DiskFullError(f"{operation}: the disk is full ({reason})", path=path) from error
+        if is_out_of_descriptors(error):
+            raise out_of_descriptors(operation, path, error) from error
         if error.errno in _NOT_USABLE:
             is_other = error.errno in (errno.ELOOP, errno.EINVAL)
             hint = "Put the file itself there, or remove it" if is_other else "Check the path and its permissions"

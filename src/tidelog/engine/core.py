@@ -74,9 +74,18 @@ class Core:
         self.wal = wal
         self.applying = RLock()
         self._shipped_pieces = shipped_pieces
-        is_new = state is None and wal.next_lsn == 1
         remove_unused_index(files, directory / PAGES)
         self.page_file = _page_file(files, directory / PAGES, is_new=state is None)
+        try:
+            self._load(state)
+        except BaseException:
+            self.page_file.close()
+            raise
+
+    def _load(self, state: CheckpointState | None) -> None:
+        """Everything that is in memory, from the pages and the log."""
+        directory, settings, files, clock, wal = self.directory, self.settings, self.files, self.clock, self.wal
+        is_new = state is None and wal.next_lsn == 1
         refuse_older_than_pages(self.page_file, wal)
         self.pool = BufferPool(
             self.page_file,

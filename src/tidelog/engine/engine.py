@@ -41,7 +41,7 @@ from tidelog.engine.standing import Standing
 from tidelog.engine.transaction import DEFAULT_LOCK_TIMEOUT_SECONDS, Transaction, Transactions
 from tidelog.engine.turn import Turn
 from tidelog.engine.upkeep import ColdTier, Upkeep
-from tidelog.errors import DiskFullError, LogFailedError, TidelogError
+from tidelog.errors import DiskFullError, ExhaustedError, LogFailedError, TidelogError
 from tidelog.units import to_seconds
 
 _MAX_CHUNK_BYTES = 2 << 20
@@ -137,7 +137,7 @@ class Engine(EngineStat, EngineTasks, GarbageCalls, CompactionCalls):
         if self._marks.applied_seq < self._marks.accepted_seq:
             try:
                 self._wal.commit()
-            except DiskFullError:
+            except (DiskFullError, ExhaustedError):
                 raise
             except Exception as error:  # an interrupt is none: the next call waits for the same records
                 self._fail(error)
@@ -175,7 +175,7 @@ class Engine(EngineStat, EngineTasks, GarbageCalls, CompactionCalls):
             self._history.rolled_back(seq)
             try:
                 self._core.roll_back(seq)
-            except DiskFullError as error:
+            except (DiskFullError, ExhaustedError) as error:
                 self._fail(error)
                 raise _cut_off(error) from error
             except BaseException as error:
@@ -266,7 +266,7 @@ def _that_changed(entries: list[tuple[int, Carried]], results: list[Result]) -> 
             yield batch_of(entry)
 
 
-def _cut_off(error: DiskFullError) -> LogFailedError:
+def _cut_off(error: DiskFullError | ExhaustedError) -> LogFailedError:
     """A rollback cannot wait halfway, as an entry can: others would be applied to what is neither old nor new."""
     return LogFailedError(
         f"there was no room to finish a rollback: {error.message}",

@@ -21,7 +21,7 @@ from tidelog.engine.record import encode_vacuum
 from tidelog.engine.updates import REMOVE, Update, encode
 from tidelog.engine.vacuum_rules import OnKept, Rule, judged
 from tidelog.engine.version_keys import BUCKETS, parse
-from tidelog.errors import DiskFullError
+from tidelog.errors import DiskFullError, ExhaustedError
 
 _STEP_ROWS = 128
 _CHECK_EVERY = 4096
@@ -75,7 +75,7 @@ class Vacuum:
         """A full disk is no failure: what the log took is written when there is room again."""
         try:
             self._core.wal.commit()
-        except DiskFullError:
+        except (DiskFullError, ExhaustedError):
             self._core.wal.discard()
             raise
         except BaseException as error:

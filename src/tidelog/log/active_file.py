@@ -19,6 +19,7 @@ from threading import Lock
 from tidelog.clock import Clock
 from tidelog.errors import LogFailedError
 from tidelog.files import File, Files
+from tidelog.limits import is_out_of_descriptors
 from tidelog.log.frame import HEADER_BYTES, Frames
 from tidelog.log.names import wal_name
 from tidelog.log.segment import Segment
@@ -191,6 +192,9 @@ class ActiveFile:
             self._files.sync_directory(self._directory)
         except OSError as error:
             file.close()
+            if is_out_of_descriptors(error):  # nothing was synced, and nothing failed to be
+                self._files.remove(path)
+                raise
             # Its name may never be durable, whatever a later sync says: nobody must go on in this file.
             with contextlib.suppress(OSError):
                 self._files.remove(path)

@@ -14,7 +14,15 @@ from pathlib import Path
 from threading import Lock
 
 from tidelog.clock import Clock, SystemClock
-from tidelog.errors import ClosedError, DiskFullError, LogFailedError, OffsetOutOfRangeError, TidelogError, offsets_text
+from tidelog.errors import (
+    ClosedError,
+    DiskFullError,
+    ExhaustedError,
+    LogFailedError,
+    OffsetOutOfRangeError,
+    TidelogError,
+    offsets_text,
+)
 from tidelog.files import File, Files, LocalFiles, explained
 from tidelog.files import Lock as FileLock
 from tidelog.log import stopping
@@ -97,6 +105,7 @@ class Log(ReadableLog):
         settings = settings or LogSettings()
         files = files or LocalFiles()
         clock = clock or SystemClock()
+        log: Log | None = None
         with explained("open", directory):
             files.make_directories(directory)
             lock = files.lock(directory / LOCK)
@@ -113,6 +122,8 @@ class Log(ReadableLog):
                 log._go_on_in_last_file()
                 log._writer.start(files)
             except BaseException:
+                if log is not None:
+                    log._active.close()
                 lock.release()
                 raise
         stopping.closes_at_exit(log)
@@ -216,7 +227,7 @@ class Log(ReadableLog):
         """
         try:
             self._handover.wait_durable(first + count)
-        except DiskFullError as error:
+        except (DiskFullError, ExhaustedError) as error:
             error.offset = first
             raise
 
@@ -225,7 +236,7 @@ class Log(ReadableLog):
         try:
             if (durable := self._handover.durable_future(first + count)) is not None:
                 await durable
-        except DiskFullError as error:
+        except (DiskFullError, ExhaustedError) as error:
             error.offset = first
             raise
 

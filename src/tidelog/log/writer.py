@@ -20,8 +20,9 @@ from pathlib import Path
 from threading import Event
 
 from tidelog.clock import Clock
-from tidelog.errors import DiskFullError, InternalError, LogFailedError, TidelogError
+from tidelog.errors import DiskFullError, InternalError, LogFailedError, RetryError, TidelogError
 from tidelog.files import Files, is_full_disk
+from tidelog.limits import is_out_of_descriptors, out_of_descriptors
 from tidelog.log.active_file import ActiveFile
 from tidelog.log.cache import Chunk
 from tidelog.log.frame import Frames, encode_many
@@ -194,6 +195,9 @@ class Writer:
                     self._seal()
                 return self._write(frames)
             except OSError as error:
+                if is_out_of_descriptors(error):
+                    self._refuse_until_there_is_room(error, frames)
+                    raise _DiskIsFullError from error
                 if not is_full_disk(error):
                     raise
                 if frames.count == 1:
@@ -208,7 +212,7 @@ class Writer:
         part = self._active.write(frames)
         if self._handover.stall is not None:
             # Before anybody can see that it was written: who flushes then must not hear of a full disk.
-            _logger.warning("%s: there is room on the disk again", self._directory)
+            _logger.warning("%s: the disk can be written to again", self._directory)
             self._handover.resume()
         self._handover.wrote(part.next_offset)
         self.writes += 1
@@ -218,18 +222,19 @@ class Writer:
         return part
 
     def _refuse_until_there_is_room(self, error: OSError, frames: Frames) -> None:
-        def make_error() -> DiskFullError:
-            return DiskFullError(
-                f"the disk is full ({error.strerror}); messages from offset {frames.first_offset} on wait in memory",
-                path=self._directory,
-            )
+        waiting = f"messages from offset {frames.first_offset} on wait in memory"
+
+        def make_error() -> RetryError:
+            if is_out_of_descriptors(error):
+                return out_of_descriptors(f"write ({waiting})", self._directory, error)
+            return DiskFullError(f"the disk is full ({error.strerror}); {waiting}", path=self._directory)
 
         if self._active.unsynced_bytes:
             self._sync()  # what did get into a file does not wait for room, and neither does who waits for it
         if self._handover.closing:
-            raise DiskFullError(f"the disk is full ({error.strerror})", path=self._directory)
+            raise make_error()
         if self._handover.stall is None:
-            _logger.error("%s: the disk is full, appends are refused", self._directory)
+            _logger.error("%s: %s, appends are refused", self._directory, error.strerror)
         self.full_disk_waits += 1
         self._handover.stop_short(make_error, over=False)
 

@@ -32,7 +32,9 @@ from pathlib import Path
 from threading import TIMEOUT_MAX, Condition, Lock, Thread
 from typing import Protocol
 
+from tidelog.errors import ExhaustedError
 from tidelog.files import Files
+from tidelog.limits import start_thread
 
 MAX_WORKERS = 16
 """On one file system. More syncs than this at once make no disk faster."""
@@ -86,7 +88,7 @@ class WriterPool:
                 bed.release()
             elif self._workers < MAX_WORKERS:
                 # No more threads for now, or the interpreter ends: those that are there serve it in their turn.
-                with contextlib.suppress(RuntimeError):
+                with contextlib.suppress(RuntimeError, ExhaustedError):
                     self._start_worker()
 
     def call_within(self, log: Served, seconds: float) -> None:
@@ -114,10 +116,14 @@ class WriterPool:
     def start(self) -> None:
         """The first worker and the timer: later, when the interpreter ends, no thread may begin any more."""
         self._start_worker()
-        Thread(target=self._keep_time, name="tidelog-timer", daemon=True).start()
+        try:
+            start_thread(Thread(target=self._keep_time, name="tidelog-timer", daemon=True))
+        except BaseException:
+            self._end()
+            raise
 
     def _start_worker(self) -> None:
-        Thread(target=self._work, name=f"tidelog-writer {self._workers}", daemon=True).start()
+        start_thread(Thread(target=self._work, name=f"tidelog-writer {self._workers}", daemon=True))
         self._workers += 1
 
     def _work(self) -> None:

@@ -17,6 +17,8 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from threading import Condition, Thread, current_thread
 
+from tidelog.limits import start_thread
+
 _logger = logging.getLogger("tidelog.tier")
 _PAUSE_AFTER_ERROR_SECONDS = 10.0
 _PATIENCE_SECONDS = 5.0
@@ -118,8 +120,8 @@ class Background:
     def _start_threads(self) -> None:
         while len(self._threads) < self._threads_wanted:
             thread = Thread(target=self._run, name=f"{self._name} {len(self._threads)}", daemon=True)
+            start_thread(thread)
             self._threads.append(thread)
-            thread.start()
 
     def _run(self) -> None:
         while (task := self._take()) is not None:

@@ -19,7 +19,8 @@ from concurrent.futures import Executor, Future
 from threading import Lock, Thread, current_thread
 from typing import Any, NamedTuple, ParamSpec, TypeVar
 
-from tidelog.errors import ClosedError
+from tidelog.errors import ClosedError, ExhaustedError
+from tidelog.limits import start_thread
 
 Arguments = ParamSpec("Arguments")
 Result = TypeVar("Result")
@@ -67,15 +68,21 @@ class DaemonPool(Executor):
         with self._guard:
             if self._is_closed:
                 raise PoolClosedError("it was closed while it was in use", hint="Open it again")
-            self._queue.put(_Call(future, lambda: fn(*args, **kwargs)))
-            if self._queue.qsize() > self._idle and len(self._threads) < self._threads_wanted:
+            if self._queue.qsize() >= self._idle and len(self._threads) < self._threads_wanted:
                 self._start_thread()
+            self._queue.put(_Call(future, lambda: fn(*args, **kwargs)))
         return future
 
     def _start_thread(self) -> None:
+        """One more. Where there is none to be had, those that are there serve everybody in turn."""
         thread = Thread(target=self._run, name=f"{self._name} {len(self._threads)}", daemon=True)
-        self._threads.append(thread)
-        thread.start()
+        try:
+            start_thread(thread)
+        except ExhaustedError:
+            if not self._threads:
+                raise
+        else:
+            self._threads.append(thread)
 
     def _run(self) -> None:
         while (call := self._take()) is not None:

@@ -42,6 +42,7 @@ from tidelog.errors import (
     TidelogError,
 )
 from tidelog.files import File, LocalFiles, is_full_disk
+from tidelog.limits import is_out_of_descriptors, out_of_descriptors
 from tidelog.tier.directory_lock import DirectoryLock, HeldLock
 from tidelog.tier.keys import check_key, check_prefix, is_key
 from tidelog.tier.object_store import ObjectInfo, ObjectWriter
@@ -337,6 +338,8 @@ def _translate(error: OSError, operation: str, place: str, directory: Path) -> T
         return ConflictError(f"{place}: somebody else was first", operation=operation, hint="Read it again and decide")
     if is_full_disk(error):
         return DiskFullError(f"{operation}: no room for {place} ({reason})", path=directory)
+    if is_out_of_descriptors(error):
+        return out_of_descriptors(operation, directory, error)
     if error.errno in _DENIED:
         hint = "Check the permissions of the directory"
         return AccessDeniedError(f"{place}: access is denied ({reason})", operation=operation, hint=hint)

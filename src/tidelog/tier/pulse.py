@@ -10,6 +10,8 @@ import os
 import time
 from threading import Lock, Thread
 
+from tidelog.limits import start_thread
+
 TICK_SECONDS = 0.1
 ASLEEP_SECONDS = 0.4
 
@@ -34,9 +36,9 @@ class Pulse:
         """Begins to tick in this process, once."""
         with self._starting:
             if self._started_in != os.getpid():
-                self._started_in = os.getpid()
                 self.last = now()
-                Thread(target=self._tick, name="tidelog-pulse", daemon=True).start()
+                start_thread(Thread(target=self._tick, name="tidelog-pulse", daemon=True))
+                self._started_in = os.getpid()
 
     def _tick(self) -> None:
         while True:

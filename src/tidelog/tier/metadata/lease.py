@@ -16,6 +16,7 @@ from typing import Self
 
 from tidelog.clock import Clock
 from tidelog.errors import LeaseLostError, RetryError
+from tidelog.limits import start_thread
 
 _REFRESHES_PER_TTL = 3
 
@@ -51,8 +52,9 @@ class Lease(ABC):
             self._revoke()
 
     def __enter__(self) -> Self:
-        self._keeper = threading.Thread(target=self._keep, name=f"lease-{self.lease_id}", daemon=True)
-        self._keeper.start()
+        keeper = threading.Thread(target=self._keep, name=f"lease-{self.lease_id}", daemon=True)
+        start_thread(keeper)
+        self._keeper = keeper
         return self
 
     def __exit__(

@@ -31,6 +31,7 @@ from tidelog.errors import (
     TidelogError,
 )
 from tidelog.files import LocalFiles, explained, refuse_other_kinds
+from tidelog.limits import out_of_descriptors, why_few_can_be_opened
 from tidelog.tier.keys import check_key, check_prefix
 from tidelog.tier.metadata.store import Check, Delete, Entry, MetadataStore, Write, end_of, numeric_version
 
@@ -64,8 +65,13 @@ class SqliteMetadataStore(MetadataStore):
             for suffix in ("", "-wal", "-shm", "-journal"):
                 refuse_other_kinds(path.with_name(path.name + suffix))
         self._session = _Session(path, busy_seconds)
-        # SQLite syncs what is in the file; that the file has a name is ours to sync.
-        LocalFiles().sync_directory(path.parent)
+        try:
+            # SQLite syncs what is in the file; that the file has a name is ours to sync.
+            with explained("open metadata", path):
+                LocalFiles().sync_directory(path.parent)
+        except BaseException:
+            self._session.close()
+            raise
 
     def get(self, key: str) -> Entry | None:
         return next(iter(self._select("key = ?", [check_key(key)])), None)
@@ -213,6 +219,8 @@ def _translate(error: sqlite3.Error, path: Path) -> TidelogError:
         return DataError(f"the metadata file is damaged ({error})", path=path, hint=hint)
     if code in (sqlite3.SQLITE_READONLY, sqlite3.SQLITE_PERM, sqlite3.SQLITE_AUTH):
         return AccessDeniedError(f"the metadata cannot be written ({error})", path=path, hint="Check its permissions")
+    if code == sqlite3.SQLITE_CANTOPEN and (reason := why_few_can_be_opened()) is not None:
+        return out_of_descriptors("open metadata", path, reason)
     if code == sqlite3.SQLITE_CANTOPEN:
         return InputError(f"the metadata file cannot be opened ({error})", path=path, hint="Check the path")
     return StoreUnavailableError(f"the metadata cannot be used now ({error})", path=path)
