@@ -294,6 +294,55 @@ def test_who_waits_for_a_topic_that_went_elsewhere_is_told(tmp_path: Path) -> No
         node.close()
 
 
+@pytest.mark.parametrize("is_noticed", [False, True])
+def test_closing_a_replaced_owner_says_which_acknowledgements_are_lost(is_noticed: bool) -> None:
+    """The whole log directory, as closing a subscription does, whoever noticed first that another node owns the topics;
+    all of them are closed all the same, and only the lost acknowledgements are told."""
+    world = World(clock=ManualClock())
+    first, second = open_node(world, "a", tier_settings()), open_node(world, "b", tier_settings())
+    names = (NAME, "shop/returns")
+    for name in names:
+        topic = first.topic(name)
+        topic.append_many([b"x"] * 3, sync=True)
+        topic.ship()
+    taken = [first.topic(name).subscribe("work", max_unacked=3) for name in names]
+    idle = first.topic(NAME).subscribe("idle")
+    for sub in taken:
+        sub.ack(sub.receive(0) or 0)
+    for name in names:
+        second.topic(name)
+    for sub in [*taken, idle] if is_noticed else []:
+        sub._subscription._upkeep()
+    with pytest.raises(FencedError, match="acknowledgements of the subscription work are lost"):
+        first.close()
+    first.close()
+    with pytest.raises(ClosedError):
+        first.topic(NAME)
+    assert [second.topic(name).subscription_info("work").offset for name in names] == [0, 0]
+    second.close()
+    open_node(world, "a", tier_settings()).close()
+
+
+def test_closing_a_consumer_of_a_replaced_owner_says_what_is_lost() -> None:
+    """Also when the subscription noticed before, in the background; once, and not when nothing is lost."""
+    world = World(clock=ManualClock())
+    first, second = open_node(world, "a", tier_settings()), open_node(world, "b", tier_settings())
+    topic = first.topic(NAME)
+    topic.append_many([b"x"] * 3, sync=True)
+    topic.ship()
+    sub, idle = topic.subscribe("work"), topic.subscribe("idle")
+    sub.ack(sub.receive(0) or 0)
+    second.topic(NAME)
+    for one in (sub, idle):
+        one._subscription._upkeep()
+    idle.close()
+    with pytest.raises(FencedError, match="acknowledgements of the subscription work are lost"):
+        sub.close()
+    sub.close()
+    first.close()
+    second.close()
+
+
 # Stores that fail
 
 

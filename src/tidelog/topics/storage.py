@@ -356,14 +356,17 @@ class LogDirectory(DirectoryTasks):
     # Ending
 
     def close(self) -> None:
-        """Flushes and closes every topic and gives the directory back. Closing twice is fine."""
+        """Flushes and closes every topic and gives the directory back. Closing twice is fine.
+
+        The first error is raised once all is closed: FencedError when acknowledgements are lost because another node
+        owns a topic now.
+        """
         with self._guard:
             if self._closed:
                 return
             # All of them before any topic ends: one may have something to give up, and its letters go to another topic.
-            for topic in self._topics.values():
-                topic.close_subscriptions()
-            errors = [error for topic in self._topics.values() if (error := _close_quietly(topic)) is not None]
+            lost = [error for topic in self._topics.values() for error in topic.close_subscriptions()]
+            failed = [error for topic in self._topics.values() if (error := _close_quietly(topic)) is not None]
             self._background.close()
             self._intakes.close()
             if self._local_metadata is not None:
@@ -373,8 +376,8 @@ class LogDirectory(DirectoryTasks):
             self._release_lock()
             self._closed = True  # last: who was interrupted in here can close again
             stopping.no_longer_open(self)
-        if errors:
-            raise errors[0]
+        for error in (*failed, *lost):
+            raise error
 
     def abandon(self) -> None:
         """In a forked child: the parent goes on, this copy lets go of the lock it inherited."""

@@ -10,6 +10,7 @@ Invariants
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import time
 from collections.abc import Callable, Iterable, Sequence
@@ -78,6 +79,7 @@ class Subscription:
         self._is_reading = False
         self._moves = 0
         self._failure: Callable[[], TidelogError] | None = None
+        self._fenced: FencedError | None = None
         self.is_unstored = False
         """It was closed, and its position could not be stored yet."""
         self._background = background
@@ -425,11 +427,20 @@ class Subscription:
         """Stores the position now. FencedError, and from then on always, when the topic has another owner."""
         self._as_owner(lambda: self.position.store(self.state, self._lock, is_last=is_last))
 
+    def flush(self) -> None:
+        """Stores all that was acknowledged, now, for somebody who then knows when it is lost."""
+        try:
+            self.store(is_last=True)
+        except FencedError:
+            self._fenced = None
+            raise
+
     def _as_owner(self, work: Callable[[], None]) -> None:
         try:
             work()
         except FencedError as error:
             message, hint = error.message, error.hint
+            self._fenced = error
             self.stop(lambda: FencedError(message, hint=hint))
             raise
 
@@ -461,7 +472,10 @@ class Subscription:
             self._waiters.wake()
 
     def close(self) -> None:
-        """Stores everything that was acknowledged and ends it. Closing twice is fine, and tries again what failed."""
+        """Stores everything that was acknowledged and ends it. Closing twice is fine, and tries again what failed.
+
+        FencedError when the topic has another owner, which does not know of acknowledgements that were not stored yet.
+        """
         if self._failure is None:
             self.is_unstored = True
         self.stop(lambda: _closed_error(self.name))
@@ -471,16 +485,25 @@ class Subscription:
                 self._store_for_good()
         finally:
             self._feed.close()
+            self._refuse_if_lost()
+
+    def _refuse_if_lost(self) -> None:
+        """Says once that acknowledgements are lost with the ownership of the topic."""
+        fenced, self._fenced = self._fenced, None
+        with self._lock:
+            is_lost = fenced is not None and self.position.misses_acknowledgements(self.state)
+        if fenced is not None and is_lost:
+            raise FencedError(
+                f"acknowledgements of the subscription {self.name} are lost: {fenced.message}",
+                hint="Their messages come again at the new owner",
+            )
 
     def _store_for_good(self) -> None:
         try:
             self.bury()
         finally:
-            try:
+            with contextlib.suppress(FencedError):  # it is the new owner's; what is lost is told
                 self.store(is_last=True)
-            except FencedError:
-                self.is_unstored = False  # it is the new owner's
-                raise
             self.is_unstored = False
 
 

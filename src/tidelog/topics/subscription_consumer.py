@@ -154,7 +154,7 @@ class Consumer:
 
     def flush(self) -> None:
         """Stores the position now: of what was acknowledged before, nothing comes again after a crash."""
-        self._subscription.store(is_last=True)
+        self._subscription.flush()
 
     async def seek_async(self, position: Position) -> None:
         """As `seek`, in a worker thread."""

@@ -54,6 +54,11 @@ class StoredPosition:
             self.cursor = cursor
             self.soon_at = cursor.offset + self._min_delta
 
+    def misses_acknowledgements(self, state: DeliveryState) -> bool:
+        """Whether something is acknowledged that is not stored so."""
+        progress = state.progress
+        return (progress.floor, tuple(progress.ranges)) != (self.cursor.offset, self.cursor.acked)
+
     def _snapshot(self, state: DeliveryState) -> Cursor:
         progress = state.progress
         known = msgspec.structs.replace(

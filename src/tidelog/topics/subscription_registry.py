@@ -20,7 +20,7 @@ from typing import Any
 import msgspec
 
 from tidelog.clock import Clock, to_datetime
-from tidelog.errors import ConflictError, InputError, NotFoundError, TidelogError
+from tidelog.errors import ConflictError, FencedError, InputError, NotFoundError, TidelogError
 from tidelog.log.readable import Position
 from tidelog.tier.background import Background
 from tidelog.tier.keys import MAX_PART_LENGTH, is_part
@@ -210,11 +210,13 @@ class SubscriptionRegistry:
                 raise _not_found(name, self._topic)
             self._cursors.delete(name)
 
-    def close(self) -> None:
+    def close(self) -> list[FencedError]:
         """Stores and closes all of them. A position that cannot be stored holds nothing up: messages come again.
 
-        Nor does a store that does not answer: all that there are to close are waited for no longer than one.
+        Nor does a store that does not answer: all that there are to close are waited for no longer than one. Returns
+        what was lost because the topic has another owner.
         """
+        lost = []
         with self._guard:
             for subscription in self._taken():
                 problem: TidelogError | str = "the store does not answer"
@@ -224,6 +226,10 @@ class SubscriptionRegistry:
                     problem = error
                 if subscription.is_unstored:
                     _logger.warning("%s: the position of %s is not stored: %s", self._topic, subscription.name, problem)
+                elif isinstance(problem, FencedError):
+                    _logger.warning("%s: %s", self._topic, problem)
+                    lost.append(problem)
+        return lost
 
     def _taken(self) -> Iterator[Subscription]:
         while self._open:

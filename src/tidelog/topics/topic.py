@@ -14,7 +14,7 @@ from typing import Any, Unpack
 import msgspec
 
 from tidelog.clock import Clock
-from tidelog.errors import InputError, NotSupportedError, TidelogError
+from tidelog.errors import FencedError, InputError, NotSupportedError, TidelogError
 from tidelog.log import Log, Position
 from tidelog.log.reader import Reader
 from tidelog.log.repair import LOST_PAYLOAD
@@ -306,10 +306,9 @@ class Topic(TopicTasks):
             check_owned,
         )
 
-    def close_subscriptions(self) -> None:
-        """Stores how far they are and ends them; consumers are told."""
-        if self._subscriptions is not None:
-            self._subscriptions.close()
+    def close_subscriptions(self) -> list[FencedError]:
+        """Stores how far they are and ends them; consumers are told. Returns an error for each that lost something."""
+        return [] if self._subscriptions is None else self._subscriptions.close()
 
     # Subscriptions
 
