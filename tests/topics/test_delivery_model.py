@@ -221,6 +221,8 @@ class DeliveryMachine(RuleBasedStateMachine):
         if not hasattr(self, "state"):
             return
         assert self.settled_in_state == self.settled
+        seen = {one.offset for one in self.log if self.state.was_handed_out(one.offset)}
+        assert seen == self.settled | set(self.counts), "the state knows what was handed out"
         assert self.state.unacked_count == len(self.held) <= self.options.max_unacked
 
     def teardown(self) -> None:

@@ -411,7 +411,7 @@ def test_a_closed_topic_refuses_and_a_deleted_one_is_empty() -> None:
         reader, consumer = topic.read("earliest"), topic.subscribe("billing")
         log.delete_topic(NAME)
         assert list(reader) == []
-        with pytest.raises(tidelog.ClosedError):
+        with pytest.raises(tidelog.NotFoundError, match="was deleted"):
             consumer.receive(timeout=1)
         with pytest.raises(tidelog.ClosedError):
             topic.append(b"y")

@@ -21,6 +21,7 @@ from tidelog.clock import ManualClock, to_datetime
 from tidelog.errors import ClosedError, FencedError, InputError, StoreUnavailableError
 from tidelog.testing import World
 from tidelog.topics.delivery import MAX_HOLES
+from tidelog.topics.delivery_queue import Delivery
 from tidelog.topics.storage import LogDirectory
 from tidelog.topics.subscription_consumer import Consumer
 from tidelog.topics.topic import Topic
@@ -148,13 +149,14 @@ def test_one_wrong_acknowledgement_among_many_leaves_nobody_waiting(topic: Topic
 
 
 def test_a_position_cannot_be_made_too_large_to_be_stored(tmp_path: Path) -> None:
-    """Acknowledging every second message that was never received ends in an error, not in a position that is stuck."""
+    """Acknowledging every second message that was received before, and not since the subscription was opened again,
+    ends in an error, not in a position that is stuck."""
     with tidelog.open(tmp_path) as log:
         topic = log.topic(NAME)
         topic.append_many([b"x"] * (2 * MAX_HOLES + 100))
         sub = topic.subscribe("work", "shared")
         with pytest.raises(InputError, match="too many"):
-            sub.ack_many(range(1, topic.next_offset, 2))
+            sub.ack_many(Delivery(b"x", offset=offset) for offset in range(1, topic.next_offset, 2))
         sub.flush()
         assert sub._subscription.position.cursor.acked
 

@@ -38,6 +38,7 @@ READ_AHEAD = 1000
 # One stuck consumer holds the messages of its keys; the others are read past them so far.
 READ_AHEAD_KEYS = 10_000
 _MAX_STORED_FAILURES = 1000
+_MAX_TIMED_OUT = 10_000
 # Somebody may set the wall clock: what waits for it is looked at so often.
 _WALL_CLOCK_LOOK_US = 1_000_000
 
@@ -49,6 +50,7 @@ class ReadyQueue(Protocol):
     def add(self, messages: Iterable[Delivery]) -> None: ...
     def put_back(self, message: Delivery) -> None: ...
     def discard(self, offset: int) -> None: ...
+    def is_unseen(self, offset: int) -> bool: ...
     @property
     def unseen_from(self) -> int: ...
     def discard_below(self, offset: int) -> list[int]: ...
@@ -63,7 +65,7 @@ class ReadyQueue(Protocol):
 class Holder:
     """A consumer, with the messages that it has not acknowledged."""
 
-    __slots__ = ("due_us", "has_left", "name", "stale", "unacked")
+    __slots__ = ("due_us", "has_left", "name", "stale", "timed_out", "unacked")
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -74,6 +76,13 @@ class Holder:
         # What it had when the subscription was moved, until it gets that again: an acknowledgement of the message from
         # before is not one of the message to come.
         self.stale: set[int] = set()
+        # What was taken from it by a time-out, oldest first: others may have settled it since.
+        self.timed_out: dict[int, None] = {}
+
+    def notes_timed_out(self, offset: int) -> None:
+        self.timed_out[offset] = None
+        if len(self.timed_out) > _MAX_TIMED_OUT:
+            del self.timed_out[next(iter(self.timed_out))]
 
 
 class DeliveryState:
@@ -419,6 +428,7 @@ class DeliveryState:
                     next_us = due_us if next_us is None else min(next_us, due_us)
                     break
                 self.counters.timed_out += 1
+                holder.notes_timed_out(offset)
                 self._failed(self._release(holder, offset), steady_us, 0)
         self._check_timeouts_us = next_us
 
@@ -441,6 +451,12 @@ class DeliveryState:
     @property
     def waiting_count(self) -> int:
         return len(self._waiting) + len(self._delayed)
+
+    def was_handed_out(self, offset: int) -> bool:
+        """Whether anybody had this message since the subscription was opened here or moved, or it is settled."""
+        if offset in self.failures or self.progress.is_settled(offset):
+            return True
+        return offset < self.read_offset and offset not in self._delayed and not self._queue.is_unseen(offset)
 
     def stored_failures(self) -> dict[int, int]:
         """The delivery counts worth keeping: those of the oldest messages that were rejected."""

@@ -28,6 +28,8 @@ class OpenQueue:
         self._fresh: deque[Delivery] = deque()
         self._back: list[tuple[int, Delivery]] = []
         self._gone: set[int] = set()
+        # Of those in `_back`, the ones that were delayed and never handed out.
+        self._back_unseen: set[int] = set()
 
     def __len__(self) -> int:
         """Settled ones that were not passed over yet are counted: it may be more than there is."""
@@ -44,8 +46,10 @@ class OpenQueue:
         self._fresh.extend(messages)
 
     def put_back(self, message: Delivery) -> None:
-        """One that was handed out before."""
+        """One that was handed out before, or was delayed."""
         heappush(self._back, (message.offset, message))
+        if message.delivery_count == 1:
+            self._back_unseen.add(message.offset)
 
     def discard(self, offset: int) -> None:
         """It was settled while it was in here."""
@@ -55,6 +59,10 @@ class OpenQueue:
     def unseen_from(self) -> int:
         """Nothing of what was read from this offset on was handed out; NO_LIMIT when all was."""
         return self._fresh[0].offset if self._fresh else NO_LIMIT
+
+    def is_unseen(self, offset: int) -> bool:
+        """Whether one that was read, and is not settled, was never handed out."""
+        return offset >= self.unseen_from or offset in self._back_unseen
 
     def discard_below(self, offset: int) -> list[int]:
         """Those below were settled, except the ones that nobody has seen yet: these stay, and are returned."""
@@ -88,8 +96,11 @@ class OpenQueue:
         return self._fresh.popleft() if self._fresh and not self._back and not self._gone else None
 
     def _pop(self) -> Delivery:
-        is_back_next = bool(self._back) and self._back[0][0] < self.unseen_from
-        return heappop(self._back)[1] if is_back_next else self._fresh.popleft()
+        if not self._back or self._back[0][0] > self.unseen_from:
+            return self._fresh.popleft()
+        offset, message = heappop(self._back)
+        self._back_unseen.discard(offset)
+        return message
 
     # What only queues with keys need to know
 

@@ -35,6 +35,9 @@ class WaitingRoom:
     def __len__(self) -> int:
         return len(self._by_offset)
 
+    def __contains__(self, offset: int) -> bool:
+        return offset in self._by_offset
+
     def add(self, message: Delivery, due_us: int) -> None:
         self._by_offset[message.offset] = Waiting(due_us, message)
         heappush(self._heap, (due_us, message.offset))

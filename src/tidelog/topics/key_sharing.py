@@ -79,6 +79,7 @@ class KeyQueues:
         self._announced: dict[str, list[tuple[int, bytes]]] = {}
         self._keyless = OpenQueue()
         self._gone: set[int] = set()
+        self._unseen: set[int] = set()
         self._ready = 0
 
     def __len__(self) -> int:
@@ -92,6 +93,8 @@ class KeyQueues:
             self.put_back(message)
 
     def put_back(self, message: Delivery) -> None:
+        if message.delivery_count == 1:
+            self._unseen.add(message.offset)
         if message.key is None:
             self._keyless.put_back(message)
             return
@@ -123,6 +126,11 @@ class KeyQueues:
     def discard(self, offset: int) -> None:
         """It was settled while it was in here."""
         self._gone.add(offset)
+        self._unseen.discard(offset)
+
+    def is_unseen(self, offset: int) -> bool:
+        """Whether one that was read, and is not settled, was never handed out."""
+        return offset in self._unseen
 
     @property
     def unseen_from(self) -> int:
@@ -135,6 +143,12 @@ class KeyQueues:
 
     def take(self, consumer: str, limit: int, below: int = NO_LIMIT) -> list[Delivery]:
         """Up to so many messages that this consumer may have."""
+        taken = self._take(consumer, limit)
+        if self._unseen:
+            self._unseen.difference_update(message.offset for message in taken)
+        return taken
+
+    def _take(self, consumer: str, limit: int) -> list[Delivery]:
         announced = self._announced.get(consumer)
         taken: list[Delivery] = []
         while announced and len(taken) < limit:

@@ -259,51 +259,63 @@ class Subscription:
 
     # Settling
 
-    def ack(self, holder: Holder, offset: int) -> None:
-        """One message is done with."""
+    def ack(self, holder: Holder, offset: int, *, has_receipt: bool = False) -> None:
+        """One message is done with. `has_receipt`: the caller has the message that somebody received."""
         with self._lock:
             if self._failure is not None or holder.has_left:
                 self._check_usable(holder)
             if not self._waiters.is_empty:
-                self._ack_and_wake(holder, (offset,))
+                self._ack_and_wake(holder, ((offset, has_receipt),))
             else:
-                self._ack_one(holder, offset)
+                self._ack_one(holder, offset, has_receipt)
             if self.state.progress.floor >= self.position.soon_at:
                 self._store_if_far()
 
-    def ack_many(self, holder: Holder, offsets: Iterable[int]) -> None:
-        """Several messages are done with."""
+    def ack_many(self, holder: Holder, offsets: Iterable[tuple[int, bool]]) -> None:
+        """Several messages are done with; each is an offset, and whether the caller has the message."""
         with self._lock:
             self._check_usable(holder)
             self._ack_and_wake(holder, offsets)
             self._store_if_far()
 
-    def _ack_and_wake(self, holder: Holder, offsets: Iterable[int]) -> None:
+    def _ack_and_wake(self, holder: Holder, offsets: Iterable[tuple[int, bool]]) -> None:
         """Others may get on when the window was full, a message blocked them, or a key is free now."""
         state = self.state
         held_up = state.is_held_up
         try:
-            for offset in offsets:
-                self._ack_one(holder, offset)
+            for offset, has_receipt in offsets:
+                self._ack_one(holder, offset, has_receipt)
         finally:
             if held_up or state.ready_count:
                 self._waiters.wake()
 
-    def _ack_one(self, holder: Holder, offset: int) -> None:
-        if offset not in holder.unacked and offset >= self.state.read_offset:
-            self._check_can_be_acked(offset)
+    def _ack_one(self, holder: Holder, offset: int, has_receipt: bool) -> None:
+        if offset not in holder.unacked and offset not in holder.stale:
+            self._check_can_be_acked(offset, has_receipt)
         self.state.ack(holder, offset)
 
-    def _check_can_be_acked(self, offset: int) -> None:
-        """One that was not read yet: it may have been handed out before the subscription was opened here."""
+    def _check_can_be_acked(self, offset: int, has_receipt: bool) -> None:
+        """One that this consumer does not have. It may have been received before the subscription was opened here, and
+        whoever has the message knows that; an offset alone may be a mistake, and the message would be lost."""
         if offset >= self.source.log.next_offset:
             raise InputError(f"there is no message {offset} to acknowledge", operation=f"subscription {self.name}")
+        if self.state.was_handed_out(offset):
+            return
+        if not has_receipt:
+            raise self._not_handed_out(offset)
         if self.state.progress.range_count >= MAX_HOLES:
             raise InputError(
                 f"message {offset} was not handed out yet, and too many others are acknowledged out of order",
                 operation=f"subscription {self.name}",
                 hint="Receive messages before they are acknowledged",
             )
+
+    def _not_handed_out(self, offset: int) -> InputError:
+        return InputError(
+            f"message {offset} was not handed out since the subscription was opened or moved",
+            operation=f"subscription {self.name}",
+            hint="Receive it first; it comes (again)",
+        )
 
     def ack_cumulative(self, holder: Holder, offset: int) -> None:
         """This message and all before it are done with."""
@@ -312,8 +324,8 @@ class Subscription:
             raise InputError(f"cumulative acknowledgement needs an order, which {options.kind} does not have")
         with self._lock:
             self._check_usable(holder)
-            if offset >= self.state.unseen_from:
-                raise InputError(f"message {offset} was not handed out yet", operation=f"subscription {self.name}")
+            if offset >= self.state.unseen_from or not (offset in holder.stale or self.state.was_handed_out(offset)):
+                raise self._not_handed_out(offset)
             self.state.ack_below(holder, offset + 1)
             self._waiters.wake()
             self._store_if_far()
@@ -322,10 +334,25 @@ class Subscription:
         """One message is to come again."""
         with self._lock:
             self._check_usable(holder)
-            self.state.nack(holder, offset, delay, self._now())
+            if not self.state.nack(holder, offset, delay, self._now()):
+                self._check_can_be_nacked(holder, offset)
             if self.state.dead:
                 self._bury_soon()
             self._waiters.wake()
+
+    def _check_can_be_nacked(self, holder: Holder, offset: int) -> None:
+        """One that this consumer does not have. If it lost that to a time-out or a seek, it cannot know what others did
+        with it since; what waits to come again does so anyway."""
+        if offset in holder.timed_out or offset in holder.stale:
+            return
+        if self.state.progress.is_settled(offset):
+            raise InputError(
+                f"message {offset} is settled: it was acknowledged or given up, and does not come again",
+                operation=f"subscription {self.name}",
+                hint="Either acknowledge a message or reject it; sub.seek(offset) goes back to it",
+            )
+        if not self.state.was_handed_out(offset):
+            raise self._not_handed_out(offset)
 
     def seek(self, offset: int) -> None:
         """Goes on at an offset, for all consumers. It is stored when this returns."""
@@ -471,14 +498,16 @@ class Subscription:
                 self._failure = make_error
             self._waiters.wake()
 
-    def close(self) -> None:
+    def close(self, make_error: Callable[[], TidelogError] | None = None) -> None:
         """Stores everything that was acknowledged and ends it. Closing twice is fine, and tries again what failed.
+
+        Consumers get `make_error()` from then on, else that it is closed.
 
         FencedError when the topic has another owner, which does not know of acknowledgements that were not stored yet.
         """
         if self._failure is None:
             self.is_unstored = True
-        self.stop(lambda: _closed_error(self.name))
+        self.stop(make_error or (lambda: _closed_error(self.name)))
         self._background.cancel(self._upkeep_task)
         try:
             if self.is_unstored:

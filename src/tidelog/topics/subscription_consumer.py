@@ -111,20 +111,28 @@ class Consumer:
     # Settling
 
     def ack(self, message: Message | int) -> None:
-        """The message (or the one with this offset) is done with. It counts whenever it comes."""
+        """The message (or the one with this offset) is done with. It counts whenever it comes.
+
+        An offset alone counts for what was handed out since the subscription was opened here, or moved; else it is an
+        InputError. A message that was received counts also when the subscription was closed and opened in between.
+        """
         offset = message if type(message) is int and message >= 0 else _offset(message)
-        self._subscription.ack(self._holder, offset)
+        self._subscription.ack(self._holder, offset, has_receipt=isinstance(message, Delivery))
 
     def ack_many(self, messages: Iterable[Message | int]) -> None:
         """All of these are done with."""
-        self._subscription.ack_many(self._holder, [_offset(message) for message in messages])
+        given = [(_offset(message), isinstance(message, Delivery)) for message in messages]
+        self._subscription.ack_many(self._holder, given)
 
     def ack_cumulative(self, message: Message | int) -> None:
         """This one and all before it are done with; only exclusive and failover."""
         self._subscription.ack_cumulative(self._holder, _offset(message))
 
     def nack(self, message: Message | int, delay: float | str | None = None) -> None:
-        """The message is to come again, after `delay` seconds or the pause that the options say."""
+        """The message is to come again, after `delay` seconds or the pause that the options say.
+
+        InputError when it is acknowledged or given up already, or was never handed out.
+        """
         self._subscription.nack(self._holder, _offset(message), _checked_delay(delay))
 
     async def ack_async(self, message: Message | int) -> None:

@@ -210,18 +210,18 @@ class SubscriptionRegistry:
                 raise _not_found(name, self._topic)
             self._cursors.delete(name)
 
-    def close(self) -> list[FencedError]:
+    def close(self, make_error: Callable[[], TidelogError] | None = None) -> list[FencedError]:
         """Stores and closes all of them. A position that cannot be stored holds nothing up: messages come again.
 
         Nor does a store that does not answer: all that there are to close are waited for no longer than one. Returns
-        what was lost because the topic has another owner.
+        what was lost because the topic has another owner. Consumers get `make_error()` from then on.
         """
         lost = []
         with self._guard:
             for subscription in self._taken():
                 problem: TidelogError | str = "the store does not answer"
                 try:
-                    self._background.attempt(subscription.close)
+                    self._background.attempt(partial(subscription.close, make_error))
                 except TidelogError as error:
                     problem = error
                 if subscription.is_unstored:

@@ -14,7 +14,7 @@ from typing import Any, Unpack
 import msgspec
 
 from tidelog.clock import Clock
-from tidelog.errors import FencedError, InputError, NotSupportedError, TidelogError
+from tidelog.errors import FencedError, InputError, NotFoundError, NotSupportedError, TidelogError
 from tidelog.log import Log, Position
 from tidelog.log.reader import Reader
 from tidelog.log.repair import LOST_PAYLOAD
@@ -257,7 +257,8 @@ class Topic(TopicTasks):
 
     def delete_storage(self) -> None:
         """Takes the topic out of the store and closes its log; readers find nothing any more."""
-        self.close_subscriptions()  # what is stored of them goes with the rest: not before it, should that fail
+        # What is stored of them goes with the rest: not before it, should that fail.
+        self.close_subscriptions(self._deleted_error)
         if self._tiered is not None:
             self._tiered.delete()
         else:
@@ -306,9 +307,12 @@ class Topic(TopicTasks):
             check_owned,
         )
 
-    def close_subscriptions(self) -> list[FencedError]:
-        """Stores how far they are and ends them; consumers are told. Returns an error for each that lost something."""
-        return [] if self._subscriptions is None else self._subscriptions.close()
+    def close_subscriptions(self, make_error: Callable[[], TidelogError] | None = None) -> list[FencedError]:
+        """Stores how far they are and ends them; consumers get an error. Returns one for each that lost something."""
+        return [] if self._subscriptions is None else self._subscriptions.close(make_error)
+
+    def _deleted_error(self) -> NotFoundError:
+        return NotFoundError(f"the topic {self.name} was deleted", hint="Close this consumer")
 
     # Subscriptions
 
