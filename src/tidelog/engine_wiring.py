@@ -178,9 +178,13 @@ def restore_directory(
         )
     objects = open_store(url, config.object_store)
     info = EngineDirectory(node=f"restore-{os.getpid()}")
-    with open_metadata_store(BUCKET, objects) as metadata:
+    copies = [open_store(replica, config.object_store) for replica in config.storage_engine.replicas]
+    with contextlib.ExitStack() as opened:
+        metadata = opened.enter_context(open_metadata_store(BUCKET, objects))
+        reading = [opened.enter_context(open_metadata_store(BUCKET, one, read_only=True)) for one in copies]
         return Restore(
             *(directory, objects, metadata),
+            replicas=list(zip(copies, reading, strict=True)),
             keys=EngineKeys(info.name),
             node=info.node,
             settings=config.storage_engine,

@@ -144,6 +144,7 @@ class EngineNode:
         store = self.objects if objects is None else objects
         return Restore(
             *(DIRECTORY, store, BucketMetadataStore(store)),
+            replicas=[(one, BucketMetadataStore(one, read_only=True)) for one in self.replicas],
             keys=KEYS,
             node=self.name,
             settings=self.settings,

@@ -7,6 +7,7 @@ from tests.engine.stations import EngineNode, StoreView, new_store, successor
 
 from tidelog.errors import CorruptionError, RetryError, StoreUnavailableError
 from tidelog.testing import FaultyStore
+from tidelog.tier.object_store import ObjectStore
 
 
 def replicated(mode: str = "async", replicas: int = 2) -> tuple[EngineNode, list[FaultyStore]]:
@@ -184,6 +185,65 @@ def test_values_are_read_from_a_replica_when_the_store_lost_them() -> None:
     with other.open():
         other.objects.delete(node.view.object_keys())
         other.assert_same()
+
+
+def flipped(store: ObjectStore, key: str) -> None:
+    """One bit of an object is another one."""
+    assert isinstance(store, FaultyStore)
+    data = store.contents()[key]
+    middle = len(data) // 2
+    store.tamper(key, data[:middle] + bytes([data[middle] ^ 1]) + data[middle + 1 :])
+
+
+@pytest.mark.parametrize("loses_states", [True, False])
+def test_a_restore_goes_on_with_a_replica_where_the_store_is_damaged(loses_states: bool) -> None:
+    """Flipped bits and lost objects of the log, and of states; the first replica is behind, and damaged elsewhere."""
+    node, (behind, good) = replicated()
+    node.apply(60)
+    node.ship_all()
+    node.shipping.replicate()
+    behind.fail("*", times=None)
+    for _ in range(3):
+        node.apply(40)
+        node.ship_all()
+        node.engine.create_checkpoint()
+    with pytest.raises(StoreUnavailableError):
+        node.shipping.replicate()
+    behind.heal()
+    objects, states = node.view.object_keys(), node.view.state_keys()
+    node.crash()
+    assert len(objects) > 4
+    for key in objects[::2]:
+        flipped(node.objects, key)
+    node.objects.delete([objects[1]])
+    flipped(behind, objects[0])
+    for key in states:
+        flipped(node.objects, key)
+        if loses_states:
+            good.delete([key])
+    mark = node.view.manifest.high_water_mark
+    with successor(node) as other:
+        report = other.restore()
+        assert (report.seq, bool(report.damaged_states)) == (mark, loses_states)
+        other.open()
+        other.assert_same(sorted(other.model.states)[::15])
+        other.apply(20)
+        assert other.ship_all() == other.engine.applied_seq
+
+
+def test_without_a_good_copy_the_damage_of_the_store_is_told() -> None:
+    """Whatever is wrong with replicas: one is away, the other has the same damage."""
+    node, (first, second) = replicated()
+    node.apply(60)
+    node.ship_all()
+    node.shipping.replicate()
+    key = node.view.object_keys()[0]
+    node.crash()
+    flipped(node.objects, key)
+    flipped(second, key)
+    first.fail("*", times=None)
+    with successor(node) as other, pytest.raises(CorruptionError, match="data-1-"):
+        other.restore()
 
 
 def objects_of(store: object) -> dict[str, bytes]:

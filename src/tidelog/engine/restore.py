@@ -12,6 +12,8 @@ Invariants
 - LSNs and positions go on behind the last shipped ones: no address is used twice.
 - A damaged state is passed over for the one before it, and at last for the versions of the compaction; without any the
   whole log is replayed. States that are read are pinned in the manifest.
+- Of a state, and of an object of the log, that is damaged or missing in the store a replica's copy is read, if replicas
+  are named and one has it. Nothing is claimed or changed there.
 """
 
 from __future__ import annotations
@@ -19,7 +21,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import secrets
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Literal
@@ -103,9 +105,11 @@ class Restore:
         files: Files,
         clock: Clock,
         on_progress: OnProgress | None = None,
+        replicas: Sequence[tuple[ObjectStore, MetadataStore]] = (),
     ) -> None:
         self._directory = directory
         self._objects = objects
+        self._replicas = [(Catalog(reading, keys), copies) for copies, reading in replicas]
         self._metadata = metadata
         self._keys = keys
         self._node = node
@@ -157,7 +161,9 @@ class Restore:
         changes = self._changes()
         first_lsn = self._first_lsn(state)
         replay = Replay(
-            *(self._catalog, self._objects, fetchers, changes, first_lsn), results=ResultTable(_known_in(state))
+            *(self._catalog, self._objects, fetchers, changes, first_lsn),
+            results=ResultTable(_known_in(state)),
+            replicas=self._replicas,
         )
         self._replay(replay, manifest)
         owned_manifest, next_lsn = self._claim()
@@ -224,23 +230,26 @@ class Restore:
         """
         for listed in reversed(manifest.checkpoints):
             if self._pinning.pin(listed.key):
-                state = self._kept(listed.key, partial(StoredState, self._objects, listed))
+                state = self._kept(listed.key, partial(StoredState, listed=listed))
                 if state is not None:
                     return state
         compacted = manifest.compacted
         if compacted is None:
             return None
-        return self._kept(compacted.key, partial(CompactionState, self._objects, self._keys, compacted))
+        return self._kept(compacted.key, partial(CompactionState, keys=self._keys, compacted=compacted))
 
-    def _kept(self, key: str, opened: Callable[[], StoredState]) -> StoredState | None:
-        try:
-            state = opened()
-            self._keep(state)
-        except (DataError, NotFoundError) as error:
-            _logger.warning("%s: a state in the store cannot be used: %s", self._directory, error)
-            self._damaged.append(key)
-            return None
-        return state
+    def _kept(self, key: str, opened: Callable[[ObjectStore], StoredState]) -> StoredState | None:
+        """From the store, or from the first replica that has a good copy."""
+        for objects in (self._objects, *(copies for _, copies in self._replicas)):
+            try:
+                state = opened(objects)
+                self._keep(state)
+            except (DataError, NotFoundError) as error:
+                _logger.warning("%s: a state in %s cannot be used: %s", self._directory, objects.url, error)
+            else:
+                return state
+        self._damaged.append(key)
+        return None
 
     def _keep(self, state: StoredState) -> None:
         """Brings the rows of a state to this disk."""

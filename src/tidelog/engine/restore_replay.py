@@ -7,13 +7,17 @@ Invariants
 - An entry counts when its last record is there, its seq is at or below the high-water mark, and no rollback took it
   away (`rolled_back` of the manifest). An entry without its last record was undone by the recovery that came behind it.
 - What retention removed (VACUUM) is removed here too.
+- What is damaged or missing in the store is read from the first replica that has it, an object at a time: a replica has
+  the same records under the same LSNs, and may end earlier.
 - Changes of pages are none of ours: the new tree has pages of its own.
 """
 
 from __future__ import annotations
 
+import contextlib
+import logging
 from bisect import bisect_right
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Executor
 from typing import Protocol
 
@@ -23,12 +27,13 @@ from tidelog.engine.manifest import Manifest
 from tidelog.engine.record_header import HEADER, HEADER_BYTES, LAST, OPERATION, VACUUM
 from tidelog.engine.restore_runs import REMOVED
 from tidelog.engine.updates import INSERT, REMOVE, REPLACE, decode
-from tidelog.errors import DataError, GapError
+from tidelog.errors import DataError, GapError, NotFoundError, TidelogError
 from tidelog.log.cache import Batch
 from tidelog.tier.catalog import Catalog
 from tidelog.tier.history import History
 from tidelog.tier.object_store import ObjectStore
 
+_logger = logging.getLogger("tidelog.engine")
 OnBytes = Callable[[int], None]
 _SEQ_BYTES = 8
 
@@ -51,6 +56,7 @@ class Replay:
         changes: RowSink,
         lsn: int,
         results: ResultTable | None = None,
+        replicas: Sequence[tuple[Catalog, ObjectStore]] = (),
     ) -> None:
         self.results = results
         """Learns what became of the entries, if anybody wants to know."""
@@ -59,7 +65,9 @@ class Replay:
         self.entries = 0
         self.history_start_seq = 0
         """The oldest seq that may be read, as far as the records say so."""
+        self._catalog = catalog
         self._history = History(catalog, objects, executor)
+        self._replicas = [History(*replica, executor) for replica in replicas]
         self._changes = changes
         self._open_seq = 0
         self._open_updates: list[tuple[int, bytes]] = []
@@ -70,14 +78,9 @@ class Replay:
         """Up to the record that completes the last entry of a manifest."""
         self._dead, self._high_water_mark = manifest.rolled_back, manifest.high_water_mark
         stop_lsn = manifest.high_water_lsn + 1
-        reader = self._history.read(self.lsn, max(stop_lsn, self.lsn))
-        try:
-            while (batch := reader.next_batch()) is not None:
-                self._look_at(batch)
-                self.lsn = batch.next_offset
-                on_bytes(len(batch.frames.buffer) if batch.frames is not None else 0)
-        finally:
-            reader.close()
+        is_read = False
+        while not is_read:
+            is_read = self._read_what_is_good(stop_lsn, on_bytes)
         if self.lsn < stop_lsn:
             raise GapError(
                 f"the store has no records from LSN {self.lsn} to {stop_lsn - 1}, which its manifest tells of",
@@ -85,6 +88,44 @@ class Replay:
                 last=stop_lsn - 1,
                 hint="Put the objects and their descriptors back, or restore from a replica",
             )
+
+    def _read_what_is_good(self, stop_lsn: int, on_bytes: OnBytes) -> bool:
+        """False when a replica had to help out: then the store may have the rest."""
+        try:
+            self._read(self._history, stop_lsn, on_bytes)
+        except (DataError, NotFoundError) as error:
+            if not self._read_from_replicas(self._end_of_object(stop_lsn), on_bytes):
+                raise
+            _logger.warning("a replica had what cannot be read in the store: %s", error)
+            return False
+        return True
+
+    def _read_from_replicas(self, stop_lsn: int, on_bytes: OnBytes) -> bool:
+        """Whether one of them had something of it."""
+        first_lsn = self.lsn
+        for history in self._replicas:
+            with contextlib.suppress(TidelogError):  # what is wrong with the store itself is what is told
+                self._read(history, stop_lsn, on_bytes)
+            if self.lsn > first_lsn:
+                return True
+        return False
+
+    def _end_of_object(self, stop_lsn: int) -> int:
+        """Where the object ends that the next record is in; all there is where that cannot be told."""
+        with contextlib.suppress(TidelogError):
+            for one in self._catalog.between(self.lsn, self.lsn + 1):
+                return min(one.next_offset, stop_lsn)
+        return stop_lsn
+
+    def _read(self, history: History, stop_lsn: int, on_bytes: OnBytes) -> None:
+        reader = history.read(self.lsn, max(stop_lsn, self.lsn))
+        try:
+            while (batch := reader.next_batch()) is not None:
+                self._look_at(batch)
+                self.lsn = batch.next_offset
+                on_bytes(len(batch.frames.buffer) if batch.frames is not None else 0)
+        finally:
+            reader.close()
 
     def _look_at(self, batch: Batch) -> None:
         frames = batch.frames
