@@ -12,6 +12,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
+from tests.campaign import examples
 from tests.servers import EtcdServer, S3Server
 from tests.tier.cold import ColdTopic, everything, numbered
 
@@ -437,14 +438,18 @@ def run_readers(bench: Bench, total: int, reading: list[JoinedLog]) -> None:
             keeper.result(LIMIT_SECONDS)
 
 
+@pytest.mark.deeper
 def test_one_sequence_while_everything_moves(bench: Bench, tmp_path: Path) -> None:
     """Rotation, shipping and pruning at full speed: owner, onlooker and the bucket alone read the same messages."""
     bench.append(20)
     view = LogView(tmp_path / "log", SETTINGS, time_field=0)
     onlooker = JoinedLog(view, bench.history, time_field=0)
     alone = JoinedLog(None, bench.history, poll_seconds=0.01)
-    run_readers(bench, 3000, [bench.joined, bench.joined, onlooker, alone])
-    assert bench.log.start_offset > 2000
+    total = examples(600)
+    run_readers(bench, total, [bench.joined, bench.joined, onlooker, alone])
+    bench.ship()
+    bench.prune()
+    assert bench.log.start_offset > total // 2
 
 
 @pytest.mark.parametrize("metadata_kind", ["etcd", "bucket"])
