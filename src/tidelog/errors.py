@@ -26,6 +26,7 @@
     │       └── OffsetOutOfRangeError   before the first or after the next offset of the log
     ├── DataError             bytes on disk are not what was written; repair or restore them
     │   ├── CorruptionError       names the file, the byte and the reason
+    │   │   └── OtherLogError         a file or an object that belongs to another log
     │   └── GapError              offsets are missing between two good places
     └── InternalError         a bug in tidelog; please report it
 
@@ -211,6 +212,18 @@ class CorruptionError(DataError):
         super().__init__(f"{message} at byte {byte} of {path}", operation=operation, path=path, hint=hint)
         self.reason = message
         self.byte = byte
+
+
+class OtherLogError(CorruptionError):
+    """A WAL file or an object that belongs to another log: it is never read as data. `expected`, `found`: the ids."""
+
+    def __init__(
+        self, *, path: str | Path, expected: str, found: str, operation: str | None = None, hint: str | None = None
+    ) -> None:
+        message = f"this belongs to another log: its header has log id {found}, expected is {expected},"
+        super().__init__(message, path=path, byte=0, operation=operation, hint=hint)
+        self.expected = expected
+        self.found = found
 
 
 class GapError(DataError):

@@ -13,6 +13,7 @@ from tests.cli.conftest import Cli
 
 import tidelog
 from tidelog.cli import targets
+from tidelog.log.binding import BINDING_BYTES
 from tidelog.log.examine import LogExamination, examine_log
 from tidelog.tier.descriptor import Codec
 
@@ -27,13 +28,14 @@ def wal(tmp_path: Path) -> Path:
         for number in range(COUNT):
             log.topic("a/b").append(b"%020d" % number)
     (path,) = (tmp_path / "data/a/b").glob("wal.*.log")
-    assert path.stat().st_size == COUNT * FRAME_BYTES
+    assert path.stat().st_size == BINDING_BYTES + COUNT * FRAME_BYTES
     return path
 
 
 def flip(path: Path, byte: int) -> None:
+    """In the frames, behind the header."""
     data = bytearray(path.read_bytes())
-    data[byte] ^= 0x10
+    data[BINDING_BYTES + byte] ^= 0x10
     path.write_bytes(data)
 
 
@@ -138,7 +140,7 @@ def test_one_frame_in_hex(cli: Cli, tmp_path: Path) -> None:
         log.topic("a/b").append_many([b"first", tidelog.Message(b"hello", key=b"k", headers={"h": b"x"})])
     shown = cli("inspect", "a/b", "--offset", "1", "--json").json
     (path,) = (tmp_path / "data/a/b").glob("wal.*.log")
-    assert bytes.fromhex(shown["bytes_hex"]) == path.read_bytes()[shown["byte"] :]
+    assert bytes.fromhex(shown["bytes_hex"]) == path.read_bytes()[BINDING_BYTES + shown["byte"] :]
     assert (shown["offset"], shown["key"], shown["value"], shown["headers"]) == (1, "k", "hello", {"h": "x"})
     assert shown["crc32"] == shown["crc32_computed"]
     limited = cli("inspect", "a/b", "--offset", "1", "--bytes", "32")
@@ -191,7 +193,7 @@ def test_verify_goes_on_after_a_topic_that_cannot_be_read(
 
 def test_synced_messages_that_are_gone_are_a_problem(cli: Cli, wal: Path) -> None:
     """A file that ends before what its checkpoint says was synced is not whole."""
-    wal.write_bytes(wal.read_bytes()[: 100 * FRAME_BYTES])
+    wal.write_bytes(wal.read_bytes()[: BINDING_BYTES + 100 * FRAME_BYTES])
     result = cli("verify")
     assert result.code == 1
     assert "offsets 100 to 299" in result.err
@@ -244,7 +246,7 @@ def test_verify_finds_it_in_objects_too(cli: Cli, tmp_path: Path, compression: C
     assert found.code == 1
     cold = [one for one in found.json[0]["problems"] if "key" in one]
     assert [(one["first_offset"], one["last_offset"], one["is_unreadable"]) for one in cold] == [(1, 1, True)]
-    assert cold[0]["byte"] == (45 if compression == "none" else 0)
+    assert cold[0]["byte"] == BINDING_BYTES + (45 if compression == "none" else 0)
 
 
 def test_produce_refuses_a_time_that_nobody_can_read(cli: Cli, tmp_path: Path) -> None:

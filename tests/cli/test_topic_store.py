@@ -12,6 +12,7 @@ from tests.cli.conftest import Cli
 from tests.servers import S3Server
 
 import tidelog
+from tidelog.log.binding import BINDING_BYTES
 from tidelog.log.frame import encode_many, scan
 
 LINES = b"".join(b"%d\n" % number for number in range(200))
@@ -358,9 +359,10 @@ def test_a_damaged_object_is_found(cli: Cli, tmp_path: Path, damage: str) -> Non
 def test_another_object_in_its_place_is_found(cli: Cli, tmp_path: Path) -> None:
     """Good frames of the same size with other messages in them: only the checksum of the whole object tells."""
     (path,) = objects_in(tmp_path)
-    frames, _, _ = scan(path.read_bytes(), 0, 0)
+    header = path.read_bytes()[:BINDING_BYTES]
+    frames, _, _ = scan(path.read_bytes()[BINDING_BYTES:], 0, 0)
     payloads = frames.payloads(0, frames.count)
-    path.write_bytes(encode_many(0, [*payloads[:-1], payloads[-1][:-1] + b"X"]).buffer)
+    path.write_bytes(header + encode_many(0, [*payloads[:-1], payloads[-1][:-1] + b"X"]).buffer)
     result = cli("verify", "--cold")
     assert (result.code, "its checksum is crc32:" in result.err) == (1, True)
 
@@ -393,8 +395,9 @@ def test_whole_history_verifies(cli: Cli, filled: list[str]) -> None:
 
 
 def flip(path: Path, byte: int) -> None:
+    """In the frames, behind the header."""
     data = bytearray(path.read_bytes())
-    data[byte] ^= 1
+    data[BINDING_BYTES + byte] ^= 1
     path.write_bytes(data)
 
 
@@ -410,7 +413,7 @@ def test_repair_mends_from_the_store(cli: Cli, tmp_path: Path) -> None:
     done = cli("repair", "a/b", "--yes", "--json").json
     assert (done["restored"], done["lost"]) == ([[0, 0]], [])
     assert wal.read_bytes() == good
-    flip(wal, len(good) - 70)
+    flip(wal, len(good) - BINDING_BYTES - 70)
     assert cli("repair", "a/b", "--yes", "--json").json["lost"] == [[COUNT, COUNT]]
     assert cli("consume", "a/b", "--skip-gaps").out == LINES + b"not shipped 2\n"
 
@@ -429,9 +432,9 @@ def test_a_damaged_copy_is_not_used(cli: Cli, tmp_path: Path) -> None:
     """Where the object is damaged too, the message is lost; what is in front of that in the object is put back."""
     (wal,) = (tmp_path / "data/a/b").glob("wal.*.log")
     (path,) = objects_in(tmp_path)
-    flip(path, path.stat().st_size - 1)
-    wal.write_bytes(wal.read_bytes()[:20] + bytes(100) + wal.read_bytes()[120:])
-    flip(wal, wal.stat().st_size - 1)
+    flip(path, path.stat().st_size - BINDING_BYTES - 1)
+    wal.write_bytes(wal.read_bytes()[:56] + bytes(100) + wal.read_bytes()[156:])
+    flip(wal, wal.stat().st_size - BINDING_BYTES - 1)
     done = cli("repair", "a/b", "--yes", "--json").json
     assert (done["restored"][0][0], done["lost"]) == (0, [[COUNT - 1, COUNT - 1]])
 
@@ -442,7 +445,7 @@ def test_messages_of_a_later_owner_are_not_mixed_in(cli: Cli, filled: list[str],
     cli("produce", "a/b", "--no-ship", "-d", "other", *filled, stdin=b"theirs 1\ntheirs 2\n")
     cli("topic", "ship", "a/b", "-d", "other")
     (wal,) = (tmp_path / "data/a/b").glob("wal.*.log")
-    flip(wal, wal.stat().st_size - 60)
+    flip(wal, wal.stat().st_size - BINDING_BYTES - 60)
     done = cli("repair", "a/b", "--yes", "--json").json
     assert (done["restored"], done["lost"]) == ([], [[COUNT, COUNT]])
 

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from tidelog.log import LogSettings
+from tidelog.log.bound_files import bound
 from tidelog.log.names import wal_files
 from tidelog.log.view import LogView
 from tidelog.testing import FaultyFiles, History, World
@@ -170,7 +171,7 @@ def on_disk(files: FaultyFiles) -> dict[int, list[bytes]]:
     folders = [DIRECTORY, *(DIRECTORY / FENCED / tail.name for tail in _tails(files))]
     for folder in folders:
         if files.is_directory(folder) and wal_files(files.list(folder)):
-            for batch in LogView(folder, SMALL_FILES, files=files).read("earliest"):
+            for batch in LogView(folder, SMALL_FILES, files=bound(files)).read("earliest"):
                 for offset, payload in enumerate(batch.payloads(), batch.first_offset):
                     found.setdefault(offset, []).append(bytes(payload))
     return found

@@ -31,6 +31,7 @@ from tidelog.errors import (
     OffsetOutOfRangeError,
 )
 from tidelog.files import Files
+from tidelog.log.binding import BINDING_BYTES
 from tidelog.log.frame import HEADER_BYTES, encode
 from tidelog.testing import FaultyFiles
 
@@ -88,7 +89,7 @@ class TestAdding:
         with opened(files) as wal:
             placed = [place for sizes in groups for place in filled_with(wal, sizes)]
             wal.commit()
-            data = b"".join(files.read(span.path) for span in wal.spans())
+            data = b"".join(files.read(span.path)[BINDING_BYTES:] for span in wal.spans())
             for lsn, (position, content) in enumerate(placed, 1):
                 assert data[position:].startswith(encode(lsn, content))
                 assert wal.position_of(lsn) == position
@@ -317,7 +318,7 @@ class TestReadingByPosition:
         with opened(files) as wal:
             ((position, content),) = filled(wal, 1)
             handle = files.open(wal.spans()[0].path, write=True)
-            handle.truncate(50)
+            handle.truncate(BINDING_BYTES + 50)
             with pytest.raises(CorruptionError, match="at byte 50") as caught:
                 wal.read_stored(position + HEADER_BYTES, len(content))
             assert caught.value.path == wal.spans()[0].path
@@ -451,7 +452,7 @@ class TestReadingRecords:
             placed = filled(wal, 30)
             path, byte = wal.spans()[0].path, placed[9][0]
             handle = files.open(path, write=True)
-            handle.write_at(byte + HEADER_BYTES, b"\xff")
+            handle.write_at(BINDING_BYTES + byte + HEADER_BYTES, b"\xff")
             for read in (lambda: list(wal.batches(1)), lambda: list(wal.backwards(30, 1))):
                 with pytest.raises(CorruptionError) as caught:
                     read()

@@ -20,6 +20,7 @@ import pytest
 import tidelog
 from tidelog.files import LocalFiles
 from tidelog.log import Log, LogSettings
+from tidelog.log.binding import BINDING_BYTES
 from tidelog.log.handover import Handover
 from tidelog.log.repair import plan_repair
 from tidelog.log.view import LogView
@@ -48,7 +49,7 @@ def log_that_holds_frames(root: Path) -> tuple[int, int]:
         source = log.topic(NAME)
         source.append_many([b"embedded %d" % number for number in range(40)])
         source.flush()
-    copied = topic_files(root / "source")[0].read_bytes()
+    copied = topic_files(root / "source")[0].read_bytes()[BINDING_BYTES:]
     inner = copied[copied.index((11).to_bytes(8, "little")) :]
     with tidelog.open(root / "log") as log:
         topic = log.topic(NAME)
@@ -111,7 +112,8 @@ def test_one_header_does_not_push_out_the_files_behind_it(tmp_path: Path) -> Non
             log.topic(NAME).append(b"message %d" % number)
     (tmp_path / NAME / "wal.ckpt").unlink()
     path = topic_files(tmp_path)[2]
-    path.write_bytes((6).to_bytes(8, "little") + path.read_bytes()[8:])
+    data = path.read_bytes()
+    path.write_bytes(data[:BINDING_BYTES] + (6).to_bytes(8, "little") + data[BINDING_BYTES + 8 :])
     plan_repair(tmp_path / NAME).apply()
     assert values(tmp_path) == {number: b"message %d" % number for number in range(8) if number != 2}
 
@@ -249,7 +251,7 @@ def test_an_onlooker_forgets_what_a_cut_made_untrue(tmp_path: Path) -> None:
     view = LogView(tmp_path, settings)
     assert sum(batch.stop - batch.start for batch in view.read()) == 300
     path = tmp_path / "wal.0000000000.log"
-    os.truncate(path, 10 * 1016)
+    os.truncate(path, BINDING_BYTES + 10 * 1016)
     (tmp_path / "wal.ckpt").unlink()
     log = Log.open(tmp_path, settings)
     log.append_many([b"y" * 700] * 600, sync=True)

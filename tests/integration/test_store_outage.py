@@ -21,6 +21,7 @@ from tests.servers import ACCESS_KEY_ID, SECRET_ACCESS_KEY, EtcdServer, S3Server
 
 import tidelog
 from tidelog.cli import seaweed
+from tidelog.log.binding import BINDING_BYTES
 from tidelog.tier import wakefulness
 from tidelog.tier.pulse import pulse
 from tidelog.tier.shipper_statistics import ShipperStatistics
@@ -123,7 +124,7 @@ def check_healed(place: Place, topic: tidelog.Topic, directory: Path) -> None:
     wait_until(lambda: topic.shipped_offset == topic.next_offset, "everything to be shipped")
     topic.sweep(topic.plan_sweep())
     assert topic.plan_sweep().is_empty
-    local = b"".join(path.read_bytes() for path in wal_paths(directory / NAME))
+    local = b"".join(path.read_bytes()[BINDING_BYTES:] for path in wal_paths(directory / NAME))
     with place.open(directory / "reader", read_only=True) as log:
         assert log.tier is not None
         catalog, objects = log.tier.catalog("shop", "orders"), log.tier.objects
@@ -134,7 +135,7 @@ def check_healed(place: Place, topic: tidelog.Topic, directory: Path) -> None:
         keys = [catalog.keys.object(one.name) for one in descriptors]
         assert sorted(info.key for info in objects.list(catalog.keys.objects_prefix)) == sorted(keys)
         if all(one.codec == "none" for one in descriptors):
-            assert b"".join(bytes(objects.get(key).data) for key in keys) == local
+            assert b"".join(bytes(objects.get(key).data)[BINDING_BYTES:] for key in keys) == local
         history = list(log.topic(NAME).read())
     assert history == list(topic.read())
     assert [message.offset for message in history] == list(range(topic.next_offset))

@@ -27,6 +27,7 @@ from tests.log.workbench import (
 
 from tidelog.errors import CorruptionError, NotFoundError, OffsetOutOfRangeError
 from tidelog.log import Log, LogSettings
+from tidelog.log.bound_files import BoundFiles
 from tidelog.log.frame import HEADER_BYTES, encode
 from tidelog.log.view import LogView
 from tidelog.testing import FaultyFiles
@@ -106,19 +107,19 @@ class TestTheEnd:
         with wal_paths(tmp_path)[0].open("ab") as file:
             file.write(encode(5000, payload(5000))[:-1])
         files = CountingFiles()
-        view = LogView(tmp_path, files=files)
+        view = LogView(tmp_path, files=BoundFiles(files))
         assert view.next_offset == 5000
         files.reset()
         for _ in range(50):
             assert view.next_offset == 5000
-        assert files.read_bytes < 5000
+        assert files.read_bytes < 50 * 200  # headers and ids alone
 
     def test_only_growth_is_read(self, tmp_path: Path) -> None:
         """What was checked once is not checked again."""
         with closing(Log.open(tmp_path)) as log:
             log.append_many(payloads(20_000), sync=True)
             files = CountingFiles()
-            view = LogView(tmp_path, files=files)
+            view = LogView(tmp_path, files=BoundFiles(files))
             files.reset()
             for number in range(20_000, 20_050):
                 log.append(payload(number), sync=True)

@@ -15,6 +15,7 @@ from typing import Self
 
 from tidelog.errors import CorruptionError, TidelogError
 from tidelog.log import Log
+from tidelog.log.binding import BINDING_BYTES, MAGIC
 from tidelog.log.frame import Frames, Stop, scan
 from tidelog.log.names import wal_files
 from tidelog.log.reader import Reader
@@ -76,15 +77,16 @@ def wal_paths(directory: Path) -> list[Path]:
 
 
 def frames_in(data: bytes, first_offset: int) -> Frames:
-    """The frames of a file, which must hold nothing else."""
-    result = scan(data, 0, first_offset)
+    """The frames of a file, which must hold nothing else but the header of one that is bound to its log."""
+    result = scan(data[BINDING_BYTES:] if data.startswith(MAGIC) else data, 0, first_offset)
     assert result.stop is Stop.END
     return result.frames
 
 
 def flip_bit(path: Path, byte: int, bit: int = 0) -> None:
+    """In the frames of a file that is bound to its log."""
     data = bytearray(path.read_bytes())
-    data[byte] ^= 1 << bit
+    data[BINDING_BYTES + byte] ^= 1 << bit
     path.write_bytes(data)
 
 

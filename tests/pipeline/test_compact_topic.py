@@ -11,9 +11,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.campaign import examples
-from tests.tier.published import KEYS, KINDS, PublishedTopic, topic_in
+from tests.tier.published import KEYS, KINDS, LOG_ID, PublishedTopic, topic_in
 
 from tidelog.errors import ConflictError, CorruptionError, StoreUnavailableError
+from tidelog.log.binding import encode_binding
 from tidelog.log.frame import encode_many
 from tidelog.pipeline.jobs.compact_build import BuildDone, BuildWork, build_in
 from tidelog.pipeline.jobs.compact_keys import SupersededOffsets
@@ -61,9 +62,10 @@ def publish(topic: PublishedTopic, messages: Sequence[Sent], sequence: int = 0) 
     ]
     name = ObjectId(start, start + len(payloads) - 1, topic.epoch)
     with topic.store.open_writer(KEYS.object(name)) as writer:
+        writer.write(encode_binding(LOG_ID, start))
         writer.write(encode_many(start, payloads).buffer)
     assert writer.published is not None
-    topic.owned.publish(ObjectCheck(topic.store, writer.published, name, TIMESTAMP_FIELD).descriptor())
+    topic.owned.publish(ObjectCheck(topic.store, writer.published, name, LOG_ID, TIMESTAMP_FIELD).descriptor())
 
 
 def read(topic: PublishedTopic) -> list[Message]:

@@ -221,7 +221,7 @@ def test_another_process_with_the_number_of_a_dead_one() -> None:
     """A temporary owner is gone when the process that has its number now was started after it had claimed the topic."""
     node = f"intake.{handing._host()}.{os.getppid()}.f00d"
     now_us = SystemClock().now_us()
-    owner = Owner(epoch=1, claim="c", lineage="l", node=node, claimed_us=now_us)
+    owner = Owner(epoch=1, claim="c", lineage="l", node=node, claimed_us=now_us, log_id="00" * 16)
     assert not handing._is_abandoned(owner)
     long_ago = msgspec.structs.replace(owner, claimed_us=now_us - 10 * 365 * 86400 * 1_000_000)
     assert handing._is_abandoned(long_ago)

@@ -16,6 +16,7 @@ from pyspark.sql import SparkSession
 
 import tidelog
 from tidelog.errors import NotFoundError
+from tidelog.log.binding import BINDING_BYTES
 from tidelog.pipeline.jobs.job import Progress
 from tidelog.pipeline.jobs.verify import VerifyReport, verify
 from tidelog.pipeline.root import Root, find_root
@@ -67,7 +68,7 @@ class Damaged:
         """One more object, which begins inside the second."""
         copy = self.objects[1].with_name("data-60-99-e1.tlog")
         copy.write_bytes(self.objects[1].read_bytes())
-        changes = {"start_offset": 60, "object_id": copy.name, "offset_index": ((60, 0),)}
+        changes = {"start_offset": 60, "object_id": copy.name, "offset_index": ((60, BINDING_BYTES),)}
         self.publish(60, encode_descriptor(msgspec.structs.replace(self.descriptor, **changes)))
 
 

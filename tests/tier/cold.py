@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 
+from tidelog.log.binding import encode_binding
 from tidelog.log.cache import Batch
 from tidelog.log.frame import Frames, encode_many
 from tidelog.tier.blocks import block_compressor, encode_block
@@ -21,6 +22,7 @@ from tidelog.tier.object_store import ObjectStore
 from tidelog.tier.owner import StartMark, encode
 
 EPOCH = 1
+LOG_ID = "0f1e2d3c4b5a69788796a5b4c3d2e1f0"
 Message = tuple[int, bytes]
 
 
@@ -75,14 +77,16 @@ class ColdTopic:
             codec=self._codec,
             epoch=EPOCH,
             created_us=0,
+            log_id=LOG_ID,
             offset_index=tuple(index),
         )
 
     def _encoded(self, frames: Frames) -> tuple[bytes, list[tuple[int, int]]]:
         starts = range(0, frames.count, self._index_every)
+        data, index, compressor = bytearray(encode_binding(LOG_ID, frames.first_offset)), [], block_compressor()
         if self._codec == "none":
-            return frames.buffer, [(frames.first_offset + start, frames.start_of(start)) for start in starts]
-        data, index, compressor = bytearray(), [], block_compressor()
+            index = [(frames.first_offset + start, len(data) + frames.start_of(start)) for start in starts]
+            return bytes(data + frames.buffer), index
         for start in starts:
             stop = min(start + self._index_every, frames.count)
             raw = frames.buffer[frames.start_of(start) : frames.start_of(stop)]

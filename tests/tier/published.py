@@ -9,6 +9,7 @@ from collections.abc import Iterator
 import msgspec
 
 from tidelog.clock import ManualClock
+from tidelog.log.binding import BINDING_BYTES, encode_binding
 from tidelog.log.frame import crc32, encode_many
 from tidelog.testing import FaultyMetadata, FaultyStore, World
 from tidelog.tier.blocks import block_compressor, encode_block
@@ -25,6 +26,7 @@ from tidelog.tier.upload import checksum_text
 
 KINDS = ["multi-key", "single-key", "bucket"]
 KEYS = TopicKeys("shop", "orders")
+LOG_ID = "0f1e2d3c4b5a69788796a5b4c3d2e1f0"
 TIME_FIELD = 0
 BLOCK_MESSAGES = 7
 SECOND_US = 1_000_000
@@ -47,11 +49,11 @@ def payloads_of(name: ObjectId, time_us: int) -> list[bytes]:
 def encode_object(name: ObjectId, time_us: int, codec: Codec = "none") -> tuple[bytes, tuple[tuple[int, int], ...]]:
     """The bytes of an object, and the index into them that a shipper makes."""
     payloads, index = payloads_of(name, time_us), OffsetIndexBuilder()
+    data = encode_binding(LOG_ID, name.start)
     if codec == "none":
         frames = encode_many(name.start, payloads)
-        index.add_frames(frames, 0)
-        return frames.buffer, index.entries()
-    data = b""
+        index.add_frames(frames, len(data))
+        return data + frames.buffer, index.entries()
     for begin in range(0, len(payloads), BLOCK_MESSAGES):
         block = encode_many(name.start + begin, payloads[begin : begin + BLOCK_MESSAGES])
         index.add_block(block.first_offset, len(data))
@@ -70,12 +72,13 @@ def put_object(store: ObjectStore, name: ObjectId, time_us: int, codec: Codec = 
         last_time_us=time_us,
         reached_time_us=time_us,
         size=len(data),
-        raw_size=len(encode_object(name, time_us)[0]),
+        raw_size=len(encode_object(name, time_us)[0]) - BINDING_BYTES,
         etag=store.put(KEYS.object(name), data),
         checksum=checksum_text(crc32(data)),
         codec=codec,
         epoch=name.epoch,
         created_us=time_us,
+        log_id=LOG_ID,
         offset_index=index,
     )
 
@@ -102,7 +105,7 @@ class PublishedTopic:
 
     def take_over(self, node: str, *, settle: bool = True) -> OwnedCatalog:
         """The next owner."""
-        ownership = claim_topic(self.catalog, node, self.clock, new_claim())
+        ownership = claim_topic(self.catalog, node, self.clock, new_claim(), log_id=LOG_ID)
         self.owned = OwnedCatalog(ownership, self.clock)
         if settle:
             self.owned.settle_in(0)

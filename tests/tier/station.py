@@ -11,6 +11,7 @@ from tests.tier.published import KEYS, open_metadata
 
 from tidelog.clock import ManualClock
 from tidelog.log import Log, LogSettings
+from tidelog.log.bound_files import bound
 from tidelog.testing import FaultyFiles, FaultyStore
 from tidelog.tier.catalog import Catalog
 from tidelog.tier.descriptor import Descriptor
@@ -80,7 +81,7 @@ class Node:
         self._log = Log.open(
             DIRECTORY,
             self.log_settings,
-            files=self.files,
+            files=bound(self.files),
             clock=self.stores.clock,
             time_field=TIME_FIELD,
             first_offset=first_offset,

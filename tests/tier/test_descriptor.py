@@ -33,7 +33,8 @@ def good() -> dict[str, Any]:
         "codec": "zstd",
         "epoch": 3,
         "created_us": 1,
-        "offset_index": [[100, 0], [150, 2000], [180, 4000]],
+        "log_id": "0f1e2d3c4b5a69788796a5b4c3d2e1f0",
+        "offset_index": [[100, 36], [150, 2000], [180, 4000]],
     }
 
 
@@ -181,7 +182,7 @@ def test_one_changed_byte_is_refused_or_holds_together(data: st.DataObject) -> N
         return
     if isinstance(found, Descriptor):
         assert found.object_id == str(found.name)
-        assert found.offset_index[0] == (found.start_offset, 0)
+        assert found.offset_index[0] == (found.start_offset, 36)
         assert found.offset_index[-1][1] < found.size
 
 
@@ -200,7 +201,7 @@ def test_messages_without_times_have_none() -> None:
 @st.composite
 def indexed(draw: st.DrawFn) -> Descriptor:
     steps = draw(st.lists(st.tuples(st.integers(1, 50), st.integers(1, 5000)), max_size=12))
-    offset, position, index = 100, 0, [(100, 0)]
+    offset, position, index = 100, 36, [(100, 36)]
     for offsets, size in steps:
         offset, position = offset + offsets, position + size
         index.append((offset, position))

@@ -25,6 +25,7 @@ from tidelog.errors import (
     StoreUnavailableError,
     TidelogError,
 )
+from tidelog.log.binding import BINDING_BYTES
 from tidelog.log.frame import encode_many
 from tidelog.testing import FaultyMetadata, FaultyStore
 from tidelog.tier.descriptor import Codec, Descriptor
@@ -166,7 +167,7 @@ def test_a_few_messages_in_the_middle_of_an_object_fetch_little() -> None:
     store.reset_traffic()
     with topic.history(range_bytes=256 << 10) as history:
         assert len(everything(history.read(10_100, 10_900))) == 800
-    assert store.traffic.bytes_read <= 1000 * 1016
+    assert store.traffic.bytes_read <= BINDING_BYTES + 1000 * 1016
     assert set(store.traffic.requests) == {"read_range"}
 
 
@@ -184,7 +185,7 @@ def test_ranges_are_fetched_ahead_up_to_the_bound() -> None:
     store = FaultyStore()
     topic = ColdTopic(store, FaultyMetadata())
     topic.fill([bytes(84)] * 100, 100)
-    with topic.history(range_bytes=200, read_ahead_ranges=3) as history:
+    with topic.history(range_bytes=200 + BINDING_BYTES, read_ahead_ranges=3) as history:
         reader = history.read(0, END)
         assert [batch.next_offset for batch in (reader.next_batch(), reader.next_batch()) if batch] == [2, 4]
     reader.close()
@@ -295,7 +296,7 @@ def test_a_descriptor_that_promises_less_than_the_object_has_is_refused(topic: C
     """Messages behind its end offset are not handed out."""
     descriptor = topic.descriptors[-1]
     short = topic.put_object(PAYLOADS[90:94], 90)
-    replaced(topic, short, size=descriptor.size, offset_index=((90, 0),), raw_size=descriptor.raw_size)
+    replaced(topic, short, size=descriptor.size, offset_index=((90, BINDING_BYTES),), raw_size=descriptor.raw_size)
     topic.objects.copy(topic.key_of(descriptor), topic.key_of(short))
     found, error = drain(history.read(90, END))
     assert isinstance(error, CorruptionError)
@@ -315,7 +316,7 @@ def test_a_descriptor_that_promises_more_than_the_object_has_is_refused(topic: C
 def test_an_index_that_points_elsewhere_gives_no_other_messages(topic: ColdTopic, history: History) -> None:
     """Frames say their offsets, so those that are wanted are found all the same; a block in between is refused."""
     descriptor = topic.descriptors[0]
-    replaced(topic, descriptor, offset_index=((0, 0), (10, descriptor.offset_index[1][1] + 1)))
+    replaced(topic, descriptor, offset_index=((0, BINDING_BYTES), (10, descriptor.offset_index[1][1] + 1)))
     if descriptor.codec == "none":
         assert everything(history.read(12, 15)) == numbered(PAYLOADS)[12:15]
     else:
@@ -348,7 +349,7 @@ def test_a_frame_that_says_it_is_huge_takes_no_memory() -> None:
     topic = ColdTopic(store, FaultyMetadata(), index_every=5)
     (descriptor,) = topic.fill([bytes(100_000)] * 20, 20)
     data = bytearray(store.contents()[topic.key_of(descriptor)])
-    struct.pack_into("<I", data, 8, 1 << 30)
+    struct.pack_into("<I", data, BINDING_BYTES + 8, 1 << 30)
     store.tamper(topic.key_of(descriptor), bytes(data))
     store.reset_traffic()
     with topic.history(range_bytes=1000) as history, pytest.raises(CorruptionError, match="too far"):

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import pytest
-from tests.tier.published import KEYS, TIME_FIELD, put_object
+from tests.tier.published import KEYS, LOG_ID, TIME_FIELD, put_object
 
 from tidelog.clock import ManualClock
+from tidelog.log.binding import encode_binding
 from tidelog.log.frame import encode_many
 from tidelog.testing import FaultyStore
 from tidelog.tier import object_check
@@ -26,7 +27,7 @@ def test_any_range_size_gives_the_same_descriptor(
     expected = put_object(store, ObjectId(5, 60, 3), NOW_US, codec)
     monkeypatch.setattr(object_check, "RANGE_BYTES", range_bytes)
     (info,) = store.list(KEYS.objects_prefix)
-    found = ObjectCheck(store, info, expected.name, TIME_FIELD).descriptor()
+    found = ObjectCheck(store, info, expected.name, LOG_ID, TIME_FIELD).descriptor()
     assert found == expected
 
 
@@ -35,9 +36,9 @@ def test_an_index_has_an_entry_every_thousand_messages_and_four_mebibytes() -> N
     store = FaultyStore()
     many = encode_many(0, [b"m"] * 2500 + [b"x" * (3 << 20)] * 3)
     name = ObjectId(0, many.count - 1, 1)
-    store.put(KEYS.object(name), many.buffer)
+    store.put(KEYS.object(name), encode_binding(LOG_ID, 0) + many.buffer)
     (info,) = store.list(KEYS.objects_prefix)
-    descriptor = ObjectCheck(store, info, name, None).descriptor()
+    descriptor = ObjectCheck(store, info, name, None, None).descriptor()
     assert [offset for offset, _ in descriptor.offset_index][:3] == [0, 1000, 2000]
     assert descriptor.offset_index[-1][0] == 2502
     assert (descriptor.first_time_us, descriptor.last_time_us) == (None, None)

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 from tests.log.workbench import Threads
-from tests.tier.published import KEYS, KINDS
+from tests.tier.published import KEYS, KINDS, LOG_ID
 from tests.tier.station import Stores
 
 from tidelog.errors import ConflictError, DataError, FencedError, StoreUnavailableError
@@ -27,7 +27,7 @@ def stores(request: pytest.FixtureRequest) -> Stores:
 
 
 def claim(stores: Stores, node: str, *, claim: str | None = None, min_epoch: int = 1) -> Ownership:
-    return claim_topic(stores.catalog, node, stores.clock, claim or new_claim(), min_epoch)
+    return claim_topic(stores.catalog, node, stores.clock, claim or new_claim(), min_epoch, LOG_ID)
 
 
 def owner_of(stores: Stores) -> Owner:
@@ -44,7 +44,7 @@ def test_the_first_claim_is_epoch_one(stores: Stores) -> None:
     """It is written down who claimed, when, and under which name."""
     ownership = claim(stores, "a", claim="c1")
     assert (ownership.epoch, ownership.previous) == (1, None)
-    expected = Owner(epoch=1, claim="c1", lineage="c1", node="a", claimed_us=stores.clock.now_us())
+    expected = Owner(epoch=1, claim="c1", lineage="c1", node="a", claimed_us=stores.clock.now_us(), log_id=LOG_ID)
     assert owner_of(stores) == expected == ownership.owner
     ownership.verify()
 

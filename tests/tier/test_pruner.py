@@ -9,12 +9,14 @@ from tests.tier.published import KINDS
 from tests.tier.station import DIRECTORY, FRAME_BYTES, Node, Stores
 
 from tidelog.errors import FencedError, StoreUnavailableError, TidelogError
+from tidelog.log.binding import BINDING_BYTES
 from tidelog.log.names import wal_files
 from tidelog.testing import FaultyMetadata
 from tidelog.tier.pruner import Pruner
 from tidelog.tier.tier_settings import TierSettings
 
 FILE_BYTES = 3 * FRAME_BYTES
+OBJECT_BYTES = BINDING_BYTES + FILE_BYTES
 SHIPPED = TierSettings(max_object_bytes=FILE_BYTES)
 
 
@@ -101,12 +103,12 @@ def test_the_topic_is_cut_by_age(node: Node) -> None:
     assert objects(node) == [12, 15, 18]
     assert len(node.stores.object_keys()) == 3
     statistics = one.statistics()
-    assert (statistics.cold_objects_removed, statistics.cold_bytes_removed) == (4, 4 * FILE_BYTES)
+    assert (statistics.cold_objects_removed, statistics.cold_bytes_removed) == (4, 4 * OBJECT_BYTES)
 
 
 def test_the_topic_is_cut_by_size(node: Node) -> None:
     """The oldest objects go while there is too much."""
-    one = pruner(node, retention_bytes=2 * FILE_BYTES)
+    one = pruner(node, retention_bytes=2 * OBJECT_BYTES)
     one.prune()
     assert (objects(node), one.start_offset) == ([15, 18], 15)
 
@@ -161,7 +163,7 @@ def test_a_replaced_owner_removes_nothing(node: Node, limits: dict[str, int]) ->
 @pytest.mark.parametrize("nth", [1, 2, 3])
 def test_an_interrupted_deletion_is_finished_and_the_start_is_known(simple: Node, operation: str, nth: int) -> None:
     """After an outage in the middle the next look finishes it, and readers begin where the topic begins now."""
-    one = pruner(simple, retention_bytes=2 * FILE_BYTES)
+    one = pruner(simple, retention_bytes=2 * OBJECT_BYTES)
     store = simple.stores.objects if operation == "delete" else metadata_of(simple)
     store.fail(operation, nth=nth)
     with pytest.raises(StoreUnavailableError):
@@ -175,7 +177,7 @@ def test_an_interrupted_deletion_is_finished_and_the_start_is_known(simple: Node
 @pytest.mark.parametrize("fault", ["unanswered", "late"])
 def test_a_start_whose_move_is_undecided_is_looked_up(simple: Node, fault: str) -> None:
     """It may have moved without an answer: the next look goes by what the store says."""
-    one = pruner(simple, retention_bytes=2 * FILE_BYTES)
+    one = pruner(simple, retention_bytes=2 * OBJECT_BYTES)
     metadata_of(simple).fail("commit", fault)  # type: ignore[arg-type]  # both are faults
     with pytest.raises(StoreUnavailableError):
         one.prune()
@@ -187,7 +189,7 @@ def test_a_start_whose_move_is_undecided_is_looked_up(simple: Node, fault: str) 
 
 def test_the_start_is_known_as_soon_as_it_has_moved(simple: Node) -> None:
     """Also while the objects below it cannot be deleted: nobody may read them any more."""
-    one = pruner(simple, retention_bytes=2 * FILE_BYTES)
+    one = pruner(simple, retention_bytes=2 * OBJECT_BYTES)
     simple.stores.objects.fail("delete", times=None)
     with pytest.raises(StoreUnavailableError):
         one.prune()

@@ -8,10 +8,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.campaign import examples
-from tests.tier.published import KEYS, TIME_FIELD, PublishedTopic
+from tests.tier.published import KEYS, LOG_ID, TIME_FIELD, PublishedTopic
 from tests.tier.replacing import build, built, plan_of
 
 from tidelog.errors import CorruptionError, InputError
+from tidelog.log.binding import encode_binding
 from tidelog.log.frame import Frames, encode_many
 from tidelog.log.removed import REMOVED_PAYLOAD
 from tidelog.testing import FaultyStore
@@ -89,9 +90,10 @@ def objects_of(store: ObjectStore, payloads: list[list[bytes]], epoch: int = 1) 
     for some in payloads:
         name = ObjectId(offset, offset + len(some) - 1, epoch)
         with store.open_writer(KEYS.object(name)) as writer:
+            writer.write(encode_binding(LOG_ID, offset))
             writer.write(encode_many(offset, some).buffer)
         assert writer.published is not None
-        found.append(ObjectCheck(store, writer.published, name, None).descriptor())
+        found.append(ObjectCheck(store, writer.published, name, LOG_ID, None).descriptor())
         offset += len(some)
     return found
 

@@ -13,6 +13,7 @@ from tests.tier.station import DIRECTORY, FRAME_BYTES, Node, Stores
 
 from tidelog.errors import CorruptionError
 from tidelog.log import LogSettings
+from tidelog.log.binding import BINDING_BYTES
 from tidelog.log.names import wal_files
 from tidelog.tier.shipment import Place, Shipment, bytes_behind, plan_shipment
 
@@ -37,11 +38,15 @@ def plan(node: Node, offset: int, stop: int, max_bytes: int, resume: Place | Non
 
 
 def bytes_of(node: Node, shipment: Shipment) -> bytes:
-    return b"".join(node.files.read(piece.path)[piece.byte : piece.end_byte] for piece in shipment.pieces)
+    return b"".join(
+        node.files.read(piece.path)[BINDING_BYTES:][piece.byte : piece.end_byte] for piece in shipment.pieces
+    )
 
 
 def whole_log(node: Node) -> bytes:
-    return b"".join(node.files.read(DIRECTORY / name) for _, name in wal_files(node.files.list(DIRECTORY)))
+    return b"".join(
+        node.files.read(DIRECTORY / name)[BINDING_BYTES:] for _, name in wal_files(node.files.list(DIRECTORY))
+    )
 
 
 def test_whole_files_are_taken_while_they_fit(node: Node) -> None:

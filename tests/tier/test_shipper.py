@@ -12,6 +12,7 @@ from tests.tier.published import KINDS
 from tests.tier.station import DIRECTORY, FRAME_BYTES, Node, Stores
 
 from tidelog.errors import ClosedError, CorruptionError, DataError, FencedError, StoreUnavailableError, TidelogError
+from tidelog.log.binding import BINDING_BYTES
 from tidelog.testing import FaultyMetadata
 from tidelog.tier.tier_settings import TierSettings
 from tidelog.tier.uploader_checkpoint import NAME as CHECKPOINT
@@ -45,11 +46,13 @@ def offsets(node: Node) -> list[tuple[int, int]]:
 
 def shipped_bytes(node: Node) -> bytes:
     contents, keys = node.stores.objects.contents(), node.stores.catalog.keys
-    return b"".join(contents[keys.object(one.name)] for one in node.stores.descriptors())
+    return b"".join(contents[keys.object(one.name)][BINDING_BYTES:] for one in node.stores.descriptors())
 
 
 def log_bytes(node: Node) -> bytes:
-    return b"".join(node.files.read(part.segment.path) for part in node.log.parts(0, node.log.next_offset))
+    return b"".join(
+        node.files.read(part.segment.path)[BINDING_BYTES:] for part in node.log.parts(0, node.log.next_offset)
+    )
 
 
 def uploads(node: Node) -> int:
@@ -463,7 +466,8 @@ def test_what_was_done_is_counted(simple: Node) -> None:
     done = simple.shipper.statistics()
     assert (done.objects_created, done.errors, done.errors_in_a_row, done.cycles) == (3, 2, 0, 3)
     assert (done.last_error, done.last_object_id) == (None, "data-6-8-e1.tlog")
-    assert done.bytes_uploaded == done.raw_bytes_uploaded == 9 * FRAME_BYTES
+    assert done.raw_bytes_uploaded == 9 * FRAME_BYTES
+    assert done.bytes_uploaded == 9 * FRAME_BYTES + 3 * BINDING_BYTES
     assert done.uploading is None
 
 

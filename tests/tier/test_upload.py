@@ -10,10 +10,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.campaign import examples
+from tests.tier.published import LOG_ID
 from tests.tier.station import DIRECTORY, FRAME_BYTES, TIME_FIELD, Node, Stores
 
 from tidelog.errors import CorruptionError, StoreUnavailableError
 from tidelog.log import LogSettings
+from tidelog.log.binding import BINDING_BYTES, encode_binding
 from tidelog.log.frame import HEADER_BYTES
 from tidelog.log.names import wal_files
 from tidelog.tier import upload as upload_module
@@ -42,7 +44,7 @@ def plan(node: Node, offset: int = 0, max_bytes: int = 1 << 30) -> Shipment:
 
 
 def send(node: Node, shipment: Shipment, codec: Codec = "none", *, time_field: int | None = TIME_FIELD) -> Uploaded:
-    return Upload(node.files, shipment, codec, 3, time_field).send(node.stores.objects, KEY)
+    return Upload(node.log.files, shipment, LOG_ID, codec, 3, time_field).send(node.stores.objects, KEY)
 
 
 def stored(node: Node) -> bytes:
@@ -50,12 +52,14 @@ def stored(node: Node) -> bytes:
 
 
 def whole_log(node: Node) -> bytes:
-    return b"".join(node.files.read(DIRECTORY / name) for _, name in wal_files(node.files.list(DIRECTORY)))
+    return b"".join(
+        node.files.read(DIRECTORY / name)[BINDING_BYTES:] for _, name in wal_files(node.files.list(DIRECTORY))
+    )
 
 
 def decompressed(data: bytes, offset: int) -> tuple[bytes, dict[int, int]]:
     """The frames in an object of blocks, and where each block begins."""
-    raw, position, places = b"", 0, {}
+    raw, position, places = b"", BINDING_BYTES, {}
     while position < len(data):
         header = parse_header(data, position, offset)
         assert header is not None
@@ -69,15 +73,15 @@ def damage(node: Node, name: str, byte: int) -> None:
     """A bit rots on the disk, behind everybody's back."""
     data = node.files.read(DIRECTORY / name)
     file = node.files.open(DIRECTORY / name, write=True)
-    file.write_at(byte, bytes([data[byte] ^ 1]))
+    file.write_at(BINDING_BYTES + byte, bytes([data[BINDING_BYTES + byte] ^ 1]))
     file.close()
 
 
 def test_raw_objects_are_the_frames_of_the_files(node: Node) -> None:
     """Nothing is changed on the way, across all files."""
     uploaded = send(node, plan(node))
-    assert stored(node) == whole_log(node)
-    assert uploaded.info.size == 20 * FRAME_BYTES
+    assert stored(node) == encode_binding(LOG_ID, 0) + whole_log(node)
+    assert uploaded.info.size == BINDING_BYTES + 20 * FRAME_BYTES
     assert uploaded.info.etag == node.stores.objects.head(KEY).etag
 
 
@@ -100,10 +104,10 @@ def test_the_index_points_at_what_can_be_read_alone(node: Node, codec: Codec, mo
     """Every entry is the start of a frame, or of a block, of that offset."""
     monkeypatch.setattr("tidelog.tier.offset_index.EVERY_MESSAGES", 4)
     uploaded = send(node, plan(node), codec)
-    places = {offset: offset * FRAME_BYTES for offset in range(20)}
+    places = {offset: BINDING_BYTES + offset * FRAME_BYTES for offset in range(20)}
     if codec == "zstd":
         places = decompressed(stored(node), 0)[1]
-    assert uploaded.offset_index[0] == (0, 0)
+    assert uploaded.offset_index[0] == (0, BINDING_BYTES)
     assert len(uploaded.offset_index) >= 3
     assert all(places[offset] == position for offset, position in uploaded.offset_index)
 
@@ -169,7 +173,7 @@ def test_what_comes_after_the_plan_is_not_sent(node: Node) -> None:
     shipment = plan(node)
     node.append(5)
     send(node, shipment)
-    assert len(stored(node)) == 20 * FRAME_BYTES
+    assert len(stored(node)) == BINDING_BYTES + 20 * FRAME_BYTES
 
 
 @settings(max_examples=examples(25), deadline=None)
@@ -189,6 +193,6 @@ def test_any_chunks_give_the_same_frames(sizes: list[int], chunk_bytes: int, cod
                 node.log.append(bytes([number]) * size)
             node.log.flush()
             uploaded = send(node, plan(node), codec)
-            raw = stored(node) if codec == "none" else decompressed(stored(node), 0)[0]
+            raw = stored(node)[BINDING_BYTES:] if codec == "none" else decompressed(stored(node), 0)[0]
             assert raw == whole_log(node)
-            assert uploaded.offset_index[0] == (0, 0)
+            assert uploaded.offset_index[0] == (0, BINDING_BYTES)

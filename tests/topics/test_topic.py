@@ -25,6 +25,7 @@ from tidelog import (
     Topic,
 )
 from tidelog.log import LogSettings
+from tidelog.log.binding import BINDING_BYTES
 from tidelog.log.repair import plan_repair
 from tidelog.testing import FaultyFiles, ManualClock
 from tidelog.topics.storage import LogDirectory
@@ -328,7 +329,7 @@ def repaired(tmp_path: Path, damaged: list[int]) -> None:
     with tidelog.open(tmp_path) as log:
         log.topic(NAME).append(b"%02d" % 0)
         log.topic(NAME).flush()
-        frame_bytes = wal_paths(log.topic_directory(NAME))[0].stat().st_size
+        frame_bytes = wal_paths(log.topic_directory(NAME))[0].stat().st_size - BINDING_BYTES
     with tidelog.open(tmp_path, rotate_max_bytes=10 * frame_bytes) as log:
         for number in range(1, 30):
             log.topic(NAME).append(b"%02d" % number)

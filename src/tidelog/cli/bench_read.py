@@ -12,8 +12,8 @@ from collections import deque
 from collections.abc import Callable
 from pathlib import Path
 
-from tidelog.files import LocalFiles
 from tidelog.log import LogSettings
+from tidelog.log.bound_files import BoundFiles
 from tidelog.log.frame import KERNEL_IS_NATIVE
 from tidelog.log.names import wal_files
 from tidelog.log.scanner import FileScanner
@@ -69,7 +69,7 @@ def _read_seconds(log: LogDirectory, messages: int) -> float:
 
 
 def _scan_seconds(directory: Path, chunk_bytes: int, messages: int) -> float:
-    files = LocalFiles()
+    files = BoundFiles()
     started = time.perf_counter()
     offset = 0
     for _, name in wal_files(files.list(directory)):

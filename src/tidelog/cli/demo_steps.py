@@ -13,6 +13,7 @@ from pathlib import Path
 from threading import Thread, Timer
 
 from tidelog.errors import InternalError
+from tidelog.log.binding import BINDING_BYTES
 from tidelog.log.examine import LogExamination, examine_log
 from tidelog.log.repair import plan_repair
 from tidelog.log.settings import LogSettings
@@ -198,9 +199,9 @@ def _flip_bit(directory: Path) -> tuple[Path, int]:
     path = max(directory.glob("wal.*.log"), key=lambda one: one.stat().st_size)
     byte = path.stat().st_size // 2
     with path.open("r+b") as file:
-        file.seek(byte)
+        file.seek(BINDING_BYTES + byte)
         before = file.read(1)[0]
-        file.seek(byte)
+        file.seek(BINDING_BYTES + byte)
         file.write(bytes([before ^ 1]))
     return path, byte
 

@@ -27,6 +27,7 @@ from tidelog.engine.record import (
 from tidelog.engine.updates import decode as decode_updates
 from tidelog.errors import DataError
 from tidelog.files import File, LocalFiles
+from tidelog.log.binding import BINDING_BYTES
 from tidelog.log.examine import examine_log
 from tidelog.log.frame import HEADER_BYTES
 from tidelog.log.repair import is_lost
@@ -100,7 +101,7 @@ class LogCheck:
     def _grows(self, name: str, size: int) -> bool:
         """A frame without an end in a file that grows is one that is being written."""
         time.sleep(_WAIT_SECONDS * 4)
-        return (self._wal / name).stat().st_size > size
+        return (self._wal / name).stat().st_size > BINDING_BYTES + size
 
     def _take(self, piece: Piece) -> None:
         frames = piece.frames

@@ -13,6 +13,7 @@ from typing import NamedTuple
 
 from tidelog.files import File, Files, LocalFiles
 from tidelog.log.beginning import header_offset, oldest_offset
+from tidelog.log.bound_files import BoundFiles
 from tidelog.log.checkpoint import read_checkpoint
 from tidelog.log.damage import find_good_frames
 from tidelog.log.frame import Frames, Stop
@@ -58,7 +59,7 @@ def wal_bytes(directory: Path) -> int:
 
 def walk(directory: Path, from_lsn: int = 0) -> Iterator[Piece | Damage]:
     """The log from the file on that holds an LSN; frames before it are left out."""
-    files = LocalFiles()
+    files = BoundFiles(examining=True)
     listed = wal_files(files.list(directory))
     checkpoint, _ = read_checkpoint(files, directory)
     expected: int | None = None

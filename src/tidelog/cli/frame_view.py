@@ -14,7 +14,8 @@ from tidelog.cli.message_format import describe_message
 from tidelog.cli.output import Output
 from tidelog.cli.targets import Target
 from tidelog.errors import DataError, NotFoundError, OffsetOutOfRangeError, offsets_text
-from tidelog.files import File, LocalFiles
+from tidelog.files import File, Files
+from tidelog.log.bound_files import BoundFiles
 from tidelog.log.damage import find_good_frames
 from tidelog.log.examine import examine_log
 from tidelog.log.frame import HEADER, HEADER_BYTES, MAX_PAYLOAD_BYTES, frame_crc
@@ -39,7 +40,7 @@ class _Place(NamedTuple):
 def show_frame(output: Output, target: Target, offset: int, shown_bytes: int) -> None:
     """Finds the frame and shows it."""
     place = _find(target.directory, offset)
-    file = LocalFiles().open(place.path)
+    file = BoundFiles(examining=True).open(place.path)
     try:
         header = file.read_at(place.byte, HEADER_BYTES)
         payload = _payload(file, place, header)
@@ -104,7 +105,7 @@ def hex_lines(data: bytes, address: int) -> Iterator[str]:
 
 
 def _find(directory: Path, offset: int) -> _Place:
-    files = LocalFiles()
+    files = BoundFiles(examining=True)
     path = _file_of(files, directory, offset)
     file = files.open(path)
     try:
@@ -116,7 +117,7 @@ def _find(directory: Path, offset: int) -> _Place:
     return found
 
 
-def _file_of(files: LocalFiles, directory: Path, offset: int) -> Path:
+def _file_of(files: Files, directory: Path, offset: int) -> Path:
     """The last file that begins at or before the offset."""
     found: Path | None = None
     for _, name in wal_files(files.list(directory)):
@@ -128,7 +129,7 @@ def _file_of(files: LocalFiles, directory: Path, offset: int) -> Path:
     return found
 
 
-def _first_offset(files: LocalFiles, path: Path) -> int | None:
+def _first_offset(files: Files, path: Path) -> int | None:
     file = files.open(path)
     try:
         header = file.read_at(0, HEADER_BYTES)

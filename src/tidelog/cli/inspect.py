@@ -68,13 +68,17 @@ def inspect(
 
 
 def _show_files(session: Session, target: Target, examined: LogExamination) -> None:
-    output = session.output
+    from tidelog.files import LocalFiles
+    from tidelog.log.bound_files import known_log_id
+
+    output, log_id = session.output, known_log_id(LocalFiles(), target.directory)
     rows = [_file_row(examined, file) for file in examined.files]
     if session.as_json:
         output.document(
             {
                 "target": target.name,
                 "directory": str(target.directory),
+                "log_id": log_id,
                 "frames": examined.frames,
                 "bytes": examined.total_bytes,
                 "checkpoint": examined.checkpoint,
@@ -85,6 +89,7 @@ def _show_files(session: Session, target: Target, examined: LogExamination) -> N
         )
         return
     output.table(_COLUMNS, rows, title=str(target.directory), narrower=_NARROWER)
+    output.note(f"log id: {log_id or 'none yet'}")
     output.note(f"checkpoint: {_checkpoint_state(examined)}")
     for problem in examined.problems:
         output.note(f"problem: {problem}")

@@ -137,6 +137,7 @@ def describe(session: Session, topic: TopicArgument) -> None:
         files, size = usage(directory)
         described: dict[str, object] = {
             "topic": topic,
+            "id": _log_id(directory, catalog),
             "mode": log.mode,
             "directory": str(directory),
             **_offsets(log, opened),
@@ -150,6 +151,17 @@ def describe(session: Session, topic: TopicArgument) -> None:
         if catalog is not None and opened.is_reliable:
             described |= _in_store(log, opened, catalog)
     session.output.record(described)
+
+
+def _log_id(directory: Path, catalog: Catalog | None) -> str | None:
+    """Which log it is; None for one that keeps nothing."""
+    from tidelog.files import LocalFiles
+    from tidelog.log.bound_files import known_log_id
+
+    found = None if catalog is None else catalog.owner()
+    if found is not None:
+        return found[0].log_id
+    return known_log_id(LocalFiles(), directory) if directory.is_dir() else None
 
 
 def _to_rescue(log: LogDirectory, topic: str) -> int:

@@ -123,9 +123,11 @@ def _is_being_written(directory: Path, examined: LogExamination, problem: Proble
     """A frame without an end in a file that grows is one that its owner is writing right now."""
     if not problem.is_torn_tail:
         return False
+    from tidelog.log.binding import BINDING_BYTES
+
     time.sleep(_GROWTH_WAIT_SECONDS)
     size = next(file.size for file in examined.files if file.name == problem.file)
-    return (directory / problem.file).stat().st_size > size
+    return (directory / problem.file).stat().st_size > BINDING_BYTES + size
 
 
 def _with_history(session: Session, results: list[Result]) -> list[Result]:

@@ -16,6 +16,7 @@ from pathlib import Path
 from tidelog.clock import Clock
 from tidelog.errors import DataError, FencedError, InputError
 from tidelog.files import Files
+from tidelog.log.bound_files import bound
 from tidelog.log.names import wal_files
 from tidelog.tier.catalog import Catalog
 from tidelog.tier.object_store import ObjectStore
@@ -81,6 +82,7 @@ def claim_engine(
     files: Files, directory: Path, catalog: Catalog, objects: ObjectStore, clock: Clock, node: str
 ) -> Taken:
     """Takes the next epoch for the log in this directory; the caller holds its lock."""
+    files = bound(files)
     files.make_directories(directory)
     is_new = catalog.owner() is None and not wal_files(files.list(directory))
     taken = EngineTakeover(files, directory, catalog, objects, clock).take(node, 1 if is_new else 0)

@@ -23,11 +23,19 @@ import msgspec
 from tidelog.engine.body import decode_body
 from tidelog.engine.cell import Cell
 from tidelog.engine.cold_cache import CacheStatistics, ColdCache
-from tidelog.engine.cold_objects import ColdObject, ColdObjects, Stretch, missing, read_blocks, read_plain
+from tidelog.engine.cold_objects import (
+    CheckedHeaders,
+    ColdObject,
+    ColdObjects,
+    Stretch,
+    missing,
+    read_blocks,
+    read_plain,
+)
 from tidelog.engine.compacted_bodies import CompactedBodies, CompactedBody, OnRequest, manifest_in
 from tidelog.engine.manifest import Manifest, read_manifest
 from tidelog.engine.read_ahead import ReadAhead
-from tidelog.errors import CorruptionError, DataError, GapError, NotFoundError, RetryError, TidelogError
+from tidelog.errors import CorruptionError, DataError, GapError, NotFoundError, OtherLogError, RetryError, TidelogError
 from tidelog.tier.catalog import Catalog
 from tidelog.tier.daemon_pool import DaemonPool
 from tidelog.tier.keys import EngineKeys
@@ -95,6 +103,7 @@ class ColdReader:
         self._on_their_way: dict[tuple[int, int], Future[Fetched]] = {}
         self._mutex = Lock()
         self._counters = _Counters()
+        self._headers = CheckedHeaders()
 
     def read(self, cell: Cell) -> Body:
         """Data and metadata of the body that a cell points to."""
@@ -253,7 +262,7 @@ class ColdReader:
     def _read_stretches(
         self, store: ObjectStore, found: ColdObject, cell: Cell, window_bytes: int
     ) -> Sequence[Stretch]:
-        self._counters.requests += 1
+        self._counters.requests += 1 + self._headers.check(store, found)
         if found.descriptor.codec == "none":
             length = min(max(cell.stored_bytes, window_bytes), found.end_position - cell.position)
             stretches = [read_plain(store, found, cell.position, max(length, cell.stored_bytes))]
@@ -307,7 +316,7 @@ def _told(failure: TidelogError, found: ColdObject, cell: Cell) -> TidelogError:
             path=found.key,
             hint="Put the object back; an engine with replicas reads theirs",
         )
-    if isinstance(failure, DataError):
+    if isinstance(failure, DataError) and not isinstance(failure, OtherLogError):
         byte = found.byte_of(cell)
         return CorruptionError(failure.message, path=found.key, byte=byte, operation="read", hint=_DAMAGE_HINT)
     return failure

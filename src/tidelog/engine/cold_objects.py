@@ -1,7 +1,8 @@
 """Where in the store the bytes of the log are: the object of an LSN, and reading stretches of it.
 
-An object without compression is the log's own bytes: a position is a byte of it. One of blocks is decoded block by
-block; where the block of a record lies in the log is known from the record, whose position its pointer tells.
+An object without compression is the log's own bytes behind a header: a position is a byte of it. One of blocks is
+decoded block by block; where the block of a record lies in the log is known from the record, whose position its pointer
+tells.
 
 Invariants
 - What an object says is compared with its descriptor before memory is taken for it. Checksums of bodies are the
@@ -51,8 +52,12 @@ class ColdObject(NamedTuple):
         """The byte to name in an error: of the body itself, or of the place where its block is looked for."""
         descriptor = self.descriptor
         if descriptor.codec == "none":
-            return cell.position - descriptor.start_position
+            return self.byte_at(cell.position)
         return descriptor.position_of(cell.lsn)[1]
+
+    def byte_at(self, position: int) -> int:
+        """Where in the object, which is not compressed, a position of the log is."""
+        return position - self.descriptor.start_position + self.descriptor.header_bytes
 
 
 class ColdObjects:
@@ -123,6 +128,28 @@ class ColdObjects:
             self._starts.remove(start)
 
 
+class CheckedHeaders:
+    """Which objects of a store are known to belong to their log: each is asked for its header once."""
+
+    def __init__(self) -> None:
+        self._known: OrderedDict[tuple[str, str, str], None] = OrderedDict()
+        self._mutex = Lock()
+
+    def check(self, store: ObjectStore, found: ColdObject) -> bool:
+        """Whether it had to be asked for. DataError, by name, when the object belongs to another log."""
+        one = store.url, found.key, found.descriptor.checksum
+        with self._mutex:
+            if one in self._known:
+                self._known.move_to_end(one)
+                return False
+        found.descriptor.check_header(store.read_range(found.key, 0, found.descriptor.header_bytes), found.key)
+        with self._mutex:
+            self._known[one] = None
+            if len(self._known) > _REMEMBERED:
+                self._known.popitem(last=False)
+        return True
+
+
 def missing(lsn: int) -> GapError:
     """What whoever wants a record that is nowhere is told."""
     return GapError(
@@ -136,8 +163,9 @@ def missing(lsn: int) -> GapError:
 def read_plain(store: ObjectStore, found: ColdObject, position: int, length: int) -> Stretch:
     """Bytes of an object without compression; all of them, or DataError."""
     descriptor = found.descriptor
-    byte = position - descriptor.start_position
-    if byte < 0 or byte + length > descriptor.size or descriptor.size != descriptor.raw_size:
+    byte, first_byte = found.byte_at(position), descriptor.header_bytes
+    is_plain = descriptor.size == first_byte + descriptor.raw_size
+    if byte < first_byte or byte + length > descriptor.size or not is_plain:
         raise DataError(f"{length} bytes from byte {byte} on are not in an object of {descriptor.size} bytes")
     data = store.read_range(found.key, byte, length)
     if len(data) != length:

@@ -22,6 +22,7 @@ from tidelog.engine.sync_mode import SyncMode
 from tidelog.engine.wal import Wal
 from tidelog.errors import DataError
 from tidelog.files import Files
+from tidelog.log.bound_files import bound
 from tidelog.log.checkpoint import Checkpoint, read_checkpoint
 from tidelog.log.names import CHECKPOINT, wal_files, wal_name
 from tidelog.tier.local_claim import NAME as CLAIM_FILE
@@ -53,7 +54,7 @@ def refuse_missing_files(files: Files, wal_directory: Path, state: CheckpointSta
 
 def _refuse_short_file(files: Files, path: Path, known: Checkpoint) -> None:
     synced_bytes = known.files[-1].size
-    file = files.open(path)
+    file = bound(files).open(path)
     try:
         size = file.size()
     finally:

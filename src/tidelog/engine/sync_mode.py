@@ -9,11 +9,11 @@ Names of files are synced in every mode: they are few, and a file without a name
 
 from __future__ import annotations
 
-from collections.abc import Hashable
 from pathlib import Path
 from typing import Literal
 
-from tidelog.files import File, Files, LocalFiles, Lock
+from tidelog.files import File, Files, LocalFiles
+from tidelog.log.wrapped_files import WrappedFiles
 
 SyncMode = Literal["fsync", "fdatasync", "none"]
 
@@ -31,53 +31,14 @@ class _FullySyncedFiles(LocalFiles):
     _syncs_times = True
 
 
-class UnsyncedFiles(Files):
+class UnsyncedFiles(WrappedFiles):
     """Files whose contents are never synced."""
 
-    def __init__(self, files: Files) -> None:
-        self._files = files
-
     def create(self, path: Path) -> File:
-        return _UnsyncedFile(self._files.create(path))
+        return _UnsyncedFile(self.below.create(path))
 
     def open(self, path: Path, *, write: bool = False) -> File:
-        return _UnsyncedFile(self._files.open(path, write=write))
-
-    def list(self, directory: Path) -> list[str]:
-        return self._files.list(directory)
-
-    def exists(self, path: Path) -> bool:
-        return self._files.exists(path)
-
-    def is_directory(self, path: Path) -> bool:
-        return self._files.is_directory(path)
-
-    def is_link(self, path: Path) -> bool:
-        return self._files.is_link(path)
-
-    def make_directory(self, path: Path) -> None:
-        self._files.make_directory(path)
-
-    def remove(self, path: Path) -> None:
-        self._files.remove(path)
-
-    def remove_directory(self, path: Path) -> None:
-        self._files.remove_directory(path)
-
-    def rename(self, source: Path, target: Path) -> None:
-        self._files.rename(source, target)
-
-    def sync_directory(self, path: Path) -> None:
-        self._files.sync_directory(path)
-
-    def lock(self, path: Path) -> Lock:
-        return self._files.lock(path)
-
-    def free_bytes(self, path: Path) -> int:
-        return self._files.free_bytes(path)
-
-    def device(self, path: Path) -> Hashable:
-        return self._files.device(path)
+        return _UnsyncedFile(self.below.open(path, write=write))
 
 
 class _UnsyncedFile:

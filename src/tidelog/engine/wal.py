@@ -25,7 +25,8 @@ from tidelog.engine.settings import EngineSettings
 from tidelog.engine.sync_mode import files_in_mode
 from tidelog.engine.wal_files import Anchor, WalFiles, WalSpan
 from tidelog.errors import InputError, InternalError
-from tidelog.files import Files, LocalFiles
+from tidelog.files import Files
+from tidelog.log.bound_files import bound, unbound
 from tidelog.log.boundary import byte_of_offset
 from tidelog.log.frame import HEADER_BYTES, MAX_PAYLOAD_BYTES, Frames
 from tidelog.log.log import Log
@@ -108,7 +109,7 @@ class Wal:
         a log that does not begin with its first record is asked for a checkpoint, which says where it is.
         """
         settings = settings or EngineSettings()
-        files = files_in_mode(files or LocalFiles(), settings.wal_sync_mode)
+        files = bound(files_in_mode(unbound(files), settings.wal_sync_mode))
         clock = clock or SystemClock()
         log = Log.open(
             *(directory, log_settings(settings)),

@@ -2,12 +2,13 @@
 
 A header alone is not believed, only a whole frame is. One flipped bit in the first offset would make every frame behind
 it look wrong: the log would be cut there as if it were a torn tail, or a repair would fill a gap of billions of
-messages that never were. The checkpoint is asked first, then the frames.
+messages that never were. The header of the file is asked first, then the checkpoint, then the frames.
 """
 
 from __future__ import annotations
 
 from tidelog.files import File
+from tidelog.log.bound_files import first_offset_of
 from tidelog.log.checkpoint import Checkpoint
 from tidelog.log.frame import HEADER, HEADER_BYTES, find_frame
 from tidelog.log.scanner import FileScanner
@@ -21,9 +22,13 @@ def oldest_offset(
 ) -> int:
     """Where the oldest file begins; `default` when neither the checkpoint nor the file can tell.
 
+    The file's own header has a checksum and is believed before all.
     Two frames that agree are believed before the checkpoint, which may be of another state of the log. `marked_start`,
     where the log is marked to begin, is believed when the file does not begin with a frame.
     """
+    bound_to = first_offset_of(file)
+    if bound_to is not None:
+        return bound_to
     known = checkpoint.first_offset_of(seq) if checkpoint is not None else None
     if known is None:
         if marked_start is not None and not _next_offsets(file, 0):

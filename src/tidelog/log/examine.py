@@ -12,8 +12,9 @@ from pathlib import Path
 import msgspec
 
 from tidelog.errors import offsets_text
-from tidelog.files import File, Files, LocalFiles
+from tidelog.files import File, Files
 from tidelog.log.beginning import header_offset, offset_behind_gap, oldest_offset
+from tidelog.log.bound_files import BoundFiles, header_problem, is_foreign
 from tidelog.log.checkpoint import Checkpoint, read_checkpoint
 from tidelog.log.damage import find_good_frames, is_misnumbered
 from tidelog.log.frame import HEADER_BYTES, Frames, Stop
@@ -74,6 +75,8 @@ class FileExamination(msgspec.Struct, frozen=True, kw_only=True):
     max_time_us: int | None
     known_next_offset: int | None
     """Where it ended, or went on, when the checkpoint was written."""
+    header_problem: str | None = None
+    """What is wrong with the header that binds it to its log."""
 
     @property
     def frames(self) -> int:
@@ -129,7 +132,7 @@ def examine_log(
     unreadable: Unreadable | None = None,
 ) -> LogExamination:
     """Reads every frame. Takes no lock: in a log that is being written, the last frame may look torn."""
-    files = files or LocalFiles()
+    files = files or BoundFiles(examining=True)
     checkpoint, problem = read_checkpoint(files, directory)
     listed = wal_files(files.list(directory))
     marked_start = read_start(files, directory)
@@ -218,9 +221,15 @@ class _FileWalk:
         self._runs: list[Run] = []
         self._problems: list[Problem] = []
         self._times: list[int] = []
+        self._header_problem: str | None = None
 
     def walk(self, file: File, expected: int | None, seq_before: int) -> FileExamination:
         size = file.size()
+        self._header_problem = header_problem(file)
+        if self._header_problem is not None:
+            self._add(0, self._header_problem, None)
+        if is_foreign(file):
+            return self._result(size)
         position, offset = 0, self._begin(file, expected, seq_before)
         while True:
             run, stop = self._run(file, position, offset, size)
@@ -315,6 +324,7 @@ class _FileWalk:
             min_time_us=self._times[0] if self._times else None,
             max_time_us=self._times[1] if self._times else None,
             known_next_offset=None if self._hint is None else self._hint.next_offset,
+            header_problem=self._header_problem,
         )
 
     def _note_missing_end(self, size: int) -> None:

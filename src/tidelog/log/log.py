@@ -23,10 +23,11 @@ from tidelog.errors import (
     TidelogError,
     offsets_text,
 )
-from tidelog.files import File, Files, LocalFiles, explained
+from tidelog.files import File, Files, explained
 from tidelog.files import Lock as FileLock
 from tidelog.log import stopping
 from tidelog.log.active_file import ActiveFile
+from tidelog.log.bound_files import BoundFiles
 from tidelog.log.cache import Batch
 from tidelog.log.checkpoint import describe_segments, write_checkpoint
 from tidelog.log.frame import Frames
@@ -103,7 +104,7 @@ class Log(ReadableLog):
         one that is missing later is missed. `kept_elsewhere` is asked about the start of a log whose files are gone.
         """
         settings = settings or LogSettings()
-        files = files or LocalFiles()
+        files = files or BoundFiles()
         clock = clock or SystemClock()
         log: Log | None = None
         with explained("open", directory):

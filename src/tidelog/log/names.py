@@ -2,6 +2,7 @@
 
 wal.0000000000.log    a WAL file; the number grows by one with every rotation
 wal.prepared-*.tmp    a file that is written beside the log and becomes its next one; see prepared.py
+log.id                which log this is; see bound_files.py
 wal.ckpt              the checkpoint, a hint for opening
 wal.start-*           an empty file whose name says where the log begins; see start_mark.py
 producers.ckpt        what the layer above knows of who appended; it belongs to these files and goes where they go
@@ -16,6 +17,7 @@ import re
 CHECKPOINT = "wal.ckpt"
 PRODUCERS = "producers.ckpt"
 LOCK = "lock"
+LOG_ID = "log.id"
 REMOVED = "removed"
 
 _WAL = re.compile(r"wal\.(\d{1,19})\.log")

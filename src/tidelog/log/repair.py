@@ -17,7 +17,8 @@ from typing import NamedTuple, Protocol
 import msgspec
 
 from tidelog.errors import RetryError, offsets_text
-from tidelog.files import TEMPORARY_SUFFIX, Files, LocalFiles
+from tidelog.files import TEMPORARY_SUFFIX, Files
+from tidelog.log.bound_files import BoundFiles
 from tidelog.log.examine import FileExamination, LogExamination, Run, examine_log
 from tidelog.log.frame import encode_many
 from tidelog.log.names import CHECKPOINT, LOCK
@@ -159,7 +160,7 @@ def _lost_frames(first: int, last: int) -> Iterator[bytes]:
 
 def plan_repair(directory: Path, *, files: Files | None = None, copy: OtherCopy | None = None) -> RepairPlan:
     """Looks at every frame and decides what to do; changes nothing. `copy` may have what is damaged or missing here."""
-    files = files or LocalFiles()
+    files = files or BoundFiles(examining=True)
     planner = _Planner(examine_log(directory, files=files), copy)
     planner.plan()
     return RepairPlan(directory, files, planner, copy)
@@ -239,6 +240,8 @@ class _Planner:
 
 def _is_unchanged(file: FileExamination, pieces: list[Piece], *, is_last: bool) -> bool:
     """One run from the first byte to the last, or an empty file at the end, where the next message goes."""
+    if file.header_problem is not None:
+        return False
     if not pieces:
         return file.size == 0 and is_last
     only = pieces[0]

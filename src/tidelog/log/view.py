@@ -16,7 +16,8 @@ from threading import Lock
 
 from tidelog.clock import Clock, SystemClock
 from tidelog.errors import NotFoundError, OffsetOutOfRangeError
-from tidelog.files import Files, LocalFiles
+from tidelog.files import Files
+from tidelog.log.bound_files import BoundFiles
 from tidelog.log.cache import Batch
 from tidelog.log.checkpoint import describe_segments
 from tidelog.log.groups import GroupOf, without_unfinished
@@ -54,7 +55,7 @@ class LogView(ReadableLog):
         With `refuses_missing_start` a log whose oldest files are gone is not opened.
         """
         settings = settings or LogSettings()
-        super().__init__(directory, files or LocalFiles(), settings.read_chunk_bytes, time_field)
+        super().__init__(directory, files or BoundFiles(), settings.read_chunk_bytes, time_field)
         self._clock = clock or SystemClock()
         self._looking = Lock()
         self._seen: tuple[list[tuple[int, str]], int] | None = None

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from tidelog.errors import CorruptionError, OffsetOutOfRangeError
-from tidelog.files import LocalFiles
+from tidelog.log.bound_files import BoundFiles
 from tidelog.log.cache import Batch, framed_batch
 from tidelog.log.scanner import FileScanner
 from tidelog.pipeline.part import ColdPlace, FilePiece, ReadPart
@@ -55,7 +55,7 @@ def read_batches(part: ReadPart, place: ColdPlace | None, *, skips_gaps: bool) -
 
 
 def _from_file(piece: FilePiece, offset: int, stop: int) -> Iterator[Batch]:
-    file = LocalFiles().open(Path(piece.path))
+    file = BoundFiles().open(Path(piece.path))
     try:
         scanner = FileScanner(file, piece.byte, piece.first_offset, _READ_BYTES)
         while scanner.offset < min(stop, piece.next_offset):

@@ -1,14 +1,16 @@
 """A descriptor: what the catalog knows about one shipped object, as JSON under the key of its first offset.
 
     {"completed": true, "object_id": "data-0-999-e1.tlog", "start_offset": 0, "end_offset": 999, "epoch": 1, ...,
-     "offset_index": [[0, 0], [500, 65536]]}
+     "log_id": "0f1e...", "offset_index": [[0, 36], [500, 65572]]}
 
     {"completed": false, "start_offset": 1000, "epoch": 2}     a reservation: an owner holds the key, no object yet
 
 Invariants
 - `end_offset` belongs to the object. Its name says the same as its descriptor, so one can be made anew from the other.
-- The index begins with (start_offset, 0); offsets and positions grow together. With `codec` "none" an entry is the
-  place of a frame, with "zstd" that of a block.
+- `log_id` is that of the log that the object belongs to, and the header at its beginning says the same. Only rows that
+  are staged, and belong to no log yet, have none: nobody stores a descriptor of them.
+- The index begins with the first frame or block, right behind the header; offsets and positions grow together. With
+  `codec` "none" an entry is the place of a frame, with "zstd" that of a block.
 - Times are the least and the greatest of the messages, which need not be in order of time. `reached_time_us` is the
   greatest of this object and of all before it, so it grows from one to the next: a time is found by bisection.
 - `epoch` is that of the owner who wrote it. A compacted object has messages of several: `epochs` says from which offset
@@ -27,6 +29,7 @@ import msgspec
 
 from tidelog.codec import JSON_ERRORS
 from tidelog.errors import DataError
+from tidelog.log.binding import BINDING_BYTES, check_binding, is_log_id
 from tidelog.tier.keys import MAX_OFFSET, ObjectId, parse_object_id
 
 Codec = Literal["none", "zstd"]
@@ -48,10 +51,21 @@ class Descriptor(msgspec.Struct, frozen=True, kw_only=True):
     codec: Codec
     epoch: int
     created_us: int
+    log_id: str
     completed: bool = True
     offset_index: tuple[tuple[int, int], ...]
     epochs: tuple[tuple[int, int], ...] | msgspec.UnsetType = msgspec.UNSET
     position: Annotated[int, msgspec.Meta(ge=0)] | msgspec.UnsetType = msgspec.UNSET
+
+    @property
+    def header_bytes(self) -> int:
+        """How many bytes are before its first frame or block."""
+        return BINDING_BYTES if self.log_id else 0
+
+    def check_header(self, data: bytes | memoryview, key: str) -> None:
+        """DataError unless the bytes that the object begins with bind it to its log; by name if it is another's."""
+        if self.log_id:
+            check_binding(data, key, self.log_id, self.start_offset)
 
     @property
     def start_position(self) -> int:
@@ -151,7 +165,10 @@ def _check(descriptor: Descriptor, start_offset: int) -> None:
     _require(_epochs_agree(descriptor), "its epochs contradict each other")
     _require(_times_agree(descriptor), "its times contradict each other")
     index = descriptor.offset_index
-    _require(bool(index) and index[0] == (start_offset, 0), "its index does not begin with the object")
+    _require(is_log_id(descriptor.log_id), "it does not say which log it belongs to")
+    _require(
+        bool(index) and index[0] == (start_offset, descriptor.header_bytes), "its index does not begin with the object"
+    )
     _require(all(a[0] < b[0] and a[1] < b[1] for a, b in pairwise(index)), "its index is not in order")
     _require(index[-1][0] <= descriptor.end_offset and index[-1][1] < descriptor.size, "its index leaves the object")
 

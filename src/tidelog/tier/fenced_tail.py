@@ -19,7 +19,7 @@ import msgspec
 from tidelog.codec import decode_document, encode_document
 from tidelog.errors import NotFoundError
 from tidelog.files import Files
-from tidelog.log.names import CHECKPOINT, PRODUCERS, start_name, start_offsets, wal_files
+from tidelog.log.names import CHECKPOINT, LOG_ID, PRODUCERS, start_name, start_offsets, wal_files
 from tidelog.log.start_mark import remove_start
 from tidelog.tier.placed_rows import PLACED_FILE
 
@@ -59,7 +59,7 @@ def set_aside(files: Files, directory: Path, tail: FencedTail) -> None:
     names = [name for _, name in reversed(wal_files(files.list(directory)))]
     # What is said about the messages first: it must not be believed beside others.
     marks = map(start_name, start_offsets(files.list(directory)))
-    moved = (PRODUCERS, PLACED_FILE, *names, CHECKPOINT, *marks)
+    moved = (PRODUCERS, PLACED_FILE, *names, CHECKPOINT, *marks, LOG_ID)
     for name in [name for name in moved if files.exists(directory / name)]:
         files.rename(directory / name, folder / name)
         files.sync_directory(folder)
@@ -83,7 +83,8 @@ def remove_files(files: Files, directory: Path) -> None:
     more where it began.
     """
     remove_start(files, directory)
-    for name in [PRODUCERS, PLACED_FILE, *(name for _, name in wal_files(files.list(directory))), CHECKPOINT]:
+    names = [name for _, name in wal_files(files.list(directory))]
+    for name in [PRODUCERS, PLACED_FILE, *names, CHECKPOINT, LOG_ID]:
         if files.exists(directory / name):
             files.remove(directory / name)
             files.sync_directory(directory)

@@ -16,7 +16,7 @@ from concurrent.futures import Executor
 from threading import Lock
 from typing import Literal
 
-from tidelog.errors import CorruptionError, GapError, NotFoundError, OffsetOutOfRangeError, offsets_text
+from tidelog.errors import CorruptionError, GapError, NotFoundError, OffsetOutOfRangeError, OtherLogError, offsets_text
 from tidelog.log.cache import Batch, framed_batch
 from tidelog.tier.catalog import Catalog
 from tidelog.tier.descriptor import Descriptor
@@ -187,6 +187,8 @@ class HistoryReader:
 
     def _settle_damage(self, source: ObjectFrames, damage: CorruptionError) -> None:
         """Returns when it can go on behind the damage; raises if offsets that are wanted are damaged."""
+        if isinstance(damage, OtherLogError):
+            raise damage
         if self._on_gap == "raise" and source.offset >= self.offset:
             raise _damage_error(damage, source.key)
         source.skip_damage()

@@ -122,7 +122,7 @@ class _Walk:
             self._add(descriptor, f"it has {info.size} bytes, its descriptor says {descriptor.size}")
             return
         found = ObjectCheck(
-            *(self._objects, info, descriptor.name, self._time_field, self._on_bytes),
+            *(self._objects, info, descriptor.name, descriptor.log_id, self._time_field, self._on_bytes),
             on_frames=partial(self._note_unreadable, descriptor),
         ).descriptor()
         self.objects_read += 1

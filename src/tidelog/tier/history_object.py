@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from typing import NamedTuple, cast
 
-from tidelog.errors import CorruptionError, DataError
+from tidelog.errors import CorruptionError, DataError, OtherLogError
 from tidelog.log.damage import find_good_frame
 from tidelog.log.frame import HEADER, HEADER_BYTES, Frames, Stop, scan
 from tidelog.tier import blocks
@@ -43,6 +43,9 @@ class ObjectFrames:
         self.descriptor = descriptor
         self.key = key
         self.offset, self.position = descriptor.position_of(offset)
+        self._is_bound = not descriptor.header_bytes
+        if self.position == descriptor.header_bytes:
+            self.position = 0  # the header comes with the first frames
         self._fetcher = fetcher
         self._wanted_offset = offset
         self._end = descriptor.end_of(min(stop_offset, descriptor.next_offset) - 1)
@@ -56,6 +59,7 @@ class ObjectFrames:
         """The next frames, those with the wanted offset in front of them included; None behind the last."""
         while self.position < self._end:
             try:
+                self._bind()
                 decoded = self._decode_next()
                 self._check_end(decoded)
             except DataError as damage:
@@ -87,6 +91,8 @@ class ObjectFrames:
     def _try_again(self, damage: DataError) -> None:
         if self._is_second_try:
             self._begin_anew(is_second_try=False)
+            if isinstance(damage, OtherLogError):
+                raise damage
             raise CorruptionError(
                 damage.message, path=self.key, byte=self.position, operation="read", hint=DAMAGE_HINT
             ) from damage
@@ -140,9 +146,23 @@ class ObjectFrames:
 
     # Decoding
 
+    def _bind(self) -> None:
+        """Who begins inside the object fetches its header by itself, once."""
+        if not self._is_bound and self.position:
+            self.descriptor.check_header(self._fetcher.fetch(self.key, 0, self.descriptor.header_bytes), self.key)
+            self._is_bound = True
+
+    def _decode_header(self) -> _Decoded:
+        size = self.descriptor.header_bytes
+        if len(self._buffer) - self._buffer_at < size:
+            return _Decoded(None, self.offset, 0, size)
+        self.descriptor.check_header(memoryview(self._buffer)[self._buffer_at :], self.key)
+        self._is_bound = True
+        return _Decoded(None, self.offset, size)
+
     def _decode_next(self) -> _Decoded:
         while True:
-            decoded = self._decode_frames() if self.descriptor.codec == "none" else self._decode_block()
+            decoded = self._decode_one()
             if decoded.size:
                 return decoded
             self._refuse_to_take(decoded.needed)
@@ -175,6 +195,11 @@ class ObjectFrames:
         if self._stream.has_surplus:
             raise DataError(f"an object that is longer than the {self.descriptor.size} bytes of its descriptor")
         return data
+
+    def _decode_one(self) -> _Decoded:
+        if not self._is_bound:
+            return self._decode_header()
+        return self._decode_frames() if self.descriptor.codec == "none" else self._decode_block()
 
     def _decode_frames(self) -> _Decoded:
         frames, end, stop = scan(self._buffer, self._buffer_at, self.offset)

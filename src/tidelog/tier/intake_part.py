@@ -132,6 +132,7 @@ def _described(part: StagedPart) -> Descriptor:
         codec="none",
         epoch=0,
         created_us=0,
+        log_id="",
         offset_index=((0, 0),),
     )
 

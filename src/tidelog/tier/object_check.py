@@ -11,7 +11,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import NamedTuple, TypeVar
 
-from tidelog.errors import ConflictError, CorruptionError, DataError, NotFoundError
+from tidelog.errors import ConflictError, CorruptionError, DataError, NotFoundError, OtherLogError
+from tidelog.log.binding import BINDING_BYTES, check_binding, decode_binding
 from tidelog.log.frame import HEADER, HEADER_BYTES, Frames, Stop, crc32, scan
 from tidelog.tier import blocks
 from tidelog.tier.descriptor import Codec, Descriptor
@@ -34,13 +35,17 @@ class _Piece(NamedTuple):
 
 
 class ObjectCheck:
-    """One pass over one object. `time_field` is where its payloads have their time."""
+    """One pass over one object. `time_field` is where its payloads have their time.
+
+    `log_id` is that of the log that it must belong to; None: it says so itself.
+    """
 
     def __init__(
         self,
         objects: ObjectStore,
         info: ObjectInfo,
         name: ObjectId,
+        log_id: str | None,
         time_field: int | None,
         on_bytes: Callable[[int], None] | None = None,
         on_frames: OnFrames | None = None,
@@ -48,6 +53,7 @@ class ObjectCheck:
         self._objects = objects
         self._info = info
         self._name = name
+        self._log_id = log_id
         self._time_field = time_field
         self._on_bytes = on_bytes
         self._on_frames = on_frames
@@ -63,6 +69,8 @@ class ObjectCheck:
 
     def descriptor(self) -> Descriptor:
         """Reads everything. CorruptionError names the byte at which it is not what its name says."""
+        self._retried(self._check_header)
+        self._skip_header()
         self._retried(self._sniff)
         while self._position < self._info.size:
             piece = self._retried(self._next_piece)
@@ -84,6 +92,7 @@ class ObjectCheck:
             codec=self._codec,
             epoch=self._name.epoch,
             created_us=self._info.modified_us,
+            log_id=self._log_id or "",
             offset_index=self._index.entries(),
         )
 
@@ -112,9 +121,20 @@ class ObjectCheck:
 
     # Decoding
 
+    def _check_header(self) -> None:
+        self._fill(BINDING_BYTES)
+        self._log_id = self._log_id or decode_binding(self._buffer).log_id
+        check_binding(self._buffer, self._info.key, self._log_id, self._name.start)
+
+    def _skip_header(self) -> None:
+        self._crc = crc32(self._buffer[:BINDING_BYTES])
+        self._at = self._position = BINDING_BYTES
+        if self._on_bytes is not None:
+            self._on_bytes(BINDING_BYTES)
+
     def _sniff(self) -> None:
-        self._fill(min(HEADER_BYTES, max(1, self._info.size)))
-        codec = blocks.sniff_codec(self._buffer, self._name.start)
+        self._fill(min(HEADER_BYTES, max(1, self._info.size - BINDING_BYTES)))
+        codec = blocks.sniff_codec(self._buffer[self._at :], self._name.start)
         if codec is None:
             raise DataError("neither a frame nor a block with the offset of its name")
         self._codec = codec
@@ -181,6 +201,8 @@ class ObjectCheck:
             self._buffer, self._at = b"", 0
         try:
             return step()
+        except OtherLogError:
+            raise
         except DataError as error:
             raise self._damage(error.message) from error
 

@@ -21,13 +21,14 @@ from tidelog.errors import DataError
 
 
 class Owner(msgspec.Struct, frozen=True, kw_only=True):
-    """Who writes a topic."""
+    """Who writes a topic. `log_id` is that of the topic: it stays with every claim, and binds files and objects."""
 
     epoch: int
     claim: str
     lineage: str
     node: str
     claimed_us: int
+    log_id: str
 
 
 class SealedMarker(msgspec.Struct, frozen=True, kw_only=True):

@@ -15,8 +15,11 @@ import secrets
 from collections.abc import Sequence
 from typing import NamedTuple
 
+import msgspec
+
 from tidelog.clock import Clock
 from tidelog.errors import ConflictError, FencedError
+from tidelog.log.binding import new_log_id
 from tidelog.tier import owner as documents
 from tidelog.tier.catalog import Catalog
 from tidelog.tier.metadata.store import Check, Delete, Put
@@ -83,13 +86,7 @@ class Ownership:
         """Nothing was accepted under this claim: what the one before left on its disk is still the end of the topic."""
         if self.previous is None or self.previous.lineage == self.owner.lineage:
             return
-        returned = Owner(
-            epoch=self.owner.epoch,
-            claim=self.owner.claim,
-            lineage=self.previous.lineage,
-            node=self.owner.node,
-            claimed_us=self.owner.claimed_us,
-        )
+        returned = msgspec.structs.replace(self.owner, lineage=self.previous.lineage)
         key = self.catalog.keys.owner
         versions = self.catalog.metadata.commit([Check(key, self._version)], [Put(key, documents.encode(returned))])
         self.owner, self._version = returned, versions[key]
@@ -119,12 +116,24 @@ def new_claim() -> str:
     return secrets.token_hex(8)
 
 
-def claim_topic(catalog: Catalog, node: str, clock: Clock, claim: str, min_epoch: int = 1) -> Ownership:
-    """Claims the next epoch; ConflictError when another node does so at the same moment."""
+def claim_topic(
+    catalog: Catalog, node: str, clock: Clock, claim: str, min_epoch: int = 1, log_id: str | None = None
+) -> Ownership:
+    """Claims the next epoch; ConflictError when another node does so at the same moment.
+
+    `log_id` is that of the files here: a log that nobody has claimed before keeps it.
+    """
     key, found = catalog.keys.owner, catalog.owner()
     previous = None if found is None else found[0]
     before = catalog.epoch_floor() if previous is None else previous.epoch
-    owner = Owner(epoch=max(before + 1, min_epoch), claim=claim, lineage=claim, node=node, claimed_us=clock.now_us())
+    owner = Owner(
+        epoch=max(before + 1, min_epoch),
+        claim=claim,
+        lineage=claim,
+        node=node,
+        claimed_us=clock.now_us(),
+        log_id=previous.log_id if previous is not None else log_id or new_log_id(),
+    )
     check = Check(key, None if found is None else found[1])
     try:
         versions = catalog.metadata.commit([check], [Put(key, documents.encode(owner))])

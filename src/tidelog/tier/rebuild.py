@@ -23,7 +23,17 @@ from collections.abc import Callable
 import msgspec
 
 from tidelog.clock import Clock
-from tidelog.errors import ConflictError, CorruptionError, DataError, GapError, InputError, NotFoundError, offsets_text
+from tidelog.errors import (
+    ConflictError,
+    CorruptionError,
+    DataError,
+    GapError,
+    InputError,
+    NotFoundError,
+    OtherLogError,
+    offsets_text,
+)
+from tidelog.log.binding import new_log_id
 from tidelog.tier import owner as documents
 from tidelog.tier.catalog import Catalog, Current
 from tidelog.tier.descriptor import Descriptor, Reservation, encode_descriptor
@@ -128,6 +138,8 @@ class _Rebuild:
         self._fenced_version: str | None = None
         self._known_end: int | None = None
         self._lineage: str | None = None
+        self._log_id: str | None = None
+        self._is_log_known = False
         self._start_offset: int | None = None
         self._checked_bytes = 0
 
@@ -161,7 +173,9 @@ class _Rebuild:
         self._list()
         before = self._metadata.get(self._keys.owner)
         with contextlib.suppress(DataError):
-            self._lineage = None if before is None else documents.decode(before.value, before.key, Owner).lineage
+            known = None if before is None else documents.decode(before.value, before.key, Owner)
+            self._lineage, self._log_id = (None, None) if known is None else (known.lineage, known.log_id)
+            self._is_log_known = known is not None
         owner = self._owner(node, self._lineage)
         check = Check(self._keys.owner, None if before is None else before.version)
         version = self._metadata.commit([check], [Put(self._keys.owner, documents.encode(owner))])[self._keys.owner]
@@ -175,7 +189,14 @@ class _Rebuild:
     def _owner(self, node: str, lineage: str | None) -> Owner:
         claim = new_claim()
         now_us = self._clock.now_us()
-        return Owner(epoch=self._next_epoch(), claim=claim, lineage=lineage or claim, node=node, claimed_us=now_us)
+        return Owner(
+            epoch=self._next_epoch(),
+            claim=claim,
+            lineage=lineage or claim,
+            node=node,
+            claimed_us=now_us,
+            log_id=self._log_id or new_log_id(),
+        )
 
     # Reading
 
@@ -214,9 +235,16 @@ class _Rebuild:
             return True
         total = sum(self._infos[one].size for one in chain.objects)
         try:
-            check = ObjectCheck(self._objects, self._infos[name], name, self._time_field, self._counting(total))
-            self._good[name] = encode_descriptor(check.descriptor())
+            check = ObjectCheck(
+                *(self._objects, self._infos[name], name, self._log_id, self._time_field, self._counting(total))
+            )
+            descriptor = check.descriptor()
+            # Without a catalog that says it, the first object says which log it is, and all others must agree.
+            self._log_id = self._log_id or descriptor.log_id
+            self._good[name] = encode_descriptor(descriptor)
         except CorruptionError as error:
+            if isinstance(error, OtherLogError) and not self._is_log_known:
+                raise
             if not allow_gaps:
                 raise
             self._damaged[name] = Damaged(key=self._infos[name].key, byte=error.byte, reason=error.message)

@@ -17,7 +17,8 @@ from concurrent.futures import Future, ThreadPoolExecutor
 
 import msgspec
 
-from tidelog.errors import CorruptionError
+from tidelog.errors import CorruptionError, OtherLogError
+from tidelog.log.binding import encode_binding
 from tidelog.log.frame import HEADER_BYTES, Frames, crc32, encode_many
 from tidelog.log.removed import REMOVED_PAYLOAD
 from tidelog.tier.blocks import DEFAULT_LEVEL, MAX_BLOCK_BYTES, TARGET_BLOCK_BYTES, block_compressor, encode_block
@@ -80,11 +81,13 @@ def build_object(
     rewriting = _Rewriting(removed, before)
     with objects.open_writer(keys.object(name)) as writer:
         content = _Content(writer, codec, level)
+        content.begin(_one_log(old), name.start)
         read_old(objects, keys, old, lambda frames: content.add(rewriting.rewritten(frames)), time_field)
         content.close()
     assert writer.published is not None
     found = ObjectCheck(
-        objects, writer.published, name, time_field, on_frames=lambda frames, _: after.add(frames, _marks(frames))
+        *(objects, writer.published, name, old[0].log_id, time_field),
+        on_frames=lambda frames, _: after.add(frames, _marks(frames)),
     ).descriptor()
     _compare(found, content, before.tally(), after.tally())
     descriptor = msgspec.structs.replace(
@@ -95,6 +98,17 @@ def build_object(
         position=old[0].position,
     )
     return Built(descriptor=descriptor, went_in=before.tally(), came_out=after.tally(), removed=rewriting.count)
+
+
+def _one_log(old: Sequence[Descriptor]) -> str:
+    """The log that all of them belong to."""
+    other = next((one for one in old if one.log_id != old[0].log_id), None)
+    if other is not None:
+        hint = "`tidelog verify --cold` says what is wrong"
+        raise OtherLogError(
+            path=other.object_id, expected=old[0].log_id, found=other.log_id, operation="compact", hint=hint
+        )
+    return old[0].log_id
 
 
 def _epochs(old: Sequence[Descriptor]) -> tuple[tuple[int, int], ...] | msgspec.UnsetType:
@@ -188,6 +202,10 @@ class _Content:
                 self._write_block()
             index = stop
 
+    def begin(self, log_id: str, first_offset: int) -> None:
+        """The header that binds the object to its log."""
+        self._write(encode_binding(log_id, first_offset))
+
     def close(self) -> None:
         self._write_block()
 
@@ -233,7 +251,10 @@ def read_old(
 
     def read(descriptor: Descriptor, take_some: Callable[[Frames], None]) -> None:
         info = ObjectInfo(keys.object(descriptor.name), descriptor.size, descriptor.etag, descriptor.created_us)
-        check = ObjectCheck(objects, info, descriptor.name, time_field, on_frames=lambda frames, _: take_some(frames))
+        check = ObjectCheck(
+            *(objects, info, descriptor.name, descriptor.log_id, time_field),
+            on_frames=lambda frames, _: take_some(frames),
+        )
         _compare_old(check.descriptor(), descriptor, info.key)
 
     def read_small(descriptor: Descriptor) -> list[Frames]:

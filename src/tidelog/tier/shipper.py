@@ -181,10 +181,14 @@ class Shipper:
 
     def _send_from_here(self, shipment: Shipment, key: str) -> Uploaded:
         upload = Upload(
-            *(self._log.files, shipment, self._settings.ship_compression),
+            *(self._log.files, shipment, self._log_id, self._settings.ship_compression),
             *(self._settings.ship_compression_level, self._time_field),
         )
         return upload.send(self._objects, key)
+
+    @property
+    def _log_id(self) -> str:
+        return self._owned.ownership.owner.log_id
 
     def _refuse_to_overwrite(self, outgoing: Outgoing) -> None:
         """A name is used by one owner, so what is there under a new one was sent by somebody with the same epoch."""
@@ -227,6 +231,7 @@ class Shipper:
             codec=self._settings.ship_compression,
             epoch=name.epoch,
             created_us=self._clock.now_us(),
+            log_id=self._log_id,
             offset_index=uploaded.offset_index,
             position=msgspec.UNSET if self._position is None else self._position,
         )

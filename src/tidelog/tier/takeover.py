@@ -22,8 +22,9 @@ from pathlib import Path
 from typing import NamedTuple
 
 from tidelog.clock import Clock
-from tidelog.errors import DataError, GapError, InputError, RetryError, offsets_text
+from tidelog.errors import DataError, GapError, InputError, OtherLogError, RetryError, offsets_text
 from tidelog.files import Files
+from tidelog.log.bound_files import bound, known_log_id, write_log_id
 from tidelog.log.names import wal_files
 from tidelog.log.settings import LogSettings
 from tidelog.log.view import LogView
@@ -53,7 +54,7 @@ class Takeover:
     """One attempt to open a topic for writing. The caller holds the lock of its directory."""
 
     def __init__(self, files: Files, directory: Path, catalog: Catalog, objects: ObjectStore, clock: Clock) -> None:
-        self._files = files
+        self._files = bound(files)
         self._directory = directory
         self._catalog = catalog
         self._objects = objects
@@ -71,11 +72,14 @@ class Takeover:
         if found is not None:
             self._refuse_older_catalog(found[0])
         self._settle_fenced_files()
+        if found is not None:
+            self._refuse_other_log(found[0])
         owned = self._claim(node, read_claim(self._files, self._directory))
         next_offset = owned.settle_in(self._first_of_all(first_offset))
         self._check_marker(marker, next_offset)
         owned.unseal()
         self._put_aside_what_is_behind(owned, next_offset)
+        self._keep_log_id(owned.ownership.owner)
         return Taken(owned, next_offset)
 
     @property
@@ -157,6 +161,25 @@ class Takeover:
                 hint="Put the missing files back",
             )
 
+    # Which log it is
+
+    def _refuse_other_log(self, owner: Owner) -> None:
+        """Files that are bound to another log than the catalog names are not the end of this one."""
+        local = known_log_id(self._files, self._directory) if self._has_files else None
+        if local is not None and local != owner.log_id:
+            raise OtherLogError(
+                path=self._directory,
+                expected=owner.log_id,
+                found=local,
+                operation="open",
+                hint=f"Move {self._directory} out of the log directory: the {self._catalog.keys.noun} goes on from "
+                "the store",
+            )
+
+    def _keep_log_id(self, owner: Owner) -> None:
+        if known_log_id(self._files, self._directory) != owner.log_id:
+            write_log_id(self._files, self._directory, owner.log_id)
+
     # The claim
 
     def _claim(self, node: str, local: LocalClaim | None) -> OwnedCatalog:
@@ -166,7 +189,8 @@ class Takeover:
         undecided = () if local is None else local.undecided_claims
         intent = LocalClaim(epoch=epoch, claim=known, intended=claim, given_up=undecided)
         write_local_claim(self._files, self._directory, intent)
-        ownership = claim_topic(self._catalog, node, self._clock, claim, min_epoch=epoch + 1)
+        log_id = known_log_id(self._files, self._directory)
+        ownership = claim_topic(self._catalog, node, self._clock, claim, min_epoch=epoch + 1, log_id=log_id)
         done = LocalClaim(epoch=ownership.epoch, claim=claim, intended=None)
         write_local_claim(self._files, self._directory, done)
         return OwnedCatalog(ownership, self._clock)
@@ -209,7 +233,7 @@ def fenced_files(
         return None
     if local is None or not _were_a_topic(local):
         raise _foreign_files(directory, owner)
-    view = LogView(directory, LogSettings(), files=files, clock=clock)
+    view = LogView(directory, LogSettings(), files=bound(files), clock=clock)
     noted_offset = _noted_as_shipped(files, directory, local.epoch, catalog)
     start_offset, next_offset = max(view.start_offset, noted_offset), view.next_offset
     return FencedTail(

@@ -8,6 +8,7 @@ from pathlib import Path
 from tidelog.clock import Clock
 from tidelog.files import Files
 from tidelog.log import Log, LogSettings
+from tidelog.log.bound_files import bound
 from tidelog.log.groups import GroupOf
 from tidelog.log.readable import ReadableLog
 from tidelog.tier.background import Background
@@ -54,7 +55,7 @@ class Tier:
         self.objects = objects
         self.metadata = MeasuredMetadata(metadata)
         self.node = node
-        self._files = files
+        self._files = bound(files)
         self._clock = clock
         self._root = root
         self._runs_in_background = runs_in_background

@@ -3,6 +3,7 @@
 Invariants
 - Every frame's checksum and offset is checked before its bytes are sent. Damage aborts the upload: no object appears,
   and nothing behind the damage is taken for shipped.
+- The header that binds the object to its log goes first.
 - A few parts are in memory, never a file.
 """
 
@@ -13,6 +14,7 @@ from typing import NamedTuple
 
 from tidelog.errors import CorruptionError
 from tidelog.files import Files
+from tidelog.log.binding import encode_binding
 from tidelog.log.frame import Frames, crc32
 from tidelog.log.recovery import REPAIR_HINT
 from tidelog.log.scanner import FileScanner
@@ -38,9 +40,12 @@ class Uploaded(NamedTuple):
 class Upload:
     """One object on its way."""
 
-    def __init__(self, files: Files, shipment: Shipment, codec: Codec, level: int, time_field: int | None) -> None:
+    def __init__(
+        self, files: Files, shipment: Shipment, log_id: str, codec: Codec, level: int, time_field: int | None
+    ) -> None:
         self._files = files
         self._shipment = shipment
+        self._log_id = log_id
         self._time_field = time_field
         self._compressor = block_compressor(level) if codec == "zstd" else None
         self._index = OffsetIndexBuilder()
@@ -51,6 +56,7 @@ class Upload:
     def send(self, objects: ObjectStore, key: str) -> Uploaded:
         """Reads, checks and sends everything; the object appears whole or not at all."""
         with objects.open_writer(key) as writer:
+            self._write(writer, encode_binding(self._log_id, self._shipment.first_offset))
             for piece in self._shipment.pieces:
                 for frames in self._frames_of(piece):
                     self._send_frames(writer, frames)
@@ -94,6 +100,9 @@ class Upload:
         else:
             self._index.add_block(frames.first_offset, writer.bytes_written)
             data = encode_block(raw, frames.first_offset, frames.count, self._compressor)
+        self._write(writer, data)
+
+    def _write(self, writer: ObjectWriter, data: bytes | memoryview) -> None:
         self._crc = crc32(data, self._crc)
         writer.write(data)
 

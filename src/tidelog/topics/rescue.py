@@ -23,7 +23,8 @@ import msgspec
 from tidelog.clock import Clock, SystemClock
 from tidelog.codec import decode_document, encode_document
 from tidelog.errors import DataError, InputError, NotFoundError
-from tidelog.files import Files, LocalFiles
+from tidelog.files import Files
+from tidelog.log.bound_files import bound
 from tidelog.log.names import wal_files
 from tidelog.log.view import LogView
 from tidelog.tier.fenced_tail import FencedTail, discard, fenced_tails, secure_tails, tail_directory
@@ -97,7 +98,7 @@ class Rescue:
         self._log = log
         self._name = parse_topic_name(topic)
         self._directory = self._name.directory(log.root)
-        self._files = files or LocalFiles()
+        self._files = bound(files)
         self._clock = clock or SystemClock()
 
     # Finding

@@ -27,6 +27,7 @@ from tidelog.errors import ClosedError, FencedError, InputError, NotFoundError, 
 from tidelog.files import Files, LocalFiles, explained
 from tidelog.files import Lock as FileLock
 from tidelog.log import LogSettings, stopping
+from tidelog.log.bound_files import bound
 from tidelog.memory_files import MemoryFiles
 from tidelog.tier.background import Background
 from tidelog.tier.keys import TopicKeys
@@ -81,7 +82,7 @@ class LogDirectory(DirectoryTasks):
         """`place` names store and metadata; `open_tier` opens them once it is settled which ones are meant."""
         self.root = root
         self.read_only = read_only
-        self._files = files or LocalFiles()
+        self._files = bound(files)
         self._clock = clock or SystemClock()
         self._guard = RLock()
         self._topics: dict[TopicName, Topic] = {}
@@ -103,7 +104,7 @@ class LogDirectory(DirectoryTasks):
             self._release_lock()
             raise
         self._intakes = LocalIntakes(
-            *(root, self._metadata, self._clock), runs_in_background=isinstance(self._files, LocalFiles)
+            *(root, self._metadata, self._clock), runs_in_background=isinstance(self._files.below, LocalFiles)
         )
         self._opener = TopicOpener(
             *(root, self._files, self._clock, settings or LogSettings()),
@@ -237,7 +238,7 @@ class LogDirectory(DirectoryTasks):
             self._check_open()
             path = self.root / METADATA_FILE
             if self._local_metadata is None and (make or path.exists()):
-                in_memory = isinstance(self._files, MemoryFiles)
+                in_memory = isinstance(self._files.below, MemoryFiles)
                 self._local_metadata = MemoryMetadataStore() if in_memory else SqliteMetadataStore(path)
             return self._local_metadata
 

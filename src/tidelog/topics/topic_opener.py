@@ -17,6 +17,7 @@ from tidelog.clock import Clock
 from tidelog.errors import ConfigError, InputError, NotFoundError, NotSupportedError, RetryError
 from tidelog.files import Files
 from tidelog.log import Log, LogSettings
+from tidelog.log.bound_files import made_log_id
 from tidelog.log.names import wal_files
 from tidelog.log.view import LogView
 from tidelog.tier import owner as documents
@@ -97,6 +98,7 @@ class TopicOpener:
         if self.tier is None:
             self._refuse_without_store(effective, settings)
             settle_topic_info(self._files, directory, name, self._clock, own)
+            made_log_id(self._files, directory)
             return self._open_local(name, effective, seal, first_offset)
         self._intakes.bring_along(name, self._catalog(name, self.tier), self.tier.objects)
         tiered = self.tier.open_log(

@@ -20,7 +20,7 @@ from typing import NamedTuple
 from tidelog.engine.body import decode_body
 from tidelog.engine.cell import Cell
 from tidelog.engine.cold import Body, ColdReader
-from tidelog.engine.cold_objects import ColdObjects
+from tidelog.engine.cold_objects import CheckedHeaders, ColdObjects
 from tidelog.engine.compacted import CompactedData, read_compaction
 from tidelog.engine.manifest import read_manifest
 from tidelog.errors import DataError, NotFoundError
@@ -64,6 +64,7 @@ class BodyReader:
         self._catalog = place.catalog()
         self._one_by_one = ColdReader(self._catalog, self._store, _CACHE_BYTES)
         self._objects = ColdObjects(self._catalog)
+        self._headers = CheckedHeaders()
         self._compacted: CompactedData | None = None
 
     def read(self, cells: Sequence[Cell]) -> list[Body | None]:
@@ -90,9 +91,10 @@ class BodyReader:
         found = self._objects.find_kept(cell.lsn)
         if found is None:
             return self._in_compaction(cell, index)
-        byte = cell.position - found.descriptor.start_position
-        if found.descriptor.codec != "none" or byte < 0:
+        byte = found.byte_at(cell.position)
+        if found.descriptor.codec != "none" or byte < found.descriptor.header_bytes:
             return None
+        self._headers.check(self._store, found)
         return _Span(found.key, byte, cell.stored_bytes, cell.codec, index)
 
     def _in_compaction(self, cell: Cell, index: int) -> _Span | None:

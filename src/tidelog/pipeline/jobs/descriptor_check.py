@@ -61,7 +61,9 @@ class DescriptorCheck:
         info = self._objects.head(self._key)
         if info.size != descriptor.size:
             self.faults.append(Fault(f"it has {info.size} bytes, its descriptor says {descriptor.size}"))
-        check = ObjectCheck(self._objects, info, descriptor.name, self._time_field, on_frames=self._take)
+        check = ObjectCheck(
+            *(self._objects, info, descriptor.name, descriptor.log_id, self._time_field), on_frames=self._take
+        )
         found = check.descriptor()
         for field in _COMPARED:
             is_said, is_found = getattr(descriptor, field), getattr(found, field)

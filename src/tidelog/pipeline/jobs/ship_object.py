@@ -13,7 +13,7 @@ from pathlib import Path
 import msgspec
 
 from tidelog.errors import DataError, InputError
-from tidelog.files import LocalFiles
+from tidelog.log.bound_files import BoundFiles
 from tidelog.log.scanner import FileScanner
 from tidelog.pipeline.jobs.frame_tally import tally_frames
 from tidelog.pipeline.jobs.proof import Tally
@@ -50,6 +50,7 @@ class SendWork(msgspec.Struct, frozen=True, kw_only=True):
     runs: tuple[FileRun, ...]
     codec: Codec
     level: int
+    log_id: str
 
 
 class Sent(msgspec.Struct, frozen=True, kw_only=True):
@@ -69,13 +70,15 @@ class Sent(msgspec.Struct, frozen=True, kw_only=True):
         return Uploaded(self.info, self.checksum, self.offset_index, self.first_time_us, self.last_time_us)
 
 
-def work_of(topic: str, place: ColdPlace, key: str, shipment: Shipment, codec: Codec, level: int) -> SendWork:
+def work_of(
+    topic: str, place: ColdPlace, key: str, shipment: Shipment, codec: Codec, level: int, log_id: str
+) -> SendWork:
     """A shipment as it goes to a worker."""
     runs = tuple(
         FileRun(one.seq, str(one.path), one.byte, one.end_byte, one.first_offset, one.next_offset)
         for one in shipment.pieces
     )
-    return SendWork(topic=topic, place=place, key=key, runs=runs, codec=codec, level=level)
+    return SendWork(topic=topic, place=place, key=key, runs=runs, codec=codec, level=level, log_id=log_id)
 
 
 def send_object(work: SendWork) -> Sent:
@@ -89,7 +92,7 @@ def send_object(work: SendWork) -> Sent:
         )
     shipment = Shipment(tuple(Piece(**{**msgspec.structs.asdict(run), "path": Path(run.path)}) for run in work.runs))
     went_in = _tally(shipment)
-    uploaded = Upload(LocalFiles(), shipment, work.codec, work.level, TIMESTAMP_FIELD).send(
+    uploaded = Upload(BoundFiles(), shipment, work.log_id, work.codec, work.level, TIMESTAMP_FIELD).send(
         open_objects(work.place), work.key
     )
     found = _read_back(work, shipment, uploaded)
@@ -108,7 +111,7 @@ def _tally(shipment: Shipment) -> Tally:
     """The frames as they are in the files."""
     tally = Tally()
     for piece in shipment.pieces:
-        file = LocalFiles().open(piece.path)
+        file = BoundFiles().open(piece.path)
         try:
             scanner = FileScanner(file, piece.byte, piece.first_offset, _READ_BYTES)
             while scanner.position < piece.end_byte and (frames := scanner.read(piece.end_byte)) is not None:
@@ -146,5 +149,6 @@ def _descriptor(work: SendWork, shipment: Shipment, uploaded: Uploaded) -> Descr
         codec=work.codec,
         epoch=name.epoch,
         created_us=0,
+        log_id=work.log_id,
         offset_index=uploaded.offset_index,
     )

@@ -13,6 +13,7 @@ from pathlib import Path
 import msgspec
 
 from tidelog.errors import TidelogError
+from tidelog.log.binding import BINDING_BYTES
 from tidelog.log.examine import LogExamination, examine_log
 from tidelog.log.examine import Problem as FileProblem
 from tidelog.log.readable import ReadableLog
@@ -93,7 +94,7 @@ def _is_growing(directory: Path, examined: LogExamination, problem: FileProblem)
         return False
     time.sleep(_GROWTH_WAIT_SECONDS)
     size = next(file.size for file in examined.files if file.name == problem.file)
-    return (directory / problem.file).stat().st_size > size
+    return (directory / problem.file).stat().st_size > BINDING_BYTES + size
 
 
 def _told(topic: str, problem: FileProblem) -> Problem:
