@@ -60,6 +60,26 @@ def test_list_shows_topics_and_letters(cli: Cli) -> None:
     assert (len(shortened.lines), "more than 2" in shortened.err) == (3, True)
 
 
+def test_list_shows_why_a_message_was_rejected(cli: Cli, tmp_path: Path) -> None:
+    """The table has the beginning on one line, --json all of it; a letter without a reason has none."""
+    with tidelog.open(tmp_path / "data") as log:
+        topic = log.topic("shop/orders")
+        topic.append_many([b"one", b"two"])
+        with topic.subscribe("billing", "shared", max_deliveries=1) as sub:
+            first, second = sub.receive_many(2, timeout=5)
+            sub.nack(first, reason="no such customer\n" + "x" * 100)
+            sub.nack(second)
+    reasons = [letter["nack_reason"] for letter in cli("dlq", "list", DEAD, "--json").json]
+    assert reasons == ["no such customer\n" + "x" * 100, None]
+    shown = cli("dlq", "list", DEAD)
+    assert len(shown.lines) == 3
+    assert "no such customer xxx" in shown.lines[1]
+    assert cli("dlq", "replay", DEAD).code == 0
+    with tidelog.open(tmp_path / "data", read_only=True) as log:
+        replayed = list(log.topic("shop/orders").read())[2:]
+    assert [list(message.headers) for message in replayed] == [["tidelog-replayed-from"]] * 2
+
+
 def test_a_topic_that_cannot_be_read_does_not_hide_the_others(cli: Cli, dead: Path) -> None:
     """It is listed with its problem, and the exit code is 1."""
     broken = "shop/orders.audit.dlq"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import math
 import shutil
 import time
@@ -196,3 +197,63 @@ def test_a_place_that_cannot_take_letters_is_refused_at_once(tmp_path: Path, tar
         with pytest.raises(InputError):
             subscribed(topic, dead_letter_topic=target)
         assert topic.subscriptions() == []
+
+
+# Why
+
+
+def reasons(log: LogDirectory) -> list[bytes | None]:
+    return [letter.headers.get("tidelog-origin-nack-reason") for letter in log.topic(LETTERS).read()]
+
+
+def test_a_dead_letter_says_why_it_was_rejected_last(tmp_path: Path) -> None:
+    """The newest reason wins, also over a rejection without one; what was never said is not there."""
+    with tidelog.open(tmp_path) as log:
+        topic = filled(log, 3)
+        with topic.subscribe("work", "shared", max_deliveries=3, redelivery_backoff_seconds=0) as sub:
+            for reason in ("first", "second", None):
+                for message in sub.receive_many(3, timeout=5):
+                    sub.nack(message, reason=None if message.offset == 2 else reason)
+        assert letters(log) == [0, 1, 2]
+        assert reasons(log) == [b"second", b"second", None]
+
+
+def test_reasons_are_bounded_and_checked(tmp_path: Path) -> None:
+    """The beginning of a long one is kept; what is no text, or cannot be stored as such, holds no message up."""
+    with tidelog.open(tmp_path) as log:
+        topic = filled(log, 3)
+        with subscribed(topic) as sub:
+            one, two, three = sub.receive_many(3, timeout=5)
+            with pytest.raises(InputError, match="reason must be str"):
+                sub.nack(one, reason=ValueError("x"))  # type: ignore[arg-type]
+            sub.nack(one, reason="\xe4" * 5000)
+            sub.nack(two, reason="a\ud800b")
+            asyncio.run(sub.nack_async(three, reason="from a task"))
+        assert reasons(log) == ["\xe4".encode() * 1000, b"a?b", b"from a task"]
+
+
+def test_a_reason_that_makes_a_letter_too_large_is_left_out(tmp_path: Path) -> None:
+    """The message matters more."""
+    with tidelog.open(tmp_path, max_message_bytes=1000) as log:
+        topic = log.topic(NAME)
+        topic.append_many([b"x" * 500, b"small"])
+        with subscribed(topic) as sub:
+            for message in sub.receive_many(2, timeout=5):
+                sub.nack(message, reason="y" * 500)
+        assert letters(log) == [0, 1]
+        assert reasons(log) == [None, b"y" * 500]
+
+
+def test_what_is_acknowledged_in_the_end_leaves_no_reason_behind(tmp_path: Path) -> None:
+    """In memory there are reasons of open messages alone."""
+    with tidelog.open(tmp_path) as log, filled(log, 4).subscribe("work", redelivery_backoff_seconds=0) as sub:
+        for message in sub.receive_many(4, timeout=5):
+            sub.nack(message, reason="busy")
+        again = sub.receive_many(4, timeout=5)
+        state = sub._subscription.state
+        assert len(state.reasons) == 4
+        sub.ack(again[3])
+        sub.ack_cumulative(again[1])
+        assert list(state.reasons) == [2]
+        sub.seek(0)
+        assert state.reasons == {}

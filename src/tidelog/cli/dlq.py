@@ -26,12 +26,13 @@ _TOPIC_COLUMNS = ("topic", "start_offset", "next_offset", "messages", "newest_or
 _TOPIC_NARROWER = (("topic", "next_offset", "messages", "newest_origin"), ("topic", "messages"))
 _LETTER_COLUMNS = (
     *("topic", "offset", "origin_topic", "origin_offset", "subscription", "deliveries", "reason", "timestamp", "bytes"),
-    "problem",
+    *("nack_reason", "problem"),
 )
 _LETTER_NARROWER = (
-    ("offset", "origin_topic", "origin_offset", "subscription", "deliveries", "reason", "timestamp"),
-    ("offset", "origin_topic", "origin_offset", "deliveries", "reason"),
+    ("offset", "origin_topic", "origin_offset", "subscription", "deliveries", "nack_reason", "timestamp"),
+    ("offset", "origin_topic", "origin_offset", "deliveries", "nack_reason"),
 )
+_SHORT_REASON = 60
 _REPLAYED_COLUMNS = ("into", "messages", "skipped", "first_offset", "last_offset", "problem")
 
 
@@ -78,10 +79,20 @@ def _show(session: Session, rows: list[Row], columns: Sequence[str], narrower: S
     if session.as_json:
         session.output.document(rows)
     else:
-        session.output.table(columns if problems else columns[:-1], rows, narrower=narrower)
+        shown = [_with_short_reason(row) for row in rows]
+        session.output.table(columns if problems else columns[:-1], shown, narrower=narrower)
         for row in problems:
             session.output.note(f"problem: {row['topic']}: {row['problem']}")
     exit_if_any_failed(rows)
+
+
+def _with_short_reason(row: Row) -> Row:
+    """A line of a table has no room for all that a program may say; --json has all of it."""
+    reason = row.get("nack_reason")
+    if not isinstance(reason, str):
+        return row
+    line = " ".join(reason.split())
+    return {**row, "nack_reason": line if len(line) <= _SHORT_REASON else line[: _SHORT_REASON - 3] + "..."}
 
 
 def _has_letters(log: LogDirectory, name: str) -> bool:

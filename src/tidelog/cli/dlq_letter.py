@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from tidelog.errors import TopicNameError
 from tidelog.topics.dead_letters import (
+    NACK_REASON,
     ORIGIN_DELIVERIES,
     ORIGIN_OFFSET,
     ORIGIN_REASON,
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
 
 REPLAYED_FROM = "tidelog-replayed-from"
 """The header of a message that was sent back: `<topic of the dead letters>@<offset there>`."""
-_OF_A_LETTER = (ORIGIN_TOPIC, ORIGIN_OFFSET, ORIGIN_SUBSCRIPTION, ORIGIN_DELIVERIES, ORIGIN_REASON)
+_OF_A_LETTER = (ORIGIN_TOPIC, ORIGIN_OFFSET, ORIGIN_SUBSCRIPTION, ORIGIN_DELIVERIES, ORIGIN_REASON, NACK_REASON)
 # More digits are no offset, and would cost time to read.
 _MAX_DIGITS = 20
 
@@ -58,6 +59,7 @@ class Letter:
             "subscription": self.subscription,
             "deliveries": self._number(ORIGIN_DELIVERIES),
             "reason": self._text(ORIGIN_REASON),
+            "nack_reason": self._text(NACK_REASON),
             "timestamp": self.message.timestamp,
             "bytes": len(self.message.value),
         }

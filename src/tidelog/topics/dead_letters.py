@@ -9,7 +9,8 @@ Invariants
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+import contextlib
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import NamedTuple, Protocol
 
 from tidelog.errors import InputError, TopicNameError
@@ -22,7 +23,11 @@ ORIGIN_OFFSET = "tidelog-origin-offset"
 ORIGIN_SUBSCRIPTION = "tidelog-origin-subscription"
 ORIGIN_DELIVERIES = "tidelog-origin-deliveries"
 ORIGIN_REASON = "tidelog-origin-reason"
+NACK_REASON = "tidelog-origin-nack-reason"
 _REASON = "max_deliveries"
+MAX_REASON_CHARACTERS = 1000
+"""So much is kept of what a consumer says when it rejects a message."""
+_NO_REASONS: Mapping[int, str] = {}
 
 
 class DeadLetterTopic(Protocol):
@@ -70,17 +75,22 @@ class DeadLetters:
         """What is there already is of another time: the same messages may be given up anew."""
         self._written = {}
 
-    def write(self, messages: Sequence[Delivery], settled_offset: int) -> Written:
-        """Makes them durable there. An earlier process may have done so, in letters from `settled_offset` on."""
+    def write(
+        self, messages: Sequence[Delivery], settled_offset: int, reasons: Mapping[int, str] = _NO_REASONS
+    ) -> Written:
+        """Makes them durable there, with the reasons for which they were rejected.
+
+        An earlier process may have done so, in letters from `settled_offset` on.
+        """
         target = self._open_target()
         if self._written is None:
             self._written = dict(self._origins(target, settled_offset))
         new = [message for message in messages if message.offset not in self._written]
         refused: InputError | None = None
         try:
-            self._append(target, new)
+            self._append(target, new, reasons)
         except InputError:
-            refused = self._append_each(target, new)
+            refused = self._append_each(target, new, reasons)
         offsets = [message.offset for message in messages if message.offset in self._written]
         if target.has_store and target.shipped_offset < target.durable_offset:
             target.ship()  # else an acknowledgement that outlives this disk would be all that is left of the message
@@ -93,18 +103,26 @@ class DeadLetters:
         self._written = {origin: offset for origin, offset in self._written.items() if not is_settled(origin)}
         return min(self._written.values(), default=self._end_offset)
 
-    def _append(self, target: DeadLetterTopic, messages: Sequence[Delivery]) -> None:
+    def _append(self, target: DeadLetterTopic, messages: Sequence[Delivery], reasons: Mapping[int, str]) -> None:
         assert self._written is not None
         if messages:
-            letters = target.append_many([self._letter(message) for message in messages], sync=True)
+            letters = target.append_many(
+                [self._letter(message, reasons.get(message.offset)) for message in messages], sync=True
+            )
             self._written.update((message.offset, at) for message, at in zip(messages, letters, strict=True))
 
-    def _append_each(self, target: DeadLetterTopic, messages: Sequence[Delivery]) -> InputError | None:
-        """With its origin a letter is a little larger than the message: one that is too large holds up no other."""
+    def _append_each(
+        self, target: DeadLetterTopic, messages: Sequence[Delivery], reasons: Mapping[int, str]
+    ) -> InputError | None:
+        """With its origin a letter is a little larger than the message: one that is too large holds up no other, and
+        goes without its reason if that makes it fit."""
         refused = None
         for message in messages:
             try:
-                self._append(target, [message])
+                with contextlib.suppress(InputError):
+                    self._append(target, [message], reasons)
+                    continue
+                self._append(target, [message], _NO_REASONS)
             except InputError as error:
                 refused = InputError(
                     f"message {message.offset} does not fit into a dead letter: {error.message}",
@@ -122,7 +140,7 @@ class DeadLetters:
             if origin == (self._topic.encode(), self._subscription.encode()) and offset.isdigit():
                 yield int(offset), message.offset
 
-    def _letter(self, message: Delivery) -> Message:
+    def _letter(self, message: Delivery, nack_reason: str | None) -> Message:
         headers = {
             **message.headers,
             ORIGIN_TOPIC: self._topic.encode(),
@@ -131,6 +149,9 @@ class DeadLetters:
             ORIGIN_DELIVERIES: b"%d" % message.delivery_count,
             ORIGIN_REASON: _REASON.encode(),
         }
+        headers.pop(NACK_REASON, None)
+        if nack_reason is not None:
+            headers[NACK_REASON] = nack_reason.encode()
         return Message(message.value, key=message.key, headers=headers, timestamp=message.timestamp)
 
 

@@ -97,6 +97,8 @@ class DeliveryState:
         self.holders: dict[str, Holder] = {}
         self.unacked_count = 0
         self.failures = dict(failures or {})
+        self.reasons: dict[int, str] = {}
+        """Why messages were rejected, as far as anybody said so: the newest reason of each that is among `failures`."""
         self.blocked: dict[int, Delivery] = {}
         self.dead: dict[int, Delivery] = {}
         self.dead_letter_offset = 0
@@ -121,7 +123,7 @@ class DeliveryState:
         self.read_offset = offset
         self._queue = KeyQueues() if self._keyed else OpenQueue()
         self._waiting, self._delayed = WaitingRoom(), WaitingRoom()
-        for place in (self.blocked, self.dead, self.failures):
+        for place in (self.blocked, self.dead, self.failures, self.reasons):
             place.clear()
         for holder in self.holders.values():
             holder.stale = {one for one in (*holder.stale, *holder.unacked) if one >= offset}
@@ -190,7 +192,7 @@ class DeliveryState:
             reached = message.offset + 1
         self.progress.settle_range(reached, next_offset)
         for offset in [one for one in self.failures if self.progress.is_settled(one)]:
-            del self.failures[offset]
+            self._forget_failure(offset)
 
     def _with_count(self, message: Delivery) -> Delivery:
         count = self.failures.get(message.offset)
@@ -297,7 +299,7 @@ class DeliveryState:
         if self._keyed:
             self._queue.released(message)
         if self.failures:
-            self.failures.pop(offset, None)
+            self._forget_failure(offset)
         self.counters.acked += 1
         return self.progress.settle(offset)
 
@@ -328,7 +330,7 @@ class DeliveryState:
                 self._release(one_holder, unacked)
         for waiting in self._waiting.offsets_below(offset):
             self._waiting.remove(waiting)
-        for place in (self.blocked, self.dead, self.failures):
+        for place in (self.blocked, self.dead, self.failures, self.reasons):
             for found in [one for one in place if one < offset]:
                 place.pop(found, None)
         unseen = sorted([*self._queue.discard_below(offset), *self._delayed.offsets_below(offset)])
@@ -337,8 +339,12 @@ class DeliveryState:
         self.counters.acked += self.progress.floor + self.progress.settled_above - before
 
     def _settle(self, offset: int) -> None:
-        self.failures.pop(offset, None)
+        self._forget_failure(offset)
         self.progress.settle(offset)
+
+    def _forget_failure(self, offset: int) -> None:
+        self.failures.pop(offset, None)
+        self.reasons.pop(offset, None)
 
     def _withdraw(self, offset: int) -> None:
         """Takes an open message out of wherever it is."""
@@ -363,11 +369,15 @@ class DeliveryState:
 
     # Coming back
 
-    def nack(self, holder: Holder, offset: int, delay_seconds: float | None, now: Now) -> bool:
+    def nack(
+        self, holder: Holder, offset: int, delay_seconds: float | None, now: Now, reason: str | None = None
+    ) -> bool:
         """It comes again after a pause; False when this consumer does not have it any more."""
         if offset not in holder.unacked:
             return False
         message = self._release(holder, offset)
+        if reason is not None:
+            self.reasons[offset] = reason
         self.counters.nacked += 1
         pause_seconds = self._backoff_seconds(message.delivery_count) if delay_seconds is None else delay_seconds
         self._failed(message, now.steady_us, int(pause_seconds * 1_000_000))

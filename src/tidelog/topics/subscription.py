@@ -330,11 +330,11 @@ class Subscription:
             self._waiters.wake()
             self._store_if_far()
 
-    def nack(self, holder: Holder, offset: int, delay: float | None) -> None:
+    def nack(self, holder: Holder, offset: int, delay: float | None, reason: str | None = None) -> None:
         """One message is to come again."""
         with self._lock:
             self._check_usable(holder)
-            if not self.state.nack(holder, offset, delay, self._now()):
+            if not self.state.nack(holder, offset, delay, self._now(), reason):
                 self._check_can_be_nacked(holder, offset)
             if self.state.dead:
                 self._bury_soon()
@@ -478,9 +478,10 @@ class Subscription:
         with self._burying:
             with self._lock:
                 dead, settled_offset = list(self.state.dead.values()), self.state.dead_letter_offset
+                reasons = dict(self.state.reasons)
             if not dead:
                 return
-            written = self._dead_letters.write(dead, settled_offset)
+            written = self._dead_letters.write(dead, settled_offset, reasons)
             with self._lock:
                 for offset in written.offsets:
                     self.state.bury(offset)

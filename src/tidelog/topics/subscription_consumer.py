@@ -17,6 +17,7 @@ from typing import NamedTuple, Self
 from tidelog.errors import ClosedError, InputError
 from tidelog.log.readable import Position
 from tidelog.tier.daemon_pool import in_store_thread
+from tidelog.topics.dead_letters import MAX_REASON_CHARACTERS
 from tidelog.topics.delivery import Holder
 from tidelog.topics.delivery_options import MAX_SECONDS
 from tidelog.topics.delivery_queue import Delivery
@@ -128,12 +129,14 @@ class Consumer:
         """This one and all before it are done with; only exclusive and failover."""
         self._subscription.ack_cumulative(self._holder, _offset(message))
 
-    def nack(self, message: Message | int, delay: float | str | None = None) -> None:
+    def nack(self, message: Message | int, delay: float | str | None = None, *, reason: str | None = None) -> None:
         """The message is to come again, after `delay` seconds or the pause that the options say.
 
+        `reason` is kept in memory until the message is acknowledged or given up: then its dead letter has the newest
+        one, up to 1,000 characters of it.
         InputError when it is acknowledged or given up already, or was never handed out.
         """
-        self._subscription.nack(self._holder, _offset(message), _checked_delay(delay))
+        self._subscription.nack(self._holder, _offset(message), _checked_delay(delay), _checked_reason(reason))
 
     async def ack_async(self, message: Message | int) -> None:
         """As `ack`, which waits for nothing."""
@@ -143,9 +146,11 @@ class Consumer:
         """As `ack_many`."""
         self.ack_many(messages)
 
-    async def nack_async(self, message: Message | int, delay: float | str | None = None) -> None:
+    async def nack_async(
+        self, message: Message | int, delay: float | str | None = None, *, reason: str | None = None
+    ) -> None:
         """As `nack`."""
-        self.nack(message, delay)
+        self.nack(message, delay, reason=reason)
 
     async def ack_cumulative_async(self, message: Message | int) -> None:
         """As `ack_cumulative`."""
@@ -228,6 +233,15 @@ def _checked_delay(delay: float | str | None) -> float | None:
     if checked is not None and checked >= MAX_SECONDS:
         raise InputError(f"a pause of {delay!r} seconds is too long", hint="Acknowledge what is not to come again")
     return checked
+
+
+def _checked_reason(reason: object) -> str | None:
+    """What it says of an error may be long: the beginning is kept."""
+    if reason is None:
+        return None
+    if not isinstance(reason, str):
+        raise InputError(f"reason must be str, not {type(reason).__name__}", hint="As in reason=str(error)")
+    return reason[:MAX_REASON_CHARACTERS].encode("utf-8", "replace").decode()
 
 
 def _checked_count(count: object) -> int:
