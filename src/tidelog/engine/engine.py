@@ -67,7 +67,7 @@ class Engine(EngineStat, EngineTasks, GarbageCalls, CompactionCalls):
         self._replayed = Replayed(core.wal, core.versions, core.results)
         self._transactions = Transactions()
         self._tasks = TaskThreads()
-        self._unsettled: list[Entry] = []
+        self._unsettled: list[tuple[list[tuple[int, Carried]], list[Result]]] = []
         self._garbage = Garbage(
             *(core, cold),
             check=standing.check,
@@ -117,7 +117,7 @@ class Engine(EngineStat, EngineTasks, GarbageCalls, CompactionCalls):
             wal.hand_over()
             core.tree.settle()
             self._marks.accepted(entries[stop - 1][0])
-            self._unsettled += _that_changed(entries[begin:stop], results)
+            self._unsettled.append((entries[begin:stop], results[len(results) - (stop - begin) :]))
         except BaseException as error:
             self._take_back(error, first_lsn)
             raise
@@ -146,7 +146,7 @@ class Engine(EngineStat, EngineTasks, GarbageCalls, CompactionCalls):
 
     def _publish(self, seq: int) -> None:
         self._marks.applied(seq)
-        self._transactions.settle(seq, self._unsettled)
+        self._transactions.settle(seq, _that_changed(self._unsettled))
         self._unsettled = []
 
     def _again(self, seq: int, entry: Carried) -> Result:
@@ -259,11 +259,12 @@ class Engine(EngineStat, EngineTasks, GarbageCalls, CompactionCalls):
         return f"<tidelog.Engine {where!r} applied_seq={self._marks.applied_seq} {self._standing}>"
 
 
-def _that_changed(entries: list[tuple[int, Carried]], results: list[Result]) -> Iterator[Entry]:
-    """Those of the last entries, whose results come last, that changed the state: nobody need be told of the others."""
-    for (_, entry), result in zip(entries, results[-len(entries) :], strict=True):
-        if result.applied:
-            yield batch_of(entry)
+def _that_changed(applied: list[tuple[list[tuple[int, Carried]], list[Result]]]) -> Iterator[Entry]:
+    """The entries that changed the state: transactions need not be told of the others."""
+    for entries, results in applied:
+        for (_, entry), result in zip(entries, results, strict=True):
+            if result.applied:
+                yield batch_of(entry)
 
 
 def _cut_off(error: DiskFullError | ExhaustedError) -> LogFailedError:
