@@ -99,10 +99,13 @@ class RaftLog(SyncObj):
 
 
 def open_or_restore(directory: Path, store: str) -> tidelog.Engine:
-    """The engine of this disk. On an empty one: what its store has; and a new one when that is empty too."""
+    """The engine of this disk. On an empty one: what its store has; and a new one when that is empty too.
+
+    The store is this member's alone. If somebody still holds it, that was this member before it lost its disk.
+    """
     if not directory.exists():
         with contextlib.suppress(tidelog.NotFoundError):
-            return tidelog.restore_engine(directory, store=store)
+            return tidelog.restore_engine(directory, store=store, take_over=True)
     return tidelog.open_engine(directory, store=store)
 
 

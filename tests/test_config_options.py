@@ -43,7 +43,7 @@ def test_opening_takes_all_settings() -> None:
     assert set(OpenOptions.__annotations__) == set(settings_of(Settings)) - {"dir", "store", "metadata"}
     tables = {name: setting.table for name, setting in settings_of(EngineConfig).items()}
     for_engines = {name for name, table in tables.items() if table in ("storage_engine", "object_store")}
-    assert set(OpenEngineOptions.__annotations__) == for_engines
+    assert set(OpenEngineOptions.__annotations__) == {*for_engines, "lease_seconds", "ownership_check_seconds"}
     for function in (tidelog.open, tidelog.open_engine, tidelog.Topic.subscribe, tidelog.LogDirectory.topic):
         assert "Unpack" in str(inspect.signature(function))
 

@@ -7,6 +7,7 @@
     │   ├── DiskFullError         no room on the disk; make room, accepted messages wait in memory
     │   ├── LockTimeoutError      another transaction kept a lock for longer than the time given
     │   ├── LockedError           another process owns the directory
+    │   │   └── HeldError             another node has the topic or the engine open, and lives; `take_over` takes it
     │   ├── ExhaustedError        the process has no descriptors or threads left; nothing was done
     │   ├── NotTakenInError       rows are handed over and safe, and the topic's owner has not taken them in yet
     │   └── StoreUnavailableError an object or metadata store gave no answer; read back before you write again
@@ -114,6 +115,14 @@ class LockTimeoutError(RetryError):
 
 class LockedError(RetryError):
     """Another process (or another open log in this one) owns the directory."""
+
+
+class HeldError(LockedError):
+    """Another node has the topic or the engine open, and its heartbeat is young. Nothing was changed.
+
+    It works once that node has closed it, or has been silent for its `lease_seconds`. Who means to take it away from
+    there says `take_over=True`.
+    """
 
 
 class NotTakenInError(RetryError):

@@ -104,10 +104,14 @@ def open_directory(
     *,
     read_only: bool = False,
     runs_in_background: bool = True,
+    renews_lease: bool | None = None,
     files: Files | None = None,
     clock: Clock | None = None,
 ) -> LogDirectory:
-    """A log directory with these settings, with its store if it has one."""
+    """A log directory with these settings, with its store if it has one.
+
+    `renews_lease` is as `runs_in_background` by default: who works without that for long still keeps its lease.
+    """
     root = Path(os.path.abspath(root))  # a process may change its directory while this is open
     files, clock = files or LocalFiles(), clock or SystemClock()
 
@@ -123,8 +127,12 @@ def open_directory(
             files=files,
             clock=clock,
             node=info.node,
+            directory=root,
             root=settings.metadata_root,
             runs_in_background=runs_in_background and not read_only,
+            lease_seconds=settings.lease_seconds,
+            # A catalog inside the directory is for this directory alone, and that has a lock.
+            renews_lease=False if info.metadata == INSIDE else renews_lease,
         )
 
     log = LogDirectory(

@@ -84,7 +84,7 @@ def test_the_fenced_process_may_still_run(cli: Cli, fenced: list[str]) -> None:
     """Listing works beside it; what moves files waits for its end."""
     with tidelog.open("third", store=fenced[1], metadata="bucket", ship_max_delay_seconds=1000) as log:
         log.topic("a/b").append(b"unlucky", sync=True)
-        cli("produce", "a/b", "--no-ship", "-d", "other", stdin=b"x\n")
+        cli("produce", "a/b", "--no-ship", "--take-over", "-d", "other", stdin=b"x\n")
         (tail,) = cli("topic", "rescue", "a/b", "-d", "third", "--json").json
         assert tail["messages"] == 1
         assert cli("topic", "rescue", "a/b", "-d", "third", "--output", "-").code == 4

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from tests.servers import EtcdServer, S3Server, Server
 
-from tidelog.errors import ConflictError, InputError, NotSupportedError, StoreUnavailableError
+from tidelog.errors import ConflictError, InputError, LeaseLostError, NotSupportedError, StoreUnavailableError
 from tidelog.testing.faulty_metadata import FaultyMetadata
 from tidelog.tier.metadata import Check, Delete, MetadataStore, Put, Write, open_metadata_store
 from tidelog.tier.metadata.etcd import EtcdMetadataStore
@@ -337,6 +337,31 @@ class TestLeases:
         """One with leases takes no lease of no time."""
         with pytest.raises(InputError if store.supports_leases else NotSupportedError):
             store.lease(0)
+
+    @pytest.mark.parametrize("store", ["memory", "etcd"], indirect=True)
+    def test_what_hangs_on_a_lease_goes_with_it(self, store: MetadataStore, at: str) -> None:
+        """When it is given back; other entries stay, and so does one that was written again without the lease."""
+        lease = store.lease(60)
+        store.commit([], [Put(at + "leased", b"x", lease), Put(at + "freed", b"y", lease)])
+        store.put(at + "freed", b"z")
+        store.put(at + "other", b"w")
+        lease.refresh()
+        assert store.keys(at) == [at + "freed", at + "leased", at + "other"]
+        lease.revoke()
+        lease.revoke()
+        assert store.keys(at) == [at + "freed", at + "other"]
+        assert store.get(at + "leased") is None
+
+    @pytest.mark.parametrize("store", ["memory", "etcd"], indirect=True)
+    def test_a_lease_that_is_over_carries_nothing(self, store: MetadataStore, at: str) -> None:
+        """It can be neither refreshed nor written with, and a failed write changes nothing."""
+        lease = store.lease(60)
+        lease.revoke()
+        with pytest.raises(LeaseLostError):
+            lease.refresh()
+        with pytest.raises(LeaseLostError):
+            store.commit([], [Put(at + "leased", b"x", lease)])
+        assert store.get(at + "leased") is None
 
 
 class TestServerTrouble:

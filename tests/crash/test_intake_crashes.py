@@ -233,7 +233,7 @@ def two_owners(world: World, history: History) -> None:
         topic = first.topic(NAME)
         write(world, history, 1)
         write(world, history, 2)
-        taken = second.topic(NAME)
+        taken = second.topic(NAME, take_over=True)
         with contextlib.suppress(FencedError):
             topic.take_in()
         write(world, history, 3)

@@ -100,7 +100,7 @@ class Walk:
         node = self.a_node()
         if node not in self.open:
             self.open[node] = open_node(self.world, node, SETTINGS)
-        self.open[node].topic(NAME)
+        self.open[node].topic(NAME, take_over=True)
 
     def a_log(self) -> LogDirectory | None:
         return self.open.get(self.a_node())
@@ -113,22 +113,22 @@ class Walk:
     def append(self) -> None:
         log = self.a_log()
         if log is not None:
-            log.topic(NAME).append(b"other", sync=self.chance.random() < 0.5, timeout=0.01)
+            log.topic(NAME, take_over=True).append(b"other", sync=self.chance.random() < 0.5, timeout=0.01)
 
     def take_in(self) -> None:
         log = self.a_log()
         if log is not None:
-            log.topic(NAME).take_in()
+            log.topic(NAME, take_over=True).take_in()
 
     def ship(self) -> None:
         log = self.a_log()
         if log is not None:
-            log.topic(NAME).ship()
+            log.topic(NAME, take_over=True).ship()
 
     def seal(self) -> None:
         log = self.a_log()
         if log is not None:
-            log.topic(NAME).seal()
+            log.topic(NAME, take_over=True).seal()
 
     def fail(self) -> None:
         part, operation, fault = self.chance.choice(STORE_FAULTS + METADATA_FAULTS * 2)
@@ -173,7 +173,7 @@ class Walk:
         self.told.append("end")
         for node in ("b", "a"):
             with contextlib.closing(open_node(self.world, node, SETTINGS)) as log:
-                topic = log.topic(NAME)
+                topic = log.topic(NAME, take_over=True)
                 for version in range(len(self.rows)):
                     hand_over(self.area(), "etl", version, self.payloads(version))
                 topic.take_in()

@@ -225,7 +225,7 @@ def leave_a_tail(world: World, ledger: Ledger, settings: TierSettings) -> None:
 
 def take_over_while_the_owner_lives(world: World, ledger: Ledger, settings: TierSettings) -> None:
     with ledger.open(world, "a", settings) as first, ledger.open(world, "b", settings) as second:
-        topic, taken = first.topic(NAME), second.topic(NAME)
+        topic, taken = first.topic(NAME), second.topic(NAME, take_over=True)
         ledger.append(taken, "b", 2)
         with pytest.raises(FencedError):
             topic.ship()

@@ -34,9 +34,16 @@ SMALL_FILES = LogSettings(rotate_max_bytes=300, fsync_interval_ms=3_600_000)
 TWO_DAYS = 48 * 3600
 
 
-def open_node(world: World, node: str, settings: TierSettings, place: Place = BUCKET) -> LogDirectory:
-    """The log directory of a node, as `tidelog.open` makes it, in a world that may crash."""
+def open_node(
+    world: World, node: str, settings: TierSettings, place: Place = BUCKET, *, ends_leases: bool = True
+) -> LogDirectory:
+    """The log directory of a node, as `tidelog.open` makes it, in a world that may crash.
+
+    Other nodes have been silent for longer than their leases, unless a test is about that.
+    """
     files = world.files(node)
+    if ends_leases:
+        world.end_leases()
 
     def open_tier(_: object) -> Tier:
         return Tier(world.store, world.metadata, files=files, clock=world.clock, node=node, runs_in_background=False)
@@ -79,10 +86,10 @@ class Ledger:
 
     # Written by workloads
 
-    def open(self, world: World, node: str, settings: TierSettings) -> LogDirectory:
+    def open(self, world: World, node: str, settings: TierSettings, *, ends_leases: bool = True) -> LogDirectory:
         """From the moment a node tries to claim the topic, the messages of others may end as a fenced tail."""
         self._history.attempted("claim", (node,))
-        return open_node(world, node, settings)
+        return open_node(world, node, settings, ends_leases=ends_leases)
 
     def gave_back(self, node: str) -> None:
         """It closed without having accepted anything."""

@@ -174,7 +174,7 @@ def test_7_an_old_owner_can_change_nothing(world: World) -> None:
         old = first.topic(NAME)
         append_late = partial(old.append, b"late")
         append(old, 3, 6)
-        new = second.topic(NAME)
+        new = second.topic(NAME, take_over=True)
         append(new, 3, 5)
         entries, objects = world.metadata.contents(), world.store.contents()
         for change in (old.ship, append_late, old.prune, old.seal, old.plan_sweep, append_late):

@@ -11,6 +11,7 @@ from typing import Any, Self
 import msgspec
 from tests.engine.engines import SMALL, RandomEntries, assert_same
 from tests.engine.model import Model
+from tests.tier.published import lease_of
 
 from tidelog.clock import ManualClock
 from tidelog.engine.claim import claim_engine
@@ -21,7 +22,7 @@ from tidelog.engine.guard import Guarded, ObjectRead
 from tidelog.engine.manifest import Manifest, OwnedManifest, read_manifest
 from tidelog.engine.restore import Restore, RestoreReport
 from tidelog.engine.settings import EngineSettings
-from tidelog.engine.shipping import Shipping
+from tidelog.engine.shipping import ClaimPolicy, Shipping
 from tidelog.testing import FaultyFiles, FaultyStore
 from tidelog.tier.catalog import Catalog
 from tidelog.tier.descriptor import Descriptor
@@ -59,7 +60,10 @@ class StoreView:
 
 
 class EngineNode:
-    """One node: a disk, and an engine on it that ships to a store when it is told to."""
+    """One node: a disk, and an engine on it that ships to a store when it is told to.
+
+    It takes the engine from living nodes, unless it is told not to: most tests are about what happens then.
+    """
 
     def __init__(
         self,
@@ -82,10 +86,11 @@ class EngineNode:
         self._engine: Engine | None = None
         self._shipping: Shipping | None = None
 
-    def open(self, *, connects: bool = True) -> Self:
+    def open(self, *, connects: bool = True, take_over: bool = True) -> Self:
         """Opens the engine, and claims its store."""
         core = Core.open(DIRECTORY, self.settings, self.files, self.clock)
-        self._shipping = Shipping(core, self.objects, keys=KEYS, node=self.name, replicas=self.replicas)
+        policy = ClaimPolicy(take_over=take_over, renews_lease=False)
+        self._shipping = Shipping(core, self.objects, keys=KEYS, node=self.name, replicas=self.replicas, policy=policy)
         self._engine = Engine(core, self._shipping.reader, self._shipping, runs_in_background=False)
         if connects:
             self._shipping.connect()
@@ -139,7 +144,7 @@ class EngineNode:
         """The engine has what the model has."""
         assert_same(self.engine, self.model, seqs)
 
-    def restore(self, objects: ObjectStore | None = None) -> RestoreReport:
+    def restore(self, objects: ObjectStore | None = None, *, take_over: bool = True) -> RestoreReport:
         """Makes the engine anew on this node's disk, from a store; it is not open then."""
         store = self.objects if objects is None else objects
         return Restore(
@@ -150,6 +155,8 @@ class EngineNode:
             settings=self.settings,
             files=self.files,
             clock=self.clock,
+            take_over=take_over,
+            renews_lease=False,
         ).run()
 
     def crash(self) -> None:
@@ -189,6 +196,9 @@ def new_store(clock: ManualClock | None = None) -> FaultyStore:
 def usurp(store: ObjectStore) -> None:
     """Somebody with another disk takes the engine over, as a restore does."""
     clock = ManualClock()
-    catalog = Catalog(BucketMetadataStore(store), KEYS)
-    taken = claim_engine(FaultyFiles(), DIRECTORY / WAL, catalog, store, clock, "usurper")
+    metadata = BucketMetadataStore(store)
+    lease = lease_of(metadata, clock, "usurper")
+    taken = claim_engine(
+        *(FaultyFiles(), DIRECTORY / WAL, Catalog(metadata, KEYS), store, clock, lease), take_over=True
+    )
     OwnedManifest(taken.catalog, KEYS, clock).settle_in()

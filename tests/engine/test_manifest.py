@@ -8,6 +8,7 @@ from typing import Any
 import msgspec
 import pytest
 from tests.engine.stations import DIRECTORY, KEYS, new_store
+from tests.tier.published import lease_of
 
 from tidelog.clock import ManualClock
 from tidelog.engine.claim import claim_engine
@@ -51,7 +52,9 @@ def owner_of(store: FaultyStore) -> OwnedManifest:
     """The manifest in the hands of a new owner."""
     catalog = Catalog(BucketMetadataStore(store), KEYS)
     clock = ManualClock()
-    taken = claim_engine(FaultyFiles(), DIRECTORY / "wal", catalog, store, clock, "node")
+    taken = claim_engine(
+        FaultyFiles(), DIRECTORY / "wal", catalog, store, clock, lease_of(catalog.metadata, clock, "node")
+    )
     return OwnedManifest(taken.catalog, KEYS, clock)
 
 

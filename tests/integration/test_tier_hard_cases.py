@@ -157,7 +157,7 @@ def test_a_machine_that_was_set_back_ships_nothing_over_its_later_self(tmp_path:
             if value == b"1":
                 shutil.copytree(tmp_path / "data", tmp_path / "snapshot")
     with tidelog.open(tmp_path / "snapshot") as log:
-        topic = log.topic(NAME)
+        topic = log.topic(NAME, take_over=True)  # the snapshot has the heartbeat of a moment ago
         topic.append(b"other")
         with pytest.raises(DataError, match="older than the bucket"):
             topic.ship()
@@ -240,7 +240,7 @@ def test_uploads_that_hang_do_not_keep_an_owner_from_noticing_that_it_was_replac
                 topic.append(b"0", sync=True)
             wait_until(lambda: len(hanging) >= 4, "uploads that hang")
             for name in names:
-                new.topic(name)
+                new.topic(name, take_over=True)
             wait_until(lambda: all(_is_refused(topic) for topic in topics), "owners that know that they were replaced")
             assert not answers.is_set()
             answers.set()

@@ -81,7 +81,7 @@ def close_log():
     log.close()
 
 def append(name, *values):
-    return [log.topic(name).append(value.encode()) for value in values]
+    return [log.topic(name, take_over=True).append(value.encode()) for value in values]
 
 def append_many(name, *values):
     return log.topic(name).append_many([value.encode() for value in values])
@@ -92,7 +92,10 @@ def append_async(name, value):
     return asyncio.run(run())
 
 def topic(name, settings={}):
-    return log.topic(name, **settings).next_offset
+    return log.topic(name, take_over=True, **settings).next_offset
+
+def topic_if_free(name):
+    return log.topic(name).next_offset
 
 def append_and_ship(name, *values):
     offsets = append(name, *values)
@@ -110,7 +113,7 @@ def race(name, word):
     for _ in range(20):
         try:
             log = tidelog.open(directory, **place)
-            log.topic(name)
+            log.topic(name, take_over=True)
             break
         except (tidelog.ConflictError, tidelog.FencedError):
             log.close()
@@ -259,7 +262,7 @@ def test_owner_that_was_stopped_can_change_nothing(place: dict[str, Any], tmp_pa
         begin = time.monotonic()
         with tidelog.open(tmp_path / "new", **place) as log:
             for name in names.values():
-                take_over(log.topic(name))
+                take_over(log.topic(name, take_over=True))
             time.sleep(max(0.0, begin + STOPPED_SECONDS - time.monotonic()))
             old.wake()
             for attempt, name in names.items():
@@ -310,7 +313,7 @@ def test_owner_that_was_stopped_while_it_shipped(place: dict[str, Any], tmp_path
         old.tell("ship", NAME)
         old.wait_until_stopped()
         with tidelog.open(tmp_path / "new", **place) as log:
-            topic = log.topic(NAME)
+            topic = log.topic(NAME, take_over=True)
             take_over(topic)
             old.wake()
             assert old.answer() == FENCED
@@ -333,6 +336,50 @@ def published_names(log: LogDirectory) -> set[str]:
     """What is in the catalog."""
     assert log.tier is not None
     return {one.object_id for one in log.tier.catalog(*NAME.split("/")).walk(0)}
+
+
+@every_metadata
+def test_topic_of_a_living_process_is_not_opened_elsewhere(place: dict[str, Any], tmp_path: Path) -> None:
+    """Not while it lives, nor soon after it was killed, but then at once in its own directory; and after it closed."""
+    with Owner(tmp_path / "old", place | {"lease_seconds": 3600}) as old:
+        old.does("open_log")
+        old.does("append_and_ship", NAME, *words("old", 4))
+        with tidelog.open(tmp_path / "new", **place) as log:
+            for attempt in (lambda: log.topic(NAME), lambda: log.delete_topic(NAME)):
+                with pytest.raises(tidelog.LockedError, match=f"pid {old.process.pid}"):
+                    attempt()
+            old.does("append_and_ship", NAME, "still its own")
+            old.process.kill()
+            old.process.wait(LIMIT_SECONDS)
+            with pytest.raises(tidelog.LockedError):
+                log.topic(NAME)
+            with Owner(tmp_path / "old", place) as again:
+                again.does("open_log")
+                assert again.does("topic_if_free", NAME) == 5
+                with pytest.raises(tidelog.LockedError, match=f"pid {again.process.pid}"):
+                    log.topic(NAME)
+                again.does("close_log")
+                assert log.topic(NAME).append(b"new") == 5
+
+
+@pytest.mark.parametrize("place", ["etcd"], indirect=True)
+def test_lease_of_a_killed_process_runs_out(place: dict[str, Any], tmp_path: Path) -> None:
+    """By etcd's own time: whoever waits long enough needs no leave."""
+    with Owner(tmp_path / "old", place | {"lease_seconds": 1}) as old:
+        old.does("open_log")
+        old.does("append_and_ship", NAME, *words("old", 4))
+        old.process.kill()
+        old.process.wait(LIMIT_SECONDS)
+
+    def is_free() -> bool:
+        try:
+            log.topic(NAME)
+        except tidelog.LockedError:
+            return False
+        return True
+
+    with tidelog.open(tmp_path / "new", **place) as log:
+        wait_until(is_free, "the end of the lease")
 
 
 def test_one_of_eight_processes_opens_a_directory(tmp_path: Path) -> None:
@@ -429,7 +476,7 @@ def test_owner_is_killed_under_load_while_it_ships(place: dict[str, Any], tmp_pa
         local = [message.value for message in log.topic(NAME).read()]
     assert all(local[offset].startswith(value + b"/") for offset, value in synced.items()), "a synced message is lost"
     with tidelog.open(tmp_path / "other", **place) as log:
-        topic = log.topic(NAME)
+        topic = log.topic(NAME, take_over=True)
         found = [message.value for message in topic.read()]
         assert shipped <= topic.next_offset == len(found)
         assert found == local[: len(found)]

@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import pyarrow as pa
 import pytest
 from tests.servers import ACCESS_KEY_ID, SECRET_ACCESS_KEY, S3Server
 
 import tidelog
-from tidelog.clock import SystemClock
 from tidelog.errors import InputError, LogFailedError, NotTakenInError, StoreUnavailableError
 from tidelog.pipeline import consigning, partition_writer
 from tidelog.pipeline import hand_over as handing
@@ -25,7 +22,6 @@ from tidelog.pipeline.root import Root, find_root
 from tidelog.pipeline.sink_options import SinkOptions
 from tidelog.tier.intake_part import StagedPart
 from tidelog.tier.metadata.sqlite import SqliteMetadataStore
-from tidelog.tier.owner import Owner
 from tidelog.topics.storage import LogDirectory
 
 TOPIC = "shop/orders"
@@ -215,16 +211,6 @@ def test_a_task_that_fails_leaves_nothing(root: Root, monkeypatch: pytest.Monkey
     with pytest.raises(InputError, match="task 4, behind its first 10 rows for shop/orders: row 1 has no value"):
         stage_rows(batches(), StagingPlace(write_place(root), TOPIC, 1 << 20), "nightly", 1, 4)
     assert staged(root) == []
-
-
-def test_another_process_with_the_number_of_a_dead_one() -> None:
-    """A temporary owner is gone when the process that has its number now was started after it had claimed the topic."""
-    node = f"intake.{handing._host()}.{os.getppid()}.f00d"
-    now_us = SystemClock().now_us()
-    owner = Owner(epoch=1, claim="c", lineage="l", node=node, claimed_us=now_us, log_id="00" * 16)
-    assert not handing._is_abandoned(owner)
-    long_ago = msgspec.structs.replace(owner, claimed_us=now_us - 10 * 365 * 86400 * 1_000_000)
-    assert handing._is_abandoned(long_ago)
 
 
 def test_a_directory_that_was_removed_is_written_anew(root: Root) -> None:

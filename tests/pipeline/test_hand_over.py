@@ -50,7 +50,7 @@ def local_area(directory: Path) -> Iterator[IntakeArea]:
 
 
 def bucket(directory: Path) -> Root:
-    return find_root(f"file://{directory}/bucket")
+    return find_root(f"file://{directory}/bucket", lease_seconds=1)
 
 
 def payloads(*values: bytes) -> list[bytes]:
@@ -203,7 +203,7 @@ WRITER = """
 
 @pytest.mark.parametrize("where", ["settle_in", "place", "append_rows", "finish", "publish", "clear_away", "seal"])
 def test_one_who_is_killed_is_followed_by_the_next(tmp_path: Path, where: str) -> None:
-    """Whatever it had begun: the next writer, of the same version or another, goes on at once."""
+    """Whatever it had begun: the next writer, of the same version or another, goes on when its lease has run out."""
     with bucket_area(tmp_path) as area:
         hand_over(area, "etl", 0, payloads(b"a"))
         handing.take_in(bucket(tmp_path), TOPIC, area, "etl", 0, 30)

@@ -20,12 +20,21 @@ from tidelog.testing import (
     cut_world_everywhere,
 )
 from tidelog.tier.metadata import Check, Put
+from tidelog.tier.metadata.bucket import BucketMetadataStore
+from tidelog.tier.node_lease import NodeLease
+from tidelog.tier.owner import Owner
 
 ROOT = Path("/")
 LOG = Path("/log")
 DESCRIPTOR = "t/segments/0"
 OBJECT = "data-0"
 VALUES = [b"one", b"two", b"three"]
+
+
+def node_of(world: World, name: str, in_bucket: bool) -> NodeLease:
+    """The lease of a node, in the metadata store of the world or in its bucket."""
+    metadata = BucketMetadataStore(world.store) if in_bucket else world.metadata
+    return NodeLease(metadata, world.clock, name, ROOT, renews_itself=False)
 
 
 def write_file(world: World, node: str, name: str, content: bytes, *, sync: bool = True) -> None:
@@ -285,6 +294,24 @@ class TestCutting:
             again, check, start=lambda crash_at: prepared.after_crash("keep", crash_at=crash_at)
         )
         assert summary.cut_points > 5
+
+    @pytest.mark.parametrize("in_bucket", [False, True])
+    def test_leases_of_a_world_run_out(self, in_bucket: bool) -> None:
+        """Whoever died in it held its topics; afterwards another node opens them, and nothing else has changed."""
+        world = World()
+        dead = node_of(world, "a", in_bucket)
+        dead.hold()
+        owner = Owner(epoch=1, claim="c", lineage="c", node="a", claimed_us=0, log_id="00" * 16, session=dead.session)
+        world.crash()
+        after = world.after_crash()
+        after.metadata.put(DESCRIPTOR, b"stays")
+        other = node_of(after, "b", in_bucket)
+        assert other.holder(owner) is not None
+        calls = len(after.calls)
+        after.end_leases()
+        assert other.holder(owner) is None
+        assert after.metadata.contents() == {DESCRIPTOR: b"stays"}
+        assert len(after.calls) == calls
 
     def test_a_late_descriptor_cannot_overtake(self) -> None:
         """The stores of a world answer late as well, also in the life after a crash."""

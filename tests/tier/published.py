@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import struct
 from collections.abc import Iterator
+from pathlib import Path
 
 import msgspec
 
@@ -18,6 +19,7 @@ from tidelog.tier.descriptor import Codec, Descriptor
 from tidelog.tier.keys import ObjectId, TopicKeys
 from tidelog.tier.metadata.bucket import BucketMetadataStore
 from tidelog.tier.metadata.store import MetadataStore
+from tidelog.tier.node_lease import NodeLease
 from tidelog.tier.object_store import ObjectStore
 from tidelog.tier.offset_index import OffsetIndexBuilder
 from tidelog.tier.owned_catalog import OwnedCatalog
@@ -37,6 +39,11 @@ def open_metadata(kind: str, store: ObjectStore) -> MetadataStore:
     if kind == "bucket":
         return BucketMetadataStore(store)
     return FaultyMetadata(multi_key=kind == "multi-key")
+
+
+def lease_of(metadata: MetadataStore, clock: ManualClock, node: str, directory: str = "/data") -> NodeLease:
+    """The lease of a node that is opened now; its heartbeat is renewed by hand."""
+    return NodeLease(metadata, clock, node, Path(directory), renews_itself=False)
 
 
 def payloads_of(name: ObjectId, time_us: int) -> list[bytes]:
@@ -105,7 +112,10 @@ class PublishedTopic:
 
     def take_over(self, node: str, *, settle: bool = True) -> OwnedCatalog:
         """The next owner."""
-        ownership = claim_topic(self.catalog, node, self.clock, new_claim(), log_id=LOG_ID)
+        ownership = claim_topic(
+            *(self.catalog, self.catalog.owner(), lease_of(self.metadata, self.clock, node), self.clock, new_claim()),
+            log_id=LOG_ID,
+        )
         self.owned = OwnedCatalog(ownership, self.clock)
         if settle:
             self.owned.settle_in(0)

@@ -7,7 +7,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from tests.tier.published import KEYS, open_metadata
+from tests.tier.published import KEYS, lease_of, open_metadata
 
 from tidelog.clock import ManualClock
 from tidelog.log import Log, LogSettings
@@ -52,7 +52,10 @@ class Stores:
 
 
 class Node:
-    """One node's disk. `take` claims the topic, `open` goes on to a log with a shipper."""
+    """One node's disk. `take` claims the topic, `open` goes on to a log with a shipper.
+
+    It takes the topic from living nodes, unless it is told not to: most tests are about what happens then.
+    """
 
     def __init__(self, stores: Stores, name: str = "a", *, settings: LogSettings = SMALL_FILES) -> None:
         self.stores = stores
@@ -62,15 +65,23 @@ class Node:
         self.log_settings = settings
         self._log: Log | None = None
 
-    def take(self, first_offset: int = 0, objects: ObjectStore | None = None) -> Taken:
+    def take(self, first_offset: int = 0, objects: ObjectStore | None = None, *, take_over: bool = True) -> Taken:
         """Claims the topic; opens no log."""
-        catalog = self.stores.catalog
-        takeover = Takeover(self.files, DIRECTORY, catalog, objects or self.stores.objects, self.stores.clock)
-        return takeover.take(self.name, first_offset)
+        stores = self.stores
+        self.lease = lease_of(stores.metadata, stores.clock, self.name)
+        takeover = Takeover(self.files, DIRECTORY, stores.catalog, objects or stores.objects, stores.clock, self.lease)
+        return takeover.take(first_offset, take_over=take_over)
 
-    def open(self, settings: TierSettings | None = None, *, first_offset: int = 0, gate: Gate | None = None) -> Self:
+    def open(
+        self,
+        settings: TierSettings | None = None,
+        *,
+        first_offset: int = 0,
+        gate: Gate | None = None,
+        take_over: bool = True,
+    ) -> Self:
         """Claims the topic and opens its log, with a shipper."""
-        taken = self.take(first_offset)
+        taken = self.take(first_offset, take_over=take_over)
         self.open_log(taken.next_offset)
         self.owned: OwnedCatalog = taken.catalog
         self.shipper = self.new_shipper(settings, taken.next_offset, gate=gate)

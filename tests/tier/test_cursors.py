@@ -30,10 +30,10 @@ FULL = Cursor(
 )
 
 
-def opened(path: Path, node: str, metadata: str) -> tuple[LogDirectory, Topic]:
+def opened(path: Path, node: str, metadata: str, *, take_over: bool = False) -> tuple[LogDirectory, Topic]:
     url = "bucket" if metadata == "bucket" else f"sqlite://{path}/metadata.db"
     log = tidelog.open(path / node, store=f"file://{path}/store", metadata=url)
-    return log, log.topic("shop/orders")
+    return log, log.topic("shop/orders", take_over=take_over)
 
 
 def cursor_of(topic: Topic) -> Cursor:
@@ -81,7 +81,7 @@ def test_a_replaced_owner_cannot_move_a_cursor(tmp_path: Path, metadata: str) ->
     old.ship()
     assert old.tiered is not None
     old.tiered.change(lambda owned: owned.store_cursor("billing", FULL))
-    second, new = opened(tmp_path, "b", metadata)
+    second, new = opened(tmp_path, "b", metadata, take_over=True)
     before = cursor_of(new)
     with pytest.raises(FencedError):
         old.tiered.change(lambda owned: owned.move_cursor("billing", 19))
@@ -104,7 +104,7 @@ def test_a_replaced_owner_that_wakes_up_deletes_no_cursor(multi_key: bool) -> No
     def take_over(call: Call) -> None:
         if not others and "subscriptions/billing" in str(call):
             others.append(open_node(world, "b", tier_settings()))
-            others[0].topic(NAME)
+            others[0].topic(NAME, take_over=True)
 
     world.faults.on_call = take_over
     with pytest.raises(FencedError):

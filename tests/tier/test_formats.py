@@ -7,7 +7,7 @@ import re
 from pathlib import Path
 
 from tidelog.tier.descriptor import Descriptor, decode_descriptor, encode_descriptor
-from tidelog.tier.keys import ObjectId, TopicKeys, consignment_name
+from tidelog.tier.keys import ObjectId, TopicKeys, consignment_name, node_key
 from tidelog.tier.metadata import stamp
 
 FORMATS = (Path(__file__).resolve().parents[2] / "docs" / "formats.md").read_text("utf-8")
@@ -40,6 +40,7 @@ def test_the_keys_are_those_of_the_formats_page() -> None:
         topic.intake,
         topic.replay("from-eu"),
         topic.epoch_floor,
+        node_key("web-1-5f0c2a9e", "9d2f6b1c04e7a853"),
     ]
     assert first_words(block("text objects")) == [
         topic.object(ObjectId(42, 99, 7)),

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 from tests.log.workbench import Threads
-from tests.tier.published import KEYS, KINDS, LOG_ID
+from tests.tier.published import KEYS, KINDS, LOG_ID, lease_of
 from tests.tier.station import Stores
 
 from tidelog.errors import ConflictError, DataError, FencedError, StoreUnavailableError
@@ -27,7 +27,8 @@ def stores(request: pytest.FixtureRequest) -> Stores:
 
 
 def claim(stores: Stores, node: str, *, claim: str | None = None, min_epoch: int = 1) -> Ownership:
-    return claim_topic(stores.catalog, node, stores.clock, claim or new_claim(), min_epoch, LOG_ID)
+    catalog, lease = stores.catalog, lease_of(stores.metadata, stores.clock, node)
+    return claim_topic(catalog, catalog.owner(), lease, stores.clock, claim or new_claim(), min_epoch, LOG_ID)
 
 
 def owner_of(stores: Stores) -> Owner:
@@ -44,7 +45,10 @@ def test_the_first_claim_is_epoch_one(stores: Stores) -> None:
     """It is written down who claimed, when, and under which name."""
     ownership = claim(stores, "a", claim="c1")
     assert (ownership.epoch, ownership.previous) == (1, None)
-    expected = Owner(epoch=1, claim="c1", lineage="c1", node="a", claimed_us=stores.clock.now_us(), log_id=LOG_ID)
+    session = ownership.owner.session
+    assert session
+    now_us = stores.clock.now_us()
+    expected = Owner(epoch=1, claim="c1", lineage="c1", node="a", claimed_us=now_us, log_id=LOG_ID, session=session)
     assert owner_of(stores) == expected == ownership.owner
     ownership.verify()
 
@@ -230,7 +234,7 @@ def test_an_undecided_claim_is_raised_and_the_next_one_is_higher(kind: str, faul
     """It may have been made or not; whoever claims again, at once or later, has an epoch that nobody had."""
     stores = Stores(kind)
     assert isinstance(stores.metadata, FaultyMetadata)
-    stores.metadata.fail("commit", fault)  # type: ignore[arg-type]  # all three are faults
+    stores.metadata.fail("commit", fault, nth=2)  # type: ignore[arg-type]  # all three are faults; the heartbeat is first
     with pytest.raises(StoreUnavailableError):
         claim(stores, "a")
     again = claim(stores, "a")
@@ -245,7 +249,7 @@ def test_a_late_claim_that_lands_fences_whoever_has_none_since() -> None:
     stores = Stores()
     assert isinstance(stores.metadata, FaultyMetadata)
     first = claim(stores, "a")
-    stores.metadata.fail("commit", "late")
+    stores.metadata.fail("commit", "late", nth=2)  # the heartbeat is the first
     with pytest.raises(StoreUnavailableError):
         claim(stores, "b")
     first.verify()
@@ -290,12 +294,12 @@ def test_two_nodes_of_a_bucket_fence_each_other(bucket_of_two: tuple[Catalog, Ca
     """Conditional writes of the object store alone are enough."""
     stores = Stores()
     a, b = bucket_of_two
-    first = claim_topic(a, "a", stores.clock, new_claim())
+    first = claim_topic(a, a.owner(), lease_of(stores.metadata, stores.clock, "a"), stores.clock, new_claim())
     first.change([put(b"one")])
-    second = claim_topic(b, "b", stores.clock, new_claim())
+    second = claim_topic(b, b.owner(), lease_of(stores.metadata, stores.clock, "b"), stores.clock, new_claim())
     with pytest.raises(FencedError):
         first.change([put(b"two", None)])
-    third = claim_topic(a, "a", stores.clock, new_claim())
+    third = claim_topic(a, a.owner(), lease_of(stores.metadata, stores.clock, "a"), stores.clock, new_claim())
     assert (second.epoch, third.epoch) == (2, 3)
     with pytest.raises(FencedError):
         second.verify()

@@ -107,6 +107,6 @@ def test_a_replaced_owner_with_nothing_to_ship_hears_of_it(tmp_path: Path) -> No
         topic = old.topic("a/b")
         topic.append(b"one")
         assert topic.ship() == topic.ship() == 1
-        new.topic("a/b")
+        new.topic("a/b", take_over=True)
         with pytest.raises(tidelog.FencedError):
             topic.ship()

@@ -231,7 +231,7 @@ def test_a_replaced_owner_takes_nothing_in(tmp_path: Path) -> None:
         first.topic(NAME).append(b"one")
         first.topic(NAME).ship()
         with place.open(tmp_path / "b", **NEVER) as second:
-            second.topic(NAME)
+            second.topic(NAME, take_over=True)
             hand_over(area, "etl", 0, payloads([b"two"]))
             with pytest.raises(FencedError):
                 first.topic(NAME).take_in()

@@ -518,6 +518,7 @@ def test_two_directories_share_a_bucket(tmp_path: Path, bucket: str) -> None:
         assert a.topics() == b.topics() == ["shop/first", "shop/second"]
         assert b.has_topic("shop/first")
         assert not (tmp_path / "b" / "shop" / "first").exists()
+        b.topic("shop/first", take_over=True)
         taken = fill(b, 2, "shop/first")
         assert values(taken) == list(range(7))
         a.topic("shop/first").append(b"nobody has told it yet")
@@ -525,7 +526,9 @@ def test_two_directories_share_a_bucket(tmp_path: Path, bucket: str) -> None:
             a.topic("shop/first").ship()
         with pytest.raises(FencedError):
             a.topic("shop/first").append(b"late")
-        assert a.topic("shop/second").next_offset == 3
+        with pytest.raises(tidelog.HeldError, match="shop/second"):
+            a.topic("shop/second")
+        assert a.topic("shop/second", take_over=True).next_offset == 3
         b.delete_topic("shop/first")
         assert "shop/first" not in b.topics()
         assert not b.has_topic("shop/first")

@@ -47,7 +47,7 @@ class Producers(RuleBasedStateMachine):
     @property
     def topic(self) -> Topic:
         assert self.log is not None
-        return self.log.topic(NAME)
+        return self.log.topic(NAME, take_over=True)
 
     def _producer(self, name: str) -> Producer:
         if name not in self.open:

@@ -479,7 +479,7 @@ def test_a_fenced_owner_hands_out_nothing_and_stores_nothing(tmp_path: Path) -> 
         sub = topic.subscribe("billing")
         assert offsets(sub, 2) == [0, 1]
         with tidelog.open(tmp_path / "b", store=store, metadata=f"sqlite://{tmp_path}/m.db") as second:
-            taken = second.topic(NAME).subscribe("billing")
+            taken = second.topic(NAME, take_over=True).subscribe("billing")
             sub.ack(0)
             with pytest.raises(FencedError):
                 sub.flush()

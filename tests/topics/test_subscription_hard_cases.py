@@ -286,7 +286,7 @@ def test_who_waits_for_a_topic_that_went_elsewhere_is_told(tmp_path: Path) -> No
 
     thread = Thread(target=wait)
     thread.start()
-    nodes[1].topic(NAME)
+    nodes[1].topic(NAME, take_over=True)
     assert topic.tiered is not None
     with pytest.raises(FencedError):
         topic.tiered.verify()  # as it does by itself every few seconds

@@ -62,6 +62,7 @@ def consume_subscription(
         require_topic(log, topic)
         require_kept(log, topic)
         require_ours(log, topic, take_over)
+        log.topic(topic, take_over=take_over)
         with _consumer(session, log, topic, choice) as consumer:
             _Shower(consumer, to_bytes, choice).show()
             _tell_if_full(session, consumer, choice)

@@ -16,7 +16,7 @@ from tidelog.cli.demo_steps import ROTATE_BYTES, TOPIC, Step
 from tidelog.cli.output import human_bytes
 from tidelog.cli.seaweed import SeaweedServer, weed_program
 from tidelog.config import Settings
-from tidelog.errors import FencedError
+from tidelog.errors import FencedError, HeldError
 from tidelog.log.settings import LogSettings
 from tidelog.secret import Secret
 from tidelog.tier.store_settings import StoreSettings
@@ -122,9 +122,10 @@ def lose_and_restore(lost: Path, restored: Path, place: Bucket, before: Content,
 
 
 def fence(old_root: Path, new_root: Path, place: Bucket) -> Step:
-    """Lets a second node take the topic over while the first still has it open."""
+    """Lets a second node take the topic over while the first still has it open, once that is meant."""
     with open_node(old_root, place) as old, open_node(new_root, place) as new:
-        replaced, owner = old.topic(TOPIC), new.topic(TOPIC)
+        replaced, held = old.topic(TOPIC), _is_held(new)
+        owner = new.topic(TOPIC, take_over=True)
         offset = owner.append(b"written by the new owner", sync=True)
         owner.ship()
         try:
@@ -135,9 +136,18 @@ def fence(old_root: Path, new_root: Path, place: Bucket) -> Step:
             refused = str(error)
         last = next(iter(owner.read(offset)))
     step = Step(findings=[f"the first node was told: {refused.partition('.')[0]}" if refused else "nobody was told"])
+    step.proofs["nobody takes a topic from a living node by accident"] = held
     step.proofs["the one who was replaced can change nothing any more"] = bool(refused)
     step.proofs["the new owner's messages are untouched"] = last.value == b"written by the new owner"
     return step
+
+
+def _is_held(log: LogDirectory) -> bool:
+    try:
+        log.topic(TOPIC)
+    except HeldError:
+        return True
+    return False
 
 
 def content_of(topic: Topic, on_done: OnDone) -> Content:

@@ -210,6 +210,6 @@ def replay(
         for name in (dead_letters, *([] if into is None else [into])):
             require_topic(log, name)
             require_ours(log, name, take_over)
-        rows = Replay(log, log.topic(dead_letters), into, take_over).run(max_messages)
+        rows = Replay(log, log.topic(dead_letters, take_over=take_over), into, take_over).run(max_messages)
     session.output.rows(_REPLAYED_COLUMNS, rows)
     exit_if_any_failed(rows)

@@ -69,7 +69,7 @@ class Replay:
             raise InputError("dead letters cannot be sent to the topic that they are in")
         require_topic(self._log, name)
         require_ours(self._log, name, self._take_over)
-        return self._log.topic(name)
+        return self._log.topic(name, take_over=self._take_over)
 
 
 class _Target:

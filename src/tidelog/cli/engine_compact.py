@@ -7,7 +7,7 @@ from typing import Annotated
 import msgspec
 import typer
 
-from tidelog.cli.engine_session import changing, require_store
+from tidelog.cli.engine_session import TakeOverOption, changing, require_store
 from tidelog.cli.session import Session
 
 
@@ -20,13 +20,14 @@ def compact(
         float | None,
         typer.Option("--grace-seconds", metavar="S", min=0, help="Delete what was replaced longer ago than this."),
     ] = None,
+    take_over: TakeOverOption = False,
 ) -> None:
     """Puts small objects of the store together, as `compaction_size_threshold` says.
 
     What was replaced stays for a while, for those who are reading it, and is deleted by a later run. With --index the
     page file is written anew instead, which gives room back after versions were removed.
     """
-    with changing(session) as engine:
+    with changing(session, take_over=take_over) as engine:
         if index:
             report: object = engine.compact_index()
         else:

@@ -8,7 +8,15 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from tidelog.cli.engine_session import changing, described, find_engine, keys_of, open_objects, opened_core
+from tidelog.cli.engine_session import (
+    TakeOverOption,
+    changing,
+    described,
+    find_engine,
+    keys_of,
+    open_objects,
+    opened_core,
+)
 from tidelog.cli.session import Session
 
 if TYPE_CHECKING:
@@ -28,6 +36,7 @@ def gc(
         int | None,
         typer.Option("--horizon", metavar="N", min=0, help="States before this seq are no longer needed."),
     ] = None,
+    take_over: TakeOverOption = False,
 ) -> None:
     """Shows which versions and which pieces of the log nobody needs any more, and removes them with --apply.
 
@@ -37,7 +46,7 @@ def gc(
     nothing is changed, here or in the store, and nothing is claimed.
     """
     if apply:
-        with changing(session) as engine:
+        with changing(session, take_over=take_over) as engine:
             plan = engine.plan_garbage(horizon)
             report = None if plan.is_empty else engine.collect_garbage(plan)
     else:

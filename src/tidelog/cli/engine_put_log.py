@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, BinaryIO
 
 import typer
 
-from tidelog.cli.engine_session import changing
+from tidelog.cli.engine_session import TakeOverOption, changing
 from tidelog.cli.session import Session
 
 if TYPE_CHECKING:
@@ -32,6 +32,7 @@ def put_log(
     low_water_mark: Annotated[
         bool, typer.Option("--low-water-mark", help="There are no other replicas: all of it may be shipped.")
     ] = False,
+    take_over: TakeOverOption = False,
 ) -> None:
     """Applies entries from lines of JSON, and writes what became of each: applied, nothing or refused.
 
@@ -44,7 +45,7 @@ def put_log(
     command with code 2; those before it are applied.
     """
     refused = total = 0
-    with _lines(session, file) as lines, changing(session, creates=True) as engine:
+    with _lines(session, file) as lines, changing(session, take_over=take_over, creates=True) as engine:
         if not session.as_json:
             print("\t".join(_COLUMNS))
         for result in _applied(engine, lines):

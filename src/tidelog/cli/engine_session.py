@@ -47,6 +47,9 @@ PlaceArgument = Annotated[
 SeqOption = Annotated[
     int | None, typer.Option("--seq", "-s", metavar="N", min=0, help="As it was at this seq [default: now].")
 ]
+TakeOverOption = Annotated[
+    bool, typer.Option("--take-over", help="Also if another node has the engine open, which is fenced then.")
+]
 LOCKED_HINT = (
     "Close it there, or wait; `tidelog engine status`, `tidelog engine dump-wal`, `tidelog engine dump-page` and "
     "`tidelog engine verify --read-only` work meanwhile"
@@ -75,10 +78,12 @@ def engine_command(group: typer.Typer, name: str, work: Callable[..., None], *, 
 
 
 def _told(work: Callable[..., None], session: Session, arguments: dict[str, Any]) -> None:
-    from tidelog.errors import CorruptionError, DataError, FencedError, GapError, LockedError, RetryError
+    from tidelog.errors import CorruptionError, DataError, FencedError, GapError, HeldError, LockedError, RetryError
 
     try:
         work(session, **arguments)
+    except HeldError:
+        raise
     except LockedError as error:
         raise RetryError(error.message, path=error.path, hint=LOCKED_HINT) from error
     except CorruptionError as error:
@@ -173,12 +178,12 @@ def keys_of(info: EngineDirectory) -> EngineKeys:
 
 
 @contextmanager
-def changing(session: Session, *, creates: bool = False) -> Iterator[Engine]:
-    """The engine, open and with its store claimed; nothing runs beside the command."""
+def changing(session: Session, *, take_over: bool, creates: bool = False) -> Iterator[Engine]:
+    """The engine, open and with its store claimed; nothing runs beside the command but its heartbeat."""
     from tidelog.engine_wiring import open_engine_at
 
     root = engine_root(session) if creates else find_engine(session)
-    with open_engine_at(root, engine_config(session), runs_in_background=False) as engine:
+    with open_engine_at(root, engine_config(session), runs_in_background=False, take_over=take_over) as engine:
         yield engine
 
 

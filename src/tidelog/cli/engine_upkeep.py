@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Self
 
 import typer
 
-from tidelog.cli.engine_session import changing, engine_config, require_store
+from tidelog.cli.engine_session import TakeOverOption, changing, engine_config, require_store
 from tidelog.cli.session import Session
 
 if TYPE_CHECKING:
@@ -18,12 +18,12 @@ if TYPE_CHECKING:
     from tidelog.engine.restore import Phase, RestoreProgress
 
 
-def checkpoint(session: Session) -> None:
+def checkpoint(session: Session, take_over: TakeOverOption = False) -> None:
     """Makes a checkpoint, so that opening has little to do again, and writes the state into the store if there is one.
 
     A restore begins with the newest state in the store.
     """
-    with changing(session) as engine:
+    with changing(session, take_over=take_over) as engine:
         started = time.perf_counter()
         seq = engine.create_checkpoint()
         found = engine.statistics()
@@ -46,13 +46,14 @@ def ship(
             "--low-water-mark", metavar="N", min=0, help="All replicas have applied everything up to this seq."
         ),
     ] = None,
+    take_over: TakeOverOption = False,
 ) -> None:
     """Ships everything up to the low-water mark to the store, and lets files leave the disk that may.
 
     The low-water mark is the orchestrator's to say. With --low-water-mark it is raised first: what is at or below it is
     never rolled back any more.
     """
-    with changing(session) as engine:
+    with changing(session, take_over=take_over) as engine:
         require_store(engine, session)
         if low_water_mark is not None:
             engine.update_low_water_mark(low_water_mark)
@@ -75,15 +76,27 @@ def ship(
     session.output.record(record)
 
 
-def restore(session: Session) -> None:
+def restore(
+    session: Session,
+    take_over: TakeOverOption = False,
+    drill: Annotated[
+        bool, typer.Option("--drill", help="Only a copy for reading: nothing is claimed, nobody is disturbed.")
+    ] = False,
+) -> None:
     """Builds a lost engine anew in an empty directory: the newest state in the store, and the log behind it.
 
-    Whoever had the engine open loses it: the new directory owns it from then on. Entries above the seq that is reached
-    are the orchestrator's to give again. A restore that was cut off is begun anew by the same command.
+    The new directory owns the engine from then on. One that another node has open is refused, unless --take-over says
+    so. Entries above the seq that is reached are the orchestrator's to give again. A restore that was cut off is begun
+    again by the same command.
+
+    With --drill the directory becomes a copy of what is shipped, for reading: `tidelog engine get`, `ls`, `status` and
+    `verify` work on it, and it never claims or ships anything.
     """
     from tidelog.engine_wiring import open_engine_at, restore_directory
     from tidelog.errors import InputError
 
+    if drill and take_over:
+        raise InputError("--drill claims nothing, so there is nothing to take over", hint="Leave one of them out")
     config = engine_config(session)
     if not config.dir:
         raise InputError(
@@ -93,7 +106,7 @@ def restore(session: Session) -> None:
     directory = Path(config.dir).absolute()
     started = time.perf_counter()
     with _Bars(session.output) as bars:
-        report = restore_directory(directory, config, on_progress=bars.show)
+        report = restore_directory(directory, config, on_progress=bars.show, take_over=take_over, claims=not drill)
     with open_engine_at(directory, config, runs_in_background=False) as engine:
         record = {
             "directory": str(directory),
@@ -107,7 +120,10 @@ def restore(session: Session) -> None:
     session.output.record(record)
     for key in report.damaged_states:
         session.output.note(f"problem: the state {key} could not be used; an older one was")
-    session.output.note(f"entries above seq {report.seq} come from the orchestrator")
+    if drill:
+        session.output.note(f"a copy for reading, up to seq {report.seq}; the engine in the store was not touched")
+    else:
+        session.output.note(f"entries above seq {report.seq} come from the orchestrator")
 
 
 _DOING: dict[Phase, str] = {

@@ -24,6 +24,7 @@ from tidelog.errors import (
     DiskFullError,
     FencedError,
     GapError,
+    HeldError,
     InputError,
     LeaseLostError,
     LockedError,
@@ -70,6 +71,11 @@ _CODES: tuple[tuple[type[BaseException], ExitCode], ...] = (
 
 # What the command line says in the place of the error's own hint.
 _HINTS: tuple[tuple[type[BaseException], str], ...] = (
+    (
+        HeldError,
+        "Do it there, or close it there; once its lease has run out, this works too. To take it away from there on "
+        "purpose, and fence that node: --take-over",
+    ),
     (
         LockedError,
         "Stop that process or wait for it; consume without --subscription, topic list, sub list, inspect and verify "

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Annotated, NamedTuple
 import typer
 
 from tidelog.cli.output import counted, human_bytes
-from tidelog.cli.session import Session, command, command_group
+from tidelog.cli.session import HeldOption, Session, command, command_group
 
 if TYPE_CHECKING:
     from tidelog.tier.object_store import ObjectStore
@@ -85,6 +85,7 @@ def danube(
     on_restart: Annotated[
         OnRestart, typer.Option("--on-restart", help="Offsets used twice: stop, or number on.")
     ] = OnRestart.STOP,
+    take_over: HeldOption = False,
 ) -> None:
     """Imports topics of Danube with their offsets, times, routing keys and attributes.
 
@@ -101,7 +102,7 @@ def danube(
     """
     plans = _plans(wal, objects, danube_topic, topic, on_restart)
     with session.open() as log:
-        summaries = [_import(session, log, plan, on_damage, on_restart) for plan in plans]
+        summaries = [_import(session, log, plan, on_damage, on_restart, take_over) for plan in plans]
     if session.as_json:
         session.output.document([_document(plan, summary) for plan, summary in zip(plans, summaries, strict=True)])
 
@@ -194,7 +195,7 @@ def _open_store(url: str) -> ObjectStore:
 
 
 def _import(
-    session: Session, log: LogDirectory, plan: _Plan, on_damage: OnDamage, on_restart: OnRestart
+    session: Session, log: LogDirectory, plan: _Plan, on_damage: OnDamage, on_restart: OnRestart, take_over: bool
 ) -> ImportSummary:
     from tidelog.topics.danube_import import ImportSummary, import_messages
 
@@ -205,7 +206,7 @@ def _import(
         try:
             import_messages(
                 [partial(read.frames, place, limit) for place in plan.places],
-                lambda first_offset: log.topic(plan.topic, first_offset=first_offset),
+                lambda first_offset: log.topic(plan.topic, first_offset=first_offset, take_over=take_over),
                 on_damage=on_damage.value,
                 on_restart=on_restart.value,
                 summary=summary,

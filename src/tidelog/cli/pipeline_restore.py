@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from tidelog.cli.engine_session import TakeOverOption
 from tidelog.cli.pipeline_engine import EngineNameOption, OnlyEngineOption, engine_root, run_engine_job
 from tidelog.cli.pipeline_job import MasterOption
 from tidelog.cli.session import Session
@@ -25,13 +26,14 @@ def restore(
         list[str] | None,
         typer.Option("--replica", metavar="URL", help="A store with a copy, for when --engine cannot be read."),
     ] = None,
+    take_over: TakeOverOption = False,
     master: MasterOption = None,
 ) -> None:
     """Builds a lost engine anew in an empty directory: the newest state in the store, and the log behind it.
 
     As `tidelog engine restore`, with the work spread over Spark's workers. They write into the directory, so on a
-    cluster it must be one that all of them share with this machine. Whoever had the engine open loses it. A restore
-    that was cut off is begun anew by the same command.
+    cluster it must be one that all of them share with this machine. An engine that another node has open is refused,
+    unless --take-over says so. A restore that was cut off is begun again by the same command.
     """
     from tidelog.pipeline.engine_jobs.restore import restore_engine_directory
 
@@ -40,7 +42,7 @@ def restore(
     run_engine_job(
         *(session, "restore", root, master),
         lambda spark, place, on_progress: restore_engine_directory(
-            spark, place, target, replicas=replicas, on_progress=on_progress
+            spark, place, target, replicas=replicas, on_progress=on_progress, take_over=take_over
         ),
         _show,
         may_be_missing=bool(replicas),

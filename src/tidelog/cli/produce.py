@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Annotated, BinaryIO
 import typer
 
 from tidelog.cli.output import counted
-from tidelog.cli.session import Session, command
+from tidelog.cli.session import HeldOption, Session, command
 
 if TYPE_CHECKING:
     from tidelog.topics.message import Message
@@ -58,13 +58,14 @@ def produce(
     from_json: Annotated[
         bool, typer.Option("--from-json", help="Lines are messages as `consume --json` writes them.")
     ] = False,
+    take_over: HeldOption = False,
 ) -> None:
     """Appends a message a line from FILE or stdin to TOPIC.
 
     Bytes are taken as they are. Everything is on the disk when the command ends, and in the store if there is one; a
     note on stderr (a document on stdout with --json) says how many messages there were and which offsets they got. With
     --sync what was read is on the disk before more is read. With --from-json a line gives key, headers and time too;
-    offsets are given anew.
+    offsets are given anew. A topic that another node has open is refused: produce there, or say --take-over.
 
     \b
     tidelog produce shop/orders orders.jsonl
@@ -79,7 +80,7 @@ def produce(
     separator = b"\x00" if null else b"\n"
     with _source(session, file) as (stream, on_read), session.open() as log:
         require_kept(log, topic)  # nobody could read a live topic of this process
-        target = log.topic(topic, reliable=True)
+        target = log.topic(topic, reliable=True, take_over=take_over)
         count = _Count(target)
         try:
             for records in split_records(stream, separator, session.settings.log.max_message_bytes, on_read):

@@ -58,6 +58,9 @@ MetadataOption = Annotated[
     str | None,
     typer.Option("--metadata", metavar="URL", help="Where the catalog is: bucket, etcd://host:port, sqlite:///path."),
 ]
+HeldOption = Annotated[
+    bool, typer.Option("--take-over", help="Also if another node has it open, which is fenced then.")
+]
 JsonOption = Annotated[bool, typer.Option("--json", help="Write JSON to stdout.")]
 DebugOption = Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")]
 
@@ -113,7 +116,7 @@ class Session:
         """Takes the log directory, made when absent. Upkeep by hand is done without that in the background."""
         from tidelog.wiring import open_directory
 
-        return open_directory(self.root, self.settings, runs_in_background=runs_in_background)
+        return open_directory(self.root, self.settings, runs_in_background=runs_in_background, renews_lease=True)
 
     def look(self) -> LogDirectory:
         """Opens the log directory for reading, whoever owns it; a store with its catalog is enough."""

@@ -273,6 +273,6 @@ def _owned(log: LogDirectory, topic: str, name: str, take_over: bool) -> Topic:
     require_topic(log, topic)
     require_kept(log, topic)
     require_ours(log, topic, take_over)
-    opened = log.topic(topic)
+    opened = log.topic(topic, take_over=take_over)
     require_subscription(opened, name)
     return opened

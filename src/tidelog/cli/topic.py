@@ -9,7 +9,7 @@ import typer
 
 from tidelog.cli.confirming import is_confirmed
 from tidelog.cli.errors import ExitCode
-from tidelog.cli.session import Session, command, command_group
+from tidelog.cli.session import HeldOption, Session, command, command_group
 from tidelog.cli.topic_rebuild import rebuild_catalog
 from tidelog.cli.topic_rescue import rescue
 from tidelog.cli.topic_show import TopicArgument, describe, list_topics, usage
@@ -146,10 +146,12 @@ def delete(
     session: Session,
     topic: TopicArgument,
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
+    take_over: HeldOption = False,
 ) -> None:
     """Deletes a topic and every message in it, for good, from the disk and from the store, whichever node owns it.
 
-    It asks first; where nobody can answer, it needs --yes. After a no the exit code is 1.
+    One that another node has open is refused, unless --take-over says so. It asks first; where nobody can answer, it
+    needs --yes. After a no the exit code is 1.
     """
     from tidelog.cli.topic_names import require_topic
 
@@ -159,7 +161,7 @@ def delete(
         if not yes and not is_confirmed(f"Delete {topic} ({_told(log, size)}) for good?", f"deleting {topic}"):
             session.output.note("nothing was deleted")
             raise typer.Exit(ExitCode.FOUND_WRONG)
-        log.delete_topic(topic)
+        log.delete_topic(topic, take_over=take_over)
     if session.as_json:
         session.output.document({"topic": topic, "deleted": True, **size._asdict()})
     else:

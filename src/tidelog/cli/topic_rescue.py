@@ -185,7 +185,7 @@ def _append(
             "Append them there: --output FILE here, `tidelog produce --from-json` there. Or take it over: --take-over"
         )
         raise ConflictError(why, hint=hint)
-    target, documents = log.topic(into), []
+    target, documents = log.topic(into, take_over=take_over), []
     for tail in tails:
         before = target.next_offset
         with session.output.progress(f"appending {tail.name}", tail.count) as on_done:

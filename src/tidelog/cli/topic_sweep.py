@@ -141,7 +141,7 @@ def _sweep_as_owner(
     session: Session, log: LogDirectory, name: str, wanted: _Wanted
 ) -> tuple[SweepPlan, SweepReport | None]:
     require_ours(log, name, wanted.take_over)
-    topic = log.topic(name)
+    topic = log.topic(name, take_over=wanted.take_over)
     tier = topic.statistics().tier
     assert tier is not None, "there is a store"
     session.output.note(f"claimed {name} for this, with epoch {tier.epoch}")

@@ -48,16 +48,16 @@ def ship(
     with session.open(runs_in_background=False) as log:
         require_store(log)
         names = chosen_topics(session, log, topics, every, take_over)
-        rows = rows_of_each(session, names, lambda name: _ship(session, log, name))
+        rows = rows_of_each(session, names, lambda name: _ship(session, log, name, take_over))
     session.output.rows(_SHIPPED_COLUMNS, rows)
     exit_if_any_failed(rows)
 
 
-def _ship(session: Session, log: LogDirectory, name: str) -> Row:
+def _ship(session: Session, log: LogDirectory, name: str, take_over: bool) -> Row:
     files, _ = usage(log.root / name)
     if not files:
         return _shipped(name, _shipped_offset(log, name), 0, 0, 0)
-    topic = log.topic(name)
+    topic = log.topic(name, take_over=take_over)
     before = _shipper(topic)
     with session.output.progress(f"shipping {name}", before.lag_bytes) as on_done, _watched(topic, on_done):
         shipped = topic.ship()
@@ -124,7 +124,7 @@ def seal(session: Session, topic: TopicArgument, take_over: TakeOverOption = Fal
         was_sealed = is_sealed(log, topic)
         if not was_sealed:
             require_ours(log, topic, take_over)
-            opened = log.topic(topic)
+            opened = log.topic(topic, take_over=take_over)
             lag_bytes = _shipper(opened).lag_bytes
             with session.output.progress(f"shipping {topic}", lag_bytes) as on_done, _watched(opened, on_done):
                 opened.ship()
@@ -151,13 +151,13 @@ def prune(
     """
     with session.open(runs_in_background=False) as log:
         names = chosen_topics(session, log, topics, every, take_over)
-        rows = rows_of_each(session, names, lambda name: _prune(log, name))
+        rows = rows_of_each(session, names, lambda name: _prune(log, name, take_over))
     session.output.rows(_PRUNED_COLUMNS, rows)
     exit_if_any_failed(rows)
 
 
-def _prune(log: LogDirectory, name: str) -> Row:
-    topic = log.topic(name)
+def _prune(log: LogDirectory, name: str, take_over: bool) -> Row:
+    topic = log.topic(name, take_over=take_over)
     start_before, (_, bytes_before) = topic.start_offset, usage(log.root / name)
     topic.prune()
     _, bytes_after = usage(log.root / name)

@@ -11,6 +11,7 @@ from tidelog.config.settings import EngineConfig, Setting, Settings, settings_of
 from tidelog.config.sources import CONFIG_VARIABLE, Given, from_environment, from_file, from_keywords
 from tidelog.config.values import convert
 
+_SHARED_WITH_ENGINES = ("dir", "store", "lease_seconds", "ownership_check_seconds")
 SettingsType = TypeVar("SettingsType", bound=Settings)
 
 
@@ -47,7 +48,7 @@ def load_engine_config(
 
 
 def _is_for_engines(setting: Setting) -> bool:
-    return setting.table in ("storage_engine", "object_store") or setting.name in ("dir", "store")
+    return setting.table in ("storage_engine", "object_store") or setting.name in _SHARED_WITH_ENGINES
 
 
 def load_as(

@@ -15,7 +15,11 @@ class OpenOptions(LogOptions, TierOptions, StoreOptions, total=False):
     """What `tidelog.open` takes besides its named arguments."""
 
     metadata_root: str
+    lease_seconds: float | str
 
 
 class OpenEngineOptions(EngineOptions, StoreOptions, total=False):
     """What `tidelog.open_engine` and `tidelog.restore_engine` take besides their named arguments."""
+
+    lease_seconds: float | str
+    ownership_check_seconds: float | str

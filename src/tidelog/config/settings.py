@@ -7,7 +7,7 @@ Every setting has a default.
 from __future__ import annotations
 
 from functools import cache
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import msgspec
 from msgspec import inspect
@@ -16,6 +16,7 @@ from tidelog.engine.settings import EngineSettings
 from tidelog.log.settings import LogSettings
 from tidelog.secret import HIDDEN, Secret
 from tidelog.tier.keys import DEFAULT_ROOT
+from tidelog.tier.node_lease import DEFAULT_LEASE_SECONDS
 from tidelog.tier.store_settings import StoreSettings
 from tidelog.tier.tier_settings import TierSettings
 
@@ -36,6 +37,11 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
 
     metadata_root: str = DEFAULT_ROOT
     """Keeps several installations in one metadata store apart."""
+
+    lease_seconds: Annotated[float, msgspec.Meta(ge=1)] = DEFAULT_LEASE_SECONDS
+    """How long after its last heartbeat an open log directory or engine with a store is taken for alive. Until then no
+    other node opens its topics for writing, unless that is meant (`take_over=True`). Shorter lets others go on sooner
+    after a crash; each third of it costs one small write to the metadata store."""
 
     log: LogSettings = msgspec.field(default_factory=LogSettings)
     """How the logs write, sync, rotate and remember."""

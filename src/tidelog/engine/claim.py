@@ -19,8 +19,10 @@ from tidelog.files import Files
 from tidelog.log.bound_files import bound
 from tidelog.log.names import wal_files
 from tidelog.tier.catalog import Catalog
+from tidelog.tier.node_lease import NodeLease
 from tidelog.tier.object_store import ObjectStore
 from tidelog.tier.owned_catalog import OwnedCatalog
+from tidelog.tier.owner import Owner
 from tidelog.tier.replacement_switch import settle
 from tidelog.tier.takeover import Taken, Takeover, fenced_files, read_claim
 
@@ -44,6 +46,11 @@ class EngineTakeover(Takeover):
             )
         self._refuse_other_store()
         self._refuse_older_files(self._catalog.next_offset())
+
+    def _refuse_held(self, owner: Owner) -> None:
+        """A directory that could not go on anyway hears of that: to take the engine over would not help it."""
+        self._settle_fenced_files()
+        super()._refuse_held(owner)
 
     def _refuse_other_store(self) -> None:
         """A log whose beginning is gone from this disk has it in some store: not in one that knows nothing of it."""
@@ -79,13 +86,24 @@ def refuse_occupied(catalog: Catalog, objects: ObjectStore, directory: Path) -> 
 
 
 def claim_engine(
-    files: Files, directory: Path, catalog: Catalog, objects: ObjectStore, clock: Clock, node: str
+    files: Files,
+    directory: Path,
+    catalog: Catalog,
+    objects: ObjectStore,
+    clock: Clock,
+    lease: NodeLease,
+    *,
+    take_over: bool = False,
 ) -> Taken:
-    """Takes the next epoch for the log in this directory; the caller holds its lock."""
+    """Takes the next epoch for the log in this directory; the caller holds its lock.
+
+    HeldError while another node has the engine open, unless `take_over`.
+    """
     files = bound(files)
     files.make_directories(directory)
     is_new = catalog.owner() is None and not wal_files(files.list(directory))
-    taken = EngineTakeover(files, directory, catalog, objects, clock).take(node, 1 if is_new else 0)
+    takeover = EngineTakeover(files, directory, catalog, objects, clock, lease)
+    taken = takeover.take(1 if is_new else 0, take_over=take_over)
     _settle_compactions(catalog, clock)
     return taken
 

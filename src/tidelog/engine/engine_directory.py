@@ -26,11 +26,15 @@ _VERSION = 1
 
 
 class EngineDirectory(msgspec.Struct, frozen=True, kw_only=True):
-    """What is remembered. `node` tells one directory from another that claims the same engine."""
+    """What is remembered. `node` tells one directory from another that claims the same engine.
+
+    `is_drill`: a copy that a restore drill has made. It claims nothing, ever.
+    """
 
     node: str
     store: str | None = None
     name: str = DEFAULT_ENGINE
+    is_drill: bool = False
 
 
 def remembered(files: Files, directory: Path) -> EngineDirectory | None:
@@ -59,8 +63,8 @@ def settled(files: Files, directory: Path, store: str | None) -> EngineDirectory
             path=directory,
             hint="Give the engine a directory of its own",
         )
-    has_claimed = files.exists(directory / WAL / CLAIM_FILE)
-    if known is not None and store is not None and known.store not in (None, store) and has_claimed:
+    is_bound = files.exists(directory / WAL / CLAIM_FILE) or (known is not None and known.is_drill)
+    if known is not None and store is not None and known.store not in (None, store) and is_bound:
         raise ConfigError(
             f"this engine is shipped to {known.store}, not to {store}",
             path=directory,

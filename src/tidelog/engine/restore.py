@@ -5,10 +5,13 @@
 Invariants
 - The directory is empty, or a restore into it was cut off: then it begins anew. Until it is complete, the directory
   cannot be opened as an engine.
+- An engine that another node has open is not restored, unless the caller says `take_over`.
 - The claim comes late, so that a restore that fails takes nothing away from whoever owns the engine. What is shipped
   between the first look and the claim is replayed too; behind the claim nobody else ships.
 - What the manifest tells of is restored, and nothing else. Records behind its last entry are written down as dead: the
   orchestrator has their entries, since it truncates only what the manifest tells of.
+- Without a claim (a restore drill) nothing is changed in the store but a pin while states are read, and the directory
+  remembers that it is a copy: opening it claims nothing either.
 - LSNs and positions go on behind the last shipped ones: no address is used twice.
 - A damaged state is passed over for the one before it, and at last for the versions of the compaction; without any the
   whole log is replayed. States that are read are pinned in the manifest.
@@ -34,6 +37,7 @@ from tidelog.engine.buffer_pool import BufferPool
 from tidelog.engine.claim import claim_engine
 from tidelog.engine.compaction_state import CompactionState
 from tidelog.engine.core import PAGES, WAL
+from tidelog.engine.engine_directory import EngineDirectory, remember
 from tidelog.engine.gate import LsnRange
 from tidelog.engine.known_results import KnownResults, ResultTable
 from tidelog.engine.manifest import Manifest, OwnedManifest, Pinning, read_manifest
@@ -51,11 +55,14 @@ from tidelog.files import Files, explained
 from tidelog.tier.catalog import Catalog
 from tidelog.tier.daemon_pool import DaemonPool
 from tidelog.tier.keys import EngineKeys
+from tidelog.tier.local_claim import LocalClaim, write_local_claim
 from tidelog.tier.metadata.store import MetadataStore
+from tidelog.tier.node_lease import DEFAULT_LEASE_SECONDS, NodeLease
 from tidelog.tier.object_store import ObjectStore
 
 _logger = logging.getLogger("tidelog.engine")
 RESTORING = "restoring"
+_LOCK = "restore.lock"
 CHANGES_BYTES = 64 << 20
 _FETCHING_THREADS = 4
 _PIN_SECONDS = 24 * 3600
@@ -106,7 +113,12 @@ class Restore:
         clock: Clock,
         on_progress: OnProgress | None = None,
         replicas: Sequence[tuple[ObjectStore, MetadataStore]] = (),
+        take_over: bool = False,
+        drill: EngineDirectory | None = None,
+        lease_seconds: float = DEFAULT_LEASE_SECONDS,
+        renews_lease: bool = True,
     ) -> None:
+        """Without a claim where it is a `drill`: that is what the directory remembers then."""
         self._directory = directory
         self._objects = objects
         self._replicas = [(Catalog(reading, keys), copies) for copies, reading in replicas]
@@ -116,6 +128,11 @@ class Restore:
         self._settings = settings
         self._files = files
         self._clock = clock
+        self._take_over = take_over
+        self._drill = drill
+        self._lease_seconds = lease_seconds
+        self._renews_lease = renews_lease
+        self._lease: NodeLease | None = None
         self._on_progress = on_progress or (lambda progress: None)
         self._catalog = Catalog(metadata, keys)
         self._runs = Runs(files, directory / RESTORING)
@@ -133,7 +150,15 @@ class Restore:
 
     def _run(self) -> RestoreReport:
         manifest = self._manifest()
-        with explained("restore", self._directory):
+        with explained("restore", self._directory), contextlib.ExitStack() as ending:
+            self._lease = self._new_lease()
+            if self._drill is None:
+                self._refuse_held(self._lease)
+            self._refuse_occupied_directory()
+            lock = self._files.lock(self._directory / _LOCK)
+            ending.callback(self._files.remove, self._directory / _LOCK)
+            ending.callback(lock.release)
+            ending.callback(self._lease.release)
             self._prepare()
             self._fetchers = fetchers = DaemonPool(_FETCHING_THREADS, "tidelog-restore")
             try:
@@ -166,12 +191,9 @@ class Restore:
             replicas=self._replicas,
         )
         self._replay(replay, manifest)
-        owned_manifest, next_lsn = self._claim()
-        final = owned_manifest.settle_in()
-        self._replay(replay, final)
+        settled = self._settled(replay) if self._drill is None else manifest
         changes.flush()
-        position = self._position_of_end()
-        settled = owned_manifest.change(lambda one: _at_the_end(one, next_lsn, position))
+        next_lsn, position = settled.shipped_lsn, settled.shipped_position
         known = (settled.history_start_seq, replay.history_start_seq)
         history_start_seq = max(*known, 0 if state is None else state.footer.history_start_seq)
         rows, next_page = self._build(next_lsn)
@@ -189,33 +211,61 @@ class Restore:
             epoch=settled.epoch,
         )
 
+    def _settled(self, replay: Replay) -> Manifest:
+        """The manifest as it stays: the engine is claimed, and what was shipped until then is replayed."""
+        owned_manifest, next_lsn = self._claim()
+        self._replay(replay, owned_manifest.settle_in())
+        position = self._position_of_end()
+        return owned_manifest.change(lambda one: _at_the_end(one, next_lsn, position))
+
     # The directory
 
-    def _prepare(self) -> None:
-        files, directory = self._files, self._directory
-        files.make_directories(directory)
-        names = files.list(directory)
-        if names and MARKER not in names:
+    def _refuse_occupied_directory(self) -> None:
+        self._files.make_directories(self._directory)
+        names = self._files.list(self._directory)
+        if set(names) - {_LOCK} and MARKER not in names:
             raise InputError(
                 "a restore needs an empty directory",
                 operation="restore",
-                path=directory,
+                path=self._directory,
                 hint="Name another one, or move away what is in this one",
             )
-        if MARKER in names:
-            read_marker(files, directory)
-        self._remove_others(names)
-        write_marker(files, directory, RestoreMarker(self._objects.url, self._clock.now_us()))
+
+    def _new_lease(self) -> NodeLease:
+        """A restore that was cut off here is the same node: the lock of the directory proves that it is dead."""
+        if self._files.exists(self._directory / MARKER):
+            self._node = read_marker(self._files, self._directory).node or self._node
+        return NodeLease(
+            *(self._metadata, self._clock, self._node, self._directory),
+            lease_seconds=self._lease_seconds,
+            renews_itself=self._renews_lease,
+        )
+
+    def _refuse_held(self, lease: NodeLease) -> None:
+        """Before anything is done: it takes long to restore an engine. The claim looks again."""
+        found = self._catalog.owner()
+        if found is not None and not self._take_over:
+            lease.refuse_held(found[0], self._keys.noun, self._directory)
+
+    def _prepare(self) -> None:
+        files, directory = self._files, self._directory
+        self._remove_others(files.list(directory))
+        write_marker(files, directory, RestoreMarker(self._objects.url, self._clock.now_us(), self._node))
         files.make_directories(directory / RESTORING)
 
     def _remove_others(self, names: list[str]) -> None:
         """What an attempt that was cut off has left. The marker stays until the end."""
         for name in names:
             path = self._directory / name
-            if name != MARKER:
+            if name not in (MARKER, _LOCK):
                 self._files.remove_tree(path) if self._files.is_directory(path) else self._files.remove(path)
 
     def _finish(self) -> None:
+        if self._drill is not None:
+            # Before the marker goes: without this, opening the directory would claim the engine.
+            remember(self._files, self._directory, self._drill)
+            self._files.make_directories(self._directory / WAL)
+            write_local_claim(self._files, self._directory / WAL, LocalClaim(epoch=0, claim=None, intended=None))
         self._files.remove_tree(self._directory / RESTORING)
         self._files.sync_directory(self._directory)
         self._files.remove(self._directory / MARKER)
@@ -297,8 +347,10 @@ class Restore:
 
     def _claim(self) -> tuple[OwnedManifest, int]:
         self._tell("claim", 0, 1)
+        assert self._lease is not None, "a restore that runs has one"
         taken = claim_engine(
-            *(self._files, self._directory / WAL, self._catalog, self._objects, self._clock, self._node)
+            *(self._files, self._directory / WAL, self._catalog, self._objects, self._clock, self._lease),
+            take_over=self._take_over,
         )
         return OwnedManifest(taken.catalog, self._keys, self._clock), taken.next_offset
 

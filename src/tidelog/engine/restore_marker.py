@@ -16,10 +16,11 @@ _VERSION = 1
 
 
 class RestoreMarker(msgspec.Struct, frozen=True):
-    """From which store, and since when."""
+    """From which store, since when, and as which node."""
 
     store: str
     begun_us: int
+    node: str = ""
 
 
 def write_marker(files: Files, directory: Path, marker: RestoreMarker) -> None:

@@ -7,7 +7,9 @@ Invariants
   (bytes, seconds), and shipped when it is back. The claim itself is made when the store answers for the first time.
 - The high-water mark moves when the manifest was published and read back, and with `replication_mode` "sync" when all
   replicas have it.
-- Who lost the claim publishes and deletes nothing any more: every call that would raises FencedError.
+- Who lost the claim publishes and deletes nothing any more: every call that would raises FencedError. An engine that
+  runs in the background asks for that every `ownership_check_seconds`, so that it also stops to apply.
+- What another node has open is claimed only with `take_over`, or when that node's lease has run out.
 - Nothing in here holds the engine's lock while it waits for a store.
 """
 
@@ -18,6 +20,7 @@ import logging
 import random
 from collections.abc import Callable, Iterator, Sequence
 from threading import Lock, RLock
+from typing import NamedTuple
 
 from tidelog.engine.cold import ColdReader
 from tidelog.engine.core import Core
@@ -29,16 +32,30 @@ from tidelog.engine.shipping_statistics import ShippingStatistics
 from tidelog.engine.store_link import StoreLink, take_over_start
 from tidelog.engine.store_states import StoreStates
 from tidelog.engine.store_sweep import sweep_store
-from tidelog.errors import ClosedError, FencedError, RetryError, TidelogError
+from tidelog.errors import ClosedError, FencedError, HeldError, RetryError, TidelogError
 from tidelog.tier.background import Background, Task
 from tidelog.tier.catalog import Catalog
 from tidelog.tier.keys import EngineKeys
 from tidelog.tier.metadata.open import BUCKET, open_metadata_store
+from tidelog.tier.node_lease import DEFAULT_LEASE_SECONDS, NodeLease
 from tidelog.tier.object_store import ObjectStore
+from tidelog.tier.tier_settings import TierSettings
 
 _logger = logging.getLogger("tidelog.engine")
 _FIRST_PAUSE_SECONDS = 0.5
 _LONGEST_PAUSE_SECONDS = 60.0
+
+
+class ClaimPolicy(NamedTuple):
+    """How an engine claims its store and keeps it."""
+
+    take_over: bool = False
+    lease_seconds: float = DEFAULT_LEASE_SECONDS
+    ownership_check_seconds: float = TierSettings().ownership_check_seconds
+    renews_lease: bool = True
+
+
+_DEFAULT_POLICY = ClaimPolicy()
 
 
 class Shipping:
@@ -52,11 +69,13 @@ class Shipping:
         keys: EngineKeys,
         node: str,
         replicas: Sequence[ObjectStore] = (),
+        policy: ClaimPolicy = _DEFAULT_POLICY,
     ) -> None:
         self._core = core
         self._objects = objects
         self._keys = keys
         self._node = node
+        self._policy = policy
         self._replicas = [Replica(replica, core.clock) for replica in replicas]
         self._reading = open_metadata_store(BUCKET, objects, read_only=True)
         self.reader = ColdReader(
@@ -77,7 +96,8 @@ class Shipping:
         self._errors = 0
         self._errors_in_a_row = 0
         self._last_error: str | None = None
-        self._own_background = Background(2 + len(self._replicas), "tidelog-cold")
+        # One thread for each task: an upload to a slow store keeps nothing else from being done in time.
+        self._own_background = Background(3 + len(self._replicas), "tidelog-cold")
         self._tasks: list[Task] = []
 
     # The claim
@@ -88,9 +108,11 @@ class Shipping:
             self._connected()
 
     def connect_if_possible(self) -> None:
-        """As `connect`; a store that gives no answer is asked again later."""
+        """As `connect`; a store that gives no answer is asked again later. HeldError while another node has it."""
         try:
             self.connect()
+        except HeldError:
+            raise
         except RetryError as error:
             _logger.warning("%s: the store is out of reach, and is tried again: %s", self._core.directory, error)
 
@@ -122,12 +144,19 @@ class Shipping:
         return self._core.clock.now_us()
 
     def _claimed(self) -> StoreLink:
-        metadata = open_metadata_store(BUCKET, self._objects)
-        try:
-            return StoreLink(self._core, self._objects, metadata, self._keys, self._node)
-        except BaseException:
-            metadata.close()
-            raise
+        core, policy = self._core, self._policy
+        with contextlib.ExitStack() as undo:
+            metadata = undo.enter_context(open_metadata_store(BUCKET, self._objects))
+            lease = NodeLease(
+                *(metadata, core.clock, self._node, core.directory),
+                lease_seconds=policy.lease_seconds,
+                renews_itself=policy.renews_lease,
+                ending=self._own_background,
+            )
+            undo.callback(lease.release)
+            link = StoreLink(core, self._objects, metadata, self._keys, lease, take_over=policy.take_over)
+            undo.pop_all()
+            return link
 
     def _check_usable(self) -> None:
         if self._is_closed:
@@ -169,6 +198,7 @@ class Shipping:
         """Ships everything up to the low-water mark now; the high-water mark then."""
         with self._shipping, self._counted():
             link = self._connected()
+            before = link.shipper.shipped_offset
             if link.is_behind:
                 self._publish(link)
             # What comes meanwhile is for the next time: a busy engine would keep this one for ever.
@@ -177,6 +207,8 @@ class Shipping:
                 self._publish(link)
                 self._purge(link)
             self._purge(link)
+            if link.shipper.shipped_offset == before:
+                link.owned.ownership.verify()  # publishing would have noticed that another node owns the engine
             return link.published.high_water_mark
 
     def _ship_some(self, link: StoreLink) -> bool:
@@ -265,6 +297,7 @@ class Shipping:
         self._tasks = [
             own.add(self._guarded(self._ship_and_sweep), 0.0 if self._link is None else interval),
             own.add(self._guarded(self._write_state_if_due), interval),
+            own.add(self._ask_for_ownership, self._policy.ownership_check_seconds),
         ]
         self._tasks += [own.add(self._guarded(lambda one=replica: self._bring_one(one))) for replica in self._replicas]  # type: ignore[misc]
 
@@ -288,6 +321,17 @@ class Shipping:
         if not self._has_swept:
             self.sweep()
             self._has_swept = True
+
+    def _ask_for_ownership(self) -> float:
+        """An engine that has nothing to ship would not notice otherwise that another node owns it by now."""
+        if self._link is not None and self._fenced is None:
+            try:
+                self._link.owned.ownership.verify()
+            except FencedError as error:
+                self._fence(error)
+            except TidelogError:
+                pass  # out of reach: nobody can tell, and shipping counts such errors
+        return self._policy.ownership_check_seconds
 
     def _write_state_if_due(self) -> None:
         if self._link is not None and self._state_is_due(self._link.published):

@@ -23,6 +23,7 @@ from tidelog.errors import DataError
 from tidelog.tier.catalog import Catalog
 from tidelog.tier.keys import EngineKeys
 from tidelog.tier.metadata.store import MetadataStore
+from tidelog.tier.node_lease import NodeLease
 from tidelog.tier.object_store import ObjectStore
 from tidelog.tier.shipper import Shipper
 from tidelog.tier.tier_settings import TierSettings
@@ -31,12 +32,24 @@ from tidelog.tier.tier_settings import TierSettings
 class StoreLink:
     """The store in the hands of an engine that owns it."""
 
-    def __init__(self, core: Core, objects: ObjectStore, metadata: MetadataStore, keys: EngineKeys, node: str) -> None:
+    def __init__(
+        self,
+        core: Core,
+        objects: ObjectStore,
+        metadata: MetadataStore,
+        keys: EngineKeys,
+        lease: NodeLease,
+        *,
+        take_over: bool = False,
+    ) -> None:
         self._core = core
         self.objects = objects
         self.metadata = metadata
+        self.lease = lease
         catalog = Catalog(metadata, keys)
-        taken = claim_engine(core.files, core.directory / WAL, catalog, objects, core.clock, node)
+        taken = claim_engine(
+            *(core.files, core.directory / WAL, catalog, objects, core.clock, lease), take_over=take_over
+        )
         self.owned = taken.catalog
         self.manifest = OwnedManifest(taken.catalog, keys, core.clock)
         self.published = self.manifest.settle_in()
@@ -111,9 +124,12 @@ class StoreLink:
         return self.published
 
     def close(self) -> None:
-        """Nothing is published from now on."""
+        """Nothing is published from now on, and other nodes may open the engine."""
         self.shipper.close()
-        self.metadata.close()
+        try:
+            self.lease.release()
+        finally:
+            self.metadata.close()
 
 
 def take_over_start(core: Core, manifest: Manifest) -> None:

@@ -10,7 +10,7 @@ Who may take in here
 Why a topic may be taken from one who did the same and died
 Such an owner (its name says so) appends nothing but consignments, and their parts stay until the rows are shipped. So
 whatever it had not shipped is taken in again, and nothing is lost. One that is still at work would only lose its work:
-it is left alone while its process lives, or, where that cannot be told, for a minute.
+it keeps its lease, and is left alone until that has run out.
 """
 
 from __future__ import annotations
@@ -43,7 +43,6 @@ from tidelog.pipeline.root import Root
 from tidelog.tier.catalog import Catalog
 from tidelog.tier.intake_area import IntakeArea
 from tidelog.tier.intake_document import IntakeStatus
-from tidelog.tier.owner import Owner
 from tidelog.tier.stores import canonical_url
 from tidelog.topics.directory_info import DirectoryInfo, remember
 from tidelog.topics.names import TopicName
@@ -56,11 +55,7 @@ _logger = logging.getLogger("tidelog.pipeline")
 _FIRST_WAIT_SECONDS = 0.2
 _LONGEST_WAIT_SECONDS = 3.0
 _BULK_SYNC_BYTES = 256 << 20
-_ALIVE_FOR_US = 60_000_000
-_CLOCK_DOUBT_SECONDS = 2
 _NODE = re.compile(r"intake\.([A-Za-z0-9-]+)\.([0-9]+)\.([0-9a-f]+)", re.ASCII)
-# The claims of this process that are at work now: other threads may write to the same topic.
-_at_work: set[str] = set()
 
 
 def take_in(
@@ -107,7 +102,7 @@ def take_in_unowned(root: Root, name: TopicName) -> bool:
 
 
 def _in_directory(root: Root, directory: Path, name: TopicName) -> bool:
-    with open_directory(directory, _bulk_settings(root), runs_in_background=False) as log:
+    with open_directory(directory, _bulk_settings(root), runs_in_background=False, renews_lease=True) as log:
         if log.tier is not None:
             catalog = log.tier.catalog(name.namespace, name.name)
             if not _may_own(catalog, log.info.node):
@@ -154,69 +149,30 @@ def _in_bucket(root: Root, name: TopicName) -> bool:
 
 @contextlib.contextmanager
 def _temporary_owner(root: Root) -> Iterator[LogDirectory]:
-    token = secrets.token_hex(4)
-    _at_work.add(token)
-    try:
-        with tempfile.TemporaryDirectory(prefix="tidelog-intake-", ignore_cleanup_errors=True) as place:
-            info = DirectoryInfo(
-                format=1,
-                created_us=SystemClock().now_us(),
-                node=f"intake.{_host()}.{os.getpid()}.{token}",
-                store=canonical_url(root.location),
-                metadata=root.metadata,
-            )
-            remember(LocalFiles(), Path(place), info)
-            log = open_directory(Path(place), _bulk_settings(root), runs_in_background=False)
-            try:
-                yield log
-            finally:
-                with contextlib.suppress(TidelogError):
-                    log.close()
-    finally:
-        _at_work.discard(token)
+    with tempfile.TemporaryDirectory(prefix="tidelog-intake-", ignore_cleanup_errors=True) as place:
+        info = DirectoryInfo(
+            format=1,
+            created_us=SystemClock().now_us(),
+            node=f"intake.{_host()}.{os.getpid()}.{secrets.token_hex(4)}",
+            store=canonical_url(root.location),
+            metadata=root.metadata,
+        )
+        remember(LocalFiles(), Path(place), info)
+        log = open_directory(Path(place), _bulk_settings(root), runs_in_background=False, renews_lease=True)
+        try:
+            yield log
+        finally:
+            with contextlib.suppress(TidelogError):
+                log.close()
 
 
 def _may_own(catalog: Catalog, own_node: str | None) -> bool:
+    """Whether the topic would be nobody else's loss. That nobody has it open now is for the lease to say."""
     found = catalog.owner()
-    if found is None or found[0].node == own_node:
+    if found is None or found[0].node == own_node or _NODE.fullmatch(found[0].node) is not None:
         return True
     marker = catalog.sealed()
-    is_sealed = marker is not None and marker.sealed and marker.epoch == found[0].epoch
-    return is_sealed or _is_abandoned(found[0])
-
-
-def _is_abandoned(owner: Owner) -> bool:
-    """Whether it was a temporary owner, and is one no more."""
-    match = _NODE.fullmatch(owner.node)
-    if match is None:
-        return False
-    host, pid, token = match[1], int(match[2]), match[3]
-    if host != _host():
-        return SystemClock().now_us() - owner.claimed_us > _ALIVE_FOR_US
-    return token not in _at_work if pid == os.getpid() else not _is_running(pid, owner.claimed_us)
-
-
-def _is_running(pid: int, since_us: int) -> bool:
-    """Whether there is such a process, and was then: numbers are given again, in a container after a moment."""
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    except OSError:
-        pass  # somebody else's process
-    started_us = _started_us(pid)
-    return started_us is None or started_us <= since_us
-
-
-def _started_us(pid: int) -> int | None:
-    """When a process was started; None where the machine does not say."""
-    try:
-        fields = Path(f"/proc/{pid}/stat").read_text("utf-8", "replace").rpartition(")")[2].split()
-        seconds_ago = time.clock_gettime(time.CLOCK_BOOTTIME) - int(fields[19]) / os.sysconf("SC_CLK_TCK")
-    except (OSError, IndexError, ValueError, AttributeError):
-        return None
-    # Whole ticks, and a clock that was set meanwhile: some seconds earlier rather than later.
-    return SystemClock().now_us() - int((seconds_ago + _CLOCK_DOUBT_SECONDS) * 1_000_000)
+    return marker is not None and marker.sealed and marker.epoch == found[0].epoch
 
 
 def _host() -> str:

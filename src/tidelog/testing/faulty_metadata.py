@@ -15,9 +15,9 @@ from tidelog.errors import InputError
 from tidelog.testing.faults import Call, Faults
 from tidelog.testing.remote import Client, OnRequest, Server
 from tidelog.testing.store_failures import STORE_FAULTS, StoreFailure
-from tidelog.tier.keys import check_key, check_prefix
+from tidelog.tier.keys import check_key, check_prefix, is_node_key
 from tidelog.tier.metadata.memory import MemoryMetadataStore
-from tidelog.tier.metadata.store import Check, Entry, MetadataStore, Put, Write
+from tidelog.tier.metadata.store import Check, Delete, Entry, MetadataStore, Put, Write
 
 MetadataRequest = Literal["get", "range", "keys", "floor", "commit"]
 
@@ -79,6 +79,11 @@ class FaultyMetadata(Client[Entries], MetadataStore):
     def contents(self) -> dict[str, bytes]:
         """Every key with its value. Also in a dead process."""
         return self._read(lambda held: {entry.key: entry.value for entry in held.range("")})
+
+    def end_leases(self) -> None:
+        """The heartbeats of all nodes have run out. No call is counted, and none fails."""
+        writes = [Delete(key) for key in self.contents() if is_node_key(key)]
+        self._read(lambda held: held.commit([], writes))
 
     def get(self, key: str) -> Entry | None:
         failure = self._look("get", check_key(key))

@@ -18,7 +18,7 @@ from tidelog.testing.faults import Call, Faults
 from tidelog.testing.objects import Objects
 from tidelog.testing.remote import Client, OnRequest, Server
 from tidelog.testing.store_failures import STORE_FAULTS
-from tidelog.tier.keys import check_key, check_prefix
+from tidelog.tier.keys import check_key, check_prefix, is_node_key
 from tidelog.tier.object_store import ObjectInfo, ObjectStore, ObjectWriter, StoredObject
 
 ChangingRequest = Literal[
@@ -77,6 +77,11 @@ class FaultyStore(Client[Objects], ObjectStore):
     def contents(self) -> dict[str, bytes]:
         """Every object with its content. Also in a dead process."""
         return self._read(lambda held: {key: held.objects[key].data for key in sorted(held.objects)})
+
+    def end_leases(self) -> None:
+        """The heartbeats that are kept in this bucket have run out. No call is counted, and none fails."""
+        for key in filter(is_node_key, self.contents()):
+            self._server.do(lambda held, key=key: held.delete(key))  # type: ignore[misc]  # binds the loop's value
 
     def uploads(self) -> dict[str, bytes]:
         """What was begun and neither published nor aborted, by the id of the upload. Also in a dead process."""

@@ -68,6 +68,14 @@ class World:
         for part in self._parts():
             part.heal()
 
+    def end_leases(self) -> None:
+        """Every node has been silent for longer than its lease: another one may open what it held.
+
+        For worlds whose clock nobody moves; with a ManualClock, `clock.advance(lease_seconds)` is the same.
+        """
+        self.metadata.end_leases()
+        self.store.end_leases()
+
     def lose_disk(self, node: str = "a") -> Self:
         """The same world after all processes were killed and that node got an empty disk; this one is left as it is."""
         fresh = self.after_crash("keep")

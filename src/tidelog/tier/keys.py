@@ -15,6 +15,7 @@ Metadata, below a root that keeps several installations in one store apart:
     {root}/storage/topics/{namespace}/{topic}/replacements/state       how far a compaction is
     {root}/storage/topics/{namespace}/{topic}/replacements/{generation:020}/{start:020}   what it replaces there
     {root}/storage/epoch-floor                                         the highest epoch of a deleted topic
+    {root}/storage/nodes/{node}/{session}                              the heartbeat of a node, one for each opening
 
 Objects, below the URL of the store:
 
@@ -67,6 +68,7 @@ MAX_KEY_LENGTH = 900
 
 _TOPICS = "storage/topics"
 _ENGINE = "storage/engine"
+_NODES = "storage/nodes"
 _PART = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]*", re.ASCII)
 _DESCRIPTOR = re.compile(r"[0-9]{20}", re.ASCII)
 _NUMBER = r"(0|[1-9][0-9]{0,19})"
@@ -384,6 +386,21 @@ def parse_object_id(name: str) -> ObjectId | None:
         return None
     found = ObjectId(*(int(number or 0) for number in match.groups()))
     return found if found.start <= found.end and max(found) <= MAX_OFFSET else None
+
+
+def node_prefix(node: str, root: str = DEFAULT_ROOT) -> str:
+    """The heartbeats of one node, in the metadata store."""
+    return f"{check_part(root)}/{_NODES}/{check_part(node)}/"
+
+
+def node_key(node: str, session: str, root: str = DEFAULT_ROOT) -> str:
+    """The heartbeat of one opening of a node."""
+    return node_prefix(node, root) + check_part(session)
+
+
+def is_node_key(key: str) -> bool:
+    """Whether this is the key of a heartbeat, of whatever installation."""
+    return len(parts := key.split("/")) == 5 and "/".join(parts[1:3]) == _NODES
 
 
 def topics_prefix(root: str = DEFAULT_ROOT) -> str:

@@ -7,7 +7,8 @@
 
 `claim` is a random number that no two claims share. An epoch orders owners; a claim tells one from every other, also
 after the topic was deleted and made again. `lineage` is the claim whose disk has what was accepted and not shipped: an
-owner that closes without having accepted anything gives it back to the one before.
+owner that closes without having accepted anything gives it back to the one before. `session` names the opening of the
+node that holds the topic (`node_lease.py`); it is empty once the node has let go of the topic and goes on.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ class Owner(msgspec.Struct, frozen=True, kw_only=True):
     node: str
     claimed_us: int
     log_id: str
+    session: str = ""
 
 
 class SealedMarker(msgspec.Struct, frozen=True, kw_only=True):

@@ -7,6 +7,10 @@ Invariants
 - Where it cannot (one key at a time), the owner's entry is read before each change, and every entry that an earlier
   owner may be about to change has been rewritten by the new owner when it took over: the change then fails on the
   entry's own version. `bucket.py` has the whole argument.
+- A claim is made on the owner document that its reasons were read from: if that has changed since, ConflictError.
+
+Epochs are what makes this safe. That nobody claims what a living node holds, unless that is meant, is the concern of
+`node_lease.py`.
 """
 
 from __future__ import annotations
@@ -23,6 +27,7 @@ from tidelog.log.binding import new_log_id
 from tidelog.tier import owner as documents
 from tidelog.tier.catalog import Catalog
 from tidelog.tier.metadata.store import Check, Delete, Put
+from tidelog.tier.node_lease import NodeLease
 from tidelog.tier.owner import Owner
 
 RESCUE_HINT = "What it had accepted and not shipped stays on its disk: `tidelog topic rescue` shows it"
@@ -86,10 +91,17 @@ class Ownership:
         """Nothing was accepted under this claim: what the one before left on its disk is still the end of the topic."""
         if self.previous is None or self.previous.lineage == self.owner.lineage:
             return
-        returned = msgspec.structs.replace(self.owner, lineage=self.previous.lineage)
+        self._rewrite(msgspec.structs.replace(self.owner, lineage=self.previous.lineage, session=""))
+
+    def release(self) -> None:
+        """This node has it open no more, and goes on: others may open it at once."""
+        if self.owner.session:
+            self._rewrite(msgspec.structs.replace(self.owner, session=""))
+
+    def _rewrite(self, owner: Owner) -> None:
         key = self.catalog.keys.owner
-        versions = self.catalog.metadata.commit([Check(key, self._version)], [Put(key, documents.encode(returned))])
-        self.owner, self._version = returned, versions[key]
+        versions = self.catalog.metadata.commit([Check(key, self._version)], [Put(key, documents.encode(owner))])
+        self.owner, self._version = owner, versions[key]
 
     def remove(self) -> None:
         """The last change of a topic that is being deleted: from here on nobody owns it."""
@@ -116,31 +128,45 @@ def new_claim() -> str:
     return secrets.token_hex(8)
 
 
+FoundOwner = tuple[Owner, str] | None
+"""An owner document and its version; None where there is none."""
+
+
 def claim_topic(
-    catalog: Catalog, node: str, clock: Clock, claim: str, min_epoch: int = 1, log_id: str | None = None
+    catalog: Catalog,
+    found: FoundOwner,
+    lease: NodeLease,
+    clock: Clock,
+    claim: str,
+    min_epoch: int = 1,
+    log_id: str | None = None,
 ) -> Ownership:
-    """Claims the next epoch; ConflictError when another node does so at the same moment.
+    """Claims the epoch after that of the owner document that was found; ConflictError when it is another by now.
 
     `log_id` is that of the files here: a log that nobody has claimed before keeps it.
     """
-    key, found = catalog.keys.owner, catalog.owner()
-    previous = None if found is None else found[0]
+    key, previous = catalog.keys.owner, None if found is None else found[0]
     before = catalog.epoch_floor() if previous is None else previous.epoch
+    lease.hold()
     owner = Owner(
         epoch=max(before + 1, min_epoch),
         claim=claim,
         lineage=claim,
-        node=node,
+        node=lease.node,
         claimed_us=clock.now_us(),
+        session=lease.session,
         log_id=previous.log_id if previous is not None else log_id or new_log_id(),
     )
     check = Check(key, None if found is None else found[1])
     try:
         versions = catalog.metadata.commit([check], [Put(key, documents.encode(owner))])
     except ConflictError as error:
-        raise ConflictError(
-            f"another node claimed the {catalog.keys.noun} at the same moment",
-            operation="claim",
-            hint="Open it again to take it over",
-        ) from error
+        raise claimed_meanwhile(catalog) from error
     return Ownership(catalog, owner, versions[key], previous)
+
+
+def claimed_meanwhile(catalog: Catalog) -> ConflictError:
+    """Another node was faster."""
+    return ConflictError(
+        f"another node claimed the {catalog.keys.noun} at the same moment", operation="claim", hint="Open it again"
+    )

@@ -10,19 +10,23 @@ Invariants
 - An error while reading any of these is an error, never "empty".
 - Files that are no longer the end of the topic are put aside before the claim: a crash in between leaves nothing that
   could be taken for ours.
+- What a living node holds is not touched, unless the caller says `take_over`. A sealed topic is held by nobody.
 - The claim comes before the catalog's end is believed, and before anything is accepted.
+- The claim is made on the owner document that the marker was read with. Another node that is faster makes it fail; what
+  looks damaged only because of that node is told as a conflict.
 - A catalog that knows nothing beside a bucket with objects of the topic is a lost catalog, not a new topic. One that
   knows less than the bucket has is an old one, and is not gone on from.
 """
 
 from __future__ import annotations
 
+import contextlib
 import logging
 from pathlib import Path
 from typing import NamedTuple
 
 from tidelog.clock import Clock
-from tidelog.errors import DataError, GapError, InputError, OtherLogError, RetryError, offsets_text
+from tidelog.errors import DataError, GapError, InputError, OtherLogError, RetryError, TidelogError, offsets_text
 from tidelog.files import Files
 from tidelog.log.bound_files import bound, known_log_id, write_log_id
 from tidelog.log.names import wal_files
@@ -31,11 +35,12 @@ from tidelog.log.view import LogView
 from tidelog.tier.catalog import Catalog
 from tidelog.tier.fenced_tail import FencedTail, remove_files, secure_tails, set_aside
 from tidelog.tier.local_claim import LocalClaim, read_local_claim, write_local_claim
+from tidelog.tier.node_lease import NodeLease
 from tidelog.tier.object_store import ObjectStore
 from tidelog.tier.older_catalog import refuse_lost_descriptor, refuse_older_catalog
 from tidelog.tier.owned_catalog import OwnedCatalog
 from tidelog.tier.owner import Owner, SealedMarker
-from tidelog.tier.ownership import claim_topic, new_claim
+from tidelog.tier.ownership import FoundOwner, claim_topic, claimed_meanwhile, new_claim
 from tidelog.tier.sweep import finish_deletion
 from tidelog.tier.uploader_checkpoint import read_uploader_checkpoint
 
@@ -53,28 +58,66 @@ class Taken(NamedTuple):
 class Takeover:
     """One attempt to open a topic for writing. The caller holds the lock of its directory."""
 
-    def __init__(self, files: Files, directory: Path, catalog: Catalog, objects: ObjectStore, clock: Clock) -> None:
+    def __init__(
+        self,
+        files: Files,
+        directory: Path,
+        catalog: Catalog,
+        objects: ObjectStore,
+        clock: Clock,
+        lease: NodeLease,
+    ) -> None:
         self._files = bound(files)
         self._directory = directory
         self._catalog = catalog
         self._objects = objects
         self._clock = clock
+        self._lease = lease
 
-    def take(self, node: str, first_offset: int = 0) -> Taken:
-        """Claims the topic and finds out where to go on."""
+    def take(self, first_offset: int = 0, *, take_over: bool = False) -> Taken:
+        """Claims the topic and finds out where to go on. HeldError while another node holds it, unless `take_over`.
+
+        ConflictError when another node claims it at the same moment.
+        """
         secure_tails(self._files, self._directory)
-        self._finish_deletion(node)
+        found, marker = self._admitted(take_over)
+        if self._finish_deletion(found):
+            found, marker = self._admitted(take_over)
+        self._check_before_claim(found, marker)
+        owned = self._claim(found, read_claim(self._files, self._directory))
+        try:
+            return self._settle_in(owned, marker, first_offset)
+        except BaseException:
+            with contextlib.suppress(TidelogError):
+                owned.ownership.release()
+            raise
+
+    def _admitted(self, take_over: bool) -> tuple[FoundOwner, SealedMarker | None]:
+        """The owner document to claim on, with the marker that belongs to it."""
         found = self._catalog.owner()
         marker = self._believed_marker(None if found is None else found[0])
-        if marker is not None:
+        if found is not None and marker is None and not take_over:
+            self._refuse_held(found[0])
+        return found, marker
+
+    def _refuse_held(self, owner: Owner) -> None:
+        self._lease.refuse_held(owner, self._catalog.keys.noun, self._directory)
+
+    def _check_before_claim(self, found: FoundOwner, marker: SealedMarker | None) -> None:
+        try:
             # Before the claim, which ends the marker: who tries again must not get what was refused just now.
-            self._check_marker(marker, self._catalog.next_offset())
-        if found is not None:
-            self._refuse_older_catalog(found[0])
-        self._settle_fenced_files()
-        if found is not None:
-            self._refuse_other_log(found[0])
-        owned = self._claim(node, read_claim(self._files, self._directory))
+            self._check_marker(marker, None if marker is None else self._catalog.next_offset())
+            if found is not None:
+                self._refuse_older_catalog(found[0])
+            self._settle_fenced_files()
+            if found is not None:
+                self._refuse_other_log(found[0])
+        except DataError as error:
+            if self._catalog.owner() != found:
+                raise claimed_meanwhile(self._catalog) from error
+            raise
+
+    def _settle_in(self, owned: OwnedCatalog, marker: SealedMarker | None, first_offset: int) -> Taken:
         next_offset = owned.settle_in(self._first_of_all(first_offset))
         self._check_marker(marker, next_offset)
         owned.unseal()
@@ -92,7 +135,7 @@ class Takeover:
             return None
         return marker
 
-    def _check_marker(self, marker: SealedMarker | None, next_offset: int) -> None:
+    def _check_marker(self, marker: SealedMarker | None, next_offset: int | None) -> None:
         if marker is None:
             return
         sealed_at = 0 if marker.last_committed_offset is None else marker.last_committed_offset + 1
@@ -114,17 +157,18 @@ class Takeover:
         except RetryError as error:
             _logger.warning("%s: not known whether the bucket has more than the catalog: %s", self._directory, error)
 
-    def _finish_deletion(self, node: str) -> None:
-        """A topic that was being deleted is deleted first; what is here of it goes with it."""
-        mark, found = self._catalog.start_mark(), self._catalog.owner()
+    def _finish_deletion(self, found: FoundOwner) -> bool:
+        """A topic that was being deleted is deleted first; what is here of it goes with it. Whether it was one."""
+        mark = self._catalog.start_mark()
         if mark is None or found is None or not mark[0].deleted:
-            return
+            return False
         local = read_claim(self._files, self._directory)
         if self._has_files and local is not None and local.knows(found[0].lineage):
             remove_files(self._files, self._directory)
         elif self._has_files and not _were_a_topic(local):
             raise _foreign_files(self._directory, found[0])
-        finish_deletion(self._claim(node, local), self._objects)
+        finish_deletion(self._claim(found, local), self._objects)
+        return True
 
     # The files of an earlier time
 
@@ -182,7 +226,7 @@ class Takeover:
 
     # The claim
 
-    def _claim(self, node: str, local: LocalClaim | None) -> OwnedCatalog:
+    def _claim(self, found: FoundOwner, local: LocalClaim | None) -> OwnedCatalog:
         claim = new_claim()
         epoch = 0 if local is None else local.epoch
         known = None if local is None else self._claim_to_keep(local)
@@ -190,7 +234,9 @@ class Takeover:
         intent = LocalClaim(epoch=epoch, claim=known, intended=claim, given_up=undecided)
         write_local_claim(self._files, self._directory, intent)
         log_id = known_log_id(self._files, self._directory)
-        ownership = claim_topic(self._catalog, node, self._clock, claim, min_epoch=epoch + 1, log_id=log_id)
+        ownership = claim_topic(
+            *(self._catalog, found, self._lease, self._clock, claim), min_epoch=epoch + 1, log_id=log_id
+        )
         done = LocalClaim(epoch=ownership.epoch, claim=claim, intended=None)
         write_local_claim(self._files, self._directory, done)
         return OwnedCatalog(ownership, self._clock)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator
 from pathlib import Path
 
 from tidelog.clock import Clock
+from tidelog.errors import TidelogError
 from tidelog.files import Files
 from tidelog.log import Log, LogSettings
 from tidelog.log.bound_files import bound
@@ -23,6 +25,7 @@ from tidelog.tier.joined import JoinedLog
 from tidelog.tier.keys import DEFAULT_ROOT, TopicKeys, parse_topic_key, topics_prefix
 from tidelog.tier.metadata.measured import MeasuredMetadata
 from tidelog.tier.metadata.store import MetadataStore, end_of
+from tidelog.tier.node_lease import DEFAULT_LEASE_SECONDS, NodeLease
 from tidelog.tier.object_store import ObjectStore
 from tidelog.tier.owned_catalog import OwnedCatalog
 from tidelog.tier.placed_rows import PlacedRows
@@ -49,9 +52,13 @@ class Tier:
         files: Files,
         clock: Clock,
         node: str,
+        directory: Path = Path("/"),
         root: str = DEFAULT_ROOT,
         runs_in_background: bool = True,
+        lease_seconds: float = DEFAULT_LEASE_SECONDS,
+        renews_lease: bool | None = None,
     ) -> None:
+        """`directory` is that of the node, whose lock the caller holds. `renews_lease`: as `runs_in_background`."""
         self.objects = objects
         self.metadata = MeasuredMetadata(metadata)
         self.node = node
@@ -60,6 +67,14 @@ class Tier:
         self._root = root
         self._runs_in_background = runs_in_background
         self._background = Background(_BACKGROUND_THREADS, "tidelog-tier")
+        self.lease = NodeLease(
+            *(self.metadata, clock, node, directory),
+            lease_seconds=lease_seconds,
+            root=root,
+            renews_itself=runs_in_background if renews_lease is None else renews_lease,
+            ending=self._background,
+        )
+        """What tells other nodes that this one lives."""
         self._questions = Background(_ASKING_THREADS, "tidelog-owner")
         self._fetchers = DaemonPool(_FETCHING_THREADS, "tidelog-fetch")
 
@@ -111,29 +126,40 @@ class Tier:
         first_offset: int = 0,
         group_of: GroupOf | None = None,
         check_rows: CheckRows | None = None,
+        take_over: bool = False,
     ) -> TieredLog:
-        """Claims a topic and opens it for writing. The caller holds the lock of the directory above."""
+        """Claims a topic and opens it for writing. The caller holds the lock of the directory above.
+
+        HeldError while another node has it open, unless `take_over`.
+        """
         catalog = self.catalog(namespace, name)
         self._files.make_directories(directory)
-        taken = Takeover(self._files, directory, catalog, self.objects, self._clock).take(self.node, first_offset)
-        log = Log.open(
-            directory,
-            log_settings,
-            files=self._files,
-            clock=self._clock,
-            time_field=time_field,
-            first_offset=taken.next_offset,
-            group_of=group_of,
-            kept_elsewhere=lambda first, stop: catalog.covers(max(first, catalog.start_offset()), stop),
-        )
-        try:
+        takeover = Takeover(self._files, directory, catalog, self.objects, self._clock, self.lease)
+        taken = takeover.take(first_offset, take_over=take_over)
+        with contextlib.ExitStack() as undo:
+            undo.callback(self._release, taken.catalog)
+            log = Log.open(
+                directory,
+                log_settings,
+                files=self._files,
+                clock=self._clock,
+                time_field=time_field,
+                first_offset=taken.next_offset,
+                group_of=group_of,
+                kept_elsewhere=lambda first, stop: catalog.covers(max(first, catalog.start_offset()), stop),
+            )
+            undo.callback(log.close)
             taken.catalog.clip_cursors(log.next_offset)
-            return self._assemble(
+            tiered = self._assemble(
                 *(log, taken.catalog, taken.next_offset, log_settings, settings, time_field, group_of, check_rows)
             )
-        except BaseException:
-            log.close()
-            raise
+            undo.pop_all()
+            return tiered
+
+    def _release(self, owned: OwnedCatalog) -> None:
+        """What was claimed, and could not be opened then, does not stay closed to others while this node lives."""
+        with contextlib.suppress(TidelogError):
+            owned.ownership.release()
 
     def _assemble(
         self,
@@ -178,4 +204,7 @@ class Tier:
         self._background.close()
         self._questions.close()
         self._fetchers.shutdown(wait=False, cancel_futures=True)
-        self.metadata.close()
+        try:
+            self.lease.release()
+        finally:
+            self.metadata.close()

@@ -281,6 +281,12 @@ class TieredLog(JoinedLog):
         finally:
             self._give_back_lineage()
 
+    def let_go(self) -> None:
+        """Closes it while the node goes on: others may open the topic at once."""
+        self.close()
+        with contextlib.suppress(TidelogError):
+            self.owned.ownership.release()
+
     def delete(self) -> None:
         """Removes the topic: its messages from the disk, the store and the catalog. Its directory is the caller's."""
         self.verify()  # while it is open: who does not own it any more keeps what it has

@@ -164,7 +164,13 @@ class LogDirectory(DirectoryTasks):
     # Topics
 
     def topic(
-        self, name: str, *, first_offset: int = 0, reliable: bool | None = None, **settings: Unpack[TierOptions]
+        self,
+        name: str,
+        *,
+        first_offset: int = 0,
+        reliable: bool | None = None,
+        take_over: bool = False,
+        **settings: Unpack[TierOptions],
     ) -> Topic:
         """The topic of this name, always the same object while the directory is open.
 
@@ -173,6 +179,9 @@ class LogDirectory(DirectoryTasks):
         and None takes one back. They count from the next opening on where the topic is open already. A new topic with
         `reliable=False` keeps nothing: its messages go to whoever reads or subscribes at that moment, in this process.
         That is remembered too, and cannot be changed.
+
+        HeldError while another node has the topic open: `take_over=True` takes it from there, and what that node had
+        accepted and not shipped stays on its disk for `tidelog topic rescue`.
         """
         parsed = parse_topic_name(name)
         known = self._topics.get(parsed)
@@ -184,7 +193,7 @@ class LogDirectory(DirectoryTasks):
             if parsed in self._topics and settings:
                 raise InputError(f"the topic {name} is open already", hint="Change its settings with `configure_topic`")
             if parsed not in self._topics:
-                topic = self._open_topic(parsed, first_offset, dict(settings), reliable)
+                topic = self._open_topic(parsed, first_offset, dict(settings), reliable, take_over)
                 topic.use_subscriptions(self._cursors(parsed, topic), self._background, self._dead_letter_topic)
                 self._topics[parsed] = topic
             opened = self._topics[parsed]
@@ -211,13 +220,13 @@ class LogDirectory(DirectoryTasks):
             return self._opener.configure(parsed, settings)
 
     def _open_topic(
-        self, name: TopicName, first_offset: int, settings: dict[str, object], reliable: bool | None
+        self, name: TopicName, first_offset: int, settings: dict[str, object], reliable: bool | None, take_over: bool
     ) -> Topic:
         if self.read_only:
             if settings or first_offset:
                 self._check_writable()
             return self._opener.look(name)
-        return self._opener.open(name, self._seal, settings, first_offset, reliable)
+        return self._opener.open(name, self._seal, settings, first_offset, reliable, take_over=take_over)
 
     def _cursors(self, name: TopicName, topic: Topic) -> CursorStore:
         """Where the positions of a topic's subscriptions are."""
@@ -271,14 +280,17 @@ class LogDirectory(DirectoryTasks):
         self._require(parsed)
         return parsed.directory(self.root)
 
-    def delete_topic(self, name: str) -> None:
-        """Removes a topic and everything in it, for good, from the disk and from the store. Its open readers end."""
+    def delete_topic(self, name: str, *, take_over: bool = False) -> None:
+        """Removes a topic and everything in it, for good, from the disk and from the store. Its open readers end.
+
+        HeldError while another node has it open, unless `take_over`.
+        """
         parsed = parse_topic_name(name)
         with self._guard, explained(f"delete topic {name}", self.root):
             self._check_writable()
             self._require(parsed)
             if self.tier is not None:
-                self.topic(name)  # what is in the store is only its owner's to delete
+                self.topic(name, take_over=take_over)  # what is in the store is only its owner's to delete
             self._delete_storage(parsed)
             self._delete_local_metadata(parsed)
             self._delete_directory(parsed)

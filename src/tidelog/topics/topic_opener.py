@@ -87,8 +87,10 @@ class TopicOpener:
         settings: Mapping[str, object] = _NO_SETTINGS,
         first_offset: int = 0,
         reliable: bool | None = None,
+        *,
+        take_over: bool = False,
     ) -> Topic:
-        """For writing; made when absent, `reliable` unless told otherwise."""
+        """For writing; made when absent, `reliable` unless told otherwise. `take_over`: also from a living node."""
         directory = name.directory(self._root)
         if not self._is_reliable(name, reliable):
             return self._open_live(name, settings, first_offset)
@@ -107,12 +109,13 @@ class TopicOpener:
             first_offset=first_offset,
             group_of=group_of,
             check_rows=check_readable,
+            take_over=take_over,
         )
         try:
             self._keep_settings(name, self.tier, own)
             settle_topic_info(self._files, directory, name, self._clock, own)
         except BaseException:
-            tiered.close()
+            tiered.let_go()
             raise
         return Topic(name, tiered.log, self._clock, tiered, seal)
 

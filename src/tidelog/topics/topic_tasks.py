@@ -70,7 +70,7 @@ class _Directory(Protocol):
 
     def topics(self) -> list[str]: ...
 
-    def delete_topic(self, name: str) -> None: ...
+    def delete_topic(self, name: str, *, take_over: bool = False) -> None: ...
 
     def close(self) -> None: ...
 
@@ -158,10 +158,13 @@ class DirectoryTasks:
         *,
         first_offset: int = 0,
         reliable: bool | None = None,
+        take_over: bool = False,
         **settings: Unpack[TierOptions],
     ) -> Topic:
         """As `topic`: opening one recovers its files and, with a store, claims it."""
-        return await in_store_thread(self.topic, name, first_offset=first_offset, reliable=reliable, **settings)
+        return await in_store_thread(
+            self.topic, name, first_offset=first_offset, reliable=reliable, take_over=take_over, **settings
+        )
 
     async def configure_topic_async(self: _Directory, name: str, **settings: Unpack[TierOptions]) -> dict[str, object]:
         """As `configure_topic`."""
@@ -175,9 +178,9 @@ class DirectoryTasks:
         """As `topics`."""
         return await in_store_thread(self.topics)
 
-    async def delete_topic_async(self: _Directory, name: str) -> None:
+    async def delete_topic_async(self: _Directory, name: str, *, take_over: bool = False) -> None:
         """As `delete_topic`."""
-        await in_store_thread(self.delete_topic, name)
+        await in_store_thread(self.delete_topic, name, take_over=take_over)
 
     async def close_async(self: _Directory) -> None:
         """As `close`."""

@@ -21,7 +21,7 @@ from tidelog.engine.engine import Engine
 from tidelog.engine.engine_directory import EngineDirectory
 from tidelog.engine.restore import RestoreReport
 from tidelog.engine.restore_marker import MARKER
-from tidelog.engine.shipping import Shipping
+from tidelog.engine.shipping import ClaimPolicy, Shipping
 from tidelog.errors import AccessDeniedError, ConfigError, InputError, NotFoundError
 from tidelog.files import LocalFiles
 from tidelog.pipeline.engine_jobs import restore_steps
@@ -54,6 +54,8 @@ def restore(node: EngineNode, directory: Path, objects: ObjectStore | None = Non
         settings=SMALL,
         files=LocalFiles(),
         clock=ManualClock(),
+        take_over=True,
+        renews_lease=False,
     )
     job.use(None, place_of(store), EngineDirectory(node="restored", store=store.url), ignore_progress)  # type: ignore[arg-type]
     return job.run()
@@ -62,7 +64,8 @@ def restore(node: EngineNode, directory: Path, objects: ObjectStore | None = Non
 def opened(node: EngineNode, directory: Path) -> Engine:
     """The engine in a directory that was restored."""
     core = Core.open(directory, SMALL, LocalFiles(), ManualClock())
-    shipping = Shipping(core, node.objects, keys=KEYS, node="restored")
+    policy = ClaimPolicy(take_over=True, renews_lease=False)
+    shipping = Shipping(core, node.objects, keys=KEYS, node="restored", policy=policy)
     shipping.connect()
     return Engine(core, shipping.reader, shipping, runs_in_background=False)
 

@@ -72,15 +72,6 @@ class TestLeases:
         with pytest.raises(LeaseLostError):
             store.commit([], [Put(at + "leased", b"x", lease)])
 
-    def test_a_lease_is_kept_alive(self, store: EtcdMetadataStore, at: str) -> None:
-        """For longer than its time, as long as its holder is in the `with`."""
-        with store.lease(5) as lease:
-            store.commit([], [Put(at + "leased", b"x", lease)])
-            time.sleep(6)
-            assert is_held(lease)
-            assert store.get(at + "leased") is not None
-        assert store.get(at + "leased") is None
-
     def test_a_holder_that_slept_does_not_believe_in_its_lease(self, etcd_server: EtcdServer) -> None:
         """By its own clock, before it has asked anybody; and it stays lost."""
         clock = ManualClock()

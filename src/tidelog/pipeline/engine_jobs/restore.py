@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING
 from tidelog.clock import Clock, SystemClock
 from tidelog.engine.engine_directory import EngineDirectory
 from tidelog.engine.restore import RestoreReport
-from tidelog.errors import AccessDeniedError, ConfigError, DataError, NotFoundError, RetryError
+from tidelog.errors import AccessDeniedError, ConfigError, DataError, HeldError, NotFoundError, RetryError
 from tidelog.files import LocalFiles
 from tidelog.pipeline.engine_jobs.restore_steps import SparkRestore
 from tidelog.pipeline.engines.place import EngineRoot
@@ -62,35 +62,47 @@ def restore_engine_directory(
     replicas: Sequence[EngineRoot] = (),
     on_progress: OnProgress = ignore_progress,
     clock: Clock | None = None,
+    take_over: bool = False,
 ) -> RestoreJobReport:
     """Builds a lost engine anew in an empty directory, which can be opened as that engine then.
 
-    Whoever had the engine open loses it. Entries above `seq` of the report are the orchestrator's to give again. Where
-    the store cannot be read or has no good copy, the first of the `replicas` that has one takes its place for good.
+    HeldError while another node has the engine open, unless `take_over`. Entries above `seq` of the report are the
+    orchestrator's to give again. Where the store cannot be read or has no good copy, the first of the `replicas` that
+    has one takes its place for good.
     """
     path = Path(os.path.abspath(os.path.expanduser(directory)))
     failed: list[str] = []
     for one in (root, *replicas[:-1]) if replicas else ():
         try:
-            return _restore(spark, one, path, on_progress, clock or SystemClock(), failed)
+            return _restore(spark, one, path, on_progress, clock or SystemClock(), failed, take_over)
+        except HeldError:
+            raise  # the store is well, and so is the engine
         except _UNUSABLE as error:
             failed.append(f"{one.store_url} could not be used: {error.message}")
-    return _restore(spark, (root, *replicas)[-1], path, on_progress, clock or SystemClock(), failed)
+    return _restore(spark, (root, *replicas)[-1], path, on_progress, clock or SystemClock(), failed, take_over)
 
 
 def _restore(
-    spark: SparkSession, root: EngineRoot, path: Path, on_progress: OnProgress, clock: Clock, failed: Sequence[str]
+    spark: SparkSession,
+    root: EngineRoot,
+    path: Path,
+    on_progress: OnProgress,
+    clock: Clock,
+    failed: Sequence[str],
+    take_over: bool,
 ) -> RestoreJobReport:
-    began = time.monotonic()
+    began, config = time.monotonic(), root.load()
     node = f"restore-{os.getpid()}-{secrets.token_hex(4)}"
     with root.open(read_only=False) as opened:
         restore = SparkRestore(
             *(path, opened.objects, opened.metadata),
             keys=opened.keys,
             node=node,
-            settings=root.load().storage_engine,
+            settings=config.storage_engine,
             files=LocalFiles(),
             clock=clock,
+            take_over=take_over,
+            lease_seconds=config.lease_seconds,
         )
         restore.use(spark, root.place, EngineDirectory(node=node, store=root.store_url, name=root.name), on_progress)
         report = restore.run()

@@ -95,7 +95,7 @@ def _taken(root: Root) -> LogDirectory:
     if not root.directory.is_dir():
         raise NotFoundError("there is no log directory", path=root.directory, hint="Check --root")
     try:
-        return open_directory(root.directory, root.load(), runs_in_background=False)
+        return open_directory(root.directory, root.load(), runs_in_background=False, renews_lease=True)
     except LockedError as error:
         raise LockedError(
             "another process has this directory open, and ships it by itself",

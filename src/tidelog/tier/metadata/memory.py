@@ -1,4 +1,7 @@
-"""A metadata store in memory, for tests and for trying things out: gone with the process."""
+"""A metadata store in memory, for tests and for trying things out: gone with the process.
+
+Invariant: an entry that hangs on a lease is not seen any more from the moment on at which the lease runs out.
+"""
 
 from __future__ import annotations
 
@@ -6,9 +9,11 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Mapping, Sequence
 from threading import Lock
 
-from tidelog.errors import ConflictError
+from tidelog.clock import Clock, SystemClock
+from tidelog.errors import ConflictError, LeaseLostError
 from tidelog.tier.keys import check_key, check_prefix
-from tidelog.tier.metadata.store import Check, Delete, Entry, MetadataStore, Write, end_of, numeric_version
+from tidelog.tier.metadata.lease import Lease
+from tidelog.tier.metadata.store import Check, Delete, Entry, MetadataStore, Put, Write, end_of, numeric_version
 
 
 class MemoryMetadataStore(MetadataStore):
@@ -16,15 +21,22 @@ class MemoryMetadataStore(MetadataStore):
 
     url = "memory://"
     supports_multi_key = True
-    supports_leases = False
+    supports_leases = True
 
-    def __init__(self) -> None:
+    def __init__(self, clock: Clock | None = None) -> None:
         self._guard = Lock()
+        self._clock = clock or SystemClock()
+        self._last_lease = 0
+        self._lease_ends: dict[int, float] = {}
+        self._leased: dict[str, int] = {}
         self._entries: dict[str, Entry] = {}
         self._last_version = 0
 
     def get(self, key: str) -> Entry | None:
-        return self._entries.get(check_key(key))
+        check_key(key)
+        with self._guard:
+            self._drop_lapsed()
+            return self._entries.get(key)
 
     def floor(self, prefix: str, key: str) -> Entry | None:
         with self._guard:
@@ -45,6 +57,10 @@ class MemoryMetadataStore(MetadataStore):
 
     def _commit(self, checks: Sequence[Check], writes: Sequence[Write]) -> Mapping[str, str]:
         with self._guard:
+            self._drop_lapsed()
+            for write in writes:
+                if isinstance(write, Put) and write.lease is not None and write.lease.lease_id not in self._lease_ends:
+                    raise LeaseLostError(f"the lease {write.lease.lease_id} ran out", hint="Take a new one")
             for check in checks:
                 found = self._entries.get(check.key)
                 if numeric_version(check) != (int(found.version) if found else 0):
@@ -55,13 +71,65 @@ class MemoryMetadataStore(MetadataStore):
     def _write(self, writes: Sequence[Write], version: str) -> dict[str, str]:
         versions = {}
         for write in writes:
+            self._leased.pop(write.key, None)
             if isinstance(write, Delete):
                 self._entries.pop(write.key, None)
             else:
+                if write.lease is not None:
+                    self._leased[write.key] = write.lease.lease_id
                 self._entries[write.key] = Entry(write.key, bytes(write.value), version)
                 versions[write.key] = version
         return versions
 
     def _sorted_keys(self, prefix: str, start: str) -> list[str]:
+        self._drop_lapsed()
         keys = sorted(self._entries)
         return keys[bisect_left(keys, start) : bisect_left(keys, end_of(prefix))]
+
+    # Leases
+
+    def _lease(self, ttl_seconds: int) -> Lease:
+        with self._guard:
+            self._last_lease += 1
+            now = self._clock.monotonic()
+            self._lease_ends[self._last_lease] = now + ttl_seconds
+            return _MemoryLease(self, self._last_lease, ttl_seconds, self._clock, now)
+
+    def extend_lease(self, lease_id: int, ttl_seconds: int) -> bool:
+        """Whether it was still there."""
+        with self._guard:
+            self._drop_lapsed()
+            if lease_id not in self._lease_ends:
+                return False
+            self._lease_ends[lease_id] = self._clock.monotonic() + ttl_seconds
+            return True
+
+    def end_lease(self, lease_id: int) -> None:
+        """What hangs on it goes with it."""
+        with self._guard:
+            self._lease_ends[lease_id] = float("-inf")
+            self._drop_lapsed()
+
+    def _drop_lapsed(self) -> None:
+        if not self._lease_ends:
+            return
+        now = self._clock.monotonic()
+        lapsed = {lease_id for lease_id, end in self._lease_ends.items() if now >= end}
+        for lease_id in lapsed:
+            del self._lease_ends[lease_id]
+        for key in [key for key, lease_id in self._leased.items() if lease_id in lapsed]:
+            del self._leased[key], self._entries[key]
+
+
+class _MemoryLease(Lease):
+    def __init__(
+        self, store: MemoryMetadataStore, lease_id: int, ttl_seconds: int, clock: Clock, asked_at: float
+    ) -> None:
+        super().__init__(lease_id, ttl_seconds, clock, asked_at)
+        self._store = store
+
+    def _refresh(self) -> bool:
+        return self._store.extend_lease(self.lease_id, self.ttl_seconds)
+
+    def _revoke(self) -> None:
+        self._store.end_lease(self.lease_id)

@@ -120,9 +120,9 @@ class MetadataStore(ABC):
         return self._commit(checks, writes)
 
     def lease(self, ttl_seconds: int) -> Lease:
-        """A new lease, kept alive by whoever uses it as a context manager."""
+        """A new lease. Its holder refreshes it in time."""
         if not self.supports_leases:
-            raise NotSupportedError(f"{self.url} has no leases", hint="etcd has")
+            raise NotSupportedError(f"{self.url} has no leases", hint="etcd:// and memory:// have")
         if ttl_seconds < 1:
             raise InputError(f"a lease of {ttl_seconds} seconds is none")
         return self._lease(ttl_seconds)
@@ -170,7 +170,7 @@ class MetadataStore(ABC):
         if len(put.value) > MAX_VALUE_BYTES:
             raise InputError(f"the value of {put.key} has {len(put.value)} bytes, over {MAX_VALUE_BYTES}")
         if put.lease is not None and not self.supports_leases:
-            raise NotSupportedError(f"{self.url} has no leases", hint="etcd has")
+            raise NotSupportedError(f"{self.url} has no leases", hint="etcd:// and memory:// have")
 
 
 def end_of(prefix: str) -> str:
