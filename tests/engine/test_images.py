@@ -11,7 +11,7 @@ from tidelog.engine.engine import Engine
 from tidelog.engine.entry import CreateBucket, PutObject
 from tidelog.engine.record import CheckpointEndRecord, decode_record
 from tidelog.engine.record_header import CHECKPOINT_BEGIN, CHECKPOINT_END, decode_header
-from tidelog.engine.updates import IMAGE, decode
+from tidelog.engine.updates import IMAGE, decode, record_updates
 
 
 def assert_images_come_first(engine: Engine) -> int:
@@ -23,7 +23,7 @@ def assert_images_come_first(engine: Engine) -> int:
             header = decode_header(payload, lsn)
             if header.kind == CHECKPOINT_BEGIN:
                 changed = set()
-            for update in decode(payload[header.updates_offset :], lsn):
+            for update in decode(record_updates(payload, lsn), lsn):
                 assert update.page in changed or update.what == IMAGE, f"page {update.page}, LSN {lsn}"
                 images += update.page not in changed
                 changed.add(update.page)

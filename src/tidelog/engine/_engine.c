@@ -39,6 +39,8 @@ static PyMethodDef engine_methods[] = {
            "(next index, missing page or -1, whether it must be read)."),
     METHOD("decode_updates", engine_decode_updates,
            "decode_updates(updates, lsn): a list of (page, what, key, value, old)."),
+    METHOD("record_updates", engine_record_updates,
+           "record_updates(record, lsn): its page updates, that of a put written out."),
     METHOD("find_version", engine_find_version,
            "find_version(pages, root, bucket, key, seq): a pointer, (seq, cell), None, or a missing page."),
     METHOD("list_seen", engine_list_seen,

@@ -204,7 +204,62 @@ static PyObject *engine_redo(PyObject *module, PyObject *const *arguments, Py_ss
 
 /* ---- whole frames ---- */
 
-static int record_updates(EngineState *state, Slice payload, uint64_t lsn, Slice *found) {
+/* A put's update says where it goes, and its record says what: page u32, kind u8, position u64. */
+#define UPDATE_PUT 6
+#define UPDATE_PUT_BYTES 13
+#define PUT_RECORD_BYTES 72
+#define PUT_KEY_BYTES 2048
+#define PUT_CELL_BYTES 38
+
+typedef struct {
+    uint8_t bytes[UPDATE_HEADER_BYTES + PUT_KEY_BYTES + PUT_CELL_BYTES];
+} WholeUpdate;
+
+static void store_put_cell(uint8_t *cell, const uint8_t *record, uint64_t lsn, const uint8_t *position) {
+    cell[0] = 0;
+    memcpy(cell + 1, record + 40, 4);  /* order */
+    memcpy(cell + 5, record + 59, 8);  /* size */
+    memcpy(cell + 13, record + 55, 4); /* crc */
+    cell[17] = record[67];             /* codec */
+    store_u64(cell + 18, lsn);
+    memcpy(cell + 26, position, 8);
+    memcpy(cell + 34, record + 68, 4); /* stored bytes */
+}
+
+/* The INSERT that the update of a put stands for. */
+static int put_update(EngineState *state, Slice record, uint64_t lsn, WholeUpdate *whole, Slice *found) {
+    const uint8_t *at = record.data, *update = found->data;
+    if (record.size < PUT_RECORD_BYTES + UPDATE_PUT_BYTES || at[0] != 1 || at[44] != 4) {
+        return complain_of_record(state, lsn, "the update of a put, and it is none");
+    }
+    uint64_t seq = load_u64(at + 8);
+    size_t bucket = load_u16(at + 45), name = load_u16(at + 47), key = bucket + name + 11;
+    if (PUT_RECORD_BYTES + bucket + name > record.size || key > PUT_KEY_BYTES) {
+        return complain_of_record(state, lsn, "its names go beyond its end");
+    }
+    uint8_t *to = whole->bytes;
+    memcpy(to, update, 4);
+    to[4] = UPDATE_INSERT;
+    store_u16(to + 5, (uint16_t)key);
+    store_u16(to + 7, PUT_CELL_BYTES);
+    store_u16(to + 9, 0);
+    to += UPDATE_HEADER_BYTES;
+    *to++ = 'o';
+    memcpy(to, at + PUT_RECORD_BYTES, bucket);
+    to += bucket;
+    *to++ = 0;
+    memcpy(to, at + PUT_RECORD_BYTES + bucket, name);
+    to += name;
+    *to++ = 0;
+    for (int shift = 56; shift >= 0; shift -= 8) {
+        *to++ = (uint8_t)(~seq >> shift);
+    }
+    store_put_cell(to, at, lsn, update + 5);
+    *found = (Slice){whole->bytes, UPDATE_HEADER_BYTES + key + PUT_CELL_BYTES};
+    return 0;
+}
+
+static int record_updates(EngineState *state, Slice payload, uint64_t lsn, WholeUpdate *whole, Slice *found) {
     if (payload.size < RECORD_HEADER_BYTES) {
         return complain_of_record(state, lsn, "it is too short for a record");
     }
@@ -213,7 +268,26 @@ static int record_updates(EngineState *state, Slice payload, uint64_t lsn, Slice
         return complain_of_record(state, lsn, "its page updates begin outside of it");
     }
     *found = (Slice){payload.data + start, payload.size - start};
+    if (found->size == UPDATE_PUT_BYTES && found->data[4] == UPDATE_PUT) {
+        return put_update(state, payload, lsn, whole, found);
+    }
     return 0;
+}
+
+static PyObject *engine_record_updates(PyObject *module, PyObject *const *arguments, Py_ssize_t count) {
+    uint64_t lsn;
+    Py_buffer buffer;
+    WholeUpdate whole;
+    Slice found;
+    if (expect_arguments("record_updates", count, 2, 2) < 0 || parse_u64(arguments[1], &lsn) < 0 ||
+        PyObject_GetBuffer(arguments[0], &buffer, PyBUF_SIMPLE) < 0) {
+        return NULL;
+    }
+    Slice record = {buffer.buf, (size_t)buffer.len};
+    int got = record_updates(PyModule_GetState(module), record, lsn, &whole, &found);
+    PyObject *answer = got < 0 ? NULL : bytes_of(found.data, found.size);
+    PyBuffer_Release(&buffer);
+    return answer;
 }
 
 /* Goes on until the end or a missing page: 0, 1, or -1 on error. */
@@ -221,8 +295,9 @@ static int redo_places(EngineState *state, PyObject *pages, const Places *places
                        PyObject *dirtied, Updates *updates, Update **missing) {
     for (; *index < places->count; *index += 1) {
         Slice payload, rest;
+        WholeUpdate whole;
         uint64_t lsn = first_lsn + *index;
-        if (place_of(places, *index, &payload) < 0 || record_updates(state, payload, lsn, &rest) < 0 ||
+        if (place_of(places, *index, &payload) < 0 || record_updates(state, payload, lsn, &whole, &rest) < 0 ||
             updates_parse(state, updates, rest, lsn) < 0) {
             return -1;
         }

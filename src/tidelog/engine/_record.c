@@ -13,18 +13,18 @@
 #define FRAME_HEADER_BYTES 16
 #define OPERATION_BYTES 72
 #define METADATA_LENGTH_BYTES 4
-#define UPDATE_HEADER_BYTES 11
+#define UPDATE_PUT_BYTES 13
 #define POINTER_BYTES 38
 #define MAX_NAME_BYTES 4096
 #define MAX_DATA_BYTES ((Py_ssize_t)1 << 30)
 
 #define KIND_OPERATION 1
 #define OP_PUT_OBJECT 4
-#define UPDATE_INSERT 1
+#define UPDATE_PUT 6
 
 typedef struct {
     uint64_t seq, flags, previous_lsn, time_us, order, page, lsn, position;
-    Slice bucket, name, data, key;
+    Slice bucket, name, data;
 } Put;
 
 static int take_number(PyObject *object, uint64_t largest, uint64_t *number) {
@@ -104,11 +104,10 @@ static int take_put(PyObject *const *arguments, Put *put) {
         take_number(arguments[3], UINT64_MAX, &put->time_us) < 0 ||
         take_number(arguments[4], UINT32_MAX, &put->order) < 0 || take_text(arguments[5], &put->bucket) < 0 ||
         take_text(arguments[6], &put->name) < 0 || take_bytes(arguments[7], MAX_DATA_BYTES, &put->data) < 0 ||
-        take_bytes(arguments[8], 2 * MAX_NAME_BYTES, &put->key) < 0 ||
-        take_number(arguments[9], UINT32_MAX, &put->page) < 0 || take_number(arguments[10], UINT64_MAX, &put->lsn) < 0) {
+        take_number(arguments[8], UINT32_MAX, &put->page) < 0 || take_number(arguments[9], UINT64_MAX, &put->lsn) < 0) {
         return -1;
     }
-    return take_number(arguments[11], UINT64_MAX - MAX_DATA_BYTES, &put->position);
+    return take_number(arguments[10], UINT64_MAX - MAX_DATA_BYTES, &put->position);
 }
 
 static void store_operation(uint8_t *at, const Put *put, uint32_t crc) {
@@ -141,14 +140,11 @@ static void store_pointer(uint8_t *at, const Put *put, uint32_t crc) {
     store_u32(at + 34, (uint32_t)(put->data.size + METADATA_LENGTH_BYTES));
 }
 
-static void store_insert(uint8_t *at, const Put *put, const uint8_t *value) {
+/* Key and cell follow from the record: the update says where they go, and where the body is. */
+static void store_put_update(uint8_t *at, const Put *put, const uint8_t *value) {
     store_u32(at, (uint32_t)put->page);
-    at[4] = UPDATE_INSERT;
-    store_u16(at + 5, (uint16_t)put->key.size);
-    store_u16(at + 7, POINTER_BYTES);
-    store_u16(at + 9, 0);
-    at = put_slice(at + UPDATE_HEADER_BYTES, put->key);
-    memcpy(at, value, POINTER_BYTES);
+    at[4] = UPDATE_PUT;
+    memcpy(at + 5, value + 26, 8);
 }
 
 static void store_record(uint8_t *record, uint8_t *value, const Put *put) {
@@ -158,16 +154,16 @@ static void store_record(uint8_t *record, uint8_t *value, const Put *put) {
     uint32_t crc = ~crc_update(~(uint32_t)0, body, put->data.size + METADATA_LENGTH_BYTES);
     store_operation(record, put, crc);
     store_pointer(value, put, crc);
-    store_insert(updates, put, value);
+    store_put_update(updates, put, value);
 }
 
 static PyObject *record_put_record(PyObject *Py_UNUSED(module), PyObject *const *arguments, Py_ssize_t count) {
     Put put;
-    if (expect_arguments("put_record", count, 12, 12) < 0 || take_put(arguments, &put) < 0) {
+    if (expect_arguments("put_record", count, 11, 11) < 0 || take_put(arguments, &put) < 0) {
         return NULL;
     }
     size_t size = OPERATION_BYTES + put.bucket.size + put.name.size + METADATA_LENGTH_BYTES + put.data.size +
-                  UPDATE_HEADER_BYTES + put.key.size + POINTER_BYTES;
+                  UPDATE_PUT_BYTES;
     PyObject *record = PyBytes_FromStringAndSize(NULL, (Py_ssize_t)size);
     PyObject *value = PyBytes_FromStringAndSize(NULL, POINTER_BYTES);
     if (record == NULL || value == NULL) {
@@ -207,7 +203,7 @@ static PyMethodDef methods[] = {
     {"object_key", (PyCFunction)(void (*)(void))record_object_key, METH_FASTCALL,
      "object_key(bucket, name, seq): the key of a version in the tree."},
     {"put_record", (PyCFunction)(void (*)(void))record_put_record, METH_FASTCALL,
-     "put_record(seq, flags, previous_lsn, time_us, order, bucket, name, data, key, page, lsn, position): the record of "
+     "put_record(seq, flags, previous_lsn, time_us, order, bucket, name, data, page, lsn, position): the record of "
      "a put without metadata and its cell."},
     {"plain_data", (PyCFunction)(void (*)(void))record_plain_data, METH_FASTCALL,
      "plain_data(stored, size, crc): the data of a body without metadata that is as it must be, else None."},

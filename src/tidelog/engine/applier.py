@@ -43,7 +43,7 @@ from tidelog.engine.record_header import LAST, PART_OF_BATCH, REFUSED
 from tidelog.engine.results import Result
 from tidelog.engine.rules import Rules
 from tidelog.engine.settings import EngineSettings
-from tidelog.engine.updates import REPLACE, Update, encode, encode_insert
+from tidelog.engine.updates import REPLACE, Update, encode, encode_insert, encode_put_update
 from tidelog.engine.version_keys import at, bucket_prefix, object_prefix
 from tidelog.engine.versions import Versions
 from tidelog.engine.wal import Wal
@@ -143,7 +143,7 @@ class Applier:
         key = object_key(bucket, name, seq)
         page = self._tree.prepare(key, cell_bytes(len(key), POINTER_BYTES))
         record, value = put_record(
-            *(seq, flags, previous_lsn, self._time_us, order, bucket, name, data, key, page),
+            *(seq, flags, previous_lsn, self._time_us, order, bucket, name, data, page),
             *(wal.next_lsn, wal.next_position),
         )
         self._tree.insert(page, key, value, wal.add(record))
@@ -157,11 +157,14 @@ class Applier:
         if len(stored) <= self._inline_bytes:
             value = encode_inline(order, size, crc, codec, stored)
             page, old = self._prepare(key, len(value), order)
+            updates = encode_insert(page, key, value)
         else:
             page, old = self._prepare(key, POINTER_BYTES, order)
             position = body_position(wal.next_position, bucket, name)
             value = encode_pointer(order, size, crc, codec, wal.next_lsn, position, len(stored))
-        updates = encode_insert(page, key, value) if old is None else encode(Update(page, REPLACE, key, value, old))
+            updates = encode_put_update(page, position)
+        if old is not None:
+            updates = encode(Update(page, REPLACE, key, value, old))
         lsn = wal.add(encode_put(seq, flags, previous_lsn, self._time_us, order, bucket, name, body, updates))
         self._change(page, key, value, old, lsn)
 

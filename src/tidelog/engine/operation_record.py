@@ -31,6 +31,7 @@ from tidelog.engine.entry import (
     operations,
 )
 from tidelog.engine.record_header import LAST, OPERATION, PART_OF_BATCH, REFUSED, decode_header
+from tidelog.engine.updates import record_updates
 from tidelog.errors import DataError, InputError
 from tidelog.log.frame import HEADER_BYTES as FRAME_HEADER_BYTES
 from tidelog.log.frame import crc32
@@ -228,7 +229,7 @@ def decode_operation(payload: bytes, lsn: int) -> OperationRecord:
     # fmt: off
     record = OperationRecord(
         seq, flags, previous_lsn, time_us, order, op, bucket, key, src_bucket, src_key, reason, crc, size, codec,
-        stored_bytes, body_offset, payload[body_offset:end], payload[end:],
+        stored_bytes, body_offset, payload[body_offset:end], record_updates(payload, lsn),
     )
     # fmt: on
     _check(record, lsn)

@@ -13,8 +13,7 @@ import logging
 from collections.abc import Iterable
 
 from tidelog.engine.page import PAGE_BYTES
-from tidelog.engine.record_header import decode_header
-from tidelog.engine.updates import IMAGE, Update, decode, encode, redo
+from tidelog.engine.updates import IMAGE, Update, decode, encode, record_updates, redo
 from tidelog.errors import DataError
 from tidelog.log.frame import Frames
 
@@ -45,7 +44,7 @@ def _changes_of(page_id: int, piece: Iterable[Frames]) -> list[Change]:
     for frames in piece:
         for lsn, payload in enumerate(frames.payloads(), frames.first_offset):
             if needle in payload:
-                updates = decode(payload[decode_header(payload, lsn).updates_offset :], lsn)
+                updates = decode(record_updates(payload, lsn), lsn)
                 own = [update for update in updates if update.page == page_id]
                 if own:
                     found.append((lsn, own))

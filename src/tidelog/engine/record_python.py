@@ -5,7 +5,7 @@ from __future__ import annotations
 from tidelog.engine.body import BodyEncoder
 from tidelog.engine.cell import encode_pointer
 from tidelog.engine.operation_record import body_position, encode_put
-from tidelog.engine.updates import encode_insert
+from tidelog.engine.updates import encode_put_update
 from tidelog.engine.version_keys import at
 from tidelog.engine.version_keys import object_prefix as _object_prefix
 from tidelog.log.frame import crc32
@@ -27,7 +27,6 @@ def put_record(
     bucket: str,
     name: str,
     data: bytes,
-    key: bytes,
     page: int,
     lsn: int,
     position: int,
@@ -35,13 +34,14 @@ def put_record(
 ) -> tuple[bytes, bytes]:
     """The record of a put without metadata, stored as it is, and the cell that points to its body.
 
-    The cell is inserted under `key` into `page`; the record will have this LSN, and its frame begins at `position`.
+    The cell is inserted into `page` under the key of the version. The record will have this LSN, and its frame begins
+    at `position`.
     """
     names = bucket.encode(), name.encode()
     body = _bodies.store(data, {})
     place = body_position(position, *names)
     value = encode_pointer(order, body.size, body.crc, body.codec, lsn, place, len(body.stored))
-    updates = encode_insert(page, key, value)
+    updates = encode_put_update(page, place)
     return encode_put(seq, flags, previous_lsn, time_us, order, *names, body, updates), value
 
 

@@ -26,7 +26,7 @@ from tidelog.engine.known_results import ResultTable
 from tidelog.engine.manifest import Manifest
 from tidelog.engine.record_header import HEADER, HEADER_BYTES, LAST, OPERATION, VACUUM
 from tidelog.engine.restore_runs import REMOVED
-from tidelog.engine.updates import INSERT, REMOVE, REPLACE, decode
+from tidelog.engine.updates import INSERT, REMOVE, REPLACE, decode, record_updates
 from tidelog.errors import DataError, GapError, NotFoundError, TidelogError
 from tidelog.log.cache import Batch
 from tidelog.tier.catalog import Catalog
@@ -146,7 +146,7 @@ class Replay:
         kind, flags, _, updates_offset, seq, previous_lsn, _ = HEADER.unpack_from(record)
         if not HEADER_BYTES <= updates_offset <= len(record):
             raise DataError(f"a record of {len(record)} bytes has its page updates at {updates_offset}, LSN {lsn}")
-        updates = bytes(record[updates_offset:])
+        updates = record_updates(record, lsn)
         if kind == VACUUM:
             self._note_start(record[HEADER_BYTES:updates_offset], lsn)
             self._change(updates, lsn)

@@ -12,11 +12,15 @@
           4 IMAGE     value = the page's image (`page.py`): replaces whatever the page was, without reading it
           5 TRUNCATE  all cells with a key >= key go, value = u32 right sibling from now on; redo only
 
+    what  6 PUT       page u32, what u8, position u64: an INSERT of which the rest follows from the record of a put: the
+                      key from its names and its seq, the cell from its numbers, its LSN and the position of its body
+
 Invariants
 - A record is done on a page whose LSN is smaller than the record's, all of its updates to that page together; then the
   page has the record's LSN. So redo may be repeated, and begin anywhere.
 - REPLACE and REMOVE of a cell that is not there, and INSERT of one that is, are damage: DataError.
 - Nothing of a record is done before all of its pages are in memory.
+- PUT stands alone in a record. `record_updates` writes it out; nobody else knows of it.
 
 The loops are C (`_engine.c`); `updates_python` gives the same answers where it could not be built.
 """
@@ -50,6 +54,8 @@ UPDATE_HEADER_BYTES = UPDATE_HEADER.size
 _pack = UPDATE_HEADER.pack
 
 redo = _kernel.redo
+record_updates = _kernel.record_updates
+_pack_put = updates_python.PUT_UPDATE.pack
 
 
 class Update(NamedTuple):
@@ -79,6 +85,11 @@ def encode(update: Update) -> bytes:
 def encode_insert(page: int, key: bytes, value: bytes) -> bytes:
     """The bytes of an INSERT, the update of nearly every record."""
     return _pack(page, INSERT, len(key), len(value), 0) + key + value
+
+
+def encode_put_update(page: int, position: int) -> bytes:
+    """The bytes of a PUT, whose body is at a position of the log."""
+    return _pack_put(page, updates_python.PUT, position)
 
 
 def encode_image(page: int, image: bytes) -> bytes:

@@ -32,6 +32,13 @@ UPDATE_HEADER_BYTES = 11
 RECORD_HEADER_BYTES = 32
 
 _UPDATE = struct.Struct("<IBHHH")
+PUT = 6
+PUT_UPDATE = struct.Struct("<IBQ")
+_OPERATION, _PUT_OBJECT = 1, 4
+_PUT_RECORD_BYTES = 72
+_MAX_KEY_BYTES = 2048
+_CELL_BYTES = 38
+_LENGTHS = struct.Struct("<HH")
 _U32 = struct.Struct("<I")
 
 Pages = dict[int, bytearray]
@@ -135,13 +142,40 @@ def redo(pages: Pages, updates: Buffer, lsn: int, /) -> int:
     return -1 if missing is None else missing.page
 
 
+def record_updates(record: Buffer, lsn: int, /) -> bytes:
+    """The page updates of a record, that of a put written out."""
+    return bytes(_updates_of(byte_view(record), lsn))
+
+
+def _put_update(view: memoryview, update: memoryview, lsn: int) -> bytes:
+    """The INSERT that the update of a put stands for."""
+    if len(view) < _PUT_RECORD_BYTES + PUT_UPDATE.size or view[0] != _OPERATION or view[44] != _PUT_OBJECT:
+        raise DataError(f"record {lsn}: the update of a put, and it is none")
+    page, _, position = PUT_UPDATE.unpack(update)
+    bucket_bytes, name_bytes = _LENGTHS.unpack_from(view, 45)
+    names = view[_PUT_RECORD_BYTES : _PUT_RECORD_BYTES + bucket_bytes + name_bytes]
+    key_bytes = bucket_bytes + name_bytes + 11
+    if len(names) < bucket_bytes + name_bytes or key_bytes > _MAX_KEY_BYTES:
+        raise DataError(f"record {lsn}: its names go beyond its end")
+    seq = int.from_bytes(view[8:16], "little")
+    head = _UPDATE.pack(page, INSERT, key_bytes, _CELL_BYTES, 0)
+    key = b"o%b\0%b\0" % (bytes(names[:bucket_bytes]), bytes(names[bucket_bytes:]))
+    order, crc, size, codec, stored_bytes = view[40:44], view[55:59], view[59:67], view[67:68], view[68:72]
+    place = lsn.to_bytes(8, "little") + position.to_bytes(8, "little")
+    inverted = ((1 << 64) - 1 - seq).to_bytes(8, "big")
+    return b"".join((head, key, inverted, b"\0", order, size, crc, codec, place, stored_bytes))
+
+
 def _updates_of(view: memoryview, lsn: int) -> memoryview:
     if len(view) < RECORD_HEADER_BYTES:
         raise DataError(f"record {lsn}: it is too short for a record")
     start = _U32.unpack_from(view, 4)[0]
     if not RECORD_HEADER_BYTES <= start <= len(view):
         raise DataError(f"record {lsn}: its page updates begin outside of it")
-    return view[start:]
+    updates = view[start:]
+    if len(updates) == PUT_UPDATE.size and updates[4] == PUT:
+        return memoryview(_put_update(view, updates, lsn))
+    return updates
 
 
 @atomic

@@ -31,7 +31,7 @@ from tidelog.engine.place import cell_of
 from tidelog.engine.record_header import COMPENSATION, HEADER_BYTES, OPERATION, VACUUM, decode_header
 from tidelog.engine.row_file import RowFile, RowPart
 from tidelog.engine.store_checkpoint import StoredState
-from tidelog.engine.updates import INSERT, REMOVE, REPLACE, decode
+from tidelog.engine.updates import INSERT, REMOVE, REPLACE, decode, record_updates
 from tidelog.errors import DataError, GapError, NotFoundError, TidelogError
 from tidelog.log.cache import Batch
 from tidelog.pipeline.engines.store_place import EnginePlace
@@ -177,7 +177,7 @@ class _LogRows:
             yield START, b"", _history_start(record[HEADER_BYTES : header.updates_offset], lsn), 0, None
         elif self._is_dead(lsn):
             return
-        for step, update in enumerate(decode(record[header.updates_offset :], lsn)):
+        for step, update in enumerate(decode(record_updates(record, lsn), lsn)):
             if update.what in (INSERT, REPLACE):
                 yield LOG, update.key, lsn, step, update.value
             elif update.what == REMOVE:

@@ -27,7 +27,7 @@ import msgspec
 
 from tidelog.engine.gate import LsnRange
 from tidelog.engine.record_header import HEADER, HEADER_BYTES, LAST, OPERATION, VACUUM
-from tidelog.engine.updates import INSERT, REMOVE, REPLACE, decode
+from tidelog.engine.updates import INSERT, REMOVE, REPLACE, decode, record_updates
 from tidelog.engine.version_keys import SEQ_BYTES
 from tidelog.errors import DataError, GapError
 from tidelog.log.cache import Batch
@@ -282,7 +282,7 @@ def _changes(record: memoryview, updates_offset: int, lsn: int) -> list[Change]:
     if not HEADER_BYTES <= updates_offset <= len(record):
         raise DataError(f"a record of {len(record)} bytes has its page updates at {updates_offset}, LSN {lsn}")
     found: list[Change] = []
-    for number, update in enumerate(decode(record[updates_offset:], lsn)):
+    for number, update in enumerate(decode(record_updates(record, lsn), lsn)):
         if len(update.key) <= SEQ_BYTES or update.what not in (INSERT, REPLACE, REMOVE):
             raise DataError(f"an entry has an update of kind {update.what} that is no row's, LSN {lsn}")
         found.append((update.key, lsn, number, None if update.what == REMOVE else update.value))
