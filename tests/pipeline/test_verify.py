@@ -89,8 +89,8 @@ DAMAGES: dict[str, tuple[Callable[[Damaged], object], str]] = {
     "wrong-time": (lambda topic: topic.rewrite(first_time_us=5), "its first_time_us is"),
     "wrong-size": (lambda topic: topic.rewrite(size=12345), "its descriptor says 12345"),
     "wrong-index": (
-        lambda topic: topic.rewrite(offset_index=((50, 0), (60, 17))),
-        "offset 60 is at byte 17, where it is not",
+        lambda topic: topic.rewrite(offset_index=((50, BINDING_BYTES), (60, BINDING_BYTES + 17))),
+        "offset 60 is at byte 53, where it is not",
     ),
     "nonsense": (lambda topic: topic.publish(PER_OBJECT, b"{}"), "cannot be understood"),
     "unreadable": (lambda _: None, "message 50 has an impossible timestamp (offsets 50 to 50)"),

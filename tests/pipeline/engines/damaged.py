@@ -117,7 +117,9 @@ class StoredEngine:
         start = first.start_offset + 1
         name = f"data-{start}-{first.end_offset}-e{first.epoch}.tlog"
         self.path(KEYS.objects_prefix + name).write_bytes(self.log_object(1).read_bytes())
-        changed = msgspec.structs.replace(first, start_offset=start, object_id=name, offset_index=((start, 0),))
+        changed = msgspec.structs.replace(
+            first, start_offset=start, object_id=name, offset_index=((start, first.header_bytes),)
+        )
         self.metadata.put(KEYS.descriptor(start), encode_descriptor(changed))
 
     def rewrite_manifest(self, **changes: object) -> None:
