@@ -27,6 +27,7 @@ from tests.log.workbench import (
 from tidelog.errors import DiskFullError, LogFailedError
 from tidelog.log import Log, LogSettings
 from tidelog.log.frame import HEADER_BYTES
+from tidelog.log.names import CHECKPOINT
 from tidelog.testing import FaultyFiles
 from tidelog.testing.faulty_files import ChangingOperation
 
@@ -150,6 +151,7 @@ class TestFailedSync:
         files = FaultyFiles()
         with closing(Log.open(DIRECTORY, files=files)) as log:
             log.append_many(payloads(3))
+        files.remove(DIRECTORY / CHECKPOINT)  # it would vouch for a sync that was made before
         files.fail("sync", error=errno.EIO, matching=WAL_FILES)
         with pytest.raises(LogFailedError):
             Log.open(DIRECTORY, files=files)

@@ -24,6 +24,7 @@ from tests.log.workbench import (
 
 from tidelog.errors import CorruptionError, DataError, GapError
 from tidelog.log import Log, LogSettings
+from tidelog.log.checkpoint import describe_segments, write_checkpoint
 from tidelog.log.frame import HEADER_BYTES, encode
 from tidelog.log.names import CHECKPOINT
 from tidelog.testing import FaultyFiles, ManualClock
@@ -51,7 +52,15 @@ def without_checkpoint(count: int = COUNT) -> dict[str, bytes]:
 
 
 def with_checkpoint_of(count: int) -> dict[str, bytes]:
-    return {**closed_log(), CHECKPOINT: closed_log(count)[CHECKPOINT]}
+    """As if the checkpoint had been put back from an earlier time; with 0, that before the first file."""
+    return {**closed_log(), CHECKPOINT: closed_log(count)[CHECKPOINT] if count else checkpoint_of_an_empty_log()}
+
+
+def checkpoint_of_an_empty_log() -> bytes:
+    files = FaultyFiles()
+    files.make_directories(DIRECTORY)
+    write_checkpoint(files, DIRECTORY, describe_segments((), 0, 0))
+    return files_of(files)[CHECKPOINT]
 
 
 def with_corrupt_checkpoint() -> dict[str, bytes]:
@@ -270,7 +279,7 @@ class TestRefusal:
     @pytest.mark.parametrize("bit", range(0, 64, 5))
     def test_a_young_log_knows_where_it_began(self, bit: int) -> None:
         """With a single message that nothing behind confirms, the checkpoint of its birth tells its offset."""
-        young = {**without_checkpoint(1), CHECKPOINT: closed_log(0)[CHECKPOINT]}
+        young = {**without_checkpoint(1), CHECKPOINT: checkpoint_of_an_empty_log()}
         with closing(Log.open(DIRECTORY, files=disk_with(young))) as log:
             assert contents(log) == numbered(1)
         files = disk_with(damaged(young, "wal.0000000000.log", bit // 8, bit % 8))

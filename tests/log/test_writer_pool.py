@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import os
 import threading
 from collections.abc import Iterator
 from functools import partial
@@ -13,6 +14,7 @@ import pytest
 from tests.log.workbench import LIMIT_SECONDS, Gate, Threads, contents, numbered, payload, payloads, wait_until
 
 from tidelog.errors import DiskFullError
+from tidelog.files import LocalFiles
 from tidelog.log import Log, LogSettings, writer_pool
 from tidelog.testing import Call, FaultyFiles
 
@@ -166,3 +168,45 @@ def test_the_timer_syncs_all_that_is_due() -> None:
                 log.append(payload(turn))
             wait_until(partial(are_durable, logs, turn + 1), "the interval")
             assert all(contents(log) == list(enumerate(payloads(turn + 1))) for log in logs)
+
+
+def open_descriptors() -> int:
+    return len(os.listdir("/proc/self/fd"))
+
+
+@pytest.mark.parametrize("sync", [False, True])
+def test_descriptors_do_not_grow_with_the_logs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sync: bool) -> None:
+    """Lost: every log after the thousandth, for want of a descriptor."""
+    monkeypatch.setattr(writer_pool, "MAX_IDLE_FILES", 2)
+    monkeypatch.setattr(writer_pool, "MAX_UNSYNCED_FILES", 4)
+    files = LocalFiles()
+    with contextlib.ExitStack() as stack:
+        logs = []
+        for number in range(40):
+            directory = tmp_path / str(number)
+            directory.mkdir()
+            log = Log.open(directory, NEVER_BY_ITSELF, files=files, is_covered=True)
+            logs.append(stack.enter_context(contextlib.closing(log)))
+        before = open_descriptors()
+        for turn in range(3):
+            for log in logs:
+                log.append(payload(turn), sync=sync)
+        most = 2 if sync else 4
+        wait_until(lambda: open_descriptors() <= before + most, "few descriptors")
+        assert [contents(log) for log in logs] == [numbered(3)] * 40
+
+
+def test_want_of_a_descriptor_is_waited_out() -> None:
+    """It says so, refuses appends meanwhile, and goes on by itself with nothing lost."""
+    files = FaultyFiles()
+    with opened(files, 1) as (log,):
+        log.append(payload(0), sync=True)
+    with opened(files, 1) as (log,):
+        files.fail("open", error=errno.EMFILE, times=None, matching="wal.*.log")
+        with pytest.raises(DiskFullError, match="no file can be opened") as caught:
+            log.append(payload(1), sync=True)
+        assert "ulimit" in str(caught.value.hint)
+        files.heal()
+        wait_until(partial(is_open, log), "a descriptor")
+        log.flush()
+        assert contents(log) == numbered(2)

@@ -6,6 +6,8 @@ Invariants
   reader never looks at half a frame.
 - A write that failed is made again at the same position, over whatever it left behind.
 - A new file is made only after the one before is synced, and its name is durable before anything in it can be.
+- A descriptor is given back only when everything is synced: an error of the disk is told to a descriptor that was open
+  when it happened.
 """
 
 from __future__ import annotations
@@ -57,15 +59,27 @@ class ActiveFile:
         self.unsynced_bytes = 0
         self.sealed_files = 0
 
-    def adopt(self, segment: Segment, file: File) -> None:
+    def adopt(self, segment: Segment) -> None:
         """Goes on in a file that was there when the log was opened."""
         self._segment = segment
-        self._file = file
+
+    @property
+    def is_there(self) -> bool:
+        """Whether there is a file that the next frame may go into."""
+        return self._segment is not None
 
     @property
     def is_open(self) -> bool:
-        """Whether there is a file that the next frame may go into."""
+        """Whether a descriptor is in use for it."""
         return self._file is not None
+
+    def rest(self) -> None:
+        """Gives the descriptor back, of a file that is synced; the next frame opens it again."""
+        assert not self.unsynced_bytes
+        file, self._file = self._file, None
+        if file is not None:
+            with contextlib.suppress(OSError):
+                file.close()
 
     @property
     def seq(self) -> int | None:
@@ -130,9 +144,10 @@ class ActiveFile:
     def seal(self) -> None:
         """Closes the file, which must be synced; the next frame begins a new one."""
         assert not self.unsynced_bytes
-        file, self._file, self._segment = self._file, None, None
+        file, segment, self._file, self._segment = self._file, self._segment, None, None
         if file is not None:
             file.close()
+        if segment is not None:
             self.sealed_files += 1
 
     def adopt_prepared(self, prepared: Sequence[Segment]) -> None:
@@ -176,7 +191,7 @@ class ActiveFile:
         return segment.size + first_bytes > self._max_bytes or self.is_old
 
     def _open_file(self, first_offset: int) -> tuple[File, Segment]:
-        if self._file is None or self._segment is None:
+        if self._segment is None:
             path = self._directory / self._name_of(self._next_seq)
             file = self._create(path)
             self._segment = Segment(self._next_seq, path, first_offset, self._clock.now_us())
@@ -184,6 +199,8 @@ class ActiveFile:
             self._next_seq += 1
             with self._mutex:
                 self._segments.add(self._segment)
+        elif self._file is None:
+            self._file = self._files.open(self._segment.path, write=True)
         return self._file, self._segment
 
     def _create(self, path: Path) -> File:

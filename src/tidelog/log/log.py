@@ -23,7 +23,7 @@ from tidelog.errors import (
     TidelogError,
     offsets_text,
 )
-from tidelog.files import File, Files, explained
+from tidelog.files import Files, explained
 from tidelog.files import Lock as FileLock
 from tidelog.log import stopping
 from tidelog.log.active_file import ActiveFile
@@ -33,7 +33,6 @@ from tidelog.log.checkpoint import describe_segments, write_checkpoint
 from tidelog.log.frame import Frames
 from tidelog.log.groups import GroupOf, cut_unfinished, whole_below, without_unfinished
 from tidelog.log.handover import Handover
-from tidelog.log.names import LOCK
 from tidelog.log.prepared import PreparedFiles, remove_prepared
 from tidelog.log.readable import Position, ReadableLog
 from tidelog.log.reader import FilePart, Reader
@@ -43,6 +42,7 @@ from tidelog.log.segments import FileSpan, Segments
 from tidelog.log.settings import LogSettings
 from tidelog.log.start_mark import KeptElsewhere, move_start, settle_start
 from tidelog.log.statistics import LogStatistics, Stopwatch
+from tidelog.log.taking import take_directory
 from tidelog.log.waiting import Waiter
 from tidelog.log.writer import Writer
 
@@ -96,20 +96,23 @@ class Log(ReadableLog):
         group_of: GroupOf | None = None,
         notes_new_files: bool = False,
         kept_elsewhere: KeptElsewhere | None = None,
+        is_covered: bool = False,
     ) -> Log:
         """Takes the directory (made when absent), recovers what is in it and starts the writer.
 
         `first_offset` is where a log begins that has no frames yet. `group_of` tells which payloads are there only
         together with others. With `notes_new_files` the checkpoint knows every file from its first sync on, so that
         one that is missing later is missed. `kept_elsewhere` is asked about the start of a log whose files are gone.
+        `is_covered`: the directory is there and durable, and the caller holds a lock that covers it.
         """
         settings = settings or LogSettings()
         files = files or BoundFiles()
         clock = clock or SystemClock()
         log: Log | None = None
         with explained("open", directory):
-            files.make_directories(directory)
-            lock = files.lock(directory / LOCK)
+            if not is_covered:
+                files.make_directories(directory)
+            lock = None if is_covered else take_directory(files, directory)
             try:
                 remove_prepared(files, directory, files.list(directory))
                 recovered = recover(files, clock, directory, settings, time_field, first_offset)
@@ -120,30 +123,35 @@ class Log(ReadableLog):
                 log = cls(directory, settings, files, clock, time_field, whole, notes_new_files)
                 log._lock = lock
                 log._group_of = group_of
-                log._go_on_in_last_file()
+                log._go_on_in_last_file(is_synced=whole.is_synced)
                 log._writer.start(files)
             except BaseException:
                 if log is not None:
                     log._active.close()
-                lock.release()
+                if lock is not None:
+                    lock.release()
                 raise
         stopping.closes_at_exit(log)
         return log
 
-    def _go_on_in_last_file(self) -> None:
-        """What was found is synced before it counts as durable: it may have been in the system's memory only."""
+    def _go_on_in_last_file(self, *, is_synced: bool) -> None:
+        """What was found is synced before it counts as durable: it may have been in the system's memory only.
+
+        Where the checkpoint vouches for all of it, whoever wrote that has synced it before.
+        """
         last = self._segments.last
         if last is None:
             return
-        file: File = self.files.open(last.path, write=True)
-        try:
-            file.sync()
-            # Its name too: whoever made the file may have been killed before that was durable.
-            self.files.sync_directory(self.directory)
-        except OSError:
-            file.close()
-            raise
-        self._active.adopt(last, file)
+        if not is_synced:
+            file = self.files.open(last.path, write=True)
+            try:
+                file.sync()
+                # Its name too: whoever made the file may have been killed before that was durable.
+                self.files.sync_directory(self.directory)
+            finally:
+                file.close()
+        self._active.adopt(last)
+        self._writer.is_noted = is_synced
 
     # Appending
 
@@ -360,6 +368,7 @@ class Log(ReadableLog):
                         self.files.remove(segment.path)
                     self.files.sync_directory(self.directory)
                 self._leaving = None
+                self._writer.is_noted = False
                 freed_bytes += segment.size
         return freed_bytes
 

@@ -6,7 +6,8 @@ log.id                which log this is; see bound_files.py
 wal.ckpt              the checkpoint, a hint for opening
 wal.start-*           an empty file whose name says where the log begins; see start_mark.py
 producers.ckpt        what the layer above knows of who appended; it belongs to these files and goes where they go
-lock                  held by the owner for the log's life
+lock                  held by the owner for the log's life, unless it holds a lock that covers this directory
+topic.json            of the layer above: this log is one of many, and `.lock` two levels above covers all of them
 removed/              what a repair or a cut took out, never deleted by tidelog
 """
 
@@ -19,6 +20,8 @@ PRODUCERS = "producers.ckpt"
 LOCK = "lock"
 LOG_ID = "log.id"
 REMOVED = "removed"
+TOPIC = "topic.json"
+ROOT_LOCK = ".lock"
 
 _WAL = re.compile(r"wal\.(\d{1,19})\.log")
 _START = re.compile(r"wal\.start-(\d{20})", re.ASCII)

@@ -44,6 +44,8 @@ class Recovered(NamedTuple):
     next_offset: int
     next_seq: int
     report: RecoveryReport
+    is_synced: bool = False
+    """Whether the checkpoint vouches for everything in the last file: it was written after a sync of all of that."""
 
 
 def recover(
@@ -95,7 +97,15 @@ class Recovery:
             missing_synced=_missing_synced(self._checkpoint, next_offset),
         )
         start_offset = segments[0].first_offset if segments else first_offset
-        return Recovered(segments, start_offset, next_offset, segments[-1].seq + 1 if segments else 0, report)
+        next_seq = segments[-1].seq + 1 if segments else 0
+        return Recovered(segments, start_offset, next_offset, next_seq, report, self._is_synced(segments))
+
+    def _is_synced(self, segments: list[Segment]) -> bool:
+        hint = self._hint(segments[-1].seq) if segments else None
+        if hint is None or not hint.size or self._torn_tail is not None:
+            return False
+        last = segments[-1]
+        return (hint.first_offset, hint.next_offset, hint.size) == (last.first_offset, last.next_offset, last.size)
 
     def _segments(self, first_offset: int) -> list[Segment]:
         found: list[Segment] = []

@@ -21,9 +21,10 @@ from tidelog.files import TEMPORARY_SUFFIX, Files
 from tidelog.log.bound_files import BoundFiles
 from tidelog.log.examine import FileExamination, LogExamination, Run, examine_log
 from tidelog.log.frame import encode_many
-from tidelog.log.names import CHECKPOINT, LOCK
+from tidelog.log.names import CHECKPOINT
 from tidelog.log.recovery import keep_aside
 from tidelog.log.settings import MIB
+from tidelog.log.taking import take_directory
 
 LOST_PAYLOAD = b"\x00"
 _COPY_BYTES = 4 * MIB
@@ -83,7 +84,7 @@ class RepairPlan:
 
     def apply(self) -> list[Path]:
         """Takes the directory's lock and carries out the plan; returns what was put aside."""
-        lock = self._files.lock(self._directory / LOCK)
+        lock = take_directory(self._files, self._directory)
         try:
             current = plan_repair(self._directory, files=self._files, copy=self._copied_from)
             if current.actions != self.actions:

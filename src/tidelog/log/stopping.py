@@ -34,13 +34,16 @@ class Stoppable(Protocol):
 
 
 _open_logs: weakref.WeakSet[Stoppable] = weakref.WeakSet()
+_with_others: weakref.WeakSet[Stoppable] = weakref.WeakSet()
 _installed_in: int | None = None
 
 
-def closes_at_exit(log: Stoppable) -> None:
-    """Registers an open log."""
+def closes_at_exit(log: Stoppable, *, has_others: bool = False) -> None:
+    """Registers an open log. One that closes others with it, many at a time, is closed before them."""
     _install()
     _open_logs.add(log)
+    if has_others:
+        _with_others.add(log)
 
 
 def prepare() -> None:
@@ -51,11 +54,12 @@ def prepare() -> None:
 def no_longer_open(log: Stoppable) -> None:
     """Forgets a log that was closed."""
     _open_logs.discard(log)
+    _with_others.discard(log)
 
 
 def close_all() -> None:
     """Closes every open log; one that fails does not keep the others from closing."""
-    for log in list(_open_logs):
+    for log in [*_with_others, *_open_logs]:
         try:
             log.close()
         except Exception:
@@ -96,3 +100,4 @@ def _abandon_all() -> None:
     for log in list(_open_logs):
         log.abandon()
     _open_logs.clear()
+    _with_others.clear()

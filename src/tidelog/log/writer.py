@@ -7,8 +7,8 @@ Invariants
 - Group commit: everything that gathered during one sync is written and made durable by the next.
 - `durable_offset` moves only after a sync that returned, and only to what was written before it began.
 - A failed sync ends the log: it is never tried again on the same handle, because the system may have dropped the
-  data and would report success. A failed write ends it too, except for a full disk: then the same frames are written
-  again at the same place until there is room, and appends are refused meanwhile.
+  data and would report success. A failed write ends it too, except for a full disk, or for want of a descriptor: then
+  the same frames are written again at the same place until there is room, and appends are refused meanwhile.
 """
 
 from __future__ import annotations
@@ -76,7 +76,8 @@ class Writer:
         self._unsynced_writes = 0
         self._pool: WriterPool | None = None
         self._ended = Event()
-        self._has_begun = False
+        self.is_noted = False
+        """Whether the checkpoint says all that there is to say, so that closing need not write it."""
         self._unwritten: tuple[Chunk, Frames, Frames] | None = None
         """A chunk that was taken, its frames, and those of them that are not in a file yet."""
         self.alarm_at: float | None = None
@@ -112,8 +113,9 @@ class Writer:
                     return
             if is_next is _Next.REST:
                 return
-            # The file stays open for appends by the next owner; only the hint is brought up to date.
-            self._write_checkpoint()
+            # The file is gone on with by the next owner; only the hint is brought up to date.
+            if self._active.is_there and not self.is_noted:
+                self._write_checkpoint()
         except TidelogError as error:
             self._fail(error)
         except BaseException as error:  # noqa: BLE001 - whatever ended the writer, those who wait for it must be told
@@ -129,8 +131,6 @@ class Writer:
 
     def _step(self) -> _Next:
         """One round; END when the log is closing and everything is on the disk."""
-        if not self._has_begun:
-            self._begin()
         try:
             has_written = self._write_next()
         except _DiskIsFullError:
@@ -145,19 +145,26 @@ class Writer:
                 return _Next.END
             if self._active.is_old:
                 self._seal()
+            self._spare_descriptor()
             return self._rest()
         return _Next.STEP
-
-    def _begin(self) -> None:
-        self._has_begun = True
-        if not self._active.is_open:
-            self._write_checkpoint()  # where the first file will begin; its first header alone could be damaged
 
     def _rest(self) -> _Next:
         due_seconds = self._seconds_until_due()
         if due_seconds is not None:
             self._call_within(due_seconds)
         return _Next.REST if self._handover.end_service() else _Next.STEP
+
+    def _spare_descriptor(self) -> None:
+        """Where many logs have their files open, one that comes to rest closes its own."""
+        if self._pool is None:
+            return
+        if not self._active.is_open:
+            self._pool.file_is_closed(self)
+        elif not self._pool.may_keep_file(self, is_synced=not self._active.unsynced_bytes):
+            if self._active.unsynced_bytes:
+                self._sync()
+            self._active.rest()
 
     def _rest_while_full(self) -> _Next:
         self._call_within(_FULL_DISK_RETRY_SECONDS)
@@ -209,6 +216,8 @@ class Writer:
         begin = self._clock.monotonic()
         if not self._active.unsynced_bytes:
             self._unsynced_since = begin
+        self._note_beginning()
+        self.is_noted = False
         part = self._active.write(frames)
         if self._handover.stall is not None:
             # Before anybody can see that it was written: who flushes then must not hear of a full disk.
@@ -268,8 +277,14 @@ class Writer:
         self._active.seal()
         self._write_checkpoint()
 
+    def _note_beginning(self) -> None:
+        """Before the first file of a log: where it begins. The header of the first frame alone could be damaged."""
+        if not self._active.is_there and not self.is_noted:
+            self._write_checkpoint()
+
     def _adopt(self, prepared: Sequence[Segment]) -> None:
         """What others have written becomes the end of the log; the file that was the last one ends."""
+        self._note_beginning()
         if self._active.unsynced_bytes:
             self._sync()
         self._active.adopt_prepared(prepared)
@@ -284,6 +299,7 @@ class Writer:
         self._handover.file_ended()
 
     def _write_checkpoint(self) -> None:
+        self.is_noted = True
         try:
             self._save_checkpoint()
         except OSError as error:

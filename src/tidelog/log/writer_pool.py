@@ -14,6 +14,8 @@ Invariants
   one file system so many logs may hang as there are workers before the others there wait too.
 - Nothing waits in a worker, except for the disk: who has to wait for a time gives the worker back and is called by the
   timer. It wakes at the earliest time that was asked for, and too often is fine: who is called for nothing looks again.
+- A log at rest keeps its file open only while few do (`may_keep_file`): ten thousand logs need a few hundred
+  descriptors. What is not synced keeps its file open while that is possible, so that a sync covers many writes.
 - The threads end with the last log. They are daemons: an exit does not wait for them, and `stopping` closes the logs.
 - A forked child has none of these threads; it begins with pools of its own.
 - Locks are taken in one order: a log's mutex, then the pool's. Nothing in here calls a log while it holds a lock.
@@ -38,6 +40,10 @@ from tidelog.limits import start_thread
 
 MAX_WORKERS = 16
 """On one file system. More syncs than this at once make no disk faster."""
+MAX_IDLE_FILES = 128
+"""So many logs at rest may keep their files open: to open one again takes microseconds."""
+MAX_UNSYNCED_FILES = 384
+"""So many may have a file open that waits for its sync; one more is synced at once. Half of a usual limit of 1,024."""
 
 
 class Served(Protocol):
@@ -60,6 +66,7 @@ class WriterPool:
     def __init__(self, device: Hashable) -> None:
         self._device = device
         self.members: set[Served] = set()
+        self._open_files: set[Served] = set()
         self._guard = Lock()
         self._queue: deque[Served] = deque()
         self._idle: list[Lock] = []
@@ -102,8 +109,23 @@ class WriterPool:
             if self._alarms[0][2] is log:
                 self._alarms_changed.notify()
 
+    def may_keep_file(self, log: Served, *, is_synced: bool) -> bool:
+        """By a log that comes to rest with its file open. If not, it closes it."""
+        with self._guard:
+            self._open_files.add(log)
+            if len(self._open_files) <= (MAX_IDLE_FILES if is_synced else MAX_UNSYNCED_FILES):
+                return True
+            self._open_files.remove(log)
+            return False
+
+    def file_is_closed(self, log: Served) -> None:
+        """By one that has let go of it for another reason."""
+        with self._guard:
+            self._open_files.discard(log)
+
     def leave(self, log: Served) -> None:
         """When it ends, for whatever reason."""
+        self.file_is_closed(log)
         with _guard:
             self.members.discard(log)
             if self.members or self._is_over:

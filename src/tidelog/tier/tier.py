@@ -127,13 +127,16 @@ class Tier:
         group_of: GroupOf | None = None,
         check_rows: CheckRows | None = None,
         take_over: bool = False,
+        is_covered: bool = False,
     ) -> TieredLog:
         """Claims a topic and opens it for writing. The caller holds the lock of the directory above.
 
-        HeldError while another node has it open, unless `take_over`.
+        HeldError while another node has it open, unless `take_over`. `is_covered`: the lock covers the topic's
+        directory too, which is there and durable.
         """
         catalog = self.catalog(namespace, name)
-        self._files.make_directories(directory)
+        if not is_covered:
+            self._files.make_directories(directory)
         takeover = Takeover(self._files, directory, catalog, self.objects, self._clock, self.lease)
         taken = takeover.take(first_offset, take_over=take_over)
         with contextlib.ExitStack() as undo:
@@ -147,6 +150,7 @@ class Tier:
                 first_offset=taken.next_offset,
                 group_of=group_of,
                 kept_elsewhere=lambda first, stop: catalog.covers(max(first, catalog.start_offset()), stop),
+                is_covered=is_covered,
             )
             undo.callback(log.close)
             taken.catalog.clip_cursors(log.next_offset)

@@ -6,6 +6,7 @@ Sizes and durations may have units: `read_units` first, then `find_wrong_keyword
 from __future__ import annotations
 
 import difflib
+import functools
 from collections.abc import Mapping
 from typing import NamedTuple
 
@@ -35,7 +36,7 @@ def _is_number(kind: inspect.Type) -> bool:
 
 def find_wrong_keyword(struct: type[msgspec.Struct], given: Mapping[str, object], noun: str) -> WrongKeyword | None:
     """The first that is not a field of the struct, or not a value of it; `noun` says what its fields are called."""
-    fields = {field.name: field.type for field in msgspec.structs.fields(struct)}
+    fields = _fields(struct) if given else {}
     for name, value in given.items():
         if name not in fields:
             return WrongKeyword(f"{name} is not {noun}", _names_hint(name, sorted(fields)))
@@ -47,6 +48,12 @@ def find_wrong_keyword(struct: type[msgspec.Struct], given: Mapping[str, object]
             example = "" if unit is None else f', in {unit.noun} or with a unit as in "{unit.example}"'
             return WrongKeyword(f"{name} must be {_expected(kind)}{example}, not {value!r}")
     return None
+
+
+@functools.cache
+def _fields(struct: type[msgspec.Struct]) -> dict[str, object]:
+    """Looked up once: to evaluate the annotations of a large struct takes milliseconds."""
+    return {field.name: field.type for field in msgspec.structs.fields(struct)}
 
 
 def _names_hint(name: str, known: list[str]) -> str:

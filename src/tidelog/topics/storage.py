@@ -8,17 +8,20 @@
 
 Invariants
 - A topic exists when its `topic.json` does, or WAL files that lost theirs, or an owner in the catalog.
-- A topic is opened once: all callers share one `Topic`, so there is never a second writer in this process.
+- A topic is opened once: all callers share one `Topic`, so there is never a second writer in this process. Several
+  topics may be opened at the same time; who asks for one that another thread is opening waits for it, and so does
+  whoever closes the directory.
 - Deleting is one rename, then a removal that can be finished later; a crash leaves all of a topic or none of it. What
   a store has of it goes before, by a plan that whoever opens the topic next finishes.
 """
 
 from __future__ import annotations
 
+import contextlib
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from threading import Lock, RLock
+from threading import Condition, Lock, RLock
 from types import TracebackType
 from typing import Unpack
 
@@ -30,6 +33,7 @@ from tidelog.log import LogSettings, stopping
 from tidelog.log.bound_files import bound
 from tidelog.memory_files import MemoryFiles
 from tidelog.tier.background import Background
+from tidelog.tier.in_parallel import in_parallel
 from tidelog.tier.keys import TopicKeys
 from tidelog.tier.metadata.memory import MemoryMetadataStore
 from tidelog.tier.metadata.sqlite import SqliteMetadataStore
@@ -60,6 +64,8 @@ from tidelog.topics.topic_tasks import DirectoryTasks
 _logger = logging.getLogger("tidelog.topics")
 _LOCK_FILE = ".lock"
 _DELETED = ".deleted"
+_OPENED_AT_ONCE = 16
+_CLOSED_AT_ONCE = 16
 
 OpenTier = Callable[[DirectoryInfo], Tier]
 
@@ -85,6 +91,8 @@ class LogDirectory(DirectoryTasks):
         self._files = bound(files)
         self._clock = clock or SystemClock()
         self._guard = RLock()
+        self._opening_changed = Condition(self._guard)
+        self._opening: set[TopicName] = set()
         self._topics: dict[TopicName, Topic] = {}
         self._lock: FileLock | None = None
         self._closed = False
@@ -111,7 +119,7 @@ class LogDirectory(DirectoryTasks):
             *(tier_settings or TierSettings(), self.tier, self._background, self._intakes),
         )
         if not read_only:
-            stopping.closes_at_exit(self)
+            stopping.closes_at_exit(self, has_others=True)
 
     @property
     def mode(self) -> str:
@@ -188,21 +196,47 @@ class LogDirectory(DirectoryTasks):
         is_known = known is not None and reliable in (None, known.is_reliable)
         if known is not None and is_known and not settings and not self._closed:
             return known  # without the guard, which somebody may hold who opens another topic in a store that is slow
-        with self._guard, explained(f"topic {name}", self.root):
-            self._check_open()
-            if parsed in self._topics and settings:
+        with explained(f"topic {name}", self.root), self._opening_alone(parsed):
+            opened = self._topics.get(parsed)
+            if opened is not None and settings:
                 raise InputError(f"the topic {name} is open already", hint="Change its settings with `configure_topic`")
-            if parsed not in self._topics:
-                topic = self._open_topic(parsed, first_offset, dict(settings), reliable, take_over)
-                topic.use_subscriptions(self._cursors(parsed, topic), self._background, self._dead_letter_topic)
-                self._topics[parsed] = topic
-            opened = self._topics[parsed]
+            if opened is None:
+                opened = self._open_topic(parsed, first_offset, dict(settings), reliable, take_over)
+                opened.use_subscriptions(self._cursors(parsed, opened), self._background, self._dead_letter_topic)
+                self._topics[parsed] = opened
             if reliable not in (None, opened.is_reliable):
                 raise InputError(
                     f"the topic {name} has reliable={opened.is_reliable}, and that cannot be changed",
                     hint="Take another name, or delete it first",
                 )
             return opened
+
+    def open_topics(self, names: Sequence[str]) -> list[Topic]:
+        """The topics of these names, in their order, opened several at a time: as `topic` for each, and sooner.
+
+        What waits for a disk or a store waits at the same time. When some cannot be opened, the others are open, and
+        the first error is raised.
+        """
+        in_parallel(self.topic, list(dict.fromkeys(names)), _OPENED_AT_ONCE, "tidelog-open")
+        return list(map(self.topic, names))
+
+    @contextlib.contextmanager
+    def _opening_alone(self, name: TopicName) -> Iterator[None]:
+        """Nobody else opens this topic meanwhile."""
+        with self._guard:
+            self._wait_while_opening(name)
+            self._check_open()
+            self._opening.add(name)
+        try:
+            yield
+        finally:
+            with self._guard:
+                self._opening.discard(name)
+                self._opening_changed.notify_all()
+
+    def _wait_while_opening(self, name: TopicName) -> None:
+        """Under the guard, which is free meanwhile: until no other thread is opening this topic."""
+        self._opening_changed.wait_for(lambda: name not in self._opening)
 
     def _dead_letter_topic(self, name: str) -> Topic:
         """One that keeps them."""
@@ -216,6 +250,7 @@ class LogDirectory(DirectoryTasks):
         parsed = parse_topic_name(name)
         with self._guard, explained(f"topic {name}", self.root):
             self._check_writable()
+            self._wait_while_opening(parsed)
             self._require(parsed)
             return self._opener.configure(parsed, settings)
 
@@ -288,12 +323,14 @@ class LogDirectory(DirectoryTasks):
         parsed = parse_topic_name(name)
         with self._guard, explained(f"delete topic {name}", self.root):
             self._check_writable()
+            self._wait_while_opening(parsed)
             self._require(parsed)
             if self.tier is not None:
                 self.topic(name, take_over=take_over)  # what is in the store is only its owner's to delete
             self._delete_storage(parsed)
             self._delete_local_metadata(parsed)
             self._delete_directory(parsed)
+            self._opener.forget_namespace(parsed)
 
     def _delete_storage(self, name: TopicName) -> None:
         topic = self._topics.pop(name, None)
@@ -375,11 +412,13 @@ class LogDirectory(DirectoryTasks):
         owns a topic now.
         """
         with self._guard:
+            self._opening_changed.wait_for(lambda: not self._opening)
             if self._closed:
                 return
             # All of them before any topic ends: one may have something to give up, and its letters go to another topic.
             lost = [error for topic in self._topics.values() for error in topic.close_subscriptions()]
-            failed = [error for topic in self._topics.values() if (error := _close_quietly(topic)) is not None]
+            closed = in_parallel(_close_quietly, list(self._topics.values()), _CLOSED_AT_ONCE, "tidelog-close")
+            failed = [error for error in closed if error is not None]
             self._background.close()
             self._intakes.close()
             if self._local_metadata is not None:
@@ -396,6 +435,7 @@ class LogDirectory(DirectoryTasks):
         """In a forked child: the parent goes on, this copy lets go of the lock it inherited."""
         # Other threads of the parent may have held them.
         self._guard, self._metadata_guard = RLock(), Lock()
+        self._opening_changed, self._opening = Condition(self._guard), set()
         self._closed = True
         # SQLite must not be used, nor closed, in a child: the parent's positions are not this copy's to move.
         self._inherited_metadata, self._local_metadata = self._local_metadata, None

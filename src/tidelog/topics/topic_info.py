@@ -55,8 +55,7 @@ def read_topic_info(files: Files, directory: Path) -> TopicInfo | None:
 
 
 def write_topic_info(files: Files, directory: Path, info: TopicInfo) -> None:
-    """Durable when it returns; the directory is made when absent."""
-    files.make_directories(directory)
+    """Durable when it returns; the directory is there and durable."""
     files.write_atomically(directory / TOPIC_FILE, pretty(info))
 
 
@@ -66,11 +65,11 @@ def settle_topic_info(
     name: TopicName,
     clock: Clock,
     settings: Mapping[str, object],
+    known: TopicInfo | None,
     *,
     reliable: bool = True,
 ) -> TopicInfo:
-    """What the topic says about itself, written down when it is new or was changed."""
-    known = read_topic_info(files, directory)
+    """What the topic says about itself, written down when it is new or was changed; `known` is what it says now."""
     info = TopicInfo(
         format=_FORMAT,
         name=str(name),

@@ -37,7 +37,7 @@ from tidelog.topics.local_intake import LocalIntakes
 from tidelog.topics.message import TIMESTAMP_FIELD
 from tidelog.topics.names import TopicName
 from tidelog.topics.topic import Topic
-from tidelog.topics.topic_info import is_topic_directory, read_topic_info, settle_topic_info, with_own
+from tidelog.topics.topic_info import TopicInfo, is_topic_directory, read_topic_info, settle_topic_info, with_own
 
 _logger = logging.getLogger("tidelog.topics")
 _NEEDS_STORE = ("local_retention_seconds", "local_retention_bytes")
@@ -73,6 +73,8 @@ class TopicOpener:
         self._tier_settings = tier_settings
         self._background = background
         self._intakes = intakes
+        self._durable_names: set[Path] = set()
+        """Namespaces whose entries, as this process found them or made them since, are durable."""
 
     def exists(self, name: TopicName) -> bool:
         """Whether there is such a topic, on this disk or in the catalog."""
@@ -92,17 +94,20 @@ class TopicOpener:
     ) -> Topic:
         """For writing; made when absent, `reliable` unless told otherwise. `take_over`: also from a living node."""
         directory = name.directory(self._root)
-        if not self._is_reliable(name, reliable):
-            return self._open_live(name, settings, first_offset)
-        own = {**self._own_settings(name), **read_units(TierSettings, settings)}
+        info = read_topic_info(self._files, directory)
+        if not self._is_reliable(name, reliable, info):
+            return self._open_live(name, settings, first_offset, info)
+        own = {**self._own_settings(name, info), **read_units(TierSettings, settings)}
         own = {key: value for key, value in own.items() if value is not None}
         effective = with_own(self._tier_settings, own)
         if self.tier is None:
             self._refuse_without_store(effective, settings)
-            settle_topic_info(self._files, directory, name, self._clock, own)
+            self._make(directory)
+            settle_topic_info(self._files, directory, name, self._clock, own, info)
             made_log_id(self._files, directory)
             return self._open_local(name, effective, seal, first_offset)
         self._intakes.bring_along(name, self._catalog(name, self.tier), self.tier.objects)
+        self._make(directory)
         tiered = self.tier.open_log(
             *(directory, name.namespace, name.name, self._log_settings, effective),
             time_field=TIMESTAMP_FIELD,
@@ -110,14 +115,33 @@ class TopicOpener:
             group_of=group_of,
             check_rows=check_readable,
             take_over=take_over,
+            is_covered=True,
         )
         try:
             self._keep_settings(name, self.tier, own)
-            settle_topic_info(self._files, directory, name, self._clock, own)
+            info = read_topic_info(self._files, directory)  # a deletion may have been finished first
+            settle_topic_info(self._files, directory, name, self._clock, own, info)
         except BaseException:
             tiered.let_go()
             raise
         return Topic(name, tiered.log, self._clock, tiered, seal)
+
+    def _make(self, directory: Path) -> None:
+        """A topic's directory, durable in its namespace. Who made it may have been killed before that was synced: once
+        for all topics of a namespace, since the lock of the root keeps others out."""
+        namespace = directory.parent
+        if namespace not in self._durable_names:
+            self._files.make_directories(namespace)
+        is_there = self._files.is_directory(directory)
+        if not is_there:
+            self._files.make_directory(directory)
+        if not is_there or namespace not in self._durable_names:
+            self._files.sync_directory(namespace)
+            self._durable_names.add(namespace)
+
+    def forget_namespace(self, name: TopicName) -> None:
+        """It may be gone, with its last topic."""
+        self._durable_names.discard(name.directory(self._root).parent)
 
     def _open_local(
         self, name: TopicName, settings: TierSettings, seal: Callable[[Topic], None], first_offset: int
@@ -130,6 +154,7 @@ class TopicOpener:
             time_field=TIMESTAMP_FIELD,
             first_offset=first_offset,
             group_of=group_of,
+            is_covered=True,
         )
         try:
             intake = self._intakes.open(name, log, self._log_settings, settings)
@@ -141,9 +166,8 @@ class TopicOpener:
             pruner.start(self._background)
         return Topic(name, log, self._clock, None, seal, pruner, intake)
 
-    def _is_reliable(self, name: TopicName, wanted: bool | None) -> bool:
+    def _is_reliable(self, name: TopicName, wanted: bool | None, info: TopicInfo | None) -> bool:
         """What the topic is, else what is wanted of a new one; InputError when these differ."""
-        info = read_topic_info(self._files, name.directory(self._root))
         if info is None and (wanted is not False or not self.exists(name)):
             return wanted is not False
         is_reliable = info is None or info.reliable
@@ -154,12 +178,15 @@ class TopicOpener:
             )
         return is_reliable
 
-    def _open_live(self, name: TopicName, settings: Mapping[str, object], first_offset: int) -> Topic:
+    def _open_live(
+        self, name: TopicName, settings: Mapping[str, object], first_offset: int, info: TopicInfo | None
+    ) -> Topic:
         _refuse_live_settings(name, settings)
         if first_offset:
             raise NotSupportedError(f"the offsets of {name} begin at 0: it has reliable=False")
         directory = name.directory(self._root)
-        settle_topic_info(self._files, directory, name, self._clock, {}, reliable=False)
+        self._make(directory)
+        settle_topic_info(self._files, directory, name, self._clock, {}, info, reliable=False)
         return LiveTopic(name, LiveLog(directory, self._log_settings, self._files, TIMESTAMP_FIELD), self._clock)
 
     def _look_at_live(self, name: TopicName) -> Topic:
@@ -212,10 +239,11 @@ class TopicOpener:
 
     def configure(self, name: TopicName, settings: Mapping[str, object]) -> dict[str, object]:
         """Adds to a topic's own settings, or takes some back; returns those that it has then."""
-        if not self._is_reliable(name, None):
+        info = read_topic_info(self._files, name.directory(self._root))
+        if not self._is_reliable(name, None, info):
             _refuse_live_settings(name, settings)
             return {}
-        merged = {**self._own_settings(name), **read_units(TierSettings, settings)}
+        merged = {**self._own_settings(name, info), **read_units(TierSettings, settings)}
         own = {key: value for key, value in merged.items() if value is not None}
         effective = with_own(self._tier_settings, own)
         if self.tier is None:
@@ -224,13 +252,13 @@ class TopicOpener:
             self._keep_settings(name, self.tier, own)
         directory = name.directory(self._root)
         if is_topic_directory(self._files, directory):
-            settle_topic_info(self._files, directory, name, self._clock, own)
+            settle_topic_info(self._files, directory, name, self._clock, own, info)
         return own
 
     def _catalog(self, name: TopicName, tier: Tier) -> Catalog:
         return tier.catalog(name.namespace, name.name)
 
-    def _own_settings(self, name: TopicName) -> dict[str, object]:
+    def _own_settings(self, name: TopicName, info: TopicInfo | None) -> dict[str, object]:
         if self.tier is not None:
             catalog = self._catalog(name, self.tier)
             if self._is_being_deleted(name, catalog):
@@ -238,7 +266,6 @@ class TopicOpener:
             entry = catalog.metadata.get(catalog.keys.settings)
             if entry is not None:
                 return documents.decode_mapping(entry.value, entry.key)
-        info = read_topic_info(self._files, name.directory(self._root))
         return {} if info is None else dict(info.settings)
 
     def _is_being_deleted(self, name: TopicName, catalog: Catalog) -> bool:

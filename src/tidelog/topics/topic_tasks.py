@@ -7,7 +7,7 @@ subscription for ever. Appending and reading are not here: their twins use no th
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Protocol, Self, Unpack
 
@@ -69,6 +69,8 @@ class _Directory(Protocol):
     def has_topic(self, name: str) -> bool: ...
 
     def topics(self) -> list[str]: ...
+
+    def open_topics(self, names: Sequence[str]) -> list[Topic]: ...
 
     def delete_topic(self, name: str, *, take_over: bool = False) -> None: ...
 
@@ -177,6 +179,10 @@ class DirectoryTasks:
     async def topics_async(self: _Directory) -> list[str]:
         """As `topics`."""
         return await in_store_thread(self.topics)
+
+    async def open_topics_async(self: _Directory, names: Sequence[str]) -> list[Topic]:
+        """As `open_topics`."""
+        return await in_store_thread(self.open_topics, names)
 
     async def delete_topic_async(self: _Directory, name: str, *, take_over: bool = False) -> None:
         """As `delete_topic`."""
