@@ -94,6 +94,27 @@ class TestEntries:
         assert store.get(at + "a") is None
         assert store.get(at + "a/b/c") is None
 
+    def test_many_are_read_at_once(self, store: MetadataStore, at: str) -> None:
+        """As `get` reads each of them; those that are not there are left out."""
+        keys = [f"{at}key-{number:04d}" for number in range(130)]
+        for key in keys[::10]:
+            store.put(key, key.encode())
+        assert store.get_many(keys) == {key: store.get(key) for key in keys[::10]}
+        assert store.get_many([]) == {}
+
+    def test_a_mark_changes_with_whatever_is_written(self, store: MetadataStore, at: str) -> None:
+        """Where there is one: by this client or another, to any key."""
+        marks = [store.change_mark(), store.change_mark()]
+        store.put(at + "a", b"value")
+        marks.append(store.change_mark())
+        store.delete(at + "a")
+        marks.append(store.change_mark())
+        if store.reads_many_at_once:
+            assert marks[0] == marks[1]
+            assert len(set(marks)) == 3
+        else:
+            assert set(marks) == {None}
+
     def test_putting_the_same_value_again_is_a_change(self, store: MetadataStore, at: str) -> None:
         """A version stands for one write: who read before it does not have the newest."""
         versions = [store.put(at + "a", b"same") for _ in range(3)]

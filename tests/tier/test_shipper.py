@@ -14,6 +14,7 @@ from tests.tier.station import DIRECTORY, FRAME_BYTES, Node, Stores
 from tidelog.errors import ClosedError, CorruptionError, DataError, FencedError, StoreUnavailableError, TidelogError
 from tidelog.log.binding import BINDING_BYTES
 from tidelog.testing import FaultyMetadata
+from tidelog.tier.background import NEVER
 from tidelog.tier.tier_settings import TierSettings
 from tidelog.tier.uploader_checkpoint import NAME as CHECKPOINT
 from tidelog.tier.uploader_checkpoint import read_uploader_checkpoint
@@ -296,7 +297,7 @@ def test_enough_bytes_are_due_at_once() -> None:
         assert node.shipper.ship_if_due() == 5.0
         assert node.shipper.shipped_offset == 0
         node.append(1)
-        assert node.shipper.ship_if_due() == 5.0
+        assert node.shipper.ship_if_due() == NEVER  # until something is appended
         assert node.shipper.shipped_offset == 10
 
 
@@ -406,7 +407,7 @@ def test_pauses_grow_are_bounded_and_jittered(simple: Node, monkeypatch: pytest.
     assert len(pauses) > 20
     assert all(30 <= pause <= 60 for pause in pauses)
     simple.stores.objects.heal()
-    assert simple.shipper.ship_if_due() == 5
+    assert simple.shipper.ship_if_due() == NEVER
     assert simple.shipper.shipped_offset == 9
     simple.append(9)
     simple.stores.objects.fail("*", times=None)

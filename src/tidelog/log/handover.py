@@ -67,6 +67,8 @@ class Handover:
         """Calls a worker to serve this log. Set by the writer before the first append."""
         self._is_called = False
         self._is_served = False
+        self.on_durable: Callable[[], None] | None = None
+        """Called after each sync, by whoever made it: it must be quick, and raise nothing."""
         # What `try_append` looks at, kept ready so that a message costs as few steps as possible: the open chunk, the
         # room left, the room at which the chunk is full, the first offset without room (0: take the slow way), and
         # whether the writer or a reader sleeps.
@@ -473,6 +475,8 @@ class Handover:
             done = [waiter for target, waiter in self._sync_waiters if target <= offset]
             self._sync_waiters = [entry for entry in self._sync_waiters if entry[0] > offset]
         finish_all(done)
+        if self.on_durable is not None:
+            self.on_durable()
 
     def file_ended(self) -> None:
         """The file is closed for good, synced: wakes those who waited for that."""

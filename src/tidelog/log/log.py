@@ -249,6 +249,10 @@ class Log(ReadableLog):
             error.offset = first
             raise
 
+    def on_durable(self, callback: Callable[[], None]) -> None:
+        """Calls this whenever more is on the disk than before: it must be quick, and raise nothing."""
+        self._handover.on_durable = callback
+
     def flush(self) -> None:
         """Returns once everything accepted so far is on the disk."""
         self._handover.wait_durable(self._handover.next_offset)

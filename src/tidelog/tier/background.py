@@ -1,7 +1,8 @@
 """Work that comes back: a few threads share the upkeep of many topics.
 
 Invariants
-- One task never runs twice at the same time, and says itself when it wants to run next.
+- One task never runs twice at the same time, and says itself when it wants to run next. One that says `NEVER` rests,
+  and costs nothing, until somebody wakes it.
 - What a task raises is written to the log and does not end the thread: it runs again after a pause.
 - Cancelling waits for a run that is under way, but not for ever: what hangs in a dead store must not hold up an exit.
   The patience is one for all that are cancelled soon after each other: many that hang take no longer than one.
@@ -20,6 +21,7 @@ from threading import Condition, Thread, current_thread
 from tidelog.limits import start_thread
 
 _logger = logging.getLogger("tidelog.tier")
+NEVER = float("inf")
 _PAUSE_AFTER_ERROR_SECONDS = 10.0
 _PATIENCE_SECONDS = 5.0
 _BRIEFLY_SECONDS = 0.05
@@ -40,6 +42,10 @@ class Task:
     def soon(self) -> None:
         """Runs as soon as a thread is free, once more if it is running now."""
         self._background.schedule(self, 0.0)
+
+    def wake(self, delay_seconds: float = 0.0) -> None:
+        """If it rests, it runs after this time; if it is running now, it runs once more."""
+        self._background.schedule(self, delay_seconds, only_if_resting=True)
 
     def cancel(self) -> None:
         """It does not run again; returns when a run that is under way has ended, or after some seconds."""
@@ -67,7 +73,7 @@ class Background:
         self.schedule(task, delay_seconds)
         return task
 
-    def schedule(self, task: Task, delay_seconds: float) -> None:
+    def schedule(self, task: Task, delay_seconds: float, *, only_if_resting: bool = False) -> None:
         """Sets when a task runs next."""
         with self._changed:
             if self._is_closed or task.is_cancelled:
@@ -75,7 +81,11 @@ class Background:
             if task.runs_in is not None:
                 task.again = True
                 return
+            if only_if_resting and task.due != NEVER:
+                return
             task.due = time.monotonic() + delay_seconds
+            if task.due == NEVER:
+                return
             heapq.heappush(self._queue, (task.due, next(self._order), task))
             self._start_threads()
             self._changed.notify_all()

@@ -44,6 +44,7 @@ from tidelog.errors import (
 )
 from tidelog.log import Log
 from tidelog.log.frame import Frames
+from tidelog.tier.background import NEVER
 from tidelog.tier.intake_document import Consignment, IntakeDocument
 from tidelog.tier.intake_ledger import IntakeLedger
 from tidelog.tier.intake_prepared import PreparedRows
@@ -114,7 +115,9 @@ class IntakeTaker:
         self._clock = clock
         self._max_message_bytes = max_message_bytes
         self._check_seconds = check_seconds
-        self._looks_are_paid = looks_are_paid
+        self.looks_are_paid = looks_are_paid
+        self.is_told = False
+        """Whether somebody tells it when the document has changed: it looks by itself only while something is open."""
         self._placed_rows = placed_rows
         self._check_rows = check_rows
         self._guard = Lock()
@@ -122,6 +125,7 @@ class IntakeTaker:
         self._held: _Held | None = None
         self.has_moved_places = False
         """Whether what an earlier owner has on its disk is not where the intake document says any more."""
+        self._has_open_entries = True
         self._last_taken_seconds = clock.monotonic()
         self._statistics = IntakeStatistics()
 
@@ -180,7 +184,9 @@ class IntakeTaker:
     def _seconds_until_next_look(self) -> float:
         if self._held is not None:
             return min(_HELD_RETRY_SECONDS, self._check_seconds)
-        is_quiet = self._looks_are_paid and self._clock.monotonic() - self._last_taken_seconds > _QUIET_SECONDS
+        if self.is_told and not self._has_open_entries:
+            return NEVER
+        is_quiet = self.looks_are_paid and self._clock.monotonic() - self._last_taken_seconds > _QUIET_SECONDS
         return self._check_seconds * _QUIET_FACTOR if is_quiet else self._check_seconds
 
     @contextlib.contextmanager
@@ -200,6 +206,7 @@ class IntakeTaker:
     def _take_all(self) -> int:
         if self._held is not None:
             self._go_on()
+        self._has_open_entries = True
         document, _ = self._ledger.load()
         taken = 0
         while document.waiting:
@@ -208,6 +215,7 @@ class IntakeTaker:
             document, _ = self._ledger.load()
         self._note(document)
         self._clear_away(document)
+        self._has_open_entries = bool(document.pending)
         self._statistics = msgspec.structs.replace(self._statistics, last_error=None)
         return taken
 

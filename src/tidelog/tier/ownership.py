@@ -54,6 +54,11 @@ class Ownership:
         self._version = version
 
     @property
+    def version(self) -> str:
+        """Of the owner's entry, as this claim left it."""
+        return self._version
+
+    @property
     def epoch(self) -> int:
         return self.owner.epoch
 

@@ -9,6 +9,7 @@ from threading import Lock
 from tidelog.clock import Clock
 from tidelog.errors import FencedError, TidelogError
 from tidelog.log import Log
+from tidelog.tier.background import NEVER
 from tidelog.tier.object_store import ObjectStore
 from tidelog.tier.owned_catalog import OwnedCatalog
 from tidelog.tier.retention import apply_cold, finish_cold, plan_cold, plan_local, safe_below
@@ -58,7 +59,18 @@ class Pruner:
             self._errors += 1
             self._last_error = str(error)
             _logger.warning("%s: retention failed and is tried again: %s", self._log.directory, error)
-        return self._settings.retention_interval_seconds
+        return NEVER if self._is_done_for_good else self._settings.retention_interval_seconds
+
+    @property
+    def _is_done_for_good(self) -> bool:
+        """Nothing will ever be due: nothing is to be deleted by age or size, and what was to be deleted is."""
+        settings = self._settings
+        limits = (
+            *(settings.retention_seconds, settings.retention_bytes),
+            *(settings.local_retention_seconds, settings.local_retention_bytes),
+        )
+        is_over = not self._must_finish and self._log.start_offset >= self.start_offset
+        return is_over and all(limit is None for limit in limits)
 
     def prune(self) -> None:
         """Deletes everything that is due now."""

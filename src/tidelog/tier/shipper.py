@@ -29,6 +29,7 @@ from tidelog.errors import ClosedError, DataError, FencedError, NotFoundError, S
 from tidelog.files import explained
 from tidelog.log import Log
 from tidelog.log.groups import GroupOf
+from tidelog.tier.background import NEVER
 from tidelog.tier.descriptor import Descriptor
 from tidelog.tier.keys import ObjectId
 from tidelog.tier.object_store import ObjectStore
@@ -288,12 +289,16 @@ class Shipper:
     # In the background
 
     def ship_if_due(self) -> float:
-        """One look in the background; returns the seconds until the next. Only FencedError gets out."""
+        """One look in the background; returns the seconds until the next. Only FencedError gets out.
+
+        `NEVER` when there is nothing to ship: whoever brings something to the disk wakes it.
+        """
         try:
             if self._is_due():
                 self.ship()
             self._failures = 0
-            return self._settings.ship_interval_seconds
+            is_all_shipped = self.shipped_offset >= self._log.next_offset
+            return NEVER if is_all_shipped else self._settings.ship_interval_seconds
         except FencedError:
             raise
         except ClosedError:

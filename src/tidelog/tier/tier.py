@@ -22,8 +22,10 @@ from tidelog.tier.intake_ledger import OwnedLedger
 from tidelog.tier.intake_rows import CheckRows, Staging
 from tidelog.tier.intake_taker import IntakeTaker
 from tidelog.tier.joined import JoinedLog
+from tidelog.tier.key_watch import KeyWatch
 from tidelog.tier.keys import DEFAULT_ROOT, TopicKeys, parse_topic_key, topics_prefix
 from tidelog.tier.metadata.measured import MeasuredMetadata
+from tidelog.tier.metadata.remembered import RememberedMetadata
 from tidelog.tier.metadata.store import MetadataStore, end_of
 from tidelog.tier.node_lease import DEFAULT_LEASE_SECONDS, NodeLease
 from tidelog.tier.object_store import ObjectStore
@@ -76,6 +78,7 @@ class Tier:
         )
         """What tells other nodes that this one lives."""
         self._questions = Background(_ASKING_THREADS, "tidelog-owner")
+        self._watch = KeyWatch(lambda: self.metadata, self._questions)
         self._fetchers = DaemonPool(_FETCHING_THREADS, "tidelog-fetch")
 
     def check_reachable(self) -> None:
@@ -86,6 +89,15 @@ class Tier:
     def catalog(self, namespace: str, name: str) -> Catalog:
         """What is known about a topic."""
         return Catalog(self.metadata, TopicKeys(namespace, name, self._root))
+
+    def opening_catalog(self, namespace: str, name: str) -> Catalog:
+        """The same for whoever is about to open the topic: what opening asks for is read at once, and remembered."""
+        keys = TopicKeys(namespace, name, self._root)
+        asked = (
+            *(keys.owner, keys.start, keys.state, keys.settings),
+            *(keys.intake, keys.current, keys.epoch_floor),
+        )
+        return Catalog(RememberedMetadata(self.metadata, asked), keys)
 
     def topics(self) -> Iterator[tuple[str, str]]:
         """All topics in the metadata store, as (namespace, name). Costs one small request a topic."""
@@ -128,13 +140,14 @@ class Tier:
         check_rows: CheckRows | None = None,
         take_over: bool = False,
         is_covered: bool = False,
+        catalog: Catalog | None = None,
     ) -> TieredLog:
         """Claims a topic and opens it for writing. The caller holds the lock of the directory above.
 
         HeldError while another node has it open, unless `take_over`. `is_covered`: the lock covers the topic's
-        directory too, which is there and durable.
+        directory too, which is there and durable. `catalog` is an `opening_catalog` that has been used already.
         """
-        catalog = self.catalog(namespace, name)
+        catalog = catalog or self.opening_catalog(namespace, name)
         if not is_covered:
             self._files.make_directories(directory)
         takeover = Takeover(self._files, directory, catalog, self.objects, self._clock, self.lease)
@@ -192,8 +205,10 @@ class Tier:
         )
         tiered = TieredLog(log, owned, self.objects, history, shipper, pruner, intake, settings, time_field)
         intake.settle()
+        if isinstance(owned.catalog.metadata, RememberedMetadata):
+            owned.catalog.metadata.forget_for_good()
         if self._runs_in_background:
-            tiered.start_tasks(self._background, self._questions)
+            tiered.start_tasks(self._background, self._questions, self._watch)
         return tiered
 
     def view(self, namespace: str, name: str, hot: ReadableLog | None, time_field: int | None) -> JoinedLog:

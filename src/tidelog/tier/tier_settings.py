@@ -61,8 +61,8 @@ class TierSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     smaller in bulk."""
 
     intake_check_seconds: Annotated[float, msgspec.Meta(gt=0)] = 2
-    """How often it is looked whether rows were handed over to the topic, by Spark as a rule. Each look is one small
-    request to the metadata store; in a bucket, where it is paid for, a fifth as often after a minute without any."""
+    """How often it is looked whether rows were handed over to the topic, by Spark as a rule. All topics share one
+    small request to the metadata store; in a bucket each has its own, a fifth as often after a minute without any."""
 
     ownership_check_seconds: Annotated[float, msgspec.Meta(gt=0)] = 5
     """How often an owner asks whether the topic was taken over. Shorter stops a replaced owner sooner."""

@@ -18,15 +18,17 @@ import logging
 from collections.abc import Callable, Iterator
 from typing import TypeVar
 
-from tidelog.errors import ClosedError, FencedError, NotSupportedError, TidelogError
+from tidelog.errors import ClosedError, FencedError, NotSupportedError, RetryError, TidelogError
 from tidelog.files import explained
 from tidelog.log import Log
-from tidelog.tier.background import Background, Task
+from tidelog.tier.background import NEVER, Background, Task
 from tidelog.tier.fenced_tail import remove_files
 from tidelog.tier.history import History
 from tidelog.tier.intake_taker import IntakeTaker
 from tidelog.tier.joined import JoinedLog
+from tidelog.tier.key_watch import NEVER_SEEN, KeyWatch, Watched
 from tidelog.tier.metadata.measured import MeasuredMetadata
+from tidelog.tier.metadata.remembered import RememberedMetadata
 from tidelog.tier.object_store import ObjectStore
 from tidelog.tier.owned_catalog import OwnedCatalog
 from tidelog.tier.pruner import Pruner
@@ -68,6 +70,7 @@ class TieredLog(JoinedLog):
         self._fenced: FencedError | None = None
         self._tasks: list[Task] = []
         self._question: Task | None = None
+        self._watched: list[Watched] = []
         self._background: Background | None = None
         self._wakefulness = Wakefulness(self.verify)
         self.wait_shipped = ShipWaiters(self.ship).join
@@ -80,19 +83,27 @@ class TieredLog(JoinedLog):
         """Whether `check_awake` may wait for the store."""
         return self._wakefulness.is_in_doubt
 
-    def start_tasks(self, background: Background, questions: Background) -> None:
-        """Ships, prunes and asks for its ownership from now on, in the background.
+    def start_tasks(self, background: Background, questions: Background, watch: KeyWatch) -> None:
+        """Ships, prunes and learns that it was replaced from now on, in the background. An idle topic does nothing.
 
         Questions have threads of their own: uploads to a slow store may take all others for minutes.
         """
         self._background = background
-        interval = self.settings.ship_interval_seconds
-        self._tasks = [
-            background.add(self._guarded(self.shipper.ship_if_due), min(1.0, interval)),
-            background.add(self._guarded(self.pruner.prune_if_due), self.settings.retention_interval_seconds),
-            background.add(self._guarded(self.intake.look), self.settings.intake_check_seconds),
-        ]
-        self._question = questions.add(self._guarded(self._verify_now_and_then), self.settings.ownership_check_seconds)
+        settings, keys = self.settings, self.owned.catalog.keys
+        first_seconds = min(1.0, settings.ship_interval_seconds)
+        shipping = background.add(self._guarded(self.shipper.ship_if_due), first_seconds)
+        self.intake.is_told = not self.intake.looks_are_paid
+        taking = background.add(
+            self._guarded(self.intake.look), NEVER if self.intake.is_told else settings.intake_check_seconds
+        )
+        pruning = background.add(self._guarded(self.pruner.prune_if_due), settings.retention_interval_seconds)
+        self._tasks = [shipping, taking, pruning]
+        self.log.on_durable(lambda: shipping.wake(first_seconds))
+        question = self._question = questions.add(self._guarded(self._verify_once), NEVER)
+        version = self.owned.ownership.version
+        self._watched = [watch.add(keys.owner, version, question.wake, settings.ownership_check_seconds)]
+        if self.intake.is_told:
+            self._watched.append(watch.add(keys.intake, NEVER_SEEN, taking.soon, settings.intake_check_seconds))
 
     # Where it stands
 
@@ -117,6 +128,7 @@ class TieredLog(JoinedLog):
     def statistics(self) -> TierStatistics:
         """One moment of the cold tier."""
         metadata = self.owned.catalog.metadata
+        metadata = metadata.store if isinstance(metadata, RememberedMetadata) else metadata
         return TierStatistics(
             store=self._objects.url,
             epoch=self.owned.epoch,
@@ -147,10 +159,17 @@ class TieredLog(JoinedLog):
         """FencedError when the claim is known to be lost. Asks nobody."""
         self._check_not_fenced()
 
-    def _verify_now_and_then(self) -> float:
-        with contextlib.suppress(TidelogError):
+    def _verify_once(self) -> float:
+        """Because the owner's entry has changed. Asked again while the store does not say who it is."""
+        try:
             self.verify()
-        return self.settings.ownership_check_seconds
+        except RetryError:
+            return self.settings.ownership_check_seconds
+        except FencedError:
+            raise
+        except TidelogError:
+            return NEVER
+        return NEVER
 
     def _check_not_fenced(self) -> None:
         if self._fenced is not None:
@@ -301,6 +320,8 @@ class TieredLog(JoinedLog):
     def _stop(self) -> None:
         self.shipper.close()
         self.intake.stop()
+        for watched in self._watched:
+            watched.cancel()
         if self._question is not None:
             self._question.is_cancelled = True  # not waited for: it changes nothing
         tasks, self._tasks = self._tasks, []

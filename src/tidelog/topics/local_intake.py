@@ -20,7 +20,7 @@ from urllib.parse import quote
 from tidelog.clock import Clock
 from tidelog.errors import TidelogError
 from tidelog.log import Log, LogSettings
-from tidelog.tier.background import Background, Task
+from tidelog.tier.background import NEVER, Background, Task
 from tidelog.tier.catalog import Catalog
 from tidelog.tier.daemon_pool import DaemonPool
 from tidelog.tier.history_counters import HistoryCounters
@@ -28,6 +28,7 @@ from tidelog.tier.history_ranges import Fetcher, HistorySettings
 from tidelog.tier.intake_ledger import LocalLedger, OpenMetadata
 from tidelog.tier.intake_rows import Staging
 from tidelog.tier.intake_taker import IntakeTaker
+from tidelog.tier.key_watch import NEVER_SEEN, KeyWatch, Watched
 from tidelog.tier.keys import TopicKeys
 from tidelog.tier.metadata.store import Check, Put
 from tidelog.tier.object_store import ObjectStore
@@ -49,19 +50,24 @@ def staging_url(root: Path) -> str:
 
 
 class LocalIntake:
-    """The intake of one topic, with the background task that looks for more."""
+    """The intake of one topic, with the background task that looks for more once there is some."""
 
     def __init__(self, taker: IntakeTaker, check_seconds: float) -> None:
         self.taker = taker
         self._check_seconds = check_seconds
         self._task: Task | None = None
+        self._watched: Watched | None = None
 
-    def start(self, background: Background) -> None:
-        self._task = background.add(self.taker.look, self._check_seconds)
+    def start(self, background: Background, watch: KeyWatch, key: str) -> None:
+        self.taker.is_told = True
+        self._task = background.add(self.taker.look, NEVER)
+        self._watched = watch.add(key, NEVER_SEEN, self._task.soon, self._check_seconds)
 
     def stop(self) -> None:
         """Before the log is closed."""
         self.taker.stop()
+        if self._watched is not None:
+            self._watched.cancel()
         if self._task is not None:
             self._task.cancel()
 
@@ -75,6 +81,7 @@ class LocalIntakes:
         self._clock = clock
         self._runs_in_background = runs_in_background
         self._background = Background(1, "tidelog-intake")
+        self._watch = KeyWatch(lambda: open_metadata(False), self._background)
         self._guard = Lock()
         self._staging: Staging | None = None
         self._fetchers = DaemonPool(_FETCHING_THREADS, "tidelog-intake-fetch")
@@ -93,7 +100,7 @@ class LocalIntakes:
         intake = LocalIntake(taker, settings.intake_check_seconds)
         if self._runs_in_background:
             self._remove_uncommitted(keys)
-            intake.start(self._background)
+            intake.start(self._background, self._watch, keys.intake)
         return intake
 
     def bring_along(self, name: TopicName, catalog: Catalog, objects: ObjectStore) -> None:

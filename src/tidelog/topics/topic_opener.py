@@ -97,16 +97,17 @@ class TopicOpener:
         info = read_topic_info(self._files, directory)
         if not self._is_reliable(name, reliable, info):
             return self._open_live(name, settings, first_offset, info)
-        own = {**self._own_settings(name, info), **read_units(TierSettings, settings)}
+        catalog = None if self.tier is None else self.tier.opening_catalog(name.namespace, name.name)
+        own = {**self._own_settings(name, info, catalog), **read_units(TierSettings, settings)}
         own = {key: value for key, value in own.items() if value is not None}
         effective = with_own(self._tier_settings, own)
-        if self.tier is None:
+        if self.tier is None or catalog is None:
             self._refuse_without_store(effective, settings)
             self._make(directory)
             settle_topic_info(self._files, directory, name, self._clock, own, info)
             made_log_id(self._files, directory)
             return self._open_local(name, effective, seal, first_offset)
-        self._intakes.bring_along(name, self._catalog(name, self.tier), self.tier.objects)
+        self._intakes.bring_along(name, catalog, self.tier.objects)
         self._make(directory)
         tiered = self.tier.open_log(
             *(directory, name.namespace, name.name, self._log_settings, effective),
@@ -116,6 +117,7 @@ class TopicOpener:
             check_rows=check_readable,
             take_over=take_over,
             is_covered=True,
+            catalog=catalog,
         )
         try:
             self._keep_settings(name, self.tier, own)
@@ -243,7 +245,8 @@ class TopicOpener:
         if not self._is_reliable(name, None, info):
             _refuse_live_settings(name, settings)
             return {}
-        merged = {**self._own_settings(name, info), **read_units(TierSettings, settings)}
+        catalog = None if self.tier is None else self._catalog(name, self.tier)
+        merged = {**self._own_settings(name, info, catalog), **read_units(TierSettings, settings)}
         own = {key: value for key, value in merged.items() if value is not None}
         effective = with_own(self._tier_settings, own)
         if self.tier is None:
@@ -258,9 +261,8 @@ class TopicOpener:
     def _catalog(self, name: TopicName, tier: Tier) -> Catalog:
         return tier.catalog(name.namespace, name.name)
 
-    def _own_settings(self, name: TopicName, info: TopicInfo | None) -> dict[str, object]:
-        if self.tier is not None:
-            catalog = self._catalog(name, self.tier)
+    def _own_settings(self, name: TopicName, info: TopicInfo | None, catalog: Catalog | None) -> dict[str, object]:
+        if catalog is not None:
             if self._is_being_deleted(name, catalog):
                 return {}  # opening it finishes that first; the new topic takes nothing over from the old one
             entry = catalog.metadata.get(catalog.keys.settings)

@@ -53,6 +53,17 @@ class MeasuredMetadata(MetadataStore):
         with self._measured(self._read_seconds):
             return self._store.get(key)
 
+    @property
+    def reads_many_at_once(self) -> bool:
+        return self._store.reads_many_at_once
+
+    def get_many(self, keys: Sequence[str]) -> dict[str, Entry]:
+        with self._measured(self._read_seconds):
+            return self._store.get_many(keys)
+
+    def change_mark(self) -> object | None:
+        return self._store.change_mark()
+
     def floor(self, prefix: str, key: str) -> Entry | None:
         with self._measured(self._read_seconds):
             return self._store.floor(prefix, key)

@@ -22,6 +22,7 @@ class MemoryMetadataStore(MetadataStore):
     url = "memory://"
     supports_multi_key = True
     supports_leases = True
+    reads_many_at_once = True
 
     def __init__(self, clock: Clock | None = None) -> None:
         self._guard = Lock()
@@ -37,6 +38,16 @@ class MemoryMetadataStore(MetadataStore):
         with self._guard:
             self._drop_lapsed()
             return self._entries.get(key)
+
+    def get_many(self, keys: Sequence[str]) -> dict[str, Entry]:
+        with self._guard:
+            self._drop_lapsed()
+            return {key: self._entries[key] for key in map(check_key, keys) if key in self._entries}
+
+    def change_mark(self) -> object | None:
+        with self._guard:
+            self._drop_lapsed()  # which writes nothing: one entry less
+            return self._last_version, len(self._entries)
 
     def floor(self, prefix: str, key: str) -> Entry | None:
         with self._guard:

@@ -39,6 +39,7 @@ APPLICATION_ID = 0x74646C67  # "tdlg"
 FORMAT = 1
 _BUSY_SECONDS = 30.0
 _NO_LIMIT = -1
+_KEYS_AT_ONCE = 500
 
 _SCHEMA = f"""
 CREATE TABLE entries (key TEXT PRIMARY KEY, value BLOB NOT NULL, version INTEGER NOT NULL) WITHOUT ROWID;
@@ -54,6 +55,7 @@ class SqliteMetadataStore(MetadataStore):
 
     supports_multi_key = True
     supports_leases = False
+    reads_many_at_once = True
 
     def __init__(self, path: Path, busy_seconds: float = _BUSY_SECONDS) -> None:
         self.url = f"sqlite://{path}"
@@ -75,6 +77,19 @@ class SqliteMetadataStore(MetadataStore):
 
     def get(self, key: str) -> Entry | None:
         return next(iter(self._select("key = ?", [check_key(key)])), None)
+
+    def get_many(self, keys: Sequence[str]) -> dict[str, Entry]:
+        found: dict[str, Entry] = {}
+        for first in range(0, len(keys), _KEYS_AT_ONCE):
+            some = [check_key(key) for key in keys[first : first + _KEYS_AT_ONCE]]
+            found |= {entry.key: entry for entry in self._select(f"key IN ({', '.join('?' * len(some))})", some)}
+        return found
+
+    def change_mark(self) -> object | None:
+        """The number of the last commit, whoever made it."""
+        with self._connected() as connection:
+            (last,) = connection.execute("SELECT last FROM commits").fetchone()
+            return int(last)
 
     def floor(self, prefix: str, key: str) -> Entry | None:
         end = end_of(check_prefix(prefix))

@@ -78,6 +78,20 @@ class MetadataStore(ABC):
     @abstractmethod
     def get(self, key: str) -> Entry | None: ...
 
+    @property
+    def reads_many_at_once(self) -> bool:
+        """Whether `get_many` takes one request for many keys."""
+        return False
+
+    def get_many(self, keys: Sequence[str]) -> dict[str, Entry]:
+        """The entries of those among these keys that are there, as they were at some moment each."""
+        found = [self.get(key) for key in keys]
+        return {entry.key: entry for entry in found if entry is not None}
+
+    def change_mark(self) -> object | None:
+        """Equal to an earlier mark if nothing was written since; None where it would cost as much as to look."""
+        return None
+
     def range(self, prefix: str, *, start: str | None = None, limit: int | None = None) -> list[Entry]:
         """What is below a prefix, from the key `start` on (inclusive), at most `limit` entries."""
         return self._range(*_checked_range(prefix, start, limit))
