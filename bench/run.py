@@ -26,6 +26,7 @@ BENCHMARKS = {
     "sync_append": ["--seconds", "0.2", "--rounds", "1"],
     "read_back": ["--messages", "50000", "--rounds", "1"],
     "reopen": ["--megabytes", "128", "--rounds", "1"],
+    "many_topics": ["--topics", "200", "--idle-seconds", "0.5"],
     "slow_reader": ["--messages", "50000"],
     "history_read": ["--megabytes", "64", "--rounds", "1"],
     "subscriptions": ["--messages", "20000", "--rounds", "1"],

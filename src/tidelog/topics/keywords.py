@@ -25,8 +25,14 @@ class WrongKeyword(NamedTuple):
 
 def read_units(struct: type[msgspec.Struct], given: Mapping[str, object]) -> dict[str, object]:
     """The keywords with texts such as "64MiB" and "365d" as the numbers that they stand for."""
-    numbers = {field.name for field in msgspec.structs.fields(struct) if _is_number(inspect.type_info(field.type))}
+    numbers = _numbers(struct) if given else frozenset()
     return {name: number_of(name, value) if name in numbers else value for name, value in given.items()}
+
+
+@functools.cache
+def _numbers(struct: type[msgspec.Struct]) -> frozenset[str]:
+    """The fields that are numbers, looked up once, as `_fields` are."""
+    return frozenset(name for name, kind in _fields(struct).items() if _is_number(inspect.type_info(kind)))
 
 
 def _is_number(kind: inspect.Type) -> bool:
