@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from tests.log.workbench import LIMIT_SECONDS, Gate, Threads, contents, numbered, payload, payloads, wait_until
 
-from tidelog.errors import DiskFullError
+from tidelog.errors import DiskFullError, ExhaustedError
 from tidelog.files import LocalFiles
 from tidelog.log import Log, LogSettings, writer_pool
 from tidelog.testing import Call, FaultyFiles
@@ -203,9 +203,8 @@ def test_want_of_a_descriptor_is_waited_out() -> None:
         log.append(payload(0), sync=True)
     with opened(files, 1) as (log,):
         files.fail("open", error=errno.EMFILE, times=None, matching="wal.*.log")
-        with pytest.raises(DiskFullError, match="no file can be opened") as caught:
+        with pytest.raises(ExhaustedError):
             log.append(payload(1), sync=True)
-        assert "ulimit" in str(caught.value.hint)
         files.heal()
         wait_until(partial(is_open, log), "a descriptor")
         log.flush()
