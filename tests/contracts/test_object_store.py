@@ -23,7 +23,7 @@ from tidelog.errors import (
 )
 from tidelog.testing.faulty_store import FaultyStore
 from tidelog.tier.object_store import ObjectStore, ObjectWriter
-from tidelog.tier.obstore_store import PART_BYTES
+from tidelog.tier.store_settings import DEFAULT_PART_BYTES as PART_BYTES
 from tidelog.tier.stores import open_store
 
 WRITERS = 8

@@ -24,6 +24,7 @@ from tidelog.pipeline.root import Root, find_root
 from tidelog.tier.keys import ObjectId, TopicKeys
 from tidelog.tier.shipment import plan_shipment
 from tidelog.tier.store_settings import StoreSettings
+from tidelog.tier.tier_settings import TierSettings
 
 NAMES = [f"shop/topic-{number}" for number in range(4)]
 SMALL: dict[str, Any] = {"max_object_bytes": 20_000, "rotate_max_bytes": 8_000}
@@ -78,9 +79,8 @@ def test_what_a_killed_run_has_sent_is_sent_again_and_goes(spark: SparkSession, 
         name = ObjectId(0, shipment.next_offset - 1, tiered.owned.epoch)
         place = cold_place(root, log)
         assert place is not None
-        sent = send_object(
-            work_of(NAMES[0], place, keys.object(name), shipment, "none", 3, tiered.owned.ownership.owner.log_id)
-        )
+        log_id = tiered.owned.ownership.owner.log_id
+        sent = send_object(work_of(NAMES[0], place, keys.object(name), shipment, TierSettings(), log_id))
     assert sent.went_in == sent.came_out
     assert sent.went_in.messages == shipment.next_offset
     report = ship(spark, root, [NAMES[0]])
@@ -141,8 +141,9 @@ def test_what_cannot_be_shipped_is_named(spark: SparkSession, root: Root, tmp_pa
         ship(spark, find_root(tmp_path / "local"))
     place = ColdPlace((tmp_path / "store").as_uri(), StoreSettings(), "bucket", "tidelog")
     gone = FileRun(0, str(tmp_path / "elsewhere" / "wal.0.log"), 0, 10, 0, 1)
+    settings = TierSettings()
     with pytest.raises(InputError, match="a worker does not see"):
-        send_object(SendWork(topic="a/b", place=place, key="k", runs=(gone,), codec="none", level=3, log_id="00" * 16))
+        send_object(SendWork(topic="a/b", place=place, key="k", runs=(gone,), settings=settings, log_id="00" * 16))
 
 
 def test_a_bucket_is_shipped_to_looked_at_and_swept(spark: SparkSession, s3_server: S3Server, tmp_path: Path) -> None:

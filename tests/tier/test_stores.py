@@ -43,10 +43,17 @@ SAMPLES: dict[str, Any] = {
     "store_allow_http": True,
     "store_connect_timeout_ms": 100,
     "store_request_timeout_ms": 100,
+    "store_part_bytes": 8 << 20,
+    "store_parts_in_flight": 2,
+    "store_fetch_bytes": 1 << 20,
+    "store_fetch_ahead": 1,
     "store_max_retries": 1,
     "store_retry_timeout_seconds": 1,
 }
-ANYWHERE = {
+FETCHED = {"store_fetch_bytes", "store_fetch_ahead"}
+ANYWHERE = FETCHED | {
+    "store_part_bytes",
+    "store_parts_in_flight",
     "store_endpoint",
     "store_allow_http",
     "store_connect_timeout_ms",
@@ -58,8 +65,8 @@ ACCEPTED = {
     "s3://bucket": ANYWHERE | {"store_region", "store_access_key_id", "store_secret_access_key", "store_session_token"},
     "gs://bucket": ANYWHERE | {"store_service_account_path"},
     "az://container": ANYWHERE | {"store_account_name", "store_account_key"},
-    "memory://": set(),
-    "file://{directory}": set(),
+    "memory://": FETCHED,
+    "file://{directory}": FETCHED,
 }
 
 

@@ -12,6 +12,7 @@ import typer
 
 from tidelog.cli import (
     bench,
+    config,
     consume,
     demo,
     dev_s3,
@@ -69,7 +70,7 @@ app = typer.Typer(
 
 _MODULES = (
     *(demo, produce, consume, topic, sub, dlq, inspect, verify, repair),
-    *(pipeline, engine, import_danube, doctor, bench, dev_s3),
+    *(pipeline, engine, import_danube, config, doctor, bench, dev_s3),
 )
 for _module in _MODULES:
     _module.add_to(app)
@@ -96,7 +97,7 @@ def _print_version(wanted: bool) -> None:
 def options(
     context: typer.Context,
     directory: DirectoryOption = None,
-    config: ConfigOption = None,
+    config_file: ConfigOption = None,
     store: StoreOption = None,
     metadata: MetadataOption = None,
     as_json: JsonOption = False,
@@ -110,7 +111,7 @@ def options(
     Results go to stdout as a table, as tab-separated text in a pipe, or as JSON with --json; everything else goes to
     stderr. The options below may also follow the command.
     """
-    context.obj = Session(directory, config, as_json, debug, store, metadata)
+    context.obj = Session(directory, config_file, as_json, debug, store, metadata)
 
 
 def run(arguments: Sequence[str]) -> int:

@@ -9,7 +9,16 @@ Invariants
 - A value that came out of `${NAME}` in the file, or whose type is `Secret`, is in no error, no `describe` and no repr.
 """
 
-from tidelog.config.load import load_as, load_engine_config, load_settings
+from tidelog.config.load import InForce, explain_settings, load_as, load_engine_config, load_settings
 from tidelog.config.settings import EngineConfig, Settings, describe
 
-__all__ = ["EngineConfig", "Settings", "describe", "load_as", "load_engine_config", "load_settings"]
+__all__ = [
+    "EngineConfig",
+    "InForce",
+    "Settings",
+    "describe",
+    "explain_settings",
+    "load_as",
+    "load_engine_config",
+    "load_settings",
+]

@@ -5,9 +5,9 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
-from tidelog.config.settings import EngineConfig, Setting, Settings, settings_of, tables_of
+from tidelog.config.settings import EngineConfig, Setting, Settings, describe, settings_of, tables_of
 from tidelog.config.sources import CONFIG_VARIABLE, Given, from_environment, from_file, from_keywords
 from tidelog.config.values import convert
 
@@ -45,6 +45,30 @@ def load_engine_config(
     given = _given(known, config, os.environ if environment is None else environment)
     given |= from_keywords(accepted, overrides or {}, elsewhere)
     return _build(EngineConfig, given)
+
+
+class InForce(NamedTuple):
+    """A setting, its value (hidden if it must not be seen) and where that comes from."""
+
+    name: str
+    table: str | None
+    value: object
+    source: str
+
+
+def explain_settings(
+    config: str | os.PathLike[str] | None,
+    environment: Mapping[str, str],
+    overrides: Mapping[str, object],
+) -> list[InForce]:
+    """Every setting that is in force here, topics' and engines', in the order in which they are documented."""
+    known = settings_of(EngineConfig)
+    given = _given(known, config, environment)
+    sources = {name: f"{one.path}" if one.path is not None else one.place for name, one in given.items()}
+    overriding = from_keywords(known, overrides, {})
+    sources |= dict.fromkeys(overriding, "command line")
+    shown = describe(_build(EngineConfig, given | overriding))
+    return [InForce(name, known[name].table, value, sources.get(name, "default")) for name, value in shown.items()]
 
 
 def _is_for_engines(setting: Setting) -> bool:

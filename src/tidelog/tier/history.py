@@ -43,7 +43,7 @@ class History:
     ) -> None:
         self.catalog = catalog
         self.counters = counters or HistoryCounters()
-        self.fetcher = Fetcher(objects, executor, self.counters, settings or HistorySettings())
+        self.fetcher = Fetcher(objects, executor, self.counters, settings or HistorySettings.of(objects.settings))
 
     def read(self, offset: int, stop_offset: int, *, on_gap: OnGap = "raise") -> HistoryReader:
         """A reader from `offset` up to `stop_offset` (exclusive), or to the end of what is published by then."""

@@ -19,13 +19,23 @@ import msgspec
 
 from tidelog.tier.history_counters import HistoryCounters
 from tidelog.tier.object_store import ObjectStore
+from tidelog.tier.store_settings import DEFAULT_FETCH_AHEAD, DEFAULT_FETCH_BYTES, StoreSettings
 
 
 class HistorySettings(msgspec.Struct, frozen=True, kw_only=True):
     """How history is fetched: a reader holds about `range_bytes * (read_ahead_ranges + 3)` bytes."""
 
-    range_bytes: int = 4 << 20
-    read_ahead_ranges: int = 3
+    range_bytes: int = DEFAULT_FETCH_BYTES
+    read_ahead_ranges: int = DEFAULT_FETCH_AHEAD
+
+    @classmethod
+    def of(cls, store: StoreSettings) -> HistorySettings:
+        """As the settings of a store say."""
+        ahead = store.store_fetch_ahead
+        return cls(
+            range_bytes=store.store_fetch_bytes or DEFAULT_FETCH_BYTES,
+            read_ahead_ranges=DEFAULT_FETCH_AHEAD if ahead is None else ahead,
+        )
 
 
 class Fetcher:

@@ -17,6 +17,7 @@ from types import TracebackType
 from typing import NamedTuple, Self
 
 from tidelog.errors import ClosedError
+from tidelog.tier.store_settings import StoreSettings
 
 
 class ObjectInfo(NamedTuple):
@@ -83,6 +84,8 @@ class ObjectStore(ABC):
     """An open object store. Threads may share it; a forked child must not use it."""
 
     url: str
+    settings = StoreSettings()
+    """How it is reached, and in which pieces it is written and read."""
 
     @property
     @abstractmethod

@@ -19,13 +19,12 @@ from tidelog.errors import DataError, InputError, NotFoundError, NotSupportedErr
 from tidelog.tier.keys import check_key, check_prefix
 from tidelog.tier.object_errors import translate, translated
 from tidelog.tier.object_store import ObjectInfo, ObjectStore, ObjectWriter, StoredObject
+from tidelog.tier.store_settings import DEFAULT_PART_BYTES, DEFAULT_PARTS_IN_FLIGHT
 
 if TYPE_CHECKING:
     from obstore import ObjectMeta, PutResult, UpdateVersion
     from obstore.store import ObjectStore as Client
 
-PART_BYTES = 8 << 20
-PARTS_IN_FLIGHT = 4
 _KEYS_PER_PAGE = 1000
 
 Reopen = tuple[Callable[..., ObjectStore], tuple[Any, ...]]
@@ -161,10 +160,10 @@ class _MultipartWriter(ObjectWriter):
     def __init__(self, store: ObstoreStore, key: str) -> None:
         super().__init__(key)
         self._store = store
+        part_bytes = store.settings.store_part_bytes or DEFAULT_PART_BYTES
+        at_once = store.settings.store_parts_in_flight or DEFAULT_PARTS_IN_FLIGHT
         with store._asking("write", key):
-            self._parts = obstore.open_writer(
-                store._client, key, buffer_size=PART_BYTES, max_concurrency=PARTS_IN_FLIGHT
-            )
+            self._parts = obstore.open_writer(store._client, key, buffer_size=part_bytes, max_concurrency=at_once)
 
     def _write(self, data: bytes | memoryview) -> None:
         with self._store._asking("write", self.key):

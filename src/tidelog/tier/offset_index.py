@@ -1,4 +1,4 @@
-"""The sparse index of an object while it is made: a place to begin every 1000 messages or 4 MiB, whichever is sooner.
+"""The sparse index of an object while it is made: a place to begin every so many messages or bytes (1000 and 4 MiB).
 
 It ends up in the descriptor, so its size is bounded: an object of very many small messages gets a coarser one.
 """
@@ -17,9 +17,10 @@ MAX_ENTRIES = 8192
 class OffsetIndexBuilder:
     """Learns places in order; costs one step an entry, not one a message."""
 
-    def __init__(self) -> None:
+    def __init__(self, every_messages: int = EVERY_MESSAGES, every_bytes: int = EVERY_BYTES) -> None:
         self._entries: list[tuple[int, int]] = []
-        self._every_messages = EVERY_MESSAGES
+        self._every_messages = every_messages
+        self._every_bytes = every_bytes
 
     def add_frames(self, frames: Frames, base: int) -> None:
         """Frames whose buffer begins at byte `base` of the object."""
@@ -40,14 +41,14 @@ class OffsetIndexBuilder:
 
     def _is_due(self, offset: int, position: int) -> bool:
         last_offset, last_position = self._entries[-1]
-        return offset - last_offset >= self._every_messages or position - last_position >= EVERY_BYTES
+        return offset - last_offset >= self._every_messages or position - last_position >= self._every_bytes
 
     def _next_due(self, starts: memoryview, first_offset: int, base: int, low: int) -> int:
         if not self._entries:
             return 0
         last_offset, last_position = self._entries[-1]
         by_messages = last_offset + self._every_messages - first_offset
-        by_bytes = bisect_left(starts, last_position + EVERY_BYTES - base + HEADER_BYTES, lo=low)
+        by_bytes = bisect_left(starts, last_position + self._every_bytes - base + HEADER_BYTES, lo=low)
         return max(low, min(by_messages, by_bytes))
 
     def _add(self, offset: int, position: int) -> None:

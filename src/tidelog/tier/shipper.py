@@ -39,7 +39,7 @@ from tidelog.tier.owned_catalog import OwnedCatalog
 from tidelog.tier.shipment import Place, Shipment, bytes_behind, plan_shipment, whole_groups
 from tidelog.tier.shipper_statistics import ShipperCounters, ShipperStatistics
 from tidelog.tier.tier_settings import TierSettings
-from tidelog.tier.upload import Upload, Uploaded
+from tidelog.tier.upload import Uploaded, upload_of
 from tidelog.tier.uploader_checkpoint import (
     UploaderCheckpoint,
     read_uploader_checkpoint,
@@ -181,10 +181,7 @@ class Shipper:
         return uploaded
 
     def _send_from_here(self, shipment: Shipment, key: str) -> Uploaded:
-        upload = Upload(
-            *(self._log.files, shipment, self._log_id, self._settings.ship_compression),
-            *(self._settings.ship_compression_level, self._time_field),
-        )
+        upload = upload_of(self._log.files, shipment, self._log_id, self._settings, self._time_field)
         return upload.send(self._objects, key)
 
     @property

@@ -15,6 +15,10 @@ from tidelog.secret import Secret
 DEFAULT_CONNECT_TIMEOUT_MS = 5_000
 DEFAULT_REQUEST_TIMEOUT_MS = 30_000
 DEFAULT_MAX_RETRIES = 5
+DEFAULT_PART_BYTES = 8 << 20
+DEFAULT_PARTS_IN_FLIGHT = 4
+DEFAULT_FETCH_BYTES = 4 << 20
+DEFAULT_FETCH_AHEAD = 3
 DEFAULT_RETRY_TIMEOUT_SECONDS = 60
 
 _Milliseconds = Annotated[int, msgspec.Meta(ge=1)]
@@ -56,6 +60,18 @@ class StoreSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     store_request_timeout_ms: _Milliseconds | None = None
     """Longest time of one request, body included (s3, gs, az). Default: 30000. An 8 MiB part must go through in it."""
 
+    store_part_bytes: Annotated[int, msgspec.Meta(ge=5 << 20, le=5 << 30)] | None = None
+    """Size of the parts in which an object is uploaded (s3, gs, az). Default: 8 MiB. Larger makes fewer requests."""
+
+    store_parts_in_flight: Annotated[int, msgspec.Meta(ge=1, le=64)] | None = None
+    """Parts of one object that are sent at once (s3, gs, az). Default: 4. All of them are in memory."""
+
+    store_fetch_bytes: Annotated[int, msgspec.Meta(ge=64 << 10, le=1 << 30)] | None = None
+    """Size of the ranges in which history is fetched. Default: 4 MiB. Smaller fetches less for a few messages."""
+
+    store_fetch_ahead: Annotated[int, msgspec.Meta(ge=0, le=64)] | None = None
+    """Ranges that are fetched ahead of a reader of history. Default: 3. All of them are in memory."""
+
     store_max_retries: Annotated[int, msgspec.Meta(ge=0, le=100)] | None = None
     """How often a request that failed for no fault of ours is made again (s3, gs, az). Default: 5. 0 fails at once."""
 
@@ -77,5 +93,9 @@ class StoreOptions(TypedDict, total=False):
     store_allow_http: bool | None
     store_connect_timeout_ms: int | str | None
     store_request_timeout_ms: int | str | None
+    store_part_bytes: int | str | None
+    store_parts_in_flight: int | None
+    store_fetch_bytes: int | str | None
+    store_fetch_ahead: int | None
     store_max_retries: int | None
     store_retry_timeout_seconds: int | str | None

@@ -42,12 +42,15 @@ from tidelog.tier.store_settings import (
 if TYPE_CHECKING:
     from obstore.store import AzureConfig, ClientConfig, GCSConfig, RetryConfig, S3Config, S3Credential
 
-_HTTP_SETTINGS = frozenset(
+_FETCH_SETTINGS = frozenset({"store_fetch_bytes", "store_fetch_ahead"})
+_HTTP_SETTINGS = _FETCH_SETTINGS | frozenset(
     {
         "store_endpoint",
         "store_allow_http",
         "store_connect_timeout_ms",
         "store_request_timeout_ms",
+        "store_part_bytes",
+        "store_parts_in_flight",
         "store_max_retries",
         "store_retry_timeout_seconds",
     }
@@ -107,10 +110,12 @@ def open_store(
         given = _with_environment(given, os.environ if environment is None else environment)
     _refuse_plain_http(place, given)
     try:
-        return _KINDS[place.scheme].open(place, given)
+        store = _KINDS[place.scheme].open(place, given)
     except BaseError as error:
         reason = str(error).partition("\n")[0]
         raise ConfigError(f"the store {place.url} cannot be opened: {reason}") from None
+    store.settings = given
+    return store
 
 
 def canonical_url(url: str) -> str:
@@ -307,6 +312,6 @@ _KINDS = {
     ),
     "gs": _Kind(_HTTP_SETTINGS | {"store_service_account_path"}, _open_gs),
     "az": _Kind(_HTTP_SETTINGS | {"store_account_name", "store_account_key"}, _open_az),
-    "file": _Kind(frozenset(), _open_file),
-    "memory": _Kind(frozenset(), _open_memory),
+    "file": _Kind(_FETCH_SETTINGS, _open_file),
+    "memory": _Kind(_FETCH_SETTINGS, _open_memory),
 }

@@ -40,6 +40,13 @@ class TierSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     ship_compression_level: Annotated[int, msgspec.Meta(ge=1, le=19)] = 3
     """Higher is smaller and slower to ship; reading costs the same."""
 
+    ship_index_messages: Positive = 1000
+    """An object's index has an entry every so many messages. Fewer fetches less for a single message, and makes
+    larger descriptors."""
+
+    ship_index_bytes: Annotated[int, msgspec.Meta(ge=4096)] = 4 * MIB
+    """And one every so many bytes, whichever is sooner."""
+
     retention_seconds: Positive | None = None
     """Messages older than this are deleted for good, whole files and objects at a time. Default: never."""
 
@@ -64,6 +71,13 @@ class TierSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     """How often it is looked whether rows were handed over to the topic, by Spark as a rule. All topics share one
     small request to the metadata store; in a bucket each has its own, a fifth as often after a minute without any."""
 
+    progress_flush_interval_seconds: Annotated[float, msgspec.Meta(ge=0.001)] = 5.0
+    """How often the position of a subscription is stored while it moves: what a crash brings again. A subscription may
+    have its own."""
+
+    progress_min_offset_delta: Positive = 1000
+    """So many offsets further it is stored sooner."""
+
     ownership_check_seconds: Annotated[float, msgspec.Meta(gt=0)] = 5
     """How often an owner asks whether the topic was taken over. Shorter stops a replaced owner sooner."""
 
@@ -79,6 +93,8 @@ class TierOptions(TypedDict, total=False):
     ship_retry_max_seconds: float | str | None
     ship_compression: Literal["none", "zstd"] | None
     ship_compression_level: int | None
+    ship_index_messages: int | None
+    ship_index_bytes: int | str | None
     retention_seconds: int | str | None
     retention_bytes: int | str | None
     local_retention_seconds: int | str | None
@@ -86,4 +102,6 @@ class TierOptions(TypedDict, total=False):
     retention_interval_seconds: float | str | None
     compaction: Literal["by_key", "none"] | None
     intake_check_seconds: float | str | None
+    progress_flush_interval_seconds: float | str | None
+    progress_min_offset_delta: int | None
     ownership_check_seconds: float | str | None

@@ -23,6 +23,7 @@ from tidelog.tier.descriptor import Codec
 from tidelog.tier.object_store import ObjectInfo, ObjectStore, ObjectWriter
 from tidelog.tier.offset_index import OffsetIndexBuilder
 from tidelog.tier.shipment import Piece, Shipment
+from tidelog.tier.tier_settings import TierSettings
 
 _RAW_CHUNK_BYTES = 4 << 20
 
@@ -41,14 +42,21 @@ class Upload:
     """One object on its way."""
 
     def __init__(
-        self, files: Files, shipment: Shipment, log_id: str, codec: Codec, level: int, time_field: int | None
+        self,
+        files: Files,
+        shipment: Shipment,
+        log_id: str,
+        codec: Codec,
+        level: int,
+        time_field: int | None,
+        index: OffsetIndexBuilder | None = None,
     ) -> None:
         self._files = files
         self._shipment = shipment
         self._log_id = log_id
         self._time_field = time_field
         self._compressor = block_compressor(level) if codec == "zstd" else None
-        self._index = OffsetIndexBuilder()
+        self._index = index or OffsetIndexBuilder()
         self._crc = 0
         self._first_time_us: int | None = None
         self._last_time_us: int | None = None
@@ -105,6 +113,13 @@ class Upload:
     def _write(self, writer: ObjectWriter, data: bytes | memoryview) -> None:
         self._crc = crc32(data, self._crc)
         writer.write(data)
+
+
+def upload_of(files: Files, shipment: Shipment, log_id: str, settings: TierSettings, time_field: int | None) -> Upload:
+    """A shipment as the settings want it sent."""
+    index = OffsetIndexBuilder(settings.ship_index_messages, settings.ship_index_bytes)
+    codec, level = settings.ship_compression, settings.ship_compression_level
+    return Upload(files, shipment, log_id, codec, level, time_field, index)
 
 
 def checksum_text(crc: int) -> str:

@@ -23,7 +23,7 @@ import msgspec
 from tidelog.clock import Clock
 from tidelog.codec import JSON_ERRORS
 from tidelog.errors import ConfigError, DataError, InputError
-from tidelog.files import Files
+from tidelog.files import Files, LocalFiles
 from tidelog.tier.stores import canonical_url
 
 DIRECTORY_FILE = "tidelog.json"
@@ -81,6 +81,12 @@ def read_info(files: Files, root: Path) -> DirectoryInfo | None:
             hint="Use the tidelog that made it, or a newer one",
         )
     return info
+
+
+def remembered_place(root: Path) -> dict[str, str | None]:
+    """The settings that a directory remembers, by name; none where there is no directory."""
+    info = read_info(LocalFiles(), root)
+    return {} if info is None else {"store": info.store, "metadata": info.metadata}
 
 
 def introduce(files: Files, root: Path, clock: Clock, named: Place) -> DirectoryInfo:

@@ -149,7 +149,7 @@ class LocalIntakes:
         with self._guard:
             if self._staging is None:
                 objects = open_store(staging_url(self._root))
-                fetcher = Fetcher(objects, self._fetchers, HistoryCounters(), HistorySettings())
+                fetcher = Fetcher(objects, self._fetchers, HistoryCounters(), HistorySettings.of(objects.settings))
                 self._staging = Staging(objects, fetcher, is_local=True)
             return self._staging
 

@@ -94,6 +94,8 @@ class Topic(TopicTasks):
         self._intake = intake
         self._clock = clock
         self._subscriptions: SubscriptionRegistry | None = None
+        self.delivery_defaults: Mapping[str, object] = {}
+        """Options of subscriptions that the topic's settings say, for those who do not say them."""
         self._encoder = PayloadEncoder(clock.now_us)
         self._payload = self._encoder.one
         self._producers: ProducerRegistry | None = None
@@ -333,7 +335,7 @@ class Topic(TopicTasks):
         the values that they must have, or a function of a message; others are passed over. `options` are those of
         `DeliveryOptions`, such as `max_unacked=1000`, `ack_timeout_seconds=30` or `max_deliveries=5`.
         """
-        given = {"kind": kind, **options}
+        given = {**self.delivery_defaults, "kind": kind, **options}
         return self._registry.subscribe(name, start=start, consumer=consumer, matches=filter, options=given)
 
     def subscriptions(self) -> list[str]:

@@ -42,6 +42,8 @@ from tidelog.topics.topic_info import TopicInfo, is_topic_directory, read_topic_
 _logger = logging.getLogger("tidelog.topics")
 _NEEDS_STORE = ("local_retention_seconds", "local_retention_bytes")
 _WITHOUT_STORE = (
+    "progress_flush_interval_seconds",
+    "progress_min_offset_delta",
     "retention_seconds",
     "retention_bytes",
     "retention_interval_seconds",
@@ -126,7 +128,7 @@ class TopicOpener:
         except BaseException:
             tiered.let_go()
             raise
-        return Topic(name, tiered.log, self._clock, tiered, seal)
+        return _with_defaults(Topic(name, tiered.log, self._clock, tiered, seal), effective)
 
     def _make(self, directory: Path) -> None:
         """A topic's directory, durable in its namespace. Who made it may have been killed before that was synced: once
@@ -166,7 +168,7 @@ class TopicOpener:
         pruner = LocalPruner(log, settings, self._clock)
         if pruner.has_work:
             pruner.start(self._background)
-        return Topic(name, log, self._clock, None, seal, pruner, intake)
+        return _with_defaults(Topic(name, log, self._clock, None, seal, pruner, intake), settings)
 
     def _is_reliable(self, name: TopicName, wanted: bool | None, info: TopicInfo | None) -> bool:
         """What the topic is, else what is wanted of a new one; InputError when these differ."""
@@ -308,3 +310,11 @@ def _elsewhere_error(name: TopicName) -> NotSupportedError:
         f"the messages of {name} are only in the memory of the process that has it open: it has reliable=False",
         hint="Read it there, or use a reliable topic",
     )
+
+
+def _with_defaults(topic: Topic, settings: TierSettings) -> Topic:
+    topic.delivery_defaults = {
+        "progress_flush_interval_seconds": settings.progress_flush_interval_seconds,
+        "progress_min_offset_delta": settings.progress_min_offset_delta,
+    }
+    return topic

@@ -174,9 +174,8 @@ class _Shipping:
     def _send(self, shipment: Shipment, key: str) -> Uploaded:
         assert self._tiered is not None, "an open topic ships"
         settings = self._tiered.settings
-        codec, level = settings.ship_compression, settings.ship_compression_level
         log_id = self._tiered.owned.ownership.owner.log_id
-        work = work_of(self.name, self._place, key, shipment, codec, level, log_id)
+        work = work_of(self.name, self._place, key, shipment, settings, log_id)
         (sent,) = run_on_workers(self._spark, send_object, [work])
         self.went_in.append(sent.went_in)
         self.came_out.append(sent.came_out)

@@ -20,11 +20,12 @@ from tidelog.pipeline.jobs.proof import Tally
 from tidelog.pipeline.jobs.verify_object import ObjectFinding, ObjectWork, check_object
 from tidelog.pipeline.part import ColdPlace
 from tidelog.pipeline.partition_reader import open_objects
-from tidelog.tier.descriptor import Codec, Descriptor
+from tidelog.tier.descriptor import Descriptor
 from tidelog.tier.keys import parse_object_id
 from tidelog.tier.object_store import ObjectInfo
 from tidelog.tier.shipment import Piece, Shipment
-from tidelog.tier.upload import Upload, Uploaded
+from tidelog.tier.tier_settings import TierSettings
+from tidelog.tier.upload import Uploaded, upload_of
 from tidelog.topics.message import TIMESTAMP_FIELD
 
 _READ_BYTES = 4 << 20
@@ -48,8 +49,7 @@ class SendWork(msgspec.Struct, frozen=True, kw_only=True):
     place: ColdPlace
     key: str
     runs: tuple[FileRun, ...]
-    codec: Codec
-    level: int
+    settings: TierSettings
     log_id: str
 
 
@@ -71,14 +71,14 @@ class Sent(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def work_of(
-    topic: str, place: ColdPlace, key: str, shipment: Shipment, codec: Codec, level: int, log_id: str
+    topic: str, place: ColdPlace, key: str, shipment: Shipment, settings: TierSettings, log_id: str
 ) -> SendWork:
     """A shipment as it goes to a worker."""
     runs = tuple(
         FileRun(one.seq, str(one.path), one.byte, one.end_byte, one.first_offset, one.next_offset)
         for one in shipment.pieces
     )
-    return SendWork(topic=topic, place=place, key=key, runs=runs, codec=codec, level=level, log_id=log_id)
+    return SendWork(topic=topic, place=place, key=key, runs=runs, settings=settings, log_id=log_id)
 
 
 def send_object(work: SendWork) -> Sent:
@@ -92,7 +92,7 @@ def send_object(work: SendWork) -> Sent:
         )
     shipment = Shipment(tuple(Piece(**{**msgspec.structs.asdict(run), "path": Path(run.path)}) for run in work.runs))
     went_in = _tally(shipment)
-    uploaded = Upload(BoundFiles(), shipment, work.log_id, work.codec, work.level, TIMESTAMP_FIELD).send(
+    uploaded = upload_of(BoundFiles(), shipment, work.log_id, work.settings, TIMESTAMP_FIELD).send(
         open_objects(work.place), work.key
     )
     found = _read_back(work, shipment, uploaded)
@@ -146,7 +146,7 @@ def _descriptor(work: SendWork, shipment: Shipment, uploaded: Uploaded) -> Descr
         raw_size=shipment.raw_bytes,
         etag=uploaded.info.etag,
         checksum=uploaded.checksum,
-        codec=work.codec,
+        codec=work.settings.ship_compression,
         epoch=name.epoch,
         created_us=0,
         log_id=work.log_id,

@@ -1,0 +1,42 @@
+"""`tidelog config`: every setting that is in force, and where its value comes from."""
+
+from __future__ import annotations
+
+import os
+from typing import Annotated
+
+import typer
+
+from tidelog.cli.session import Session, command
+
+_COLUMNS = ("setting", "value", "source", "table")
+
+
+def add_to(app: typer.Typer) -> None:
+    """Registers the command."""
+    command(app, "config")(config)
+
+
+def config(
+    session: Session,
+    changed: Annotated[bool, typer.Option("--changed", help="Only those that are not the default.")] = False,
+) -> None:
+    """Shows the settings in force and where each comes from.
+
+    The source is the settings file, an environment variable, an option of this command line, tidelog.json of the log
+    directory, or default. Secrets are not shown.
+    """
+    from tidelog.config import explain_settings
+    from tidelog.topics.directory_info import remembered_place
+
+    named = {"dir": session.directory, "store": session.store, "metadata": session.metadata}
+    rows = [
+        {"setting": one.name, "value": one.value, "source": one.source, "table": one.table}
+        for one in explain_settings(session.config, os.environ, named)
+    ]
+    remembered = remembered_place(session.root)
+    for row in rows:
+        known = remembered.get(str(row["setting"]))
+        if row["value"] is None and known is not None:
+            row |= {"value": known, "source": "tidelog.json"}
+    session.output.rows(_COLUMNS, [row for row in rows if not changed or row["source"] != "default"])
