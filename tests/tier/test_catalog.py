@@ -116,11 +116,12 @@ def test_an_end_that_retention_removed_is_remembered(topic: ColdTopic) -> None:
     assert (fresh(topic).newest(), fresh(topic).next_offset()) == (None, 100)
 
 
-def test_a_start_beyond_the_newest_object_is_the_end(topic: ColdTopic) -> None:
-    """The newest went first, by a hand that was not ours: nothing below the start is given out again."""
+def test_a_start_beyond_the_newest_object_is_refused(topic: ColdTopic) -> None:
+    """The newest went first, by a hand that was not ours, or the start is not ours: neither of them is believed."""
     topic.withdraw(topic.descriptors[-1])
     topic.move_start(100)
-    assert fresh(topic).next_offset() == 100
+    with pytest.raises(DataError, match=r"/start .*start_offset is 100, and the catalog ends at 90"):
+        fresh(topic).next_offset()
 
 
 # Covering

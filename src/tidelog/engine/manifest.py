@@ -33,7 +33,8 @@ from tidelog.clock import Clock
 from tidelog.codec import decode_document, encode_document
 from tidelog.engine.gate import LsnRange
 from tidelog.errors import ConflictError, DataError
-from tidelog.tier.keys import MAX_OFFSET, EngineKeys
+from tidelog.tier.bounds import impossible_number
+from tidelog.tier.keys import EngineKeys
 from tidelog.tier.metadata.store import MAX_VALUE_BYTES, Check, MetadataStore, Put
 from tidelog.tier.owned_catalog import OwnedCatalog
 from tidelog.tier.ownership import Step
@@ -160,8 +161,8 @@ def _require(holds: bool, otherwise: str) -> None:
 
 def check_manifest(manifest: Manifest, keys: EngineKeys) -> None:
     """DataError says what does not hold together in it."""
-    numbers = (manifest.epoch, manifest.high_water_mark, manifest.shipped_lsn, manifest.shipped_position)
-    _require(max(numbers) <= MAX_OFFSET, "a number is too large")
+    impossible = impossible_number(manifest)
+    _require(impossible is None, f"{impossible}, which cannot be")
     _require(manifest.shipped_lsn >= 1, "its log begins with LSN 1")
     _require(manifest.high_water_lsn < manifest.shipped_lsn, "its last entry is not shipped")
     _require(bool(manifest.high_water_mark) == bool(manifest.high_water_lsn), "its last entry has no LSN")

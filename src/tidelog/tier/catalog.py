@@ -105,7 +105,20 @@ class Catalog:
         """The first offset that is not in the store: everything below was published, and may be deleted by now."""
         newest = self.newest()
         start = self.start_offset()
+        if newest is not None and start > newest.next_offset:
+            newest = self._newest_for(start)
         return start if newest is None else max(start, newest.next_offset)
+
+    def _newest_for(self, start: int) -> Descriptor | None:
+        """The start seems to lie behind the end. Both may have moved between two looks; the end is looked at again."""
+        newest = self.newest()
+        if newest is not None and newest.next_offset < start:
+            raise DataError(
+                f"{self.keys.start} in the metadata store makes no sense: start_offset is {start}, "
+                f"and the catalog ends at {newest.next_offset}",
+                hint="`tidelog topic rebuild-catalog` makes the catalog anew from the objects",
+            )
+        return newest
 
     def current(self) -> tuple[int, str] | None:
         """What `cur` points at, and its version. Nonsense in it counts as no hint."""

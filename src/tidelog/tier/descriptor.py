@@ -30,6 +30,7 @@ import msgspec
 from tidelog.codec import JSON_ERRORS
 from tidelog.errors import DataError
 from tidelog.log.binding import BINDING_BYTES, check_binding, is_log_id
+from tidelog.tier.bounds import impossible_number
 from tidelog.tier.keys import MAX_OFFSET, ObjectId, parse_object_id
 
 Codec = Literal["none", "zstd"]
@@ -132,6 +133,7 @@ def decode_descriptor(data: bytes, key: str, start_offset: int) -> Descriptor | 
         if not msgspec.json.decode(data, type=_Completed).completed:
             reservation = msgspec.json.decode(data, type=Reservation)
             _require(reservation.start_offset == start_offset, "its offset is not that of its key")
+            _require(0 <= reservation.epoch <= MAX_OFFSET, f"its epoch is {reservation.epoch}, which cannot be")
             return reservation
         descriptor = msgspec.json.decode(data, type=Descriptor)
         _check(descriptor, start_offset)
@@ -157,11 +159,14 @@ def _require(holds: bool, otherwise: str) -> None:
 
 
 def _check(descriptor: Descriptor, start_offset: int) -> None:
+    impossible = impossible_number(descriptor)
+    _require(impossible is None, f"{impossible}, which cannot be")
     _require(descriptor.start_offset == start_offset, "its offset is not that of its key")
     _require(start_offset <= descriptor.end_offset <= MAX_OFFSET, "it ends before it begins")
     name, numbers = parse_object_id(descriptor.object_id), (start_offset, descriptor.end_offset, descriptor.epoch)
     _require(name is not None and name[:3] == numbers, "the name of its object says something else")
     _require(descriptor.size > 0 and descriptor.raw_size > 0, "it has no bytes")
+    _require(descriptor.epoch >= 0, f"its epoch is {descriptor.epoch}, which cannot be")
     _require(_epochs_agree(descriptor), "its epochs contradict each other")
     _require(_times_agree(descriptor), "its times contradict each other")
     index = descriptor.offset_index

@@ -28,6 +28,7 @@ import msgspec
 
 from tidelog.codec import JSON_ERRORS
 from tidelog.errors import BackpressureError, DataError
+from tidelog.tier.bounds import Number, impossible_number
 from tidelog.tier.keys import MAX_OFFSET
 from tidelog.tier.metadata.store import MAX_VALUE_BYTES
 
@@ -71,10 +72,10 @@ class Consignment(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
 class Applied(msgspec.Struct, frozen=True, array_like=True):
     """The newest version of an application that was taken in."""
 
-    version: int
-    first_offset: int
-    next_offset: int
-    taken_us: int
+    version: Number
+    first_offset: Number
+    next_offset: Number
+    taken_us: Number
     is_once: bool = False
 
 
@@ -83,10 +84,10 @@ class Refused(msgspec.Struct, frozen=True, kw_only=True):
 
     id: str
     app: str
-    version: int
-    rows: int
+    version: Number
+    rows: Number
     error: str
-    refused_us: int
+    refused_us: Number
 
 
 class IntakeStatus(msgspec.Struct, frozen=True):
@@ -265,6 +266,9 @@ def decode_intake(data: bytes, key: str) -> IntakeDocument:
         document = msgspec.json.decode(data, type=IntakeDocument)
     except JSON_ERRORS as error:
         raise DataError(f"{key} in the metadata store cannot be understood: {error}", hint=_HINT) from error
+    impossible = impossible_number(document)
+    if impossible is not None:
+        raise DataError(f"{key} in the metadata store makes no sense: {impossible}", hint=_HINT)
     for one in document.pending:
         numbers = (one.version, one.rows, one.bytes, one.first_offset or 0)
         if any(not 0 <= number <= MAX_OFFSET for number in numbers) or (one.is_taken and one.first_offset is None):

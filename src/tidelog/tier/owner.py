@@ -19,16 +19,17 @@ import msgspec
 
 from tidelog.codec import JSON_ERRORS
 from tidelog.errors import DataError
+from tidelog.tier.bounds import Number
 
 
 class Owner(msgspec.Struct, frozen=True, kw_only=True):
     """Who writes a topic. `log_id` is that of the topic: it stays with every claim, and binds files and objects."""
 
-    epoch: int
+    epoch: Number
     claim: str
     lineage: str
     node: str
-    claimed_us: int
+    claimed_us: Number
     log_id: str
     session: str = ""
 
@@ -37,10 +38,10 @@ class SealedMarker(msgspec.Struct, frozen=True, kw_only=True):
     """Everything up to `last_committed_offset` is in the store. None: there never was a message."""
 
     sealed: bool
-    last_committed_offset: int | None
+    last_committed_offset: Number | None
     node: str
-    epoch: int
-    sealed_us: int
+    epoch: Number
+    sealed_us: Number
 
 
 class StartMark(msgspec.Struct, frozen=True, kw_only=True):
@@ -49,9 +50,9 @@ class StartMark(msgspec.Struct, frozen=True, kw_only=True):
     `deleted`: the whole topic is on its way out, and whoever opens it finishes that before anything else.
     """
 
-    start_offset: int
-    epoch: int
-    moved_us: int
+    start_offset: Number
+    epoch: Number
+    moved_us: Number
     deleted: bool = False
 
 
@@ -63,15 +64,15 @@ class Cursor(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     subscription below `dead_letter_offset` of their topic are done with here.
     """
 
-    offset: int
-    epoch: int
-    moved_us: int
+    offset: Number
+    epoch: Number
+    moved_us: Number
     kind: str = "exclusive"
-    created_us: int = 0
-    acked: tuple[tuple[int, int], ...] = ()
-    failures: tuple[tuple[int, int], ...] = ()
+    created_us: Number = 0
+    acked: tuple[tuple[Number, Number], ...] = ()
+    failures: tuple[tuple[Number, Number], ...] = ()
     hold_retention: bool = False
-    dead_letter_offset: int = 0
+    dead_letter_offset: Number = 0
 
     def clipped(self, limit: int) -> Cursor:
         """The same cursor, as if nothing at or above `limit` were done with."""
@@ -121,7 +122,7 @@ def _joined(ranges: list[tuple[int, int]]) -> list[tuple[int, int]]:
 class EpochFloor(msgspec.Struct, frozen=True, kw_only=True):
     """The highest epoch of a deleted topic: no epoch is used twice, so no name of an object is."""
 
-    epoch: int
+    epoch: Number
 
 
 Document = TypeVar("Document", bound=msgspec.Struct)
