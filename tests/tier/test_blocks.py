@@ -200,3 +200,39 @@ def test_the_bytes_of_a_block_are_those_of_the_formats_page() -> None:
     assert decoded(shown, 42) == [b"aaaaaaaa", b"bbbbbbbb"]
     # What zstd makes of it may change with its release; what we write around it may not.
     assert shown[:20] == block_of([b"aaaaaaaa", b"bbbbbbbb"], 42)[:20]
+
+
+def peak_bytes_of(block: bytes, most_raw_bytes: int | None = None) -> int:
+    """What it costs to refuse a block."""
+    tracemalloc.start()
+    try:
+        with pytest.raises(DataError):
+            decode_block_of(block, most_raw_bytes)
+        return tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+
+
+def decode_block_of(block: bytes, most_raw_bytes: int | None) -> None:
+    header = parse_header(block, 0, 0, most_raw_bytes)
+    assert header is not None
+    decode_block(header, block)
+
+
+def test_a_large_block_that_holds_no_frame_costs_little() -> None:
+    """Taken before it was refused: as much memory as it claimed, up to 1 GiB for some KiB."""
+    content = bytes(48 << 20)
+    block = forged(block_compressor().compress(content), raw_bytes=len(content))
+    assert len(block) < 1 << 16
+    assert peak_bytes_of(block) < 8 << 20
+
+
+def test_a_block_is_not_larger_than_its_object() -> None:
+    """What the descriptor says of all frames bounds each block, before anything is decompressed."""
+    payload = bytes(48 << 20)
+    block = block_of([payload])
+    assert decoded(block) == [payload]
+    assert peak_bytes_of(block, most_raw_bytes=len(payload)) < 1 << 20
+    with pytest.raises(DataError, match=r"a block of .* bytes in an object of"):
+        parse_header(block, 0, 0, len(payload))
+    assert parse_header(block, 0, 0, len(payload) + 16) is not None

@@ -23,7 +23,10 @@ from tidelog.tier.metadata.open import open_metadata_store
 HUGE = 10**30
 CURSOR: dict[str, Any] = {"offset": 5, "epoch": 1, "moved_us": 7}
 DOCUMENTS: dict[str, tuple[type[Any], dict[str, Any]]] = {
-    "owner": (owner.Owner, {"epoch": 1, "claim": "c", "lineage": "c", "node": "n", "claimed_us": 7}),
+    "owner": (
+        owner.Owner,
+        {"epoch": 1, "claim": "c", "lineage": "c", "node": "n", "claimed_us": 7, "log_id": "0" * 32},
+    ),
     "state": (
         owner.SealedMarker,
         {"sealed": True, "last_committed_offset": 4, "node": "n", "epoch": 1, "sealed_us": 7},

@@ -18,6 +18,7 @@ import zstandard
 
 from tidelog.engine.body import CODEC_NONE
 from tidelog.engine.compacted import Compaction, read_compaction
+from tidelog.engine.entry import MAX_METADATA_BYTES
 from tidelog.engine.manifest import Manifest
 from tidelog.engine.references import DataFile, data_files, is_superseded, parts_of
 from tidelog.errors import CorruptionError, NotFoundError, RetryError
@@ -132,7 +133,7 @@ class ReplicaFiles:
         self._copy(source, key, size, digest.update, lambda: digest.hexdigest() == name.digest)
 
     def _copy_body(self, source: ObjectStore, file: DataFile) -> None:
-        checksum = _BodyChecksum(file.place.codec, file.key)
+        checksum = _BodyChecksum(file.place.codec, file.key, file.cell.size)
         self._copy(source, file.key, file.place.stored_bytes, checksum.feed, lambda: checksum.crc == file.cell.crc)
 
     def _copy(self, source: ObjectStore, key: str, size: int, feed: Feed, is_good: Callable[[], bool]) -> None:
@@ -146,20 +147,34 @@ class ReplicaFiles:
 
 
 class _BodyChecksum:
-    """The checksum of a body before it was compressed, from what is stored of it, a piece at a time."""
+    """The checksum of a body before it was compressed, from what is stored of it, a piece at a time.
 
-    def __init__(self, codec: int, key: str) -> None:
+    What a compressed one says about its size is compared with that of its data before anything is decompressed.
+    """
+
+    def __init__(self, codec: int, key: str, size: int) -> None:
         self._key = key
+        self._most_bytes = 4 + MAX_METADATA_BYTES + size
         self._decompressor = None if codec == CODEC_NONE else zstandard.ZstdDecompressor().decompressobj()
+        self._has_begun = False
         self.crc = 0
 
     def feed(self, data: memoryview) -> None:
         """The next bytes."""
         try:
-            body = data if self._decompressor is None else self._decompressor.decompress(bytes(data))
+            body = data if self._decompressor is None else self._decompress(bytes(data))
         except zstandard.ZstdError as error:
             raise damage(self._key, 0, f"a compressed body that cannot be read: {error}") from error
         self.crc = crc32(body, self.crc)
+
+    def _decompress(self, data: bytes) -> bytes:
+        assert self._decompressor is not None
+        if not self._has_begun:
+            self._has_begun = True
+            content_bytes = zstandard.frame_content_size(data)
+            if not 4 <= content_bytes <= self._most_bytes:
+                raise damage(self._key, 0, f"a compressed body that says that it has {content_bytes} bytes")
+        return self._decompressor.decompress(data)
 
 
 def ranges(source: ObjectStore, key: str, size: int) -> Iterator[memoryview]:

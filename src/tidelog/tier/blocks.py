@@ -11,7 +11,7 @@
 Invariants
 - The crc covers the 24 bytes before it and what is stored, so it is checked before anything is decompressed.
 - A block is 8 MiB of frames at most, except when it holds a single one. What a block says about sizes is compared with
-  these bounds before memory is taken for it.
+  these bounds, and with the descriptor of its object, before memory is taken for it.
 - Decompressed, it is exactly `count` good frames from `first_offset` on.
 - An object begins with "TLZB" and its start offset, or, with the codec "none", with its start offset alone.
 """
@@ -39,6 +39,7 @@ _CLAIMS = struct.Struct("<4sQIII")
 _CRC = struct.Struct("<I")
 _RAW_BEGINNING = struct.Struct("<QI")
 HEADER_BYTES = _CLAIMS.size + _CRC.size
+_MOST_WINDOW_BYTES = 1 << 31
 
 Buffer = bytes | memoryview
 
@@ -75,10 +76,10 @@ def encode_block(frames: Buffer, first_offset: int, count: int, compressor: zsta
     return b"".join((claims, _CRC.pack(crc32(stored, crc32(claims))), stored))
 
 
-def parse_header(buffer: Buffer, position: int, offset: int) -> BlockHeader | None:
+def parse_header(buffer: Buffer, position: int, offset: int, most_raw_bytes: int | None = None) -> BlockHeader | None:
     """The header of the block at `position`, which must begin at `offset`; None when the buffer ends within it.
 
-    DataError when no block begins there.
+    DataError when no block begins there, or one of more than `most_raw_bytes`, which is what its whole object has.
     """
     if len(buffer) - position < HEADER_BYTES:
         return None
@@ -89,6 +90,8 @@ def parse_header(buffer: Buffer, position: int, offset: int) -> BlockHeader | No
         raise DataError(f"a block with offset {first_offset} where {offset} is next")
     if not _is_possible(count, raw_bytes) or not 0 < stored_bytes <= _most_stored(raw_bytes):
         raise DataError("a block with impossible sizes")
+    if most_raw_bytes is not None and raw_bytes > most_raw_bytes:
+        raise DataError(f"a block of {raw_bytes} bytes in an object of {most_raw_bytes}")
     if first_offset + count - 1 > MAX_OFFSET:
         raise DataError("a block with impossible offsets")
     return BlockHeader(first_offset, count, raw_bytes, stored_bytes)
@@ -107,7 +110,10 @@ def decode_block(header: BlockHeader, block: Buffer) -> Frames:
     if len(block) != header.size:
         raise DataError("a block that is cut short")
     check_block(block)
-    raw = _decompressed(memoryview(block)[HEADER_BYTES:], header.raw_bytes)
+    stored = memoryview(block)[HEADER_BYTES:]
+    if header.raw_bytes > MAX_BLOCK_BYTES:
+        _check_single_frame(stored, header)
+    raw = _decompressed(stored, header.raw_bytes)
     frames, _, stop = scan(raw, 0, header.first_offset)
     if stop is not Stop.END:
         raise DataError(f"a block with {stop.reason} inside")
@@ -141,6 +147,18 @@ def _is_possible(count: int, raw_bytes: int) -> bool:
 def _most_stored(raw_bytes: int) -> int:
     """More than zstd ever makes of so many bytes."""
     return raw_bytes + raw_bytes // 128 + 1024
+
+
+def _check_single_frame(stored: memoryview, header: BlockHeader) -> None:
+    """A block of one large frame: its first bytes must say the same, before memory is taken for all of them."""
+    try:
+        with zstandard.ZstdDecompressor(max_window_size=_MOST_WINDOW_BYTES).stream_reader(stored) as reader:
+            head = reader.read(FRAME_HEADER_BYTES)
+    except zstandard.ZstdError as error:
+        raise DataError("a block that cannot be decompressed") from error
+    offset, length = _RAW_BEGINNING.unpack_from(head) if len(head) == FRAME_HEADER_BYTES else (None, 0)
+    if offset != header.first_offset or FRAME_HEADER_BYTES + length != header.raw_bytes:
+        raise DataError("a block whose frame does not have the size that it says")
 
 
 def _decompressed(stored: memoryview, raw_bytes: int) -> bytes:

@@ -213,7 +213,7 @@ class ObjectFrames:
         return _Decoded(None, self.offset, 0, needed)
 
     def _decode_block(self) -> _Decoded:
-        header = blocks.parse_header(self._buffer, self._buffer_at, self.offset)
+        header = blocks.parse_header(self._buffer, self._buffer_at, self.offset, self.descriptor.raw_size)
         if header is None:
             return _Decoded(None, self.offset, 0, blocks.HEADER_BYTES)
         end = self._buffer_at + header.size

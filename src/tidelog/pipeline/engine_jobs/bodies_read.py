@@ -14,7 +14,7 @@ from typing import Literal, NamedTuple
 
 import zstandard
 
-from tidelog.engine.body import CODEC_NONE, CODEC_ZSTD, decode_body
+from tidelog.engine.body import CODEC_NONE, CODEC_ZSTD, MAX_BODY_BYTES, decode_body, decompressed
 from tidelog.engine.cell import Cell
 from tidelog.engine.place import PackPlace
 from tidelog.engine.record_header import HEADER, HEADER_BYTES
@@ -129,7 +129,7 @@ def _near(bodies: Sequence[tuple[PackPlace, Cell]]) -> Iterator[list[tuple[PackP
 def recoded(stored: Stored, codec: BodyCodec | None) -> Stored:
     """A body that was checked, as it is to be stored in a pack: as it is, unless a codec is asked for that differs."""
     if codec == "none" and stored.codec == CODEC_ZSTD:
-        return Stored(zstandard.ZstdDecompressor().decompress(stored.data), CODEC_NONE)
+        return Stored(decompressed(stored.data, stored.codec, MAX_BODY_BYTES, 0), CODEC_NONE)
     if codec == "zstd" and stored.codec == CODEC_NONE:
         compressor = zstandard.ZstdCompressor(level=_LEVEL, write_content_size=True, write_checksum=False)
         smaller = compressor.compress(stored.data)
