@@ -14,7 +14,7 @@ from tests.engine.model import Model
 
 import tidelog
 from tidelog.engine.engine import Engine
-from tidelog.errors import ClosedError, NotFoundError
+from tidelog.errors import ClosedError, ConflictError, NotFoundError
 from tidelog.tier.daemon_pool import DaemonPool
 
 
@@ -37,7 +37,7 @@ class Crowd:
     def _until_told(self, work: Callable[[], object]) -> None:
         try:
             while True:
-                with contextlib.suppress(NotFoundError):
+                with contextlib.suppress(NotFoundError, ConflictError):  # what a transaction read has changed
                     work()
         except BaseException as error:  # noqa: BLE001 - looked at by the test
             self.told.append(error)

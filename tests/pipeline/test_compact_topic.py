@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 import msgspec
@@ -15,6 +15,7 @@ from tests.tier.published import KEYS, KINDS, LOG_ID, PublishedTopic, topic_in
 
 from tidelog.errors import ConflictError, CorruptionError, StoreUnavailableError
 from tidelog.log.binding import encode_binding
+from tidelog.log.cache import Batch
 from tidelog.log.frame import encode_many
 from tidelog.pipeline.jobs.compact_build import BuildDone, BuildWork, build_in
 from tidelog.pipeline.jobs.compact_keys import SupersededOffsets
@@ -22,6 +23,7 @@ from tidelog.pipeline.jobs.compact_topic import CompactOptions, TopicCompaction
 from tidelog.pipeline.part import ColdPlace
 from tidelog.testing import History, World, cut_world_everywhere
 from tidelog.tier.history import History as Cold
+from tidelog.tier.history import HistoryReader
 from tidelog.tier.keys import DEFAULT_ROOT, ObjectId
 from tidelog.tier.object_check import ObjectCheck
 from tidelog.tier.replacement import read_state
@@ -68,11 +70,23 @@ def publish(topic: PublishedTopic, messages: Sequence[Sent], sequence: int = 0) 
     topic.owned.publish(ObjectCheck(topic.store, writer.published, name, LOG_ID, TIMESTAMP_FIELD).descriptor())
 
 
+class _Batches:
+    """History as a reader of messages wants it."""
+
+    def __init__(self, reader: HistoryReader) -> None:
+        self._reader = reader
+
+    def __iter__(self) -> Iterator[Batch]:
+        return iter(self._reader.next_batch, None)
+
+    def place_of(self, offset: int) -> str:
+        return f"offset {offset}"
+
+
 def read(topic: PublishedTopic) -> list[Message]:
     with ThreadPoolExecutor(2) as executor:
         reader = Cold(topic.catalog, topic.store, executor).read(0, topic.catalog.next_offset())
-        batches = iter(reader.next_batch, None)
-        return list(read_messages(batches, "raise"))  # type: ignore[arg-type]
+        return list(read_messages(_Batches(reader), "raise"))  # type: ignore[arg-type]
 
 
 def superseded_in(topic: PublishedTopic) -> SupersededOffsets:

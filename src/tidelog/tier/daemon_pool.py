@@ -26,7 +26,7 @@ Arguments = ParamSpec("Arguments")
 Result = TypeVar("Result")
 _IDLE_SECONDS = 5.0
 # Each waits for one answer of a store. More than so many at once wait for their turn.
-STORE_THREADS = 64
+STORE_THREADS = 32
 
 
 class PoolClosedError(ClosedError, RuntimeError):
