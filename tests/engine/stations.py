@@ -90,7 +90,9 @@ class EngineNode:
         """Opens the engine, and claims its store."""
         core = Core.open(DIRECTORY, self.settings, self.files, self.clock)
         policy = ClaimPolicy(take_over=take_over, renews_lease=False)
-        self._shipping = Shipping(core, self.objects, keys=KEYS, node=self.name, replicas=self.replicas, policy=policy)
+        self._shipping = Shipping(
+            core, self.objects, keys=KEYS, node=self.name.replace(" ", "-"), replicas=self.replicas, policy=policy
+        )
         self._engine = Engine(core, self._shipping.reader, self._shipping, runs_in_background=False)
         if connects:
             self._shipping.connect()
