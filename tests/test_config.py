@@ -369,5 +369,5 @@ def test_names_are_unique_over_all_tables() -> None:
 def test_every_setting_can_be_described() -> None:
     """The description has every setting of every table under its own name."""
     tables = (LogSettings(), TierSettings(), store_settings.StoreSettings())
-    names = {"dir", "store", "metadata", "metadata_root"}.union(*map(msgspec.structs.asdict, tables))
+    names = {"dir", "store", "metadata", "metadata_root", "lease_seconds"}.union(*map(msgspec.structs.asdict, tables))
     assert set(describe(Settings())) == names

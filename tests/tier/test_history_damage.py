@@ -9,6 +9,7 @@ import pytest
 from tests.tier.cold import ColdTopic, everything, numbered
 
 from tidelog.errors import CorruptionError, StoreUnavailableError
+from tidelog.log.binding import BINDING_BYTES
 from tidelog.log.frame import HEADER_BYTES
 from tidelog.testing import FaultyMetadata, FaultyStore
 from tidelog.tier.descriptor import Codec, Descriptor
@@ -73,7 +74,7 @@ def read_skipping(history: History, start: int = 0) -> list[tuple[int, bytes]]:
 @pytest.mark.parametrize("share", [number / 40 for number in range(40)])
 def test_exactly_what_is_damaged_is_skipped(damaged: Damaged, share: float, range_bytes: int) -> None:
     """A flipped bit anywhere in an object costs the frame, or the block, that it is in."""
-    position = int(share * damaged.descriptor.size)
+    position = BINDING_BYTES + int(share * (damaged.descriptor.size - BINDING_BYTES))
     damaged.flip(position)
     with damaged.topic.history(range_bytes=range_bytes) as history:
         assert read_skipping(history) == damaged.expected(position)
@@ -83,7 +84,7 @@ def test_exactly_what_is_damaged_is_skipped(damaged: Damaged, share: float, rang
 def test_several_damaged_places_are_skipped(damaged: Damaged) -> None:
     """Two in a row, one at the very beginning and one at the very end."""
     size = damaged.descriptor.size
-    places = [0, 20, size // 2, size - 1]
+    places = [BINDING_BYTES, BINDING_BYTES + 20, size // 2, size - 1]
     damaged.flip(*places)
     with damaged.topic.history() as history:
         assert read_skipping(history) == damaged.expected(*places)
@@ -102,8 +103,8 @@ def test_skipped_offsets_are_named(damaged: Damaged, caplog: pytest.LogCaptureFi
 
 def test_damage_before_what_is_wanted_does_not_matter(damaged: Damaged) -> None:
     """The error names the way around; reading from the next good offset on works without skipping."""
-    damaged.flip(0)
-    last = max(damaged.hit(0))
+    damaged.flip(BINDING_BYTES)
+    last = max(damaged.hit(BINDING_BYTES))
     with damaged.topic.history() as history:
         with pytest.raises(CorruptionError, match='on_gap="skip"'):
             everything(history.read(30, END))
@@ -125,7 +126,7 @@ def test_damage_that_reaches_what_is_wanted_is_raised(damaged: Damaged) -> None:
 
 def test_a_reader_raises_again_where_it_raised(damaged: Damaged) -> None:
     """Damage is not passed over by asking once more."""
-    damaged.flip(0)
+    damaged.flip(BINDING_BYTES)
     with damaged.topic.history() as history:
         reader = history.read(30, END)
         for _ in range(2):
@@ -144,16 +145,24 @@ def test_an_object_that_is_cut_short_is_read_as_far_as_it_goes(damaged: Damaged)
         assert read_skipping(history) == numbered(PAYLOADS)[:first] + numbered(PAYLOADS)[60:]
 
 
+@pytest.mark.parametrize("byte", range(0, BINDING_BYTES, 7))
+def test_an_object_without_a_good_header_is_skipped_whole(damaged: Damaged, byte: int) -> None:
+    """Nothing says any more that it is this log's object, so none of it is believed."""
+    damaged.flip(byte)
+    with damaged.topic.history() as history:
+        assert read_skipping(history) == numbered(PAYLOADS)[:30] + numbered(PAYLOADS)[60:]
+
+
 def test_an_outage_does_not_pass_for_damage(damaged: Damaged) -> None:
     """While the store does not answer nothing is skipped; the same call goes on afterwards."""
-    damaged.flip(0)
+    damaged.flip(BINDING_BYTES)
     with damaged.topic.history() as history:
         reader = history.read(30, END, on_gap="skip")
         damaged.store.fail("read_range", times=None)
         with pytest.raises(StoreUnavailableError):
             reader.next_batch()
         damaged.store.heal()
-        assert everything(reader) == [entry for entry in damaged.expected(0) if entry[0] >= 30]
+        assert everything(reader) == [entry for entry in damaged.expected(BINDING_BYTES) if entry[0] >= 30]
 
 
 def test_a_frame_inside_a_damaged_message_is_not_taken_for_one() -> None:
@@ -166,7 +175,7 @@ def test_a_frame_inside_a_damaged_message_is_not_taken_for_one() -> None:
     topic.fill([copy + b"end", b"one", b"two"], 3)
     key = topic.key_of(topic.descriptors[0])
     data = bytearray(store.contents()[key])
-    data[HEADER_BYTES + len(copy)] ^= 1
+    data[BINDING_BYTES + HEADER_BYTES + len(copy)] ^= 1
     store.tamper(key, bytes(data))
     with topic.history() as history:
         assert read_skipping(history) == [(1, b"one"), (2, b"two")]

@@ -17,10 +17,10 @@ MAX_ENTRIES = 8192
 class OffsetIndexBuilder:
     """Learns places in order; costs one step an entry, not one a message."""
 
-    def __init__(self, every_messages: int = EVERY_MESSAGES, every_bytes: int = EVERY_BYTES) -> None:
+    def __init__(self, every_messages: int | None = None, every_bytes: int | None = None) -> None:
         self._entries: list[tuple[int, int]] = []
-        self._every_messages = every_messages
-        self._every_bytes = every_bytes
+        self._every_messages = every_messages or EVERY_MESSAGES
+        self._every_bytes = every_bytes or EVERY_BYTES
 
     def add_frames(self, frames: Frames, base: int) -> None:
         """Frames whose buffer begins at byte `base` of the object."""
