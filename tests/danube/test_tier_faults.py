@@ -15,6 +15,7 @@ import tidelog
 from tidelog.clock import ManualClock
 from tidelog.errors import ConfigError, CorruptionError, DataError, FencedError, StoreUnavailableError, TidelogError
 from tidelog.log import Position
+from tidelog.log.binding import BINDING_BYTES
 from tidelog.log.frame import scan
 from tidelog.log.names import wal_files
 from tidelog.testing import POLICIES, Crash, World
@@ -119,7 +120,8 @@ def test_5_every_message_is_uploaded_once(world: World) -> None:
             seen = stop
     descriptors = list(catalog(world).walk(0))
     raw_bytes = sum(descriptor.raw_size for descriptor in descriptors)
-    assert world.store.traffic.bytes_written == sum(descriptor.size for descriptor in descriptors) == raw_bytes
+    sent_bytes = raw_bytes + BINDING_BYTES * len(descriptors)
+    assert world.store.traffic.bytes_written == sum(descriptor.size for descriptor in descriptors) == sent_bytes
     assert world.store.traffic.requests["publish"] == len(descriptors) == len(world.store.contents())
     with open_node(world, "a", SETTINGS) as log:
         log.topic(NAME).ship()
@@ -251,7 +253,8 @@ def test_8_objects_carry_their_offsets(world: World) -> None:
         topic.append_many([b"x" * 50] * 20)
         topic.ship()
     for descriptor in catalog(world).walk(0):
-        frames = scan(world.store.contents()[KEYS.object(descriptor.name)], 0, descriptor.start_offset).frames
+        data = world.store.contents()[KEYS.object(descriptor.name)]
+        frames = scan(data, BINDING_BYTES, descriptor.start_offset).frames
         assert frames.next_offset == descriptor.next_offset
     with open_node(world.lose_disk("a"), "a", SETTINGS) as log:
         assert [message.offset for message in log.topic(NAME).read()] == list(range(1000, 1020))

@@ -137,7 +137,7 @@ def test_times_that_make_no_sense_are_refused(topic: Topic, option: str, value: 
     assert topic.subscriptions() == []
 
 
-@pytest.mark.parametrize("delay", [math.inf, math.nan, -1, 1e300, 10**400, "1", True])
+@pytest.mark.parametrize("delay", [math.inf, math.nan, -1, 1e300, 10**400, "soon", True])
 def test_a_pause_that_makes_no_sense_loses_no_message(topic: Topic, delay: Any) -> None:
     """The message stays with its consumer, which can still settle it."""
     topic.append(b"x")

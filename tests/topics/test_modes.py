@@ -278,10 +278,18 @@ VALUES: dict[str, object] = {
     "store_allow_http": True,
     "store_connect_timeout_ms": 1000,
     "store_request_timeout_ms": 1000,
+    "store_part_bytes": 8 << 20,
+    "store_parts_in_flight": 2,
+    "store_fetch_bytes": 1 << 20,
+    "store_fetch_ahead": 1,
     "store_max_retries": 1,
     "store_retry_timeout_seconds": 5,
 }
+FETCHED = {"store_fetch_bytes", "store_fetch_ahead"}
 HTTP = {
+    *FETCHED,
+    "store_part_bytes",
+    "store_parts_in_flight",
     "store_endpoint",
     "store_allow_http",
     "store_connect_timeout_ms",
@@ -290,8 +298,8 @@ HTTP = {
     "store_retry_timeout_seconds",
 }
 MEANT = {
-    "file": set[str](),
-    "memory://": set[str](),
+    "file": FETCHED,
+    "memory://": FETCHED,
     "s3://bucket/prefix": {
         *HTTP,
         "store_region",
