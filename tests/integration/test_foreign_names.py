@@ -59,7 +59,7 @@ KINDS: dict[str, tuple[Callable[[Path, Path], None], str]] = {
     "link": (link, "is a symbolic link, which is not followed"),
     "fifo": (fifo, "is a FIFO, not a file"),
 }
-NAMES = [".lock", "tidelog.json", "metadata.db", f"{NAME}/lock", f"{NAME}/wal.0000000000.log", f"{NAME}/topic.json"]
+NAMES = [".lock", "tidelog.json", "metadata.db", f"{NAME}/wal.0000000000.log", f"{NAME}/topic.json"]
 
 
 @pytest.mark.parametrize("kind", KINDS)

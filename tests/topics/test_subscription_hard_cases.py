@@ -312,7 +312,7 @@ def test_closing_a_replaced_owner_says_which_acknowledgements_are_lost(is_notice
     for sub in taken:
         sub.ack(sub.receive(0) or 0)
     for name in names:
-        second.topic(name)
+        second.topic(name, take_over=True)
     for sub in [*taken, idle] if is_noticed else []:
         sub._subscription._upkeep()
     with pytest.raises(FencedError, match="acknowledgements of the subscription work are lost"):
@@ -334,7 +334,7 @@ def test_closing_a_consumer_of_a_replaced_owner_says_what_is_lost() -> None:
     topic.ship()
     sub, idle = topic.subscribe("work"), topic.subscribe("idle")
     sub.ack(sub.receive(0) or 0)
-    second.topic(NAME)
+    second.topic(NAME, take_over=True)
     for one in (sub, idle):
         one._subscription._upkeep()
     idle.close()
