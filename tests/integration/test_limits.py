@@ -55,8 +55,8 @@ def use_engine(root: Path, store: str | None) -> None:
         engine.apply(engine.applied_seq + 1, tidelog.CreateBucket(f"b{engine.applied_seq}"))
 
 
-def refusal(use: Use, root: Path, store: str | None) -> RetryError | None:
-    """What was raised, if that may succeed later."""
+def refusal(use: Use, root: Path, store: str | None) -> RetryError | LogFailedError | None:
+    """What was raised, if it says what ran out."""
     try:
         use(root, store)
     except (RetryError, LogFailedError) as error:
