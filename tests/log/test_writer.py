@@ -27,6 +27,7 @@ from tests.log.workbench import (
 
 from tidelog.errors import ClosedError, LockedError
 from tidelog.log import Log, LogSettings
+from tidelog.log.binding import BINDING_BYTES
 from tidelog.log.frame import HEADER_BYTES
 from tidelog.testing import Call, FaultyFiles, ManualClock
 
@@ -142,6 +143,11 @@ class TestSyncing:
             assert contents(found) == numbered(1000)
 
 
+def frame_bytes(directory: Path) -> list[int]:
+    """How many bytes of frames each file has, behind its header."""
+    return [path.stat().st_size - BINDING_BYTES for path in wal_paths(directory)]
+
+
 class TestRotation:
     """When a new file is begun."""
 
@@ -153,7 +159,7 @@ class TestRotation:
             for first in range(0, 95, at_once):
                 log.append_many(payloads(min(at_once, 95 - first), first=first))
             log.flush()
-            assert [path.stat().st_size for path in wal_paths(tmp_path)] == [10 * FRAME_BYTES] * 9 + [5 * FRAME_BYTES]
+            assert frame_bytes(tmp_path) == [10 * FRAME_BYTES] * 9 + [5 * FRAME_BYTES]
             assert contents(log) == numbered(95)
             assert log.statistics().rotations == 9
 
@@ -162,7 +168,7 @@ class TestRotation:
         with closing(Log.open(tmp_path, LogSettings(rotate_max_bytes=100))) as log:
             log.append_many([b"small", b"x" * 500, b"small"])
             log.flush()
-            assert [path.stat().st_size for path in wal_paths(tmp_path)] == [21, 516, 21]
+            assert frame_bytes(tmp_path) == [21, 516, 21]
 
     def test_a_file_is_closed_when_it_is_old(self) -> None:
         """The first message after the age goes into a new file."""
