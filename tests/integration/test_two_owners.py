@@ -70,7 +70,7 @@ STOPS = {
     "inside the upload": lambda: stops_before(Upload, "_send_frames"),
     "between upload and publish": lambda: stops_before(OwnedCatalog, "publish"),
     "between verify and commit": lambda: stops_before(
-        MeasuredMetadata, "commit", lambda arguments: any("/segments/" in write.key for write in arguments[2])),
+        MeasuredMetadata, "_commit", lambda arguments: any("/segments/" in write.key for write in arguments[2])),
 }
 
 def open_log():

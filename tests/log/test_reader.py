@@ -239,9 +239,9 @@ class TestJumps:
 
     def test_a_file_is_indexed_by_the_first_who_reads_it(self, tmp_path: Path) -> None:
         """Where opening trusted the checkpoint, the first reader walks to its place, and the next one jumps."""
-        with closing(Log.open(tmp_path)) as log:
-            log.append_many(payloads(40_000, 100))
         files = CountingFiles()
+        with closing(Log.open(tmp_path, files=files)) as log:
+            log.append_many(payloads(40_000, 100))
         settings = LogSettings(cache_max_messages=0, read_chunk_bytes=64 * KIB, open_check_bytes=0)
         with closing(Log.open(tmp_path, settings, files=files)) as log:
             assert everything(log.read(39_000, 39_001)) == [(39_000, payload(39_000, 100))]
