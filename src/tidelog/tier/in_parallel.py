@@ -42,7 +42,7 @@ class _Run(Generic[Item, Result]):
         self._work = work
         self._items = items
         self._results: dict[int, Result] = {}
-        self._errors: dict[int, Exception] = {}
+        self._errors: dict[int, BaseException] = {}
         self._guard = Lock()
         self._next = 0
 
@@ -50,8 +50,10 @@ class _Run(Generic[Item, Result]):
         while (number := self._take()) is not None:
             try:
                 self._results[number] = self._work(self._items[number])
-            except Exception as error:  # noqa: BLE001 - the caller raises it
+            except BaseException as error:  # noqa: BLE001 - the caller raises it
                 self._errors[number] = error
+                if not isinstance(error, Exception):
+                    self.stop()
 
     def _take(self) -> int | None:
         with self._guard:
