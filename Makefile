@@ -12,23 +12,28 @@ PYTEST = $(BIN)/python -m pytest -q -n $(TEST_PROCESSES)
 MINUTES ?=
 SEED ?=
 # What `make test-quick` runs: the parts that everything else stands on, without property tests.
-QUICK_TESTS := $(addprefix tests/,log tier topics test_config.py test_mutations.py test_style.py test_units.py)
+QUICK_TESTS := $(addprefix tests/,log store staging cold topics test_config.py test_mutations.py test_style.py test_units.py)
+# Tests start hundreds of Pythons, and without bytecode each of them compiles the package again.
+unexport PYTHONDONTWRITEBYTECODE
 PIP := $(BIN)/python -m pip --quiet --disable-pip-version-check
-BUILD_INPUTS := pyproject.toml constraints.txt $(wildcard setup.py) $(wildcard src/tidelog/*/*.[ch])
+BUILD_INPUTS := pyproject.toml constraints.txt $(wildcard setup.py) $(wildcard src/tidelog/native/*.[ch]) \
+	$(addprefix src/tidelog/service/kafka/,generate.py messages.txt)
 
 # One virtual environment is shared by all targets, so two of them must not install into it at once.
 .NOTPARALLEL:
 .DELETE_ON_ERROR:
-.PHONY: help demo test test-quick test-long mutations lint check bench clean java-for-spark
+.PHONY: help wheel demo test test-quick test-long test-clients mutations lint check bench clean java-for-spark
 
 help:
 	@echo 'make demo        append, crash, ship to a bucket, lose a disk and restore it, in a minute'
-	@echo 'make test-quick  log, tier and topics without servers and property tests: what to run while working'
+	@echo 'make test-quick  log, cold tier and topics without servers and property tests: what to run while working'
 	@echo 'make test        every feature, the same way every time; the tests of Spark need Java 17 or newer'
 	@echo 'make test-long   the campaigns: more examples, every cut, kills; MINUTES=30 stops, and goes on there next time'
+	@echo 'make test-clients  clients of Kafka in Java, Go, JavaScript and C, and a real Kafka to compare with'
 	@echo 'make mutations   break the code on purpose, and see whether the tests notice it (a quarter of an hour or more)'
 	@echo 'make lint        format, lint, types and import directions'
 	@echo 'make check       lint, then test: what must pass before a commit'
+	@echo 'make wheel       build dist/tidelog-*.whl, with the C extension: for machines without a compiler'
 	@echo 'make bench       the benchmarks, each against its peers'
 	@echo 'make clean       remove everything that was built'
 
@@ -46,6 +51,10 @@ test-long: java-for-spark $(VENV)/.ready-development
 	@HYPOTHESIS_PROFILE=deep $(if $(MINUTES),CAMPAIGN_MINUTES=$(MINUTES)) $(if $(SEED),CAMPAIGN_SEED=$(SEED)) \
 		$(PYTEST) --dist load --maxschedchunk 1 -m 'long or deeper' tests
 
+# Needs mvn, go, node and kcat: what each lacks, its test says.
+test-clients: java-for-spark $(VENV)/.ready-development
+	@$(BIN)/python -m pytest -q -m foreign tests/clients/foreign
+
 mutations: java-for-spark $(VENV)/.ready-development
 	@$(BIN)/python scripts/run-mutations
 
@@ -60,6 +69,12 @@ check: lint test
 bench: java-for-spark $(VENV)/.ready-bench
 	@$(BIN)/python bench/run.py
 
+# What is in dist/ afterwards is one wheel, for this Python and this kind of machine.
+wheel: $(VENV)/.created
+	@rm -rf dist
+	@$(PIP) wheel --no-build-isolation --no-deps -c constraints.txt --wheel-dir dist .
+	@ls dist/*.whl
+
 # Before anything is installed. The demo does without, and says what it left out.
 java-for-spark:
 	@scripts/check-java 'make $(MAKECMDGOALS)'
@@ -69,13 +84,14 @@ clean:
 	rm -rf src/*.egg-info tidelog-demo
 	find . -name .git -prune -o -name __pycache__ -type d -prune -exec rm -rf {} +
 	find src -name '*.so' -type f -delete
+	rm -f src/tidelog/service/kafka/wire/api_*.py
 
 $(VENV)/.created: | scripts/make-venv
 	@PYTHON='$(PYTHON)' scripts/make-venv $(VENV)
 	@$(PIP) install -c constraints.txt setuptools
 	@touch $@
 
-# What each of them needs on top of the package itself. The package is installed in place, and its kernel is built by
+# What each of them needs on top of the package itself. The package is installed in place, and its extension is built by
 # the setuptools that constraints.txt pins.
 $(VENV)/.ready-demo: EXTRAS := cli,dev-s3,spark
 $(VENV)/.ready-development: EXTRAS := cli,test,dev
@@ -84,5 +100,4 @@ $(VENV)/.ready-bench: EXTRAS := cli,test,bench
 $(VENV)/.ready-%: $(VENV)/.created $(BUILD_INPUTS)
 	@echo 'installing tidelog[$(EXTRAS)] into $(VENV)'
 	@$(PIP) install --no-build-isolation -c constraints.txt -e '.[$(EXTRAS)]'
-	@$(BIN)/python scripts/report-kernel.py
 	@touch $@ $(VENV)/.ready-demo

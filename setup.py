@@ -1,23 +1,23 @@
-"""Builds the C extensions; everything else about the package is in pyproject.toml.
+"""Builds the C extension and Kafka's codec; everything else about the package is in pyproject.toml.
 
-None is needed: where one cannot be built, a warning says so, the install goes on, and its pure-Python twin is used.
+It is required: where no wheel fits, installing needs a C compiler, and without one it fails and says what to install.
 """
 
 from __future__ import annotations
 
 import glob
+import runpy
 import sys
 
 from setuptools import Extension, setup
 from setuptools.command.build_ext import build_ext
+from setuptools.command.build_py import build_py
 
-_WARNING = """
+_HELP = """
 ************************************************************************
-WARNING: {name} could not be built:
+ERROR: {name}, the part of tidelog that is C, could not be built:
     {reason}
-tidelog works without it: its pure-Python fallback is used, which is many
-times slower. To get the fast one, install a C compiler and the headers of
-Python, then install tidelog again:
+Install a C compiler and the headers of Python, then install tidelog again:
     Debian, Ubuntu   apt-get install gcc python3-dev
     Fedora, RHEL     dnf install gcc python3-devel
     Alpine           apk add gcc musl-dev python3-dev
@@ -26,30 +26,39 @@ Python, then install tidelog again:
 """
 
 
-class BuildOptionalExtensions(build_ext):
-    """Says what to do when an extension does not compile; setuptools then goes on, as it is marked optional."""
+def generate_codec() -> None:
+    """Writes the modules of Kafka's messages next to their generator, which needs only Python."""
+    runpy.run_path("src/tidelog/service/kafka/generate.py")["main"]()
+
+
+class BuildPython(build_py):
+    """Generates modules before it collects them; in an editable installation they are used where they are."""
+
+    def run(self) -> None:
+        generate_codec()
+        super().run()
+
+
+class BuildExtension(build_ext):
+    """Says what to install when the extension does not compile."""
+
+    def run(self) -> None:
+        generate_codec()
+        super().run()
 
     def build_extension(self, ext: Extension) -> None:
         try:
             super().build_extension(ext)
         except Exception as error:
-            print(_WARNING.format(name=ext.name, reason=error), file=sys.stderr)
+            print(_HELP.format(name=ext.name, reason=error), file=sys.stderr)
             raise
 
 
-def _extension(name: str) -> Extension:
-    source = f"src/{name.replace('.', '/')}.c"
-    headers = sorted(glob.glob("src/tidelog/*/_*.h"))  # named, so that a change builds again and an sdist holds them
-    return Extension(name, [source], depends=headers, extra_compile_args=["-O3", "-Wall", "-Wextra"], optional=True)
-
-
-setup(
-    ext_modules=[
-        _extension("tidelog.log._kernel"),
-        _extension("tidelog.topics._envelope"),
-        _extension("tidelog.engine._engine"),
-        _extension("tidelog.engine._entries"),
-        _extension("tidelog.engine._record"),
-    ],
-    cmdclass={"build_ext": BuildOptionalExtensions},
+_NATIVE = Extension(
+    "tidelog._native",
+    sorted(glob.glob("src/tidelog/native/*.c")),
+    depends=sorted(glob.glob("src/tidelog/native/*.h")),  # named, so that a change builds again and an sdist holds them
+    extra_compile_args=["-O3", "-Wall", "-Wextra", "-fvisibility=hidden"],
 )
+
+setup(ext_modules=[_NATIVE], cmdclass={"build_ext": BuildExtension, "build_py": BuildPython})

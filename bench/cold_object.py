@@ -10,13 +10,12 @@ from concurrent.futures import Future, ThreadPoolExecutor
 import obstore
 from obstore.store import S3Store
 
+from tidelog.cold.catalog import Catalog, Descriptor, encode_descriptor
+from tidelog.cold.upload import OffsetIndexBuilder
 from tidelog.log.frame import encode_many, scan
-from tidelog.tier.catalog import Catalog
-from tidelog.tier.descriptor import Descriptor, encode_descriptor
-from tidelog.tier.keys import ObjectId, TopicKeys
-from tidelog.tier.metadata.memory import MemoryMetadataStore
-from tidelog.tier.object_store import ObjectStore
-from tidelog.tier.offset_index import OffsetIndexBuilder
+from tidelog.store.keys import ObjectId, TopicKeys
+from tidelog.store.metadata.memory import MemoryMetadataStore
+from tidelog.store.object_store import ObjectStore
 
 KEYS = TopicKeys("bench", "history")
 _BATCH_MESSAGES = 4096

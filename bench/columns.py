@@ -1,7 +1,7 @@
 """How fast messages become Arrow columns, and rows become frames: the C kernel against a plain copy of the same bytes.
 
 Batches have the size that Spark is given. A copy reads and writes every byte once, as gathering must too; encoding also
-works out every checksum. The twin in Python is measured on a part.
+works out every checksum. The oracle in Python is measured on a part.
 
 python bench/columns.py [--rounds 15] [--json]
 """
@@ -9,16 +9,20 @@ python bench/columns.py [--rounds 15] [--json]
 from __future__ import annotations
 
 import os
+import sys
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 from measuring import Figure, at_least, parser_for, report
 
 from tidelog.log.frame import Frames, encode_many
-from tidelog.topics import columns, columns_python
 from tidelog.topics.columns import TimesColumn, encode_columns, frames_digest, gather_columns
 from tidelog.topics.message import encode_message
+
+sys.path.append(str(Path(__file__).resolve().parents[1]))
+from tests.oracles import columns as oracle
 
 BATCH_BYTES = 8_000_000
 TWIN_ROWS = 500
@@ -36,10 +40,10 @@ def fastest_seconds(work: Callable[[], Any], rounds: int) -> float:
 
 
 def twin_row_seconds(frames: Frames) -> float:
-    """Seconds that the twin takes to gather one row."""
+    """Seconds that the oracle takes to gather one row."""
     places = frames.buffer, frames.positions, frames.lengths
     arguments = 0, *places, 0, TWIN_ROWS, EVERY_COLUMN_BUT_HEADERS, TWIN_ROWS, 1 << 30
-    return fastest_seconds(lambda: columns_python.gather_columns(*arguments), 1) / TWIN_ROWS
+    return fastest_seconds(lambda: oracle.gather_columns(*arguments), 1) / TWIN_ROWS
 
 
 def measure(value_bytes: int, rounds: int) -> dict[str, float]:
@@ -93,7 +97,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=15, help="runs of each, the best counts (15)")
     arguments = parser.parse_args()
     small, large = (measure(size, arguments.rounds) for size in (100, 1024))
-    details = {"kernel_is_native": columns.KERNEL_IS_NATIVE, "sizes": [small, large]}
+    details = {"sizes": [small, large]}
     report("columns", figures_of(small, large), details, as_json=arguments.json)
 
 

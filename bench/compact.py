@@ -24,14 +24,14 @@ from statistics import median
 from measuring import at_least, parser_for, report, scratch_directory
 
 import tidelog
-from tidelog.pipeline.jobs.compact import CompactOptions, CompactReport, compact
-from tidelog.pipeline.root import find_root
-from tidelog.tier.catalog import Catalog
-from tidelog.tier.history import History
-from tidelog.tier.keys import TopicKeys
-from tidelog.tier.metadata.open import open_metadata_store
-from tidelog.tier.store_settings import StoreSettings
-from tidelog.tier.stores import open_store
+from tidelog.cold.catalog import Catalog
+from tidelog.cold.reader import History
+from tidelog.pipeline.address import find_root
+from tidelog.pipeline.jobs.compact_topic import CompactOptions, CompactReport, compact
+from tidelog.store.keys import TopicKeys
+from tidelog.store.metadata.open import open_metadata_store
+from tidelog.store.settings import StoreSettings
+from tidelog.store.urls import open_store
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from tests.servers import ACCESS_KEY_ID, SECRET_ACCESS_KEY, S3Server

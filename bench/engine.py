@@ -41,7 +41,7 @@ class EnginePeer:
     """The engine, seen as one of them."""
 
     def __init__(self, directory: Path) -> None:
-        self.engine = tidelog.open_engine(directory, checkpoint_interval_secs=NEVER_SECONDS)
+        self.engine = tidelog.open_engine(directory, checkpoint_interval_seconds=NEVER_SECONDS)
         self.engine.apply(1, tidelog.CreateBucket("b"))
 
     def put_batch(self, pairs: Sequence[Pair]) -> None:
@@ -244,7 +244,7 @@ def scan_seconds(files: list[Path]) -> float:
 def zipf(root: Path, objects: int, reads: int) -> list[Figure]:
     """Many objects and a pool of a tenth of their index: memory, and how often the pool has what is asked for."""
     pool_bytes = max(objects * 100 // 10, 64 * 8192)
-    engine = tidelog.open_engine(root / "zipf", buffer_pool_size=pool_bytes, checkpoint_interval_secs=30)
+    engine = tidelog.open_engine(root / "zipf", buffer_pool_bytes=pool_bytes, checkpoint_interval_seconds=30)
     engine.apply(1, tidelog.CreateBucket("b"))
     for first in range(0, objects, 4096):
         numbers = range(first, min(objects, first + 4096))

@@ -26,17 +26,17 @@ from measuring import at_least, at_most, parser_for, report, scratch_directory, 
 import tidelog
 from tidelog.clock import SystemClock
 from tidelog.config import load_engine_config
-from tidelog.engine.restore import Restore
+from tidelog.engine.recovery.restore import Restore
 from tidelog.engine_wiring import open_engine_at
 from tidelog.files import LocalFiles
-from tidelog.pipeline.engine_jobs.checkpoint import checkpoint_engine
-from tidelog.pipeline.engine_jobs.compact import compact_engine
-from tidelog.pipeline.engine_jobs.gc import apply_engine_gc, plan_engine_gc
-from tidelog.pipeline.engines.place import EngineRoot, find_engine
-from tidelog.tier.keys import EngineKeys
-from tidelog.tier.metadata.open import BUCKET, open_metadata_store
-from tidelog.tier.object_store import ObjectStore
-from tidelog.tier.stores import open_store
+from tidelog.pipeline.address import EngineRoot, find_engine
+from tidelog.pipeline.jobs.engine.compact import compact_engine
+from tidelog.pipeline.jobs.engine.snapshot import checkpoint_engine
+from tidelog.pipeline.jobs.gc import apply_engine_gc, plan_engine_gc
+from tidelog.store.keys import EngineKeys
+from tidelog.store.metadata.open import BUCKET, open_metadata_store
+from tidelog.store.object_store import ObjectStore
+from tidelog.store.urls import open_store
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from tests.servers import ACCESS_KEY_ID, SECRET_ACCESS_KEY, S3Server
@@ -49,7 +49,7 @@ CREDENTIALS = {"store_access_key_id": ACCESS_KEY_ID, "store_secret_access_key": 
 
 def fill(directory: Path, url: str, settings: dict[str, Any], entries: int, keys: int, segment: int) -> str:
     """An engine with so many puts over so many keys, shipped and closed; its digest."""
-    config = load_engine_config(None, {}, {"dir": directory, "store": url, "wal_segment_size": segment, **settings})
+    config = load_engine_config(None, {}, {"dir": directory, "store": url, "rotate_max_bytes": segment, **settings})
     noise, choose = os.urandom(1 << 20), random.Random(7)
     with open_engine_at(directory, config, runs_in_background=False) as engine:
         engine.apply(1, tidelog.CreateBucket("bench"))

@@ -7,8 +7,8 @@ import time
 from pathlib import Path
 
 import tidelog
+from tidelog.log.directory import wal_files
 from tidelog.log.frame import Stop, scan
-from tidelog.log.names import wal_files
 
 TOPIC = "bench/filled"
 _BATCH_BYTES = 1 << 20

@@ -30,17 +30,15 @@ from cold_object import KEYS, catalog_of, descriptor_of, plain_ranges, plain_sca
 from measuring import Figure, at_least, at_most, parser_for, report, scratch_directory
 from obstore.store import S3Store
 
-from tidelog.tier.catalog import Catalog, Current
-from tidelog.tier.descriptor import Descriptor, encode_descriptor
-from tidelog.tier.history import History
-from tidelog.tier.history_ranges import HistorySettings
-from tidelog.tier.keys import ObjectId, TopicKeys, padded
-from tidelog.tier.known_starts import with_start
-from tidelog.tier.metadata.open import open_metadata_store
-from tidelog.tier.metadata.store import MetadataStore
-from tidelog.tier.object_store import ObjectStore
-from tidelog.tier.store_settings import StoreSettings
-from tidelog.tier.stores import open_store
+from tidelog.cold.catalog import Catalog, Current, Descriptor, encode_descriptor, with_start
+from tidelog.cold.fetch import FetchSettings
+from tidelog.cold.reader import History
+from tidelog.store.keys import ObjectId, TopicKeys, padded
+from tidelog.store.metadata.base import MetadataStore
+from tidelog.store.metadata.open import open_metadata_store
+from tidelog.store.object_store import ObjectStore
+from tidelog.store.settings import StoreSettings
+from tidelog.store.urls import open_store
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from tests.servers import ACCESS_KEY_ID, BUCKET, SECRET_ACCESS_KEY, EtcdServer, S3Server
@@ -48,7 +46,7 @@ from tests.servers import ACCESS_KEY_ID, BUCKET, SECRET_ACCESS_KEY, EtcdServer, 
 PREFIX = "bench"
 PAYLOAD_BYTES = 1024
 MEGABYTE = 1 << 20
-SETTINGS = HistorySettings()
+SETTINGS = FetchSettings()
 SHORT, LONG = 20, 2000
 MESSAGES_PER_OBJECT = 1000
 MIDDLE_MESSAGES = 1000

@@ -16,7 +16,7 @@ from filled_topic import TOPIC, fill, plain_scan_seconds, wal_paths
 from measuring import at_most, parser_for, report, scratch_directory
 
 import tidelog
-from tidelog.log.names import CHECKPOINT
+from tidelog.log.directory import CHECKPOINT
 
 VALUE_BYTES = 1024
 MEGABYTE = 1 << 20

@@ -15,7 +15,7 @@ from typing import Any
 
 from measuring import Figure, at_least, parser_for
 
-from tidelog.log.frame import KERNEL_IS_NATIVE
+from tidelog._native import CRC32_BY
 
 HERE = Path(__file__).resolve().parent
 # Name, and what makes it quick where one only wants to see that it works.
@@ -73,7 +73,7 @@ def machine() -> dict[str, Any]:
         "machine": platform.machine(),
         "system": f"{platform.system()} {platform.release()}",
         "python": platform.python_version(),
-        "kernel": "native" if KERNEL_IS_NATIVE else "pure Python",
+        "crc32_by": CRC32_BY,
         "load_before": round(os.getloadavg()[0], 2),
     }
 

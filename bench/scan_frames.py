@@ -1,4 +1,4 @@
-"""How fast frames are scanned: the C kernel, its pure-Python twin, and zlib over the same bytes as the yardstick.
+"""How fast frames are scanned: the C kernel, its oracle in Python, and zlib over the same bytes as the yardstick.
 
 python bench/scan_frames.py [--megabytes 64] [--json]
 """
@@ -8,12 +8,18 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import sys
 import time
 import zlib
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
-from tidelog.log import frame, frame_python
+from tidelog import _native
+from tidelog.log import frame
+
+sys.path.append(str(Path(__file__).resolve().parents[1]))
+from tests.oracles import frames as oracle
 
 SIZES_BYTES = (100, 1024)
 REPEATS = 5
@@ -34,8 +40,8 @@ def fastest_seconds(work: Callable[[], Any]) -> float:
 def scan_seconds(module: Any, frames: frame.Frames, count: int) -> float:
     """Seconds to scan the first `count` frames."""
     part = frames.buffer[: frames.start_of(count)]
-    assert len(module.scan(part, 0, 0, frame.MAX_PAYLOAD_BYTES)[1]) == 4 * count
-    return fastest_seconds(lambda: module.scan(part, 0, 0, frame.MAX_PAYLOAD_BYTES))
+    assert len(module.scan_frames(part, 0, 0, frame.MAX_PAYLOAD_BYTES)[1]) == 4 * count
+    return fastest_seconds(lambda: module.scan_frames(part, 0, 0, frame.MAX_PAYLOAD_BYTES))
 
 
 def measure(payload_bytes: int, total_bytes: int) -> dict[str, float]:
@@ -43,8 +49,8 @@ def measure(payload_bytes: int, total_bytes: int) -> dict[str, float]:
     count = total_bytes // (payload_bytes + frame.HEADER_BYTES)
     frames = frame.encode_many(0, [os.urandom(payload_bytes) for _ in range(count)])
     twin_count = min(count, TWIN_FRAMES)
-    kernel_seconds = scan_seconds(frame._kernel, frames, count)
-    twin_seconds = scan_seconds(frame_python, frames, twin_count)
+    kernel_seconds = scan_seconds(_native, frames, count)
+    twin_seconds = scan_seconds(oracle, frames, twin_count)
     zlib_seconds = fastest_seconds(lambda: zlib.crc32(frames.buffer))
     frame_bytes = payload_bytes + frame.HEADER_BYTES
     return {
@@ -76,7 +82,7 @@ def main() -> None:
     arguments = parser.parse_args()
     rows = [measure(size, arguments.megabytes * 1_000_000) for size in SIZES_BYTES]
     if arguments.json:
-        print(json.dumps({"kernel_is_native": frame.KERNEL_IS_NATIVE, "sizes": rows}, indent=2))
+        print(json.dumps({"crc32_by": _native.CRC32_BY, "sizes": rows}, indent=2))
     else:
         print("\n".join(map(describe, rows)))
 

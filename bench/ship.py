@@ -32,7 +32,7 @@ from measuring import Figure, at_least, at_most, parser_for, report, scratch_dir
 from obstore.store import S3Store
 
 import tidelog
-from tidelog.tier.obstore_store import PART_BYTES, PARTS_IN_FLIGHT
+from tidelog.store.obstore import PART_BYTES, PARTS_IN_FLIGHT
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from tests.servers import ACCESS_KEY_ID, BUCKET, SECRET_ACCESS_KEY, S3Server

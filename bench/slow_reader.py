@@ -112,7 +112,7 @@ def main() -> None:
     with scratch_directory(arguments.dir) as scratch:
         found = measure(scratch, arguments.messages, arguments.size)
     settings = LogSettings()
-    bound = settings.handover_max_bytes + settings.cache_max_bytes + settings.read_chunk_bytes
+    bound = settings.append_queue_max_bytes + settings.cache_max_bytes + settings.read_chunk_bytes
     growth, half_growth = found["growth_bytes"], found["half_growth_bytes"]
     passed = f"{found['passed_bytes'] / MEGABYTE:,.0f} MiB passed"
     figures = [

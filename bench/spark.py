@@ -27,9 +27,9 @@ from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
 from pyspark.sql.types import StructType
 
 import tidelog
-from tidelog.pipeline.open_topics import OpenTopics
-from tidelog.pipeline.options import parse_source_options
-from tidelog.pipeline.partition_reader import read_batches, spare_collections
+from tidelog.pipeline.source.options import parse_source_options
+from tidelog.pipeline.source.partition_reader import read_batches, spare_collections
+from tidelog.pipeline.source.planning import OpenTopics
 from tidelog.topics.message import decode_frames
 
 TOPIC = "bench/rows"

@@ -1,4 +1,4 @@
-"""Dead letters: a message that nobody can handle is put aside, looked at, and sent back once that is mended.
+"""Dead letters: a message that nobody can handle is set aside, inspected, and replayed once the cause is fixed.
 
 python examples/dead_letters.py [DIRECTORY]
 

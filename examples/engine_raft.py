@@ -27,8 +27,8 @@ from pathlib import Path
 from pysyncobj import SyncObj, SyncObjConf, SyncObjException, replicated
 
 import tidelog
-from tidelog.engine.orchestrator import decode_entry, drive, encode_entry
-from tidelog.engine.transaction import Transaction
+from tidelog.engine.orchestrator.base import decode_entry, drive, encode_entry
+from tidelog.engine.txn.transaction import Transaction
 
 MEMBERS = ("one", "two", "three")
 ANSWER_SECONDS = 30.0
@@ -198,8 +198,9 @@ def read_or_none(tx: Transaction, key: str) -> bytes | None:
 
 
 def serve(member: str, addresses: dict[str, str], directory: Path, store: str) -> None:
-    """A replica that does what it is told: a line of JSON in, a line of JSON out."""
-    logging.getLogger("pysyncobj").setLevel(logging.CRITICAL)  # that others cannot be reached is a part of the show
+    """A replica that executes commands: a line of JSON in, a line of JSON out."""
+    # That others cannot be reached is a part of the show; so are entries that come twice, which it calls critical.
+    logging.getLogger("pysyncobj").setLevel(logging.CRITICAL + 1)
     replica = Replica(member, addresses, directory, store)
     try:
         for line in sys.stdin:

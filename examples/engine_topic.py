@@ -11,13 +11,13 @@ import tempfile
 from pathlib import Path
 
 import tidelog
-from tidelog.engine.orchestrator import drive
-from tidelog.engine.topic_orchestrator import TopicOrchestrator
-from tidelog.engine.transaction import Transaction
+from tidelog.engine.orchestrator.base import drive
+from tidelog.engine.orchestrator.topic import TopicOrchestrator
+from tidelog.engine.txn.transaction import Transaction
 
 
 def balance(reader: tidelog.Engine | Transaction, name: str) -> int:
-    """What is on an account, for whoever asks: the engine or a transaction."""
+    """The balance of an account, read from the engine or a transaction."""
     return int(reader.read("accounts", name).data)
 
 

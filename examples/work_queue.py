@@ -21,10 +21,10 @@ def work(jobs: tidelog.Topic, worker: str, done: Counter[bytes]) -> None:
     with jobs.subscribe("work", "shared", consumer=worker, redelivery_backoff_seconds=0.01) as queue:
         while (job := queue.receive(timeout=0.5)) is not None:
             if job.value.endswith(b"7") and job.delivery_count == 1:
-                queue.nack(job)  # it failed: whoever asks next tries again
+                queue.nack(job)  # it failed: the next consumer tries again
                 continue
             if worker == "worker-1" and job.offset > JOBS // 4:
-                return  # it leaves with a job in its hands, which goes to another one
+                return  # it leaves with an unfinished job, which goes to another consumer
             done[job.value] += 1
             queue.ack(job)
 

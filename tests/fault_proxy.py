@@ -66,6 +66,7 @@ class _Side:
 
     def __init__(self, link: socket.socket) -> None:
         self.link = link
+        link.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)  # a head and its body are sent one by one
         self._file: BinaryIO = link.makefile("rb")
 
     def head(self) -> Head:

@@ -15,17 +15,17 @@ import sys
 import time
 import urllib.request
 from abc import ABC, abstractmethod
-from collections.abc import Generator, Iterator
+from collections.abc import Generator, Iterator, Sequence
 from pathlib import Path
 from typing import TypeVar
 
 import msgspec
 import pytest
 
-from tidelog.cli.s3_request import S3Keys
-from tidelog.cli.seaweed import SeaweedServer, free_ports
+from tidelog.cli.dev_s3 import S3Keys, SeaweedServer, free_ports
 from tidelog.secret import Secret
-from tidelog.tier.store_settings import StoreSettings
+from tidelog.store.metadata.etcd_client import Endpoint
+from tidelog.store.settings import StoreSettings
 
 START_SECONDS = 120
 START_ATTEMPTS = 3
@@ -33,6 +33,14 @@ SHOWN_LOG_LINES = 40
 BUCKET = "tidelog-tests"
 ACCESS_KEY_ID = "test-key"
 SECRET_ACCESS_KEY = "test-secret"
+
+
+def _is_stopped(task: Path) -> bool:
+    """Whether a thread is stopped, or gone."""
+    try:
+        return (task / "stat").read_text().rpartition(")")[2].split()[0] in ("T", "t", "Z", "X")
+    except OSError:
+        return True
 
 
 class Server(ABC):
@@ -61,8 +69,12 @@ class Server(ABC):
         """The last that it said."""
 
     def pause(self) -> None:
-        """It keeps its connections and answers nobody."""
+        """It keeps its connections and answers nobody. Its threads stop one by one; all have when this returns."""
         os.kill(self.pid, signal.SIGSTOP)
+        deadline = time.monotonic() + START_SECONDS
+        while not all(_is_stopped(task) for task in Path(f"/proc/{self.pid}/task").iterdir()):
+            assert time.monotonic() < deadline, f"{self.name} goes on although it was stopped"
+            time.sleep(0.001)
 
     def resume(self) -> None:
         os.kill(self.pid, signal.SIGCONT)
@@ -115,19 +127,34 @@ class ServerEndedError(Exception):
 
 
 class EtcdServer(Server):
-    """A cluster of one."""
+    """A cluster of one, or a member of one of several (`EtcdCluster`). `options` are more of the program's own."""
 
     name = "etcd"
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(
+        self, directory: Path, *, member: str = "default", scheme: str = "http", options: Sequence[str] = ()
+    ) -> None:
         self.directory = directory
         self.log = directory / "etcd.log"
+        self.member = member
+        self.cluster = ""
         self.ports: list[int] = []
+        self._scheme = scheme
+        self._options = options
         self._process: subprocess.Popen[bytes] | None = None
 
     @property
+    def endpoint(self) -> Endpoint:
+        return Endpoint("127.0.0.1", self.ports[0])
+
+    @property
     def url(self) -> str:
-        return f"etcd://127.0.0.1:{self.ports[0]}"
+        return f"etcd{'s' if self._scheme == 'https' else ''}://{self.endpoint}"
+
+    @property
+    def peers(self) -> str:
+        """How it is named in a cluster."""
+        return f"{self.member}=http://127.0.0.1:{self.ports[1]}"
 
     @property
     def pid(self) -> int:
@@ -136,7 +163,8 @@ class EtcdServer(Server):
 
     def begin(self) -> None:
         for attempt in range(START_ATTEMPTS):
-            self.ports = free_ports(2)
+            self.choose_ports()
+            self.cluster = self.peers
             try:
                 self.start()
             except ServerEndedError:
@@ -145,11 +173,23 @@ class EtcdServer(Server):
             else:
                 return
 
+    def choose_ports(self) -> None:
+        """For clients, for peers, and for those who ask whether it is well, without TLS."""
+        self.ports = free_ports(3)
+
     def start(self) -> None:
+        self.launch()
+        self.wait()
+
+    def launch(self) -> None:
         with self.log.open("ab") as log:
             self._process = subprocess.Popen(
                 self.command(), stdout=log, stderr=subprocess.STDOUT, cwd=self.directory, start_new_session=True
             )
+
+    def wait(self) -> None:
+        """Until it works."""
+        assert self._process is not None
         deadline = time.monotonic() + START_SECONDS
         while not self.works():
             if self._process.poll() is not None:
@@ -157,7 +197,7 @@ class EtcdServer(Server):
             if time.monotonic() > deadline:
                 self.kill()
                 raise TimeoutError(f"{self.name} does not work after {START_SECONDS} s\n{self.tail()}")
-            time.sleep(0.1)
+            time.sleep(0.05)
 
     def kill(self) -> None:
         process, self._process = self._process, None
@@ -170,24 +210,54 @@ class EtcdServer(Server):
         return "\n".join([f"(all of it: {self.log})", *lines[-SHOWN_LOG_LINES:]])
 
     def command(self) -> list[str]:
-        clients, peers = (f"http://127.0.0.1:{port}" for port in self.ports)
+        clients = f"{self._scheme}://127.0.0.1:{self.ports[0]}"
+        peers = f"http://127.0.0.1:{self.ports[1]}"
         return [
             program("etcd"),
+            f"--name={self.member}",
             f"--data-dir={self.directory / 'data'}",
             f"--listen-client-urls={clients}",
             f"--advertise-client-urls={clients}",
             f"--listen-peer-urls={peers}",
             f"--initial-advertise-peer-urls={peers}",
-            f"--initial-cluster=default={peers}",
+            f"--initial-cluster={self.cluster}",
+            f"--listen-metrics-urls=http://127.0.0.1:{self.ports[2]}",
             "--log-level=warn",
+            *self._options,
         ]
 
     def works(self) -> bool:
         try:
-            with urllib.request.urlopen(f"http://127.0.0.1:{self.ports[0]}/health", timeout=2) as answer:
+            with urllib.request.urlopen(f"http://127.0.0.1:{self.ports[2]}/health", timeout=2) as answer:
                 return bool(json.load(answer).get("health") == "true")
         except (OSError, ValueError):
             return False
+
+
+class EtcdCluster:
+    """Three members, of which one may be killed. They choose a new leader within two seconds."""
+
+    def __init__(self, directory: Path) -> None:
+        self.members = [EtcdServer(directory / name, member=name) for name in ("m1", "m2", "m3")]
+        for member in self.members:
+            member.directory.mkdir()
+
+    @property
+    def endpoints(self) -> list[Endpoint]:
+        return [member.endpoint for member in self.members]
+
+    def start(self) -> None:
+        for member in self.members:
+            member.choose_ports()
+        for member in self.members:
+            member.cluster = ",".join(one.peers for one in self.members)
+            member.launch()
+        for member in self.members:
+            member.wait()
+
+    def kill(self) -> None:
+        for member in self.members:
+            member.kill()
 
 
 def program(name: str) -> str:

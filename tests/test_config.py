@@ -10,13 +10,13 @@ from typing import Annotated, Literal
 import msgspec
 import pytest
 
+from tidelog.cold.settings import TierSettings
 from tidelog.config import Settings, describe, load_as, load_settings
 from tidelog.config.settings import settings_of
 from tidelog.errors import ConfigError
 from tidelog.log.settings import LogSettings
 from tidelog.secret import Secret
-from tidelog.tier import store_settings
-from tidelog.tier.tier_settings import TierSettings
+from tidelog.store import settings as store_settings
 
 PASSWORD = "correct horse battery staple"
 
@@ -251,7 +251,6 @@ def test_foreign_and_other_variables_are_left_alone() -> None:
     environment = {
         "PATH": "/bin",
         "MY_TIDELOG_DIR": "x",
-        "TIDELOG_PURE_PYTHON": "1",
         "TIDELOG_SERVICE_HOST": "10.0.0.1",
         "TIDELOG_SERVICE_PORT_HTTP": "80",
         "TIDELOG_PORT": "tcp://10.0.0.1:80",
@@ -368,6 +367,6 @@ def test_names_are_unique_over_all_tables() -> None:
 
 def test_every_setting_can_be_described() -> None:
     """The description has every setting of every table under its own name."""
-    tables = (LogSettings(), TierSettings(), store_settings.StoreSettings())
+    tables = (LogSettings(), TierSettings(), store_settings.StoreSettings(), store_settings.MetadataSettings())
     names = {"dir", "store", "metadata", "metadata_root", "lease_seconds"}.union(*map(msgspec.structs.asdict, tables))
     assert set(describe(Settings())) == names

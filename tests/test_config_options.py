@@ -9,14 +9,15 @@ import msgspec
 import pytest
 
 import tidelog
-from tidelog.config.options import OpenEngineOptions, OpenOptions
+from tidelog.cold.settings import TierOptions, TierSettings
+from tidelog.config.load import OpenEngineOptions, OpenOptions
 from tidelog.config.settings import EngineConfig, Settings, settings_of
 from tidelog.engine.settings import EngineOptions, EngineSettings
 from tidelog.errors import InputError
+from tidelog.fields import aliases_of
 from tidelog.log.settings import LogOptions, LogSettings
-from tidelog.tier.store_settings import StoreOptions, StoreSettings
-from tidelog.tier.tier_settings import TierOptions, TierSettings
-from tidelog.topics.delivery_options import DeliveryOptions, SubscribeOptions
+from tidelog.store.settings import StoreOptions, StoreSettings
+from tidelog.topics.subscription.options import DeliveryOptions, SubscribeOptions
 from tidelog.units import unit_of
 
 NAME = "shop/orders"
@@ -33,16 +34,18 @@ PAIRS: list[tuple[type[msgspec.Struct], Any]] = [
 def test_editors_see_every_setting(struct: type[msgspec.Struct], options: Any) -> None:
     """The keywords are the fields, and those whose name ends in a unit take a text too."""
     hints = get_type_hints(options)
-    fields = set(struct.__struct_fields__) - {"kind"}  # a named argument of `subscribe`
-    assert set(hints) == fields
+    named = {"kind"} if struct is DeliveryOptions else {"metadata"}  # arguments of `subscribe` and `open_engine`
+    fields = set(struct.__struct_fields__) - named
+    assert set(hints) == fields | set(aliases_of(struct))
     assert [name for name, hint in hints.items() if unit_of(name) and "str" not in str(hint)] == []
 
 
 def test_opening_takes_all_settings() -> None:
     """Nothing that can be set is missing from the keywords of `open` and `open_engine`."""
     assert set(OpenOptions.__annotations__) == set(settings_of(Settings)) - {"dir", "store", "metadata"}
-    tables = {name: setting.table for name, setting in settings_of(EngineConfig).items()}
-    for_engines = {name for name, table in tables.items() if table in ("storage_engine", "object_store")}
+    tables = ("storage_engine", "object_store", "metadata_store")
+    named = settings_of(EngineConfig).items()
+    for_engines = {name for name, setting in named if setting.table in tables and name != "metadata"}
     assert set(OpenEngineOptions.__annotations__) == {*for_engines, "lease_seconds", "ownership_check_seconds"}
     for function in (tidelog.open, tidelog.open_engine, tidelog.Topic.subscribe, tidelog.LogDirectory.topic):
         assert "Unpack" in str(inspect.signature(function))
@@ -68,14 +71,14 @@ def test_what_is_no_duration_is_named(wrong: object) -> None:
         topic = log.topic(NAME)
         with pytest.raises(InputError, match="timeout must be a number of seconds"):
             topic.append(b"value", timeout=wrong)  # type: ignore[arg-type]  # what somebody might try
-        with pytest.raises(InputError, match=r"ack_timeout_seconds must be .* with a unit"):
+        with pytest.raises(InputError, match=r"ack_timeout_seconds must be a number of seconds or text such as"):
             topic.subscribe("s", ack_timeout_seconds=wrong)  # type: ignore[arg-type]
         assert topic.next_offset == 0
 
 
 def test_a_transaction_takes_a_unit(tmp_path: Any) -> None:
     """The engine follows the same rule."""
-    with tidelog.open_engine(tmp_path / "engine", buffer_pool_size="8MiB", checkpoint_interval_secs="1m") as engine:
+    with tidelog.open_engine(tmp_path / "engine", buffer_pool_bytes="8MiB", checkpoint_interval_seconds="1m") as engine:
         engine.apply(1, tidelog.CreateBucket("b"))
         with engine.transaction(timeout_seconds="5s") as transaction:
             assert transaction.list_objects("b") is not None

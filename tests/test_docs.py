@@ -13,26 +13,26 @@ from tests.servers import S3Server
 from tidelog import errors
 from tidelog.cli.errors import exit_code_of
 from tidelog.codec import encode_document
-from tidelog.log.frame import encode
-from tidelog.log.removed import REMOVED_PAYLOAD
+from tidelog.cold.settings import TierSettings
+from tidelog.log.frame import REMOVED_PAYLOAD, encode
 from tidelog.log.repair import LOST_PAYLOAD
 from tidelog.log.settings import LogSettings
+from tidelog.store.settings import MetadataSettings, StoreSettings
 from tidelog.testing import POLICIES, FaultyFiles, ManualClock
-from tidelog.tier.store_settings import StoreSettings
-from tidelog.tier.tier_settings import TierSettings
-from tidelog.topics.extension import BatchMark, ProducerMark, encode_extension
-from tidelog.topics.message import encode_message
-from tidelog.topics.producer_state import ProducersSnapshot, ProducerState
-from tidelog.topics.storage import LogDirectory
+from tidelog.topics.directory import LogDirectory
+from tidelog.topics.message import BatchMark, ProducerMark, encode_extension, encode_message
+from tidelog.topics.producer.dedup import ProducersSnapshot, ProducerState
 
 ROOT = Path(__file__).resolve().parent.parent
 DOCS = ROOT / "docs"
 FORMATS = (DOCS / "formats.md").read_text("utf-8")
 ARCHITECTURE = (DOCS / "architecture.md").read_text("utf-8")
-OPERATIONS = (DOCS / "guides" / "operations.md").read_text("utf-8")
-COLD_TIER = (DOCS / "guides" / "cold-tier.md").read_text("utf-8")
-TESTING = (DOCS / "guides" / "testing.md").read_text("utf-8")
-GUIDES = sorted((DOCS / "guides").glob("*.md"))
+OPERATIONS = (DOCS / "reference" / "operations.md").read_text("utf-8")
+COLD_TIER = (DOCS / "how-to" / "cold-tier.md").read_text("utf-8")
+TESTING = (DOCS / "how-to" / "testing.md").read_text("utf-8")
+FOLDERS = ("tutorial", "how-to", "reference", "explanation")
+GUIDES = sorted(page for folder in FOLDERS for page in (DOCS / folder).glob("*.md"))
+INDEX = (DOCS / "README.md").read_text("utf-8")
 BLOCK = re.compile(r"^```([^\n]*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 HEX_LINE = re.compile(r"((?:[0-9a-f]{2} )*[0-9a-f]{2})  ")
 NEW_YEAR_US = 1_767_225_600_000_000
@@ -50,6 +50,12 @@ def hex_block(kind: str) -> bytes:
     matches = [HEX_LINE.match(line) for line in block(FORMATS, kind).splitlines()]
     assert all(matches)
     return b"".join(bytes.fromhex(match[1]) for match in matches if match is not None)
+
+
+def anchors(page: Path) -> set[str]:
+    """The headings of a page, as links name them."""
+    headings = re.findall(r"^#+ (.*)$", page.read_text("utf-8"), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
 
 
 def written_files() -> dict[str, bytes | None]:
@@ -117,20 +123,50 @@ def test_every_file_in_a_log_directory_is_on_the_formats_page() -> None:
     } == set()
 
 
-def test_every_module_has_its_place_in_the_architecture() -> None:
-    """A new file in the log or in topics is named on the page, and what the page names exists."""
+def test_architecture_names_every_package_and_only_modules_that_exist() -> None:
+    """A reader finds each package on the page, and every module that the page names."""
     source = ROOT / "src" / "tidelog"
-    modules = {str(path.relative_to(source)) for folder in ("log", "topics") for path in (source / folder).glob("*.py")}
-    expected = {name for name in modules if not name.endswith("__init__.py")}
-    named = set(re.findall(r"`((?:\w+/)*\w+\.(?:py|c))`", ARCHITECTURE))
-    assert expected - named == set()
-    assert {name for name in named if not (source / name).is_file()} == set()
+    packages = {str(path.parent.relative_to(source)) for path in source.rglob("__init__.py")} - {"."}
+    top = {package for package in packages if "/" not in package}
+    named = set(re.findall(r"`((?:\w+/)+|(?:\w+/)*\w+\.(?:py|c))`", ARCHITECTURE))
+    assert top - {name.partition("/")[0] for name in named} == set()
+    assert {name for name in named if not (source / name).exists()} == set()
+
+
+def test_index_links_every_page() -> None:
+    """Nobody has to guess a path: the index leads to every page of the documentation."""
+    pages = {str(page.relative_to(DOCS)) for page in DOCS.rglob("*.md")} - {"README.md"}
+    decisions = {page for page in pages if page.startswith("decisions/") and page != "decisions/README.md"}
+    linked = set(re.findall(r"\]\(([^)#\s]+)[^)]*\)", INDEX))
+    assert pages - decisions - linked == set()
+
+
+def test_anchors_of_links_lead_to_a_heading() -> None:
+    """A link to a part of a page finds that part, as GitHub names it."""
+    pages = [*ROOT.glob("*.md"), *DOCS.rglob("*.md")]
+    links = [
+        (page, target, anchor)
+        for page in pages
+        for target, anchor in re.findall(r"\]\(([^)#\s:]*)#([^)\s]+)\)", page.read_text("utf-8"))
+    ]
+    assert links
+    broken = [
+        f"{page.name}: {target}#{anchor}"
+        for page, target, anchor in links
+        if anchor not in anchors(page if not target else page.parent / target)
+    ]
+    assert broken == []
+
+
+def error_kinds() -> list[type[errors.TidelogError]]:
+    """What the errors are sorted into; other tests may have made classes of their own."""
+    return [kind for kind in errors.TidelogError.__subclasses__() if kind.__module__ == errors.__name__]
 
 
 def test_every_error_is_explained() -> None:
     """The operations guide says of each error what to do about it."""
     names = {error.__name__ for error in error_classes()} - {"TidelogError"}
-    kinds = {error.__name__ for error in errors.TidelogError.__subclasses__()}
+    kinds = {error.__name__ for error in error_kinds()}
     assert {name for name in names - kinds if f"\n**`{name}`.** " not in OPERATIONS} == set()
     assert {name for name in kinds if f"\n### {name}: " not in OPERATIONS} == set()
 
@@ -138,7 +174,7 @@ def test_every_error_is_explained() -> None:
 def test_the_exit_codes_are_those_of_the_command_line() -> None:
     """The table of error classes shows what a script will see."""
     listed = dict(re.findall(r"^\| `(\w+)` \|.*\| (\d+) \|$", OPERATIONS, re.MULTILINE))
-    codes = {error.__name__: str(int(exit_code_of(error("x")))) for error in errors.TidelogError.__subclasses__()}
+    codes = {error.__name__: str(int(exit_code_of(error("x")))) for error in error_kinds()}
     assert listed == codes
 
 
@@ -156,7 +192,7 @@ def test_every_setting_of_the_cold_tier_is_listed() -> None:
     values = {name: getattr(settings, name) for name in settings.__struct_fields__}
     numbers = {name: str(value) for name, value in values.items() if type(value) is int}
     assert listed == numbers
-    names = {*settings.__struct_fields__, *StoreSettings.__struct_fields__}
+    names = {*settings.__struct_fields__, *StoreSettings.__struct_fields__, *MetadataSettings.__struct_fields__}
     assert {name for name in names if f"`{name}`" not in COLD_TIER} == set()
 
 
@@ -211,3 +247,11 @@ def test_the_examples_in_the_guides_run(
     """Every Python block of a guide works as it stands, in an empty directory."""
     monkeypatch.chdir(tmp_path)
     exec(compile(example, f"{guide}, example {number}", "exec"), {"__name__": "__main__"})
+
+
+@pytest.mark.parametrize("script", ["make-api-reference", "make-kafka-reference"])
+def test_the_generated_references_are_up_to_date(script: str) -> None:
+    """A page has every name as the source declares it; the script writes it again."""
+    command = [sys.executable, str(ROOT / "scripts" / script), "--check"]
+    result = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT_SECONDS, check=False)
+    assert result.returncode == 0, result.stderr

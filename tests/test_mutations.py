@@ -12,7 +12,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
 FEWEST = 60
-AREAS = ("files.py", "log/", "tier/", "topics/", "engine/", "pipeline/")
+AREAS = ("files.py", "log/", "store/", "cold/", "topics/", "engine/", "pipeline/")
 
 
 class Mutation(NamedTuple):

@@ -2,13 +2,175 @@
 
 from __future__ import annotations
 
+import ast
 import builtins
+import inspect
+import textwrap
 from pathlib import Path
 
 import pytest
 
 import tidelog
 from tidelog.errors import NotFoundError, NotSupportedError
+
+# Whatever an editor offers of the public classes. A name belongs here when it is meant for users, and documented; all
+# others begin with an underscore.
+ATTRIBUTES = {
+    "Batch": """
+        entries
+    """,
+    "Change": """
+        entry result seq
+    """,
+    "Consumer": """
+        ack ack_async ack_cumulative ack_cumulative_async ack_many ack_many_async close close_async consumer
+        flush flush_async lag lag_async nack nack_async name receive receive_async receive_many
+        receive_many_async seek seek_async unsubscribe unsubscribe_async
+    """,
+    "CopyObject": """
+        dest_bucket dest_key if_absent if_match if_match_crc src_bucket src_key
+    """,
+    "CreateBucket": """
+        bucket
+    """,
+    "DeleteBucket": """
+        bucket force
+    """,
+    "DeleteObject": """
+        bucket if_match if_match_crc key
+    """,
+    "Delivery": """
+        deliver_at delivery_count header_list headers key offset partition timestamp value
+    """,
+    "Engine": """
+        applied_seq apply apply_async apply_many apply_many_async changes changes_async close close_async
+        collect_garbage collect_garbage_async compact compact_async compact_index compact_index_async
+        create_checkpoint create_checkpoint_async digest digest_async find_object find_object_async has_bucket
+        has_bucket_async high_water_mark list_buckets list_buckets_async list_objects list_objects_async
+        low_water_mark pin plan_garbage plan_garbage_async read read_async read_many read_many_async
+        rollback_to rollback_to_async scan scan_async ship ship_async stat stat_async statistics transaction
+        truncation_mark update_low_water_mark update_low_water_mark_async verify verify_async versions
+        versions_async
+    """,
+    "Finding": """
+        byte first_offset fix kind last_offset message path severity subject text unit where
+    """,
+    "Guarded": """
+        batch reads refusal
+    """,
+    "Headers": """
+        clear copy fromkeys get is_plain items keys pairs pop popitem setdefault update values
+    """,
+    "LatestByKey": """
+        get items keys next_offset offset_of refresh refresh_async values
+    """,
+    "ListingRead": """
+        bucket changed digest of prefix
+    """,
+    "LiveTopic": """
+        append append_async append_many append_many_async delete_subscription delete_subscription_async
+        durable_offset flush flush_async hot_start_offset is_reliable name next_offset partition partitions
+        prune prune_async read read_async shipped_offset start_offset statistics subscribe subscribe_async
+        subscription_info subscription_info_async subscriptions subscriptions_async
+    """,
+    "LogDirectory": """
+        close close_async configure_topic configure_topic_async delete_topic delete_topic_async has_topic
+        has_topic_async mode open_topics open_topics_async partition_logs partition_logs_async read_only root
+        topic topic_async topics topics_async
+    """,
+    "Message": """
+        deliver_at header_list headers key offset partition timestamp value
+    """,
+    "ObjectInfo": """
+        is_prefix key seq size
+    """,
+    "ObjectRead": """
+        bucket changed key seq
+    """,
+    "ObjectStat": """
+        crc metadata seq size tier
+    """,
+    "OpenTransaction": """
+        epoch first_offset last_offset producer_id
+    """,
+    "Orchestrator": """
+        entries low_water_mark truncate
+    """,
+    "PartitionOffset": """
+        as_integer_ratio bit_count bit_length conjugate denominator from_bytes imag numerator real to_bytes
+    """,
+    "PartitionedTopic": """
+        append append_async append_many append_many_async
+        delete_before delete_before_async delete_subscription delete_subscription_async flush
+        flush_async ingest ingest_async is_reliable latest_by_key latest_by_key_async name next_offsets
+        partition partition_async partitions producer producer_async prune prune_async read read_async seal
+        seal_async ship ship_async shipped_offsets start_offsets statistics subscribe subscribe_async
+        subscription_info subscription_info_async subscriptions subscriptions_async verify verify_async
+    """,
+    "Producer": """
+        append append_async append_many append_many_async close close_async epoch last_sequence
+        last_sequence_async name
+    """,
+    "PutObject": """
+        bucket data if_absent if_match if_match_crc key metadata
+    """,
+    "Result": """
+        applied reason seq status
+    """,
+    "ScannedObject": """
+        crc data key metadata seq size
+    """,
+    "StoredObject": """
+        data metadata seq tier
+    """,
+    "Topic": """
+        abort_transaction abort_transaction_async append append_async append_frames
+        append_frames_async append_many append_many_async delete_before delete_before_async
+        delete_subscription
+        delete_subscription_async durable_offset flush flush_async hot_start_offset ingest
+        ingest_async is_reliable last_stable_offset last_stable_offset_async latest_by_key
+        latest_by_key_async name next_offset open_transactions open_transactions_async partition
+        partitions plan_orphans plan_orphans_async producer producer_async prune prune_async read
+        read_async remove_orphans remove_orphans_async seal seal_async ship ship_async
+        shipped_offset start_offset statistics subscribe subscribe_async subscription_info
+        subscription_info_async subscriptions subscriptions_async verify verify_async
+    """,
+    "TopicOrchestrator": """
+        agreed_seq append entries last_seq low_water_mark note_applied truncate truncated_seq
+    """,
+    "Transaction": """
+        batch copy create_bucket delete delete_bucket guarded list_objects lock lock_async put read reads seq
+    """,
+    "VerifyReport": """
+        findings notes ok read subject verdict
+    """,
+    "VersionInfo": """
+        is_deleted seq size tier
+    """,
+}
+
+
+def attributes_of(kind: type) -> set[str]:
+    """What has no underscore: in the class, and what its methods set."""
+    found = {name for name in dir(kind) if not name.startswith("_")}
+    for base in kind.__mro__:
+        if base.__module__.startswith("tidelog.") and "msgspec" not in str(type(base)):
+            for node in ast.walk(ast.parse(textwrap.dedent(inspect.getsource(base)))):
+                if (
+                    isinstance(node, ast.Attribute)
+                    and isinstance(node.ctx, ast.Store)
+                    and not node.attr.startswith("_")
+                ):
+                    found |= {node.attr} if ast.unparse(node.value) == "self" else set()
+    return found
+
+
+def test_public_classes_show_what_is_for_users() -> None:
+    """What is added without an underscore is added on purpose, here too."""
+    exported = {name: getattr(tidelog, name) for name in tidelog.__all__}
+    classes = {name: one for name, one in exported.items() if inspect.isclass(one) and not issubclass(one, Exception)}
+    shown = {name: " ".join(sorted(attributes_of(kind))) for name, kind in classes.items()}
+    assert shown == {name: " ".join(text.split()) for name, text in ATTRIBUTES.items()}
 
 
 def test_dir_shows_the_public_names_and_nothing_else() -> None:

@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from tests.clients.conftest import Service
 
 ROOT = Path(__file__).resolve().parent.parent
 README = (ROOT / "README.md").read_text("utf-8")
@@ -53,6 +54,17 @@ def test_the_shell_example_works(tmp_path: Path) -> None:
     (script,) = blocks("sh runs")
     printed = run(["sh", "-e", "-c", script], tmp_path)
     assert "999\n1000\n" in printed
+
+
+def test_the_example_with_a_client_of_kafka_works(tmp_path: Path) -> None:
+    """A user who starts the server and runs the block gets the message back."""
+    (example,) = blocks("python serve")
+    service = Service(tmp_path / "data").start()
+    try:
+        printed = run([sys.executable, "-c", example.replace("127.0.0.1:9092", service.kafka)], tmp_path)
+    finally:
+        service.close()
+    assert printed == "b'created'\n"
 
 
 @pytest.mark.long

@@ -1,4 +1,4 @@
-"""A kernel in C and its twin in Python, held against each other."""
+"""The extension in C and an oracle in Python, held against each other."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ def outcome(function: Callable[..., Any], *arguments: Any) -> tuple[Any, ...]:
     """What a call gave, in a form that two implementations can be compared by."""
     try:
         return "returned", function(*arguments)
-    except Exception as error:  # noqa: BLE001 - whatever it is, the twin must raise the same
+    except Exception as error:  # noqa: BLE001 - whatever it is, the oracle must raise the same
         return "raised", type(error), str(error)
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from tidelog.pipeline.source import TidelogDataSource as DefaultSource
+    from tidelog.pipeline.source.topics import TidelogDataSource as DefaultSource
 
 __all__ = ["DefaultSource"]
 
@@ -19,7 +19,7 @@ def __getattr__(name: str) -> object:
     if name != "DefaultSource":
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     try:
-        from tidelog.pipeline.source import TidelogDataSource
+        from tidelog.pipeline.source.topics import TidelogDataSource
     except ImportError as error:
         raise AttributeError(f"{__name__}.{name} cannot be imported: {error}") from error
     return TidelogDataSource

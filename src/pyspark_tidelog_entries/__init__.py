@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from tidelog.pipeline.engines.entries_source import EntriesDataSource as DefaultSource
+    from tidelog.pipeline.source.entries import EntriesDataSource as DefaultSource
 
 __all__ = ["DefaultSource"]
 
@@ -18,7 +18,7 @@ def __getattr__(name: str) -> object:
     if name != "DefaultSource":
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     try:
-        from tidelog.pipeline.engines.entries_source import EntriesDataSource
+        from tidelog.pipeline.source.entries import EntriesDataSource
     except ImportError as error:
         raise AttributeError(f"{__name__}.{name} cannot be imported: {error}") from error
     return EntriesDataSource

@@ -11,16 +11,16 @@ For example:
         for message in topic.read(start="earliest"):
             print(message.offset, message.key, message.value)
 
-`open_engine` opens the other half, a store of objects that is built from an ordered log:
+`open_engine` opens the other half, an object store that is built from an ordered log:
 
     with tidelog.open_engine("./engine") as engine:
         engine.apply(1, tidelog.CreateBucket("photos"))
         engine.apply(2, tidelog.PutObject("photos", "cat", b"..."))
         print(engine.read("photos", "cat", seq=2).data)
 
-`spark_session` and `register` bring Spark along; nothing else imports it.
+`spark_session` and `register` connect tidelog to Spark; nothing else imports Spark.
 
-The README says what is promised; `docs/guides/operations.md` what each error means.
+The README states the guarantees; `docs/reference/operations.md` explains each error.
 """
 
 from typing import TYPE_CHECKING
@@ -39,6 +39,7 @@ from tidelog.errors import (
     FencedError,
     GapError,
     HeldError,
+    IngestPendingError,
     InputError,
     InternalError,
     LockedError,
@@ -47,7 +48,6 @@ from tidelog.errors import (
     MessageTooLargeError,
     NotFoundError,
     NotSupportedError,
-    NotTakenInError,
     OffsetOutOfRangeError,
     OtherLogError,
     ReopenError,
@@ -56,34 +56,59 @@ from tidelog.errors import (
     TidelogError,
     TopicNameError,
 )
-from tidelog.topics.delivery_queue import Delivery
+from tidelog.findings import Finding, VerifyReport
+from tidelog.log.transactions import OpenTransaction
+from tidelog.topics.directory import LogDirectory
 from tidelog.topics.latest_by_key import LatestByKey
 from tidelog.topics.live_topic import LiveTopic
-from tidelog.topics.message import Message
-from tidelog.topics.producer import Producer
-from tidelog.topics.storage import LogDirectory
-from tidelog.topics.subscription_consumer import Consumer
+from tidelog.topics.message import Headers, Message
+from tidelog.topics.partitioned import PartitionedTopic, PartitionOffset
+from tidelog.topics.producer.producer import Producer
+from tidelog.topics.subscription.consumer import Consumer
+from tidelog.topics.subscription.queue import Delivery
 from tidelog.topics.topic import Topic
 from tidelog.wiring import open as open
 from tidelog.wiring import open_async
 
 if TYPE_CHECKING:
+    from tidelog.engine.changes import Change
     from tidelog.engine.engine import Engine
-    from tidelog.engine.entry import Batch, CopyObject, CreateBucket, DeleteBucket, DeleteObject, PutObject
-    from tidelog.engine.orchestrator import Orchestrator, drive
-    from tidelog.engine.results import ObjectInfo, ObjectStat, Result, StoredObject, VersionInfo
-    from tidelog.engine.topic_orchestrator import TopicOrchestrator
-    from tidelog.engine.transaction import Transaction
-    from tidelog.engine_wiring import open_engine, open_engine_async, restore_engine, restore_engine_async
-    from tidelog.pipeline.session import register, spark_session
+    from tidelog.engine.entry import (
+        Batch,
+        CopyObject,
+        CreateBucket,
+        DeleteBucket,
+        DeleteObject,
+        ObjectInfo,
+        ObjectStat,
+        PutObject,
+        Result,
+        ScannedObject,
+        StoredObject,
+        VersionInfo,
+    )
+    from tidelog.engine.orchestrator.base import Orchestrator, drive
+    from tidelog.engine.orchestrator.topic import TopicOrchestrator
+    from tidelog.engine.txn.read_set import Guarded, ListingRead, ObjectRead
+    from tidelog.engine.txn.transaction import Transaction
+    from tidelog.engine.wal.value import object_crc
+    from tidelog.engine_wiring import (
+        open_engine,
+        open_engine_async,
+        rebuild_engine_manifest,
+        restore_engine,
+        restore_engine_async,
+    )
+    from tidelog.pipeline.session.session import register, spark_session
 
 __version__ = "0.1.0"
 
-# Without `open`: `from tidelog import *` must not put it in the place of Python's own.
+# Without `open`: `from tidelog import *` must not replace Python's own.
 __all__ = [
     "AccessDeniedError",
     "BackpressureError",
     "Batch",
+    "Change",
     "ClosedError",
     "ConfigError",
     "ConflictError",
@@ -100,11 +125,16 @@ __all__ = [
     "Engine",
     "ExhaustedError",
     "FencedError",
+    "Finding",
     "GapError",
+    "Guarded",
+    "Headers",
     "HeldError",
+    "IngestPendingError",
     "InputError",
     "InternalError",
     "LatestByKey",
+    "ListingRead",
     "LiveTopic",
     "LockTimeoutError",
     "LockedError",
@@ -114,17 +144,21 @@ __all__ = [
     "MessageTooLargeError",
     "NotFoundError",
     "NotSupportedError",
-    "NotTakenInError",
     "ObjectInfo",
+    "ObjectRead",
     "ObjectStat",
     "OffsetOutOfRangeError",
+    "OpenTransaction",
     "Orchestrator",
     "OtherLogError",
+    "PartitionOffset",
+    "PartitionedTopic",
     "Producer",
     "PutObject",
     "ReopenError",
     "Result",
     "RetryError",
+    "ScannedObject",
     "StoreUnavailableError",
     "StoredObject",
     "TidelogError",
@@ -132,12 +166,15 @@ __all__ = [
     "TopicNameError",
     "TopicOrchestrator",
     "Transaction",
+    "VerifyReport",
     "VersionInfo",
     "__version__",
     "drive",
+    "object_crc",
     "open_async",
     "open_engine",
     "open_engine_async",
+    "rebuild_engine_manifest",
     "register",
     "restore_engine",
     "restore_engine_async",
@@ -146,20 +183,28 @@ __all__ = [
 
 
 _LATER = {
+    "tidelog.engine.changes": ("Change",),
     "tidelog.engine.engine": ("Engine",),
-    "tidelog.engine.entry": ("Batch", "CopyObject", "CreateBucket", "DeleteBucket", "DeleteObject", "PutObject"),
-    "tidelog.engine.results": ("ObjectInfo", "ObjectStat", "Result", "StoredObject", "VersionInfo"),
-    "tidelog.engine.orchestrator": ("Orchestrator", "drive"),
-    "tidelog.engine.topic_orchestrator": ("TopicOrchestrator",),
-    "tidelog.engine.transaction": ("Transaction",),
-    "tidelog.engine_wiring": ("open_engine", "open_engine_async", "restore_engine", "restore_engine_async"),
-    "tidelog.pipeline.session": ("register", "spark_session"),
+    "tidelog.engine.entry": (
+        *("Batch", "CopyObject", "CreateBucket", "DeleteBucket", "DeleteObject", "PutObject"),
+        *("ObjectInfo", "ObjectStat", "Result", "ScannedObject", "StoredObject", "VersionInfo"),
+    ),
+    "tidelog.engine.orchestrator.base": ("Orchestrator", "drive"),
+    "tidelog.engine.orchestrator.topic": ("TopicOrchestrator",),
+    "tidelog.engine.txn.read_set": ("Guarded", "ListingRead", "ObjectRead"),
+    "tidelog.engine.txn.transaction": ("Transaction",),
+    "tidelog.engine.wal.value": ("object_crc",),
+    "tidelog.engine_wiring": (
+        *("open_engine", "open_engine_async", "restore_engine", "restore_engine_async"),
+        "rebuild_engine_manifest",
+    ),
+    "tidelog.pipeline.session.session": ("register", "spark_session"),
 }
 _MODULE_OF = {name: module for module, names in _LATER.items() for name in names}
 
 
 def __getattr__(name: str) -> object:
-    """What belongs to engines, or needs Spark, is imported when it is asked for: `import tidelog` is quick without."""
+    """Imports the names of engines, and those that need Spark, on first use: `import tidelog` stays fast."""
     if name not in _MODULE_OF:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     import importlib

@@ -1,13 +1,18 @@
-"""The one seam to time, so that tests can move it."""
+"""The only access to time, so that tests can control it; also measures and counts durations."""
 
 from __future__ import annotations
 
+import random
 import time
 from datetime import UTC, datetime, timedelta
 from typing import Protocol
 
+import msgspec
+
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _MICROSECOND = timedelta(microseconds=1)
+# Not the generator of the `random` module: programs and tests that seed that one get the numbers they expect.
+_chance = random.SystemRandom()
 
 
 class Clock(Protocol):
@@ -40,9 +45,11 @@ class ManualClock:
         self._monotonic = 0.0
 
     def now_us(self) -> int:
+        """Microseconds since 1970."""
         return self._now_us
 
     def monotonic(self) -> float:
+        """Seconds since it was made."""
         return self._monotonic
 
     def advance(self, seconds: float) -> None:
@@ -61,3 +68,45 @@ def to_microseconds(moment: datetime) -> int:
 def to_datetime(microseconds: int) -> datetime:
     """The UTC datetime of a stored timestamp."""
     return _EPOCH + timedelta(microseconds=microseconds)
+
+
+def jittered(seconds: float, least: float = 0.5) -> float:
+    """A random part of a pause, at least this fraction of it: callers that fail together do not retry together."""
+    return seconds * _chance.uniform(least, 1.0)
+
+
+def iso_time(moment: datetime) -> str:
+    """A UTC time for people, as the command line accepts it again."""
+    return moment.isoformat(timespec="microseconds").replace("+00:00", "Z")
+
+
+class Histogram(msgspec.Struct, frozen=True):
+    """Durations in powers of two of a microsecond: `counts[i]` took less than 2**i us and not less than half of it."""
+
+    counts: tuple[int, ...]
+    total_seconds: float
+    max_seconds: float
+
+    @property
+    def count(self) -> int:
+        return sum(self.counts)
+
+
+class Stopwatch:
+    """Gathers durations; one thread adds, any thread may take a snapshot."""
+
+    _BUCKETS = 32
+
+    def __init__(self) -> None:
+        self._counts = [0] * self._BUCKETS
+        self._total_seconds = 0.0
+        self._max_seconds = 0.0
+
+    def add(self, seconds: float) -> None:
+        bucket = min(int(seconds * 1_000_000).bit_length(), self._BUCKETS - 1)
+        self._counts[bucket] += 1
+        self._total_seconds += seconds
+        self._max_seconds = max(self._max_seconds, seconds)
+
+    def snapshot(self) -> Histogram:
+        return Histogram(tuple(self._counts), self._total_seconds, self._max_seconds)

@@ -1,4 +1,4 @@
-"""Puts the parts of an engine together: settings in, an open engine out."""
+"""Assembles an engine: takes settings, returns an open engine."""
 
 from __future__ import annotations
 
@@ -9,84 +9,78 @@ from pathlib import Path
 from typing import Unpack
 
 from tidelog.clock import Clock, SystemClock
+from tidelog.cold.catalog import Catalog
+from tidelog.cold.owned_log import Node
+from tidelog.cold.ownership import read_local_claim
+from tidelog.cold.rebuild import NODE
 from tidelog.config import EngineConfig, load_engine_config
-from tidelog.config.options import OpenEngineOptions
-from tidelog.engine.claim import refuse_occupied
+from tidelog.config.load import OpenEngineOptions, checked_directory, directory_of
+from tidelog.engine.cold.rebuild import RebuiltManifest, rebuild_manifest
+from tidelog.engine.cold.shipping import Shipping, shipped_pieces_of
+from tidelog.engine.cold.store_link import refuse_occupied
 from tidelog.engine.core import WAL, Core
-from tidelog.engine.drill import DrillStore
+from tidelog.engine.directory import EngineDirectory, remembered, settled
 from tidelog.engine.engine import Engine
-from tidelog.engine.engine_directory import EngineDirectory, settled
-from tidelog.engine.opening import checked_directory, opened_in_thread
-from tidelog.engine.orchestrator import Orchestrator, check_orchestrator, drive
-from tidelog.engine.restore import OnProgress, Restore, RestoreReport
-from tidelog.engine.restore_marker import refuse_half_restored
-from tidelog.engine.shipped_log import shipped_pieces_of
-from tidelog.engine.shipping import ClaimPolicy, Shipping
+from tidelog.engine.orchestrator.base import Orchestrator, check_orchestrator, drive
+from tidelog.engine.recovery.checkpoint import refuse_half_restored
+from tidelog.engine.recovery.restore import DrillStore, OnProgress, Restore, RestoreReport
 from tidelog.errors import ConfigError, InputError, NotFoundError, RetryError
+from tidelog.events import turn_on_output
 from tidelog.files import Files, LocalFiles
-from tidelog.tier.catalog import Catalog
-from tidelog.tier.keys import EngineKeys
-from tidelog.tier.metadata.open import BUCKET, open_metadata_store
-from tidelog.tier.object_store import ObjectStore
-from tidelog.tier.stores import open_store
+from tidelog.log import shutdown as stopping
+from tidelog.log.directory import LOCK
+from tidelog.store.aio import twin
+from tidelog.store.binding import StoreBinding
+from tidelog.store.metadata.base import MetadataStore
+from tidelog.store.metadata.bucket import copy_of
+from tidelog.store.metadata.open import BUCKET, MEMORY, canonical_metadata_url, open_metadata_store
+from tidelog.store.object_store import ObjectStore
+from tidelog.store.scheduler import Threads
+from tidelog.store.urls import check_replicas, open_store
+
+_EXAMPLE = 'tidelog.open_engine("./engine")'
 
 
 def open_engine(
     dir: str | os.PathLike[str] | None = None,
     *,
     store: str | None = None,
+    metadata: str | None = None,
     orchestrator: Orchestrator | None = None,
     config: str | os.PathLike[str] | None = None,
     create: bool = True,
     take_over: bool = False,
     **settings: Unpack[OpenEngineOptions],
 ) -> Engine:
-    """Opens an engine, made when absent (unless `create=False`), and returns it; use it in a `with` statement.
+    """Opens an engine, creating it if absent (unless `create=False`), and returns it; use it in a `with` statement.
 
-    With a `store` (s3://bucket/prefix, gs://, az://, file:///path) what is at or below the low-water mark goes there,
-    and the directory remembers it. With an `orchestrator` the engine applies what that has and it has not, before it is
-    returned. Settings come from the table `[storage_engine]` of `config` (a TOML file), then `TIDELOG_ENGINE_*`
-    variables, then keywords, such as `checkpoint_interval_secs=60`.
+    With a `store` (s3://bucket/prefix, gs://, az://, file:///path) everything at or below the low-water mark is shipped
+    there, and the directory remembers the store. `metadata` names where its catalog and manifest are: bucket (the store
+    itself, the default), sqlite:///path, etcd://host:port or memory://; it is remembered too. With an `orchestrator`
+    the engine applies the entries that it lacks before it is returned. Settings come from the table `[storage_engine]`
+    of `config` (a TOML file), then `TIDELOG_ENGINE_*` variables, then keywords, as `checkpoint_interval_seconds=60`.
 
-    HeldError while another node has the engine open: `take_over=True` takes it from there.
+    Raises HeldError while another node has the engine open; `take_over=True` takes it over.
     """
     if orchestrator is not None:
         check_orchestrator(orchestrator)
-    loaded = _loaded(dir, store, config, settings)
+    turn_on_output()
+    loaded = _loaded(dir, store, metadata, config, settings)
+    directory = directory_of(loaded, _EXAMPLE)
     if not create:
-        _require_engine(_directory(loaded))
-    engine = open_engine_at(_directory(loaded), loaded, take_over=take_over)
+        _require_engine(directory)
+    engine = open_engine_at(directory, loaded, take_over=take_over)
     return _caught_up(engine, orchestrator)
 
 
-async def open_engine_async(
-    dir: str | os.PathLike[str] | None = None,
-    *,
-    store: str | None = None,
-    orchestrator: Orchestrator | None = None,
-    config: str | os.PathLike[str] | None = None,
-    create: bool = True,
-    take_over: bool = False,
-    **settings: Unpack[OpenEngineOptions],
-) -> Engine:
-    """As `open_engine`, in a worker thread. If the task is cancelled meanwhile, what it opens is closed."""
-    return await opened_in_thread(
-        lambda: open_engine(
-            dir,
-            store=store,
-            orchestrator=orchestrator,
-            config=config,
-            create=create,
-            take_over=take_over,
-            **settings,
-        )
-    )
+open_engine_async = twin(open_engine, give_back=Engine.close, before=stopping.prepare)
 
 
 def restore_engine(
     dir: str | os.PathLike[str] | None = None,
     *,
     store: str | None = None,
+    metadata: str | None = None,
     orchestrator: Orchestrator | None = None,
     config: str | os.PathLike[str] | None = None,
     on_progress: OnProgress | None = None,
@@ -94,48 +88,73 @@ def restore_engine(
     claim: bool = True,
     **settings: Unpack[OpenEngineOptions],
 ) -> Engine:
-    """Builds a lost engine anew in an empty directory, from its store and its orchestrator, and returns it open.
+    """Restores a lost engine into an empty directory, from its store and its orchestrator, and returns it open.
 
-    The restored one owns the store from then on. HeldError while another node has the engine open: `take_over=True`
-    takes it from there. A restore that was cut off is begun again by the same call. `on_progress` hears how far it is.
+    `metadata` is that of the engine that was lost, `bucket` by default.
+    The restored engine owns the store from then on. Raises HeldError while another node has the engine open;
+    `take_over=True` takes it over. Calling again resumes an interrupted restore. `on_progress` receives the progress.
 
-    With `claim=False` it is a restore drill: the copy is for reading, also when it is opened again. It claims nothing,
-    ships nothing and disturbs nobody, and has what was shipped when it was made.
+    With `claim=False` it is a restore drill: the copy is read-only, also when it is opened again. It claims nothing,
+    ships nothing and affects no other node, and has what was shipped when it was made.
     """
     if orchestrator is not None:
         check_orchestrator(orchestrator)
         _refuse_in_drill("an orchestrator", not claim)
     _refuse_in_drill("take_over", take_over and not claim)
-    loaded = _loaded(dir, store, config, settings)
-    directory = _directory(loaded)
+    turn_on_output()
+    loaded = _loaded(dir, store, metadata, config, settings)
+    directory = directory_of(loaded, _EXAMPLE)
     restore_directory(directory, loaded, on_progress=on_progress, take_over=take_over, claims=claim)
     return _caught_up(open_engine_at(directory, loaded), orchestrator)
 
 
-async def restore_engine_async(
+restore_engine_async = twin(restore_engine, give_back=Engine.close, before=stopping.prepare)
+
+
+def rebuild_engine_manifest(
     dir: str | os.PathLike[str] | None = None,
     *,
     store: str | None = None,
-    orchestrator: Orchestrator | None = None,
+    metadata: str | None = None,
     config: str | os.PathLike[str] | None = None,
-    on_progress: OnProgress | None = None,
-    take_over: bool = False,
-    claim: bool = True,
     **settings: Unpack[OpenEngineOptions],
-) -> Engine:
-    """As `restore_engine`, in a worker thread. If the task is cancelled meanwhile, what it opens is closed."""
-    return await opened_in_thread(
-        lambda: restore_engine(
-            dir,
-            store=store,
-            orchestrator=orchestrator,
-            config=config,
-            on_progress=on_progress,
-            take_over=take_over,
-            claim=claim,
-            **settings,
+) -> RebuiltManifest:
+    """Rebuilds the metadata of an engine whose SQLite file or etcd is lost, from the copy that is published in its
+    store.
+
+    `dir` is the engine's directory: it says which store and metadata are meant, and can be opened again afterwards. If
+    it is lost too, leave it out, name both, and call `restore_engine`. Nobody may have the engine open. An engine that
+    is in the metadata store is not replaced (InputError).
+    """
+    turn_on_output()
+    return rebuild_manifest_of(_loaded(dir, store, metadata, config, settings))
+
+
+def rebuild_manifest_of(config: EngineConfig) -> RebuiltManifest:
+    """Rebuilds the metadata of the engine that these settings name."""
+    files, clock = LocalFiles(), SystemClock()
+    directory = None if config.dir is None else Path(config.dir).absolute()
+    known = None if directory is None else remembered(files, directory)
+    info = known or EngineDirectory(node=NODE)
+    if directory is not None and known is not None and known.store is not None:
+        info = settled(files, directory, _store_url(config), _metadata_url(config), config.storage_engine.metadata_root)
+    else:
+        info = info.placed(_store_url(config), _metadata_url(config), config.storage_engine.metadata_root)
+    if info.store is None or info.metadata == BUCKET:
+        raise ConfigError(
+            "no store was named to rebuild from" if info.store is None else "the metadata is the bucket itself",
+            hint='Name both, as in store="s3://bucket/prefix", metadata="etcd://host:2379"; metadata in the bucket has '
+            "no copy to be rebuilt from",
         )
-    )
+    with contextlib.ExitStack() as opened:
+        local = None
+        if directory is not None and known is not None and files.is_directory(directory / WAL):
+            lock = files.lock(directory / WAL / LOCK)
+            opened.callback(lock.release)
+            local = read_local_claim(files, directory / WAL)
+        objects = open_store(info.store, config.object_store)
+        store = opened.enter_context(_opened_metadata(info, config, objects))
+        return rebuild_manifest(store, info.keys, objects, clock=clock, node=info.node, local=local)
 
 
 def _require_engine(directory: Path) -> None:
@@ -155,42 +174,99 @@ def open_engine_at(
     clock: Clock | None = None,
     take_over: bool = False,
 ) -> Engine:
-    """An engine with these settings, with its store if it has one. Its lease is kept in the background in any case."""
+    """Opens an engine with these settings, and its store if it has one. Its lease is always renewed in the
+    background.
+    """
     files, clock = files or LocalFiles(), clock or SystemClock()
     refuse_half_restored(files, directory)
+    settings, known = config.storage_engine, remembered(files, directory)
+    store = _store_url(config) or (None if known is None else known.store)
+    check_replicas(store or MEMORY, settings.replicas)
     _refuse_wrong_store(files, directory, config)
-    info = settled(files, directory, _store_url(config))
-    if info.store is None and config.storage_engine.replicas:
-        raise ConfigError(
-            "replicas are copies of a store, and this engine has none",
-            path=directory,
-            hint="Name a store, or no replicas",
+    info = settled(files, directory, _store_url(config), _metadata_url(config), settings.metadata_root)
+    if info.store is None:
+        if settings.replicas:
+            raise ConfigError(
+                "replicas are copies of a store, and this engine has none",
+                path=directory,
+                hint="Name a store, or no replicas",
+            )
+        with contextlib.ExitStack() as undo:
+            core = Core.open(directory, settings, files, clock)
+            undo.callback(core.close)
+            threads = Threads()
+            undo.callback(threads.close)
+            engine = Engine(core, threads=threads, runs_in_background=runs_in_background)
+            undo.pop_all()
+            return engine
+    with contextlib.ExitStack() as undo:
+        objects = open_store(info.store, config.object_store)
+        metadata = _opened_metadata(
+            info, config, objects, read_only=info.is_drill, runs_in_background=runs_in_background
         )
-    objects = None if info.store is None else open_store(info.store, config.object_store)
-    keys = EngineKeys(info.name)
-    pieces = None if objects is None else shipped_pieces_of(objects, keys)
-    core = Core.open(directory, config.storage_engine, files, clock, pieces)
-    try:
-        if objects is not None and info.is_drill:
-            return _drill(core, objects, keys, config)
-        shipping = None if objects is None else _shipping(core, objects, keys, info.node, config, take_over)
-        return Engine(
-            *(core, None if shipping is None else shipping.reader, shipping), runs_in_background=runs_in_background
-        )
-    except BaseException:
-        core.close()
-        raise
+        undo.callback(metadata.close)
+        core = Core.open(directory, settings, files, clock, shipped_pieces_of(objects, Catalog(metadata, info.keys)))
+        undo.callback(core.close)
+        if info.is_drill:
+            engine = _drill(core, objects, metadata, info, config)
+        else:
+            node = _node(core, objects, metadata, info, config)
+            undo.callback(node.close)
+            shipping = _shipping(core, node, info, config, take_over)
+            engine = Engine(
+                core, shipping.reader, shipping, threads=node.threads, runs_in_background=runs_in_background
+            )
+        undo.pop_all()
+        return engine
+
+
+def _opened_metadata(
+    info: EngineDirectory,
+    config: EngineConfig,
+    objects: ObjectStore,
+    *,
+    read_only: bool = False,
+    runs_in_background: bool = False,
+) -> MetadataStore:
+    """The metadata store of an engine. One that is out of reach is no error: the engine works without it."""
+    return open_metadata_store(
+        info.metadata,
+        objects,
+        read_only=read_only,
+        proves_late=True,
+        settings=config.metadata_store,
+        runs_in_background=runs_in_background,
+    )
+
+
+def _node(
+    core: Core, objects: ObjectStore, metadata: MetadataStore, info: EngineDirectory, config: EngineConfig
+) -> Node:
+    # One for each of shipping, snapshots, garbage, compactions and replicas: none of them waits for another.
+    threads = Threads(4 + len(config.storage_engine.replicas))
+    is_own = info.metadata in (BUCKET, MEMORY)
+    return Node(
+        objects,
+        metadata,
+        clock=core.clock,
+        name=info.node,
+        directory=core.directory,
+        root=info.metadata_root,
+        binding=None if is_own else StoreBinding(objects, metadata, info.metadata_root, core.clock),
+        lease_seconds=config.lease_seconds,
+        threads=threads,
+    )
 
 
 def _refuse_wrong_store(files: Files, directory: Path, config: EngineConfig) -> None:
-    """What is wrong with the store of a new engine is told before anything is made in its directory."""
+    """Reports errors in the store of a new engine before anything is created in its directory."""
     url = _store_url(config)
     if url is None or files.exists(directory / WAL):
         return
-    objects = open_store(url, config.object_store)
-    # A store that gives no answer is asked again when it is claimed.
-    with contextlib.suppress(RetryError), open_metadata_store(BUCKET, objects, read_only=True) as metadata:
-        refuse_occupied(Catalog(metadata, EngineKeys()), objects, directory)
+    objects, info = open_store(url, config.object_store), _named(config, node="")
+    # A store that does not answer is tried again when it is claimed.
+    with contextlib.suppress(RetryError), _opened_metadata(info, config, objects) as metadata:
+        refuse_occupied(Catalog(metadata, info.keys), objects, directory)
 
 
 def restore_directory(
@@ -203,7 +279,9 @@ def restore_directory(
     take_over: bool = False,
     claims: bool = True,
 ) -> RestoreReport:
-    """Fills an empty directory from the store, so that it can be opened as an engine; without a claim for reading."""
+    """Fills an empty directory from the store so that it can be opened as an engine; without a claim it is
+    read-only.
+    """
     files, clock = files or LocalFiles(), clock or SystemClock()
     url = _store_url(config)
     if url is None:
@@ -211,16 +289,20 @@ def restore_directory(
             "no store was named to restore from",
             hint='Give it, as in tidelog.restore_engine("./new", store="s3://bucket/prefix"), or with --store',
         )
+    check_replicas(url, config.storage_engine.replicas)
     objects = open_store(url, config.object_store)
-    info = EngineDirectory(node=f"restore-{secrets.token_hex(8)}", store=url, is_drill=not claims)
+    info = _named(config, node=f"restore-{secrets.token_hex(8)}", is_drill=not claims)
     copies = [open_store(replica, config.object_store) for replica in config.storage_engine.replicas]
     with contextlib.ExitStack() as opened:
-        metadata = opened.enter_context(open_metadata_store(BUCKET, objects))
+        reads_copy = not claims and _is_copy(info, objects)
+        metadata = opened.enter_context(_opened_metadata(info, config, objects, read_only=reads_copy))
         reading = [opened.enter_context(open_metadata_store(BUCKET, one, read_only=True)) for one in copies]
         return Restore(
-            *(directory, objects, metadata),
+            directory,
+            objects,
+            metadata,
             replicas=list(zip(copies, reading, strict=True)),
-            keys=EngineKeys(info.name),
+            keys=info.keys,
             node=info.node,
             settings=config.storage_engine,
             files=files,
@@ -228,39 +310,58 @@ def restore_directory(
             on_progress=on_progress,
             take_over=take_over,
             drill=None if claims else info,
+            pins=not reads_copy,
             lease_seconds=config.lease_seconds,
         ).run()
 
 
-def _shipping(
-    core: Core, objects: ObjectStore, keys: EngineKeys, node: str, config: EngineConfig, take_over: bool
-) -> Shipping:
-    replicas = [open_store(replica, config.object_store) for replica in config.storage_engine.replicas]
-    policy = ClaimPolicy(
+def _is_copy(info: EngineDirectory, objects: ObjectStore) -> bool:
+    """Whether the bucket has only the published copy of the engine's metadata."""
+    if info.metadata != BUCKET:
+        return False
+    with open_metadata_store(BUCKET, objects, read_only=True) as reading:
+        return copy_of(reading.get(info.keys.owner)) is not None
+
+
+def _shipping(core: Core, node: Node, info: EngineDirectory, config: EngineConfig, take_over: bool) -> Shipping:
+    shipping = Shipping(
+        core,
+        node,
+        keys=info.keys,
+        replicas=[open_store(replica, config.object_store) for replica in config.storage_engine.replicas],
         take_over=take_over,
-        lease_seconds=config.lease_seconds,
         ownership_check_seconds=config.tier.ownership_check_seconds,
     )
-    shipping = Shipping(core, objects, keys=keys, node=node, replicas=replicas, policy=policy)
     shipping.connect_if_possible()
     return shipping
 
 
-def _drill(core: Core, objects: ObjectStore, keys: EngineKeys, config: EngineConfig) -> Engine:
-    """A copy that a restore drill has made: for reading, and without a claim."""
+def _drill(
+    core: Core, objects: ObjectStore, metadata: MetadataStore, info: EngineDirectory, config: EngineConfig
+) -> Engine:
+    """Opens a copy that a restore drill has made: read-only, and without a claim."""
     settings = config.storage_engine
     replicas = [open_store(replica, config.object_store) for replica in settings.replicas]
-    cold = DrillStore(core.directory, objects, keys, cache_bytes=settings.cold_cache_bytes, replicas=replicas)
+    cold = DrillStore(
+        core.directory, objects, metadata, info.keys, cache_bytes=settings.cold_cache_bytes, replicas=replicas
+    )
     return Engine(core, cold.reader, cold, runs_in_background=False)
+
+
+def _named(config: EngineConfig, *, node: str, is_drill: bool = False) -> EngineDirectory:
+    """An engine as it is named, in whichever directory."""
+    info = EngineDirectory(node=node, is_drill=is_drill)
+    return info.placed(_store_url(config), _metadata_url(config), config.storage_engine.metadata_root)
 
 
 def _loaded(
     dir: str | os.PathLike[str] | None,
     store: str | None,
+    metadata: str | None,
     config: str | os.PathLike[str] | None,
     settings: OpenEngineOptions,
 ) -> EngineConfig:
-    overrides: dict[str, object] = {**settings, "store": store}
+    overrides: dict[str, object] = {**settings, "store": store, "metadata": metadata}
     if dir is not None:
         overrides["dir"] = checked_directory(dir)
     return load_engine_config(config, os.environ, overrides)
@@ -273,14 +374,13 @@ def _refuse_in_drill(what: str, is_given: bool) -> None:
         )
 
 
-def _directory(config: EngineConfig) -> Path:
-    if not config.dir:
-        raise ConfigError("no directory was named", hint='Give it, as in tidelog.open_engine("./engine")')
-    return Path(os.path.abspath(checked_directory(config.dir)))
-
-
 def _store_url(config: EngineConfig) -> str | None:
     return config.store or config.storage_engine.store_url
+
+
+def _metadata_url(config: EngineConfig) -> str | None:
+    url = config.storage_engine.metadata
+    return None if url is None else canonical_metadata_url(url)
 
 
 def _caught_up(engine: Engine, orchestrator: Orchestrator | None) -> Engine:

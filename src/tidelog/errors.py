@@ -3,35 +3,36 @@
     TidelogError
     ├── RetryError            try again: nothing was done, or what was done is still safe
     │   ├── BackpressureError     the writer is behind and the timeout passed; no offset was used
-    │   ├── DeadlockError         transactions waited for each other, and this one was chosen to give way
-    │   ├── DiskFullError         no room on the disk; make room, accepted messages wait in memory
-    │   ├── LockTimeoutError      another transaction kept a lock for longer than the time given
+    │   ├── DeadlockError         transactions waited for each other, and this one was chosen as the victim
+    │   ├── DiskFullError         the disk is full; free some space, accepted messages wait in memory
+    │   ├── LockTimeoutError      another transaction held a lock for longer than the timeout
     │   ├── LockedError           another process owns the directory
-    │   │   └── HeldError             another node has the topic or the engine open, and lives; `take_over` takes it
+    │   │   └── HeldError             another live node has the topic or the engine open; `take_over` takes it
     │   ├── ExhaustedError        the process has no descriptors or threads left; nothing was done
-    │   ├── NotTakenInError       rows are handed over and safe, and the topic's owner has not taken them in yet
+    │   ├── IngestPendingError       rows are committed and safe, and the topic's owner has not ingested them yet
     │   └── StoreUnavailableError an object or metadata store gave no answer; read back before you write again
-    ├── ConflictError         somebody else was first and nothing was written; read again, then decide
+    ├── ConflictError         another writer was first and nothing was written; read again, then decide
     ├── ReopenError           this object is finished; open a new one
     │   ├── ClosedError           closed by you, by a signal or by a fork
     │   ├── LogFailedError        a write or a sync failed for good
-    │   ├── LeaseLostError        the lease ran out; what it held may be somebody else's by now
-    │   └── FencedError           another node owns the topic now; what was not shipped is kept for a rescue
+    │   ├── LeaseLostError        the lease expired; another node may hold what it held
+    │   └── FencedError           another node owns the topic now; unshipped messages are kept for a rescue
     ├── InputError            the call or the configuration is wrong; fix it
     │   ├── ConfigError           a setting is unknown, of the wrong type or out of range
-    │   ├── TopicNameError        not a "namespace/name" that we accept
+    │   ├── TopicNameError        not a valid "namespace/name"
     │   ├── MessageTooLargeError  over max_message_bytes
-    │   ├── AccessDeniedError     a store does not accept the credentials, or they do not reach that far
+    │   ├── AccessDeniedError     a store does not accept the credentials, or they lack permission
     │   ├── NotSupportedError     this kind of store cannot do that
     │   └── NotFoundError         no such topic, offset or object
     │       └── OffsetOutOfRangeError   before the first or after the next offset of the log
     ├── DataError             bytes on disk are not what was written; repair or restore them
     │   ├── CorruptionError       names the file, the byte and the reason
     │   │   └── OtherLogError         a file or an object that belongs to another log
-    │   └── GapError              offsets are missing between two good places
+    │   └── GapError              offsets are missing between two good ranges
     └── InternalError         a bug in tidelog; please report it
 
-An error says what failed; `operation`, `path` and `hint` carry where it failed and what to do about it.
+An error says what failed. Its parts are for programs, which need not take a text apart: `reason` says what is wrong,
+`operation`, `path` and `byte` where, and `hint` what to do about it.
 """
 
 from __future__ import annotations
@@ -39,13 +40,16 @@ from __future__ import annotations
 from pathlib import Path
 
 
-def offsets_text(first: int, last: int) -> str:
+def offsets_text(first: int, last: int, unit: str = "offset") -> str:
     """A range of offsets in words; both ends belong to it."""
-    return f"offset {first}" if first == last else f"offsets {first} to {last}"
+    return f"{unit} {first}" if first == last else f"{unit}s {first} to {last}"
 
 
 class TidelogError(Exception):
-    """Base of every error in tidelog."""
+    """Base of every error in tidelog. `message` is put together from `reason` and the parts that belong in its text."""
+
+    byte: int | None = None
+    """Where in the file or object of `path`."""
 
     def __init__(
         self,
@@ -56,20 +60,24 @@ class TidelogError(Exception):
         hint: str | None = None,
     ) -> None:
         super().__init__(message)
-        self.message = message
+        self.reason = message
         self.operation = operation
         self.path = None if path is None else Path(path)
         self.hint = hint
 
+    @property
+    def message(self) -> str:
+        """What failed, without operation, path and hint."""
+        return self.reason
+
+    @property
+    def text(self) -> str:
+        """All of it but the hint."""
+        text = self.message if self.operation is None else f"{self.operation}: {self.message}"
+        return text if self.path is None or str(self.path) in text else f"{text} [{self.path}]"
+
     def __str__(self) -> str:
-        text = self.message
-        if self.operation is not None:
-            text = f"{self.operation}: {text}"
-        if self.path is not None and str(self.path) not in text:
-            text = f"{text} [{self.path}]"
-        if self.hint is not None:
-            text = f"{text}. {self.hint}"
-        return text
+        return self.text if self.hint is None else f"{self.text}. {self.hint}"
 
 
 class RetryError(TidelogError):
@@ -77,18 +85,18 @@ class RetryError(TidelogError):
 
 
 class BackpressureError(RetryError):
-    """The hand-over to the writer stayed full until the timeout. No offset was used."""
+    """The append queue stayed full until the timeout. No offset was used."""
 
 
 class DeadlockError(RetryError):
-    """Transactions waited for each other in a circle. This one gave way: its locks are free, nothing was written.
+    """Transactions waited for each other in a cycle. This one was aborted: its locks are free, nothing was written.
 
     Run the whole transaction again, from its first read on.
     """
 
 
 class DiskFullError(RetryError):
-    """The disk has no room. New appends are refused until a retried write goes through.
+    """The disk is full. New appends are refused until a retried write succeeds.
 
     `offset` is set when the message had already been accepted: it is kept in memory and written as soon
     as there is room, so appending it again would store it twice. `flush()` raises the same until then.
@@ -118,30 +126,31 @@ class LockedError(RetryError):
 
 
 class HeldError(LockedError):
-    """Another node has the topic or the engine open, and its heartbeat is young. Nothing was changed.
+    """Another node has the topic or the engine open, and its heartbeat is recent. Nothing was changed.
 
-    It works once that node has closed it, or has been silent for its `lease_seconds`. Who means to take it away from
-    there says `take_over=True`.
+    The call succeeds once that node has closed it, or has been silent for its `lease_seconds`. Pass `take_over=True` to
+    take it over from that node.
     """
 
 
-class NotTakenInError(RetryError):
-    """Rows were handed over to a topic, and its owner has not taken them in within the time.
+class IngestPendingError(RetryError):
+    """Rows are committed to a topic, but its owner has not ingested them within the timeout.
 
-    They are safe where they are and come in by themselves when the owner runs: to write them again would double them,
-    unless it is done under the same name and version.
+    They are safe and are ingested when the owner runs. Writing them again would duplicate them, unless under the same
+    name and version.
     """
 
 
 class StoreUnavailableError(RetryError):
-    """A store did not answer, or answered that it cannot now. A write is undecided: it was done, or not, or will be.
+    """A store did not answer, or answered that it is unavailable. A write is undecided: it was done, or not, or will
+    be.
 
-    Reading needs no care. Whoever was writing reads back what is there before writing again.
+    Reads can simply be retried. Before retrying a write, read back what is there.
     """
 
 
 class ConflictError(TidelogError):
-    """A condition of a write did not hold: somebody else was first. Nothing was written.
+    """A condition of a write did not hold: another writer was first. Nothing was written.
 
     The same call would fail again; read what is there now and decide.
     """
@@ -164,7 +173,7 @@ class LeaseLostError(ReopenError):
 
 
 class FencedError(ReopenError):
-    """Another node has claimed the topic. This one can neither append nor ship nor delete any more.
+    """Another node has claimed the topic. This one can no longer append, ship or delete.
 
     Messages that it had accepted and not shipped stay on its disk: `tidelog topic rescue` shows and returns them.
     """
@@ -191,7 +200,7 @@ class AccessDeniedError(InputError):
 
 
 class NotSupportedError(InputError):
-    """This kind of store cannot do what was asked; its `supports_...` properties say so beforehand."""
+    """This kind of store does not support the operation; its `supports_...` properties say so beforehand."""
 
 
 class NotFoundError(InputError, LookupError):
@@ -209,6 +218,8 @@ class DataError(TidelogError):
 class CorruptionError(DataError):
     """A file holds bytes that were not written that way. `path` and `byte` say where, `reason` what is wrong."""
 
+    byte: int
+
     def __init__(
         self,
         message: str,
@@ -218,9 +229,13 @@ class CorruptionError(DataError):
         operation: str | None = None,
         hint: str | None = None,
     ) -> None:
-        super().__init__(f"{message} at byte {byte} of {path}", operation=operation, path=path, hint=hint)
-        self.reason = message
+        super().__init__(message, operation=operation, path=path, hint=hint)
         self.byte = byte
+        self._place = path  # as it was given: a Path would shorten the slashes of a URL
+
+    @property
+    def message(self) -> str:
+        return f"{self.reason} at byte {self.byte} of {self._place}"
 
 
 class OtherLogError(CorruptionError):
@@ -236,14 +251,26 @@ class OtherLogError(CorruptionError):
 
 
 class GapError(DataError):
-    """Offsets `first` to `last` (inclusive) are missing."""
+    """Offsets `first` to `last` (inclusive) are missing. With a `unit` ("offset", "LSN") the message names them so."""
 
     def __init__(
-        self, message: str, *, first: int, last: int, path: str | Path | None = None, hint: str | None = None
+        self,
+        message: str,
+        *,
+        first: int,
+        last: int,
+        unit: str | None = None,
+        path: str | Path | None = None,
+        hint: str | None = None,
     ) -> None:
         super().__init__(message, path=path, hint=hint)
         self.first = first
         self.last = last
+        self.unit = unit
+
+    @property
+    def message(self) -> str:
+        return self.reason if self.unit is None else f"{offsets_text(self.first, self.last, self.unit)} {self.reason}"
 
 
 class InternalError(TidelogError):

@@ -1,13 +1,14 @@
-"""The one seam to the file system.
+"""The only access to the file system.
 
 Invariants
-- Whatever must survive a crash goes through here, so a test can cut it at any call (`tidelog.testing.FaultyFiles`).
+- Everything that must survive a crash goes through here, so a test can crash it at any call
+  (`tidelog.testing.FaultyFiles`).
 - A new, renamed or removed name survives a crash only after `sync_directory` of its parent; file contents only after
-  `sync`. `write_atomically` does both in the order that leaves either the old content or the new one.
-- Positions are explicit (`write_at`): a write that failed half-way can be made again at the same place.
-- A name in a directory of ours is the file itself: a symbolic link in its place is not followed, and whatever else is
-  there (a FIFO, a device) is neither waited for nor written to. Directories may be reached through links that their
-  user has made: the root, a namespace, a topic.
+  `sync`. `write_atomically` does both, in the order that leaves either the old content or the new.
+- Positions are explicit (`write_at`): a write that failed half-way can be retried at the same position.
+- A name in a tidelog directory is the file itself: a symbolic link there is not followed, and anything else (a FIFO, a
+  device) is neither waited for nor written to. Directories (the root, a namespace, a topic) may be reached through
+  links that the user made.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ def is_full_disk(error: OSError) -> bool:
 
 @contextlib.contextmanager
 def explained(operation: str, path: Path) -> Iterator[None]:
-    """Turns what the operating system says into an error of ours that says what to do."""
+    """Translates an error of the operating system into a tidelog error that says what to do."""
     try:
         yield
     except OSError as error:
@@ -81,7 +82,7 @@ def refuse_other_kinds(path: Path) -> None:
 
 
 def refuse_link(path: Path) -> None:
-    """OSError when a name in a directory of ours is a symbolic link."""
+    """Raises OSError when a name in a tidelog directory is a symbolic link."""
     if path.is_symlink():
         raise _not_regular(path, stat.S_IFLNK)
 
@@ -123,12 +124,12 @@ class Lock(Protocol):
     def release(self) -> None: ...
 
     def abandon(self) -> None:
-        """In a forked child: lets go of the copy, and the parent keeps the lock."""
+        """In a forked child: releases the copy, and the parent keeps the lock."""
         ...
 
 
 class Files(ABC):
-    """What tidelog asks of a file system."""
+    """The file system interface."""
 
     @abstractmethod
     def create(self, path: Path) -> File:
@@ -207,7 +208,8 @@ class Files(ABC):
             self.make_directory(path)
             self.sync_directory(path.parent)
             return
-        # Whoever made it may have been killed before the sync. A parent that we may not open we have not made it in.
+        # The process that created it may have been killed before the sync. If we may not open a parent, we did not
+        # create it there.
         with contextlib.suppress(PermissionError):
             self.sync_directory(path.parent)
 
@@ -227,7 +229,8 @@ class Files(ABC):
         self.make_directories(path)
 
     def remove_tree(self, path: Path) -> None:
-        """A directory and all below it; links below are removed, never followed, and one in its place is refused."""
+        """Removes a directory and all below it; links below are removed, never followed, and a link at the top is
+        refused."""
         if self.is_link(path):
             refuse_link(path)
         for name in self.list(path):
@@ -359,7 +362,7 @@ class _LocalLock:
                 path=path,
                 hint="Close it there, or open this directory with read_only=True",
             ) from None
-        # Only for the message above; a full disk must not keep anybody from opening.
+        # Only for the message above; a full disk must not prevent opening.
         with contextlib.suppress(OSError):
             os.ftruncate(self._descriptor, 0)
             os.pwrite(self._descriptor, str(os.getpid()).encode("ascii"), 0)

@@ -1,8 +1,8 @@
-"""A file system in memory, for programs under test: `tidelog.open(None)`.
+"""An in-memory file system, for programs under test: `tidelog.open(None)`.
 
 Invariants
 - It behaves as `LocalFiles` does, errors included; one contract suite runs over both.
-- Nothing outlives it, so a sync has nothing to do. An open file stays readable after its name is removed.
+- Nothing outlives it, so sync is a no-op. An open file stays readable after its name is removed.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""A value that must not be seen: it prints as `***` wherever it is printed.
+"""A value that must not be disclosed: it always prints as `***`.
 
 Settings that hold a password or a key have this type, so that no error, log line, repr or traceback shows them by
-accident. It cannot be turned into JSON either; whoever needs the text says so with `reveal()`.
+accident. It cannot be serialized to JSON either; code that needs the text calls `reveal()`.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
-"""Sizes and durations as people write them: "64MiB", "10 kB", "5s", "1h".
+"""Human-readable sizes and durations: "64MiB", "10 kB", "5s", "1h".
 
-The arithmetic is exact: "0.1s" is 100 ms and not 99 or 101. A text that is no such quantity gives None; what to say
-about it is the decision of the caller, who knows the name of the setting.
+The arithmetic is exact: "0.1s" is 100 ms and not 99 or 101. Text that is not a quantity gives None; the caller, which
+knows the name of the setting, decides what to report.
 
-One rule for all settings, options and arguments: the ending of a name says what its number counts (`unit_of`), and a
-text with a unit is accepted wherever such a number is (`number_of`, `to_seconds`).
+One rule covers all settings, options and arguments: the suffix of a name gives the unit of its number (`unit_of`), and
+text with a unit is accepted wherever such a number is (`fields.py`, `to_seconds`).
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def parse_milliseconds(text: str) -> int | float | None:
 
 
 def _parse(text: str, factors: Mapping[str, Fraction]) -> int | float | None:
-    """A whole result is an int, so that whoever wants whole numbers can tell them from the others."""
+    """A whole result is an int, so that callers that need whole numbers can tell them from the others."""
     match = _QUANTITY.fullmatch(text.strip().lower())
     if match is None or match[2] not in factors:
         return None
@@ -74,25 +74,11 @@ _UNITS = {
     "_ms": Unit(parse_milliseconds, "milliseconds", "100ms", 10 * 365 * 86400 * 1000),
     "_seconds": Unit(parse_seconds, "seconds", "1h", 10 * 365 * 86400),
 }
-# The engine's settings have names that were chosen before the endings were.
-_UNITS |= {
-    "_secs": _UNITS["_seconds"],
-    "_segment_size": _UNITS["_bytes"],
-    "_pool_size": _UNITS["_bytes"],
-    "_size_threshold": _UNITS["_bytes"],
-}
 
 
 def unit_of(name: str) -> Unit | None:
     """What a number of this name counts; None when its name does not say."""
     return next((unit for ending, unit in _UNITS.items() if name.endswith(ending)), None)
-
-
-def number_of(name: str, value: object) -> object:
-    """A text with a unit as the number that `name` counts in; anything else as it is, for its type to judge."""
-    unit = unit_of(name) if isinstance(value, str) else None
-    read = None if unit is None else unit.parse(str(value))
-    return value if read is None else read
 
 
 def to_seconds(value: float | str | None, name: str = "timeout") -> float | None:

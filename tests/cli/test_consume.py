@@ -74,9 +74,9 @@ def test_positions(cli: Cli, options: tuple[str, ...] | str, expected: range) ->
             3,
             "offset 11 is not in the topic a/b, which holds offsets 0 to 9\nhint: Give --from an offset from 0 to 10",
         ),
-        (("--from", "5", "--to", "2"), 2, "--from 5 lies behind --to 2"),
-        (("--from", "-2", "--to", "-5"), 2, "--from -2 lies behind --to -5"),
-        (("--from", "2026-01-02", "--to", "2026-01-01T00:00:00Z"), 2, "lies behind"),
+        (("--from", "5", "--to", "2"), 2, "--from 5 is after --to 2"),
+        (("--from", "-2", "--to", "-5"), 2, "--from -2 is after --to -5"),
+        (("--from", "2026-01-02", "--to", "2026-01-01T00:00:00Z"), 2, "is after --to"),
         (("--from", "yesterday"), 2, "--from 'yesterday' is not a position"),
         (("--to", "later"), 2, "--to 'later' is not a position"),
         (("--format", "%x"), 2, "unknown field %x"),
@@ -91,7 +91,7 @@ def test_what_cannot_be(cli: Cli, options: tuple[str, ...], code: int, text: str
     result = cli("consume", "a/b", *options)
     assert (result.code, result.out) == (code, b"")
     assert text in result.err
-    assert result.err.startswith("error: ")
+    assert result.err.startswith('{"error": ' if "--json" in options else "error: ")
 
 
 @pytest.mark.usefixtures("ten")
@@ -109,6 +109,7 @@ def test_json_lines(cli: Cli) -> None:
     assert lines[0]["key"] is None
     assert lines[1] == {
         "topic": "a/b",
+        "partition": 0,
         "offset": 3,
         "timestamp": "2026-01-02T03:04:08.678900Z",
         "key": "k3",

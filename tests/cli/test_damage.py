@@ -12,10 +12,9 @@ import pytest
 from tests.cli.conftest import Cli
 
 import tidelog
-from tidelog.cli import targets
+from tidelog.cold.catalog import Codec
 from tidelog.log.binding import BINDING_BYTES
-from tidelog.log.examine import LogExamination, examine_log
-from tidelog.tier.descriptor import Codec
+from tidelog.log.verify import LogFindings, verify_files
 
 COUNT = 300
 FRAME_BYTES = 16 + 24 + 20
@@ -82,9 +81,11 @@ def test_verify_as_json(cli: Cli, wal: Path) -> None:
     """Every problem is an object with its file, its byte and what is lost."""
     flip(wal, 7 * FRAME_BYTES + 50)
     (row,) = cli("verify", "a/b", "--json").json
-    (problem,) = row["problems"]
-    assert (problem["file"], problem["byte"], problem["is_torn_tail"]) == (wal.name, 7 * FRAME_BYTES, False)
-    assert (problem["lost_first"], problem["lost_last"]) == (7, 7)
+    assert (row["ok"], row["verdict"], row["problems"]) == (False, "damaged", 1)
+    (found,) = row["findings"]
+    assert (Path(found["path"]).name, found["byte"], found["severity"]) == (wal.name, 7 * FRAME_BYTES, "error")
+    assert (found["subject"], found["first_offset"], found["last_offset"], found["unit"]) == ("a/b", 7, 7, "offset")
+    assert "`tidelog repair`" in found["fix"]
 
 
 def test_a_torn_tail_is_told_as_one(cli: Cli, wal: Path) -> None:
@@ -94,6 +95,7 @@ def test_a_torn_tail_is_told_as_one(cli: Cli, wal: Path) -> None:
     result = cli("verify")
     assert result.code == 1
     assert "torn tail" in result.err
+    assert cli("verify", "--json").json[0]["verdict"] == "torn"
     cli("produce", "a/b", stdin=b"next\n")
     assert cli("verify").code == 0
 
@@ -176,18 +178,18 @@ def test_verify_goes_on_after_a_topic_that_cannot_be_read(
     cli("produce", "z/last", stdin=b"x\n")
     (wal.parent / "topic.json").write_bytes(b"{")
 
-    def refuse(directory: Path, **options: Any) -> LogExamination:
+    def refuse(directory: Path, **options: Any) -> LogFindings:
         if directory.name == "secret":
             raise PermissionError(errno.EACCES, "Permission denied", str(directory))
-        return examine_log(directory, **options)
+        return verify_files(directory, **options)
 
-    monkeypatch.setattr(targets, "examine_log", refuse)
+    monkeypatch.setattr("tidelog.topics.verify.verify_files", refuse)
     result = cli("verify", "--json")
     assert result.code == 1
     rows = {row["target"]: row for row in result.json}
-    assert {name: len(row["problems"]) for name, row in rows.items()} == {"a/b": 1, "a/secret": 1, "z/last": 0}
+    assert {name: len(row["findings"]) for name, row in rows.items()} == {"a/b": 1, "a/secret": 1, "z/last": 0}
     assert (rows["a/b"]["frames"], rows["a/secret"]["frames"], rows["z/last"]["frames"]) == (COUNT, None, 1)
-    assert "problem: a/b: topic.json cannot be understood" in result.err
+    assert "topic.json cannot be understood" in rows["a/b"]["findings"][0]["message"]
     assert "Permission denied" in result.err
 
 
@@ -224,7 +226,7 @@ def test_a_message_that_nobody_can_read_is_found_and_passed_over(cli: Cli, tmp_p
     assert found.code == 1
     assert "wal.0000000000.log, byte 45: message 1 has an impossible timestamp" in found.err
     assert "--skip-gaps" in found.err
-    assert cli("verify", "--json").json[0]["problems"][0]["is_unreadable"] is True
+    assert cli("verify", "--json").json[0]["findings"][0]["kind"] == "message"
     shown = cli("inspect", "a/b")
     assert "message 1 has an impossible timestamp" in shown.err
     read = cli("consume", "a/b")
@@ -244,8 +246,8 @@ def test_verify_finds_it_in_objects_too(cli: Cli, tmp_path: Path, compression: C
         topic.ship()
     found = cli("verify", "--cold", "--json")
     assert found.code == 1
-    cold = [one for one in found.json[0]["problems"] if "key" in one]
-    assert [(one["first_offset"], one["last_offset"], one["is_unreadable"]) for one in cold] == [(1, 1, True)]
+    cold = [one for one in found.json[0]["findings"] if one["path"].endswith(".tlog")]
+    assert [(one["first_offset"], one["last_offset"], one["kind"]) for one in cold] == [(1, 1, "message")]
     assert cold[0]["byte"] == BINDING_BYTES + (45 if compression == "none" else 0)
 
 

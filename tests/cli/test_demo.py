@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from tests.cli.conftest import Cli, environment
 
-from tidelog.cli import demo_steps
+from tidelog.cli.demo import steps as demo_steps
 
 
 @pytest.mark.long
@@ -25,7 +25,7 @@ def test_the_demo_proves_itself_with_a_bucket_and_spark(cli: Cli) -> None:
     assert "nothing is missing after the loss of the disk" in first.stdout
     assert "the restored engine has the digest of the lost one" in first.stdout
     assert "Spark sees every message of the bucket once" in first.stdout
-    assert "the engine that Spark built anew has the digest of the one before" in first.stdout
+    assert "the engine that Spark restored has the same digest" in first.stdout
     assert Path("tidelog-demo/report.html").stat().st_size > 1000
 
 
@@ -69,7 +69,7 @@ def test_a_proof_that_fails_is_told(cli: Cli, monkeypatch: pytest.MonkeyPatch) -
 def test_what_it_proposes_can_be_pasted(cli: Cli) -> None:
     """Every command that it ends with works as it stands, in the directory where the demo ran."""
     told = cli("demo", "--messages", "200", "-d", "my demo", "--local").out.decode()
-    *commands, _bench = [line.strip() for line in told.split("Go on with:\n")[1].splitlines()]
+    *commands, _bench = [line.strip() for line in told.split("Try next:\n")[1].splitlines()]
     assert len(commands) == 6
     for command in commands:
         script = command.replace("1000000", "1000")

@@ -18,13 +18,13 @@ from typing import Any
 import pytest
 from tests.cli.conftest import Cli, Spawn
 
-from tidelog.cli import dev_s3, doctor_checks, seaweed
-from tidelog.cli.seaweed import SeaweedServer, free_ports
-from tidelog.cli.seaweed_directory import SeaweedDirectory
+from tidelog.cli import dev_s3
+from tidelog.cli import doctor as doctor_checks
+from tidelog.cli.dev_s3 import SeaweedDirectory, SeaweedServer, free_ports
 from tidelog.errors import DataError, InputError, RetryError, StoreUnavailableError
-from tidelog.tier.metadata import open_metadata_store
-from tidelog.tier.object_store import ObjectStore
-from tidelog.tier.stores import open_store
+from tidelog.store.metadata.open import open_metadata_store
+from tidelog.store.object_store import ObjectStore
+from tidelog.store.urls import open_store
 
 STOP_SECONDS = 60
 
@@ -69,11 +69,14 @@ def fake_weed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, script: str) -> N
     program = tmp_path / "weed"
     program.write_text(f"#!/bin/sh\n{script}\n")
     program.chmod(0o755)
-    monkeypatch.setattr(seaweed, "weed_program", lambda: str(program))
+    monkeypatch.setattr(dev_s3, "weed_program", lambda: str(program))
 
 
-def test_it_is_used_stopped_and_started_again(spawn: Spawn, tmp_path: Path) -> None:
-    """Data and keys are there the next time, after Ctrl-C and after SIGTERM; it listens on this machine only."""
+def test_it_is_used_stopped_and_started_again(spawn: Spawn, cli: Cli, tmp_path: Path) -> None:
+    """Data and keys are there the next time; it listens on this machine only.
+
+    When the command was killed and its server runs on, a second one on the same data is refused.
+    """
     port = free_ports(1)[0]
     arguments = ("dev-s3", "--json", "--data", "s3", "--port", port, "--bucket", "my-bucket")
     first = spawn(*arguments)
@@ -85,21 +88,42 @@ def test_it_is_used_stopped_and_started_again(spawn: Spawn, tmp_path: Path) -> N
         metadata.put("key", b"value")
     assert addresses_of(told["pid"]) == {"127.0.0.1"}
     code, out, err = ended_by(first, signal.SIGINT)
-    assert (code, out, err) == (130, b"", b"Starting SeaweedFS on s3 ...\n")
+    assert (code, out, err) == (130, b"", b"")
     assert not is_running(told["pid"])
 
     second = spawn(*arguments)
     again = told_by(second)
-    assert again["environment"] == told["environment"]
-    assert store_of(again).get("a") == (b"hello", etag)
-    assert {info.key for info in store_of(again).list()} == {"a", "key"}
-    assert ended_by(second, signal.SIGTERM)[:2] == (0, b"")
-    assert not is_running(again["pid"])
-    assert sorted(path.name for path in (tmp_path / "s3").iterdir()) == ["data", "lock", "s3.json", "seaweedfs.log"]
+    second.kill()
+    second.wait()
+    with ended_at_last(again["pid"]):
+        assert again["environment"] == told["environment"]
+        assert store_of(again).get("a") == (b"hello", etag)
+        assert {info.key for info in store_of(again).list()} == {"a", "key"}
+        assert sorted(path.name for path in (tmp_path / "s3").iterdir()) == ["data", "lock", "s3.json", "seaweedfs.log"]
+        result = cli("dev-s3", "--data", "s3", "--port", free_ports(1)[0])
+        assert (result.code, result.out) == (4, b"")
+        assert f"is used by another server (process {again['pid']})" in result.err
+        assert "--data" in result.err
+
+
+@contextlib.contextmanager
+def ended_at_last(pid: int) -> Iterator[None]:
+    """A server whose command is gone runs on, and is ended with its sockets."""
+    ports = re.findall(rb"port(?:\.grpc)?=(\d+)", Path(f"/proc/{pid}/cmdline").read_bytes())
+    try:
+        assert is_running(pid)
+        yield
+    finally:
+        os.kill(pid, signal.SIGKILL)
+        for left in (path for port in ports for path in Path("/tmp").glob(f"seaweedfs-*-{port.decode()}.sock")):
+            left.unlink()
 
 
 def test_what_it_shows_can_be_pasted(spawn: Spawn, tmp_path: Path) -> None:
-    """The lines for the shell give a program all that it needs, and one for Python shows how to open a log."""
+    """The lines for the shell give a program all that it needs, and one for Python shows how to open a log.
+
+    SIGTERM ends it and its server.
+    """
     process = spawn("dev-s3", "--port", free_ports(1)[0])
     assert process.stdout is not None
     lines = iter(process.stdout.readline, b"")
@@ -112,7 +136,7 @@ def test_what_it_shows_can_be_pasted(spawn: Spawn, tmp_path: Path) -> None:
     assert shown[-1] == '  log = tidelog.open("./data", store="s3://tidelog/demo", metadata="bucket")\n'
     exports = "".join(line for line in shown if line.startswith("  export "))
     program = (
-        "from tidelog.tier.stores import open_store; s = open_store('s3://tidelog/demo'); "
+        "from tidelog.store.urls import open_store; s = open_store('s3://tidelog/demo'); "
         "s.put('a', b'pasted'); print(s.get('a').data.decode())"
     )
     environment = {"PATH": os.environ["PATH"], "PYTHONPATH": os.pathsep.join(sys.path), "PROGRAM": program}
@@ -122,36 +146,18 @@ def test_what_it_shows_can_be_pasted(spawn: Spawn, tmp_path: Path) -> None:
     )
     assert (done.stdout, done.stderr) == ("pasted\n", "")
     assert (tmp_path / "tidelog-s3" / "data").is_dir()
-    assert ended_by(process, signal.SIGINT)[0] == 130
+    assert ended_by(process, signal.SIGTERM)[0] == 0
+    os.close(SeaweedDirectory(tmp_path / "tidelog-s3").take())  # which nobody has any more
 
 
-def test_a_server_outlives_nobody_unnoticed(spawn: Spawn, cli: Cli) -> None:
-    """When the command was killed and its server runs on, a second one on the same data is refused."""
-    process = spawn("dev-s3", "--json", "--data", "s3", "--port", free_ports(1)[0])
-    told = told_by(process)
-    process.kill()
-    process.wait()
-    ports = re.findall(rb"port(?:\.grpc)?=(\d+)", Path(f"/proc/{told['pid']}/cmdline").read_bytes())
-    try:
-        assert is_running(told["pid"])
-        result = cli("dev-s3", "--data", "s3", "--port", free_ports(1)[0])
-        assert (result.code, result.out) == (4, b"")
-        assert f"is used by another server (process {told['pid']})" in result.err
-        assert "--data" in result.err
-    finally:
-        os.kill(told["pid"], signal.SIGKILL)
-        for left in (path for port in ports for path in Path("/tmp").glob(f"seaweedfs-*-{port.decode()}.sock")):
-            left.unlink()
-
-
-def test_a_server_that_ends_by_itself_is_reported(spawn: Spawn) -> None:
+def test_a_server_that_ends_by_itself_is_reported(cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """With what it said last, and with an exit code that is not success."""
-    process = spawn("dev-s3", "--json", "--data", "s3", "--port", free_ports(1)[0])
-    os.kill(told_by(process)["pid"], signal.SIGKILL)
-    _, err = process.communicate(timeout=STOP_SECONDS)
-    assert process.returncode == 4
-    assert b"SeaweedFS said last:" in err
-    assert b"error: SeaweedFS ended by itself with exit code -9" in err
+    fake_weed(tmp_path, monkeypatch, "echo 'F1 the disk is gone'; kill -9 $$")
+    monkeypatch.setattr(SeaweedServer, "_works", lambda self: True)
+    result = cli("dev-s3", "--json", "--data", "s3", "--port", free_ports(1)[0])
+    assert result.code == 4
+    assert "SeaweedFS said last:\n  F1 the disk is gone\n" in result.err
+    assert "SeaweedFS ended by itself with exit code -9" in result.err
 
 
 def test_a_port_that_is_taken_is_refused(cli: Cli) -> None:
@@ -165,7 +171,7 @@ def test_a_port_that_is_taken_is_refused(cli: Cli) -> None:
 
 def test_a_missing_program_is_named_with_its_package(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
     """The hint can be pasted; doctor says the same."""
-    monkeypatch.setattr(seaweed, "weed_program", lambda: None)
+    monkeypatch.setattr(dev_s3, "weed_program", lambda: None)
     monkeypatch.setattr(doctor_checks, "weed_program", lambda: None)
     result = cli("dev-s3", "--data", "s3")
     assert (result.code, result.out) == (2, b"")
@@ -177,7 +183,7 @@ def test_a_missing_program_is_named_with_its_package(cli: Cli, monkeypatch: pyte
 
 def test_doctor_finds_the_program() -> None:
     """Where it is installed, it says where."""
-    program = seaweed.weed_program()
+    program = dev_s3.weed_program()
     assert program is not None
     assert program in doctor_checks.check_weed().detail
 
@@ -195,7 +201,7 @@ def test_a_server_that_dies_at_its_start_is_shown(cli: Cli, tmp_path: Path, monk
 def test_a_server_that_never_works_is_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """And its process is gone."""
     fake_weed(tmp_path, monkeypatch, f"echo $$ > {tmp_path}/pid; exec sleep 600")
-    monkeypatch.setattr(seaweed, "_START_SECONDS", 0.5)
+    monkeypatch.setattr(dev_s3, "_START_SECONDS", 0.5)
     with pytest.raises(StoreUnavailableError, match=r"does not work 0\.5 s after its start"):
         SeaweedServer(tmp_path / "s3").start()
     assert not is_running(int((tmp_path / "pid").read_text()))
@@ -212,7 +218,7 @@ def test_an_inner_port_that_was_taken_meanwhile_is_no_failure(tmp_path: Path, mo
 
 def test_a_program_that_cannot_be_run_is_said_so(cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Not a traceback."""
-    monkeypatch.setattr(seaweed, "weed_program", lambda: str(tmp_path))
+    monkeypatch.setattr(dev_s3, "weed_program", lambda: str(tmp_path))
     result = cli("dev-s3", "--data", "s3", "--port", free_ports(1)[0])
     assert result.code == 2
     assert "cannot be run" in result.err
@@ -290,7 +296,7 @@ class TestDirectories:
 
     def test_a_long_log_is_begun_anew(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         """A server that is started every day does not fill the disk with what it says."""
-        monkeypatch.setattr("tidelog.cli.seaweed_directory._LOG_BYTES", 10)
+        monkeypatch.setattr("tidelog.cli.dev_s3._LOG_BYTES", 10)
         directory = SeaweedDirectory(tmp_path)
         for _ in range(3):
             descriptor = directory.open_log()
@@ -307,7 +313,7 @@ def test_ports_that_need_rights_are_refused(monkeypatch: pytest.MonkeyPatch) -> 
 
     monkeypatch.setattr(socket.socket, "bind", refuse)
     with pytest.raises(InputError, match="port 80 cannot be used: Permission denied"):
-        seaweed.check_port(80)
+        dev_s3.check_port(80)
 
 
 def test_variables_that_would_be_in_the_way_are_unset(tmp_path: Path) -> None:

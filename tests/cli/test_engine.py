@@ -37,7 +37,7 @@ def lines(entries: list[dict[str, object]]) -> bytes:
 @pytest.fixture
 def filled(cli: Cli) -> Callable[..., Result]:
     """A small engine in ./engine, and what runs commands on it."""
-    assert cli("engine", "put-log", stdin=lines(ENTRIES)).code == 0
+    assert cli("engine", "apply", stdin=lines(ENTRIES)).code == 0
     return lambda *arguments: cli("engine", *arguments)
 
 
@@ -47,7 +47,7 @@ def filled(cli: Cli) -> Callable[..., Result]:
 def test_entries_from_a_file_and_what_became_of_them(cli: Cli, tmp_path: Path) -> None:
     """Every line gets its result; what the state does not allow is refused, and that is no error."""
     (tmp_path / "log.jsonl").write_bytes(lines(ENTRIES))
-    result = cli("engine", "put-log", "log.jsonl", "--json")
+    result = cli("engine", "apply", "log.jsonl", "--json")
     rows = [json.loads(line) for line in result.lines]
     assert (result.code, [row["seq"] for row in rows]) == (0, [1, 2, 3, 4, 5, 7])
     assert [row["status"] for row in rows] == ["applied"] * 4 + ["refused", "applied"]
@@ -58,16 +58,56 @@ def test_entries_from_a_file_and_what_became_of_them(cli: Cli, tmp_path: Path) -
 def test_the_same_lines_again_do_nothing(cli: Cli, filled: Callable[..., Result]) -> None:
     """Whoever is not sure how far a log was applied gives all of it again."""
     before = filled("digest").out
-    again = cli("engine", "put-log", stdin=lines(ENTRIES))
+    again = cli("engine", "apply", stdin=lines(ENTRIES))
     assert (again.code, again.lines[1]) == (0, "1\tapplied\t")
     assert filled("digest").out == before
+
+
+def test_a_scan_and_the_changes(filled: Callable[..., Result]) -> None:
+    """Ranges of keys in both directions, with values; entries with their results; JSON has a document a line."""
+    assert filled("scan", "b", "--end", "raw").lines == ["key\tbytes\tseq", "copy\t5\t4", "large\t5000\t7"]
+    rows = [json.loads(line) for line in filled("scan", "b", "--reverse", "--values", "-n", 1, "--json").lines]
+    assert rows == [{"key": "raw", "bytes": 3, "seq": 3, "data_base64": "AAH/", "metadata": {}}]
+    assert filled("scan", "b", "--start", "l", "--prefix", "r", "--values", "--seq", 3, "--json").lines != []
+    told = filled("changes", "--start-seq", 4)
+    assert told.lines[:3] == [
+        "seq\tstatus\top\tbucket\tkey\treason",
+        "4\tapplied\tcopy_object\tb\tcopy\t",
+        "4\tapplied\tdelete_object\tb\tk\t",
+    ]
+    assert told.lines[3].startswith("5\trefused\tdelete_bucket\tb\t\t")
+    entries = [json.loads(line) for line in filled("changes", "--values", "--prefix", "b/k", "--json").lines]
+    assert [one["seq"] for one in entries] == [1, 2, 4, 5]
+    assert entries[1]["operations"] == [
+        {"op": "put_object", "bucket": "b", "key": "k", "data": "hello", "metadata": {"a": 1}}
+    ]
+    assert filled("changes", "--committed").lines == told.lines[:1], "nothing is committed yet"
+    assert filled("scan", "none").code == 3
+
+
+def test_lines_have_conditions(cli: Cli) -> None:
+    """What does not hold is refused."""
+    put = {"op": "put_object", "bucket": "b", "key": "k", "data": "v"}
+    copy = {"op": "copy_object", "src_bucket": "b", "src_key": "k", "dest_bucket": "b", "dest_key": "k"}
+    more: list[dict[str, object]] = [
+        {"seq": 1, "op": "create_bucket", "bucket": "b"},
+        {"seq": 2, **put, "if_absent": True},
+        {"seq": 3, **put, "if_absent": True},
+        {"seq": 4, **put, "if_match": 2, "if_match_crc": tidelog.object_crc(b"v")},
+        {"seq": 5, **copy, "if_match": 2},
+        {"seq": 6, "op": "delete_object", "bucket": "b", "key": "k", "if_match": 4},
+        {"seq": 7, "op": "delete_object", "bucket": "b", "key": "k", "if_match_crc": 0},
+    ]
+    rows = [json.loads(line) for line in cli("engine", "apply", "--json", stdin=lines(more)).lines]
+    refused = [row["seq"] for row in rows if row["status"] == "refused"]
+    assert (len(rows), refused) == (7, [3, 5, 7])
 
 
 @pytest.mark.parametrize(
     ("line", "text"),
     [
         (b"nonsense", "malformed"),
-        (b'{"op": "create_bucket", "bucket": "c"}', "no `seq`"),
+        (b'{"op": "create_bucket", "bucket": "c"}', "`seq` is missing"),
         (b'{"seq": 9, "op": "frobnicate"}', "frobnicate"),
         (b'{"seq": 9, "op": "create_bucket"}', "bucket"),
         (b'{"seq": 9, "op": "create_bucket", "bucket": "c", "buckte": 1}', "buckte"),
@@ -83,7 +123,7 @@ def test_the_same_lines_again_do_nothing(cli: Cli, filled: Callable[..., Result]
 )
 def test_a_line_that_is_wrong_is_named(cli: Cli, line: bytes, text: str) -> None:
     """With its number and what is wrong with it; the lines before it are applied."""
-    result = cli("engine", "put-log", stdin=lines(ENTRIES[:2]) + line + b"\n" + lines(ENTRIES[2:]))
+    result = cli("engine", "apply", stdin=lines(ENTRIES[:2]) + line + b"\n" + lines(ENTRIES[2:]))
     assert result.code == 2
     assert "error: line 3: " in result.err
     assert text in result.err
@@ -96,7 +136,7 @@ def test_another_entry_under_a_used_seq_ends_it(cli: Cli, filled: Callable[..., 
         {"seq": 7, "op": "create_bucket", "bucket": "other"},
         {"seq": 8, "op": "create_bucket", "bucket": "c"},
     ]
-    result = cli("engine", "put-log", stdin=b"\n" + lines(more))
+    result = cli("engine", "apply", stdin=b"\n" + lines(more))
     assert (result.code, "error: line 2: seq 7" in result.err) == (2, True)
     assert filled("ls").lines == ["bucket", "b"]
 
@@ -108,7 +148,7 @@ def test_an_operation_that_is_not_known_names_those_that_are(cli: Cli) -> None:
         b'{"seq": 1, "bucket": "b"}',
         b'{"seq": 1, "op": "batch", "entries": [{"op": "rename"}]}',
     ):
-        told = cli("engine", "put-log", stdin=line).err
+        told = cli("engine", "apply", stdin=line).err
         assert "error: line 1: " in told
         assert "an `op` is one of create_bucket, delete_bucket, put_object, delete_object, copy_object, batch" in told
 
@@ -172,7 +212,7 @@ def test_a_digest_is_that_of_the_library(filled: Callable[..., Result]) -> None:
         (("dump-page", 99), 3, "page 99"),
         (("ship",), 2, "has no store"),
         (("compact",), 2, "has no store"),
-        (("status", "--metadata", "bucket"), 2, "--metadata is for topics"),
+        (("status", "--metadata", "bucket"), 2, "metadata is named without a store"),
         (("restore",), 2, "no directory was named"),
         (("restore", "new"), 2, "no store was named"),
     ],
@@ -310,7 +350,7 @@ def test_inner_pages_in_words(cli: Cli, tmp_path: Path) -> None:
 def test_beside_the_process_that_has_it_open(filled: Callable[..., Result], cli: Cli) -> None:
     """What needs the engine says who has it and what works meanwhile; what reads files works."""
     with tidelog.open_engine("engine"):
-        for arguments in (("get", "b", "raw"), ("ls",), ("digest",), ("checkpoint",), ("verify",), ("put-log",)):
+        for arguments in (("get", "b", "raw"), ("ls",), ("digest",), ("checkpoint",), ("verify",), ("apply",)):
             result = filled(*arguments)
             assert (result.code, result.out) == (4, b""), arguments
             assert "open in" in result.err
@@ -321,7 +361,7 @@ def test_beside_the_process_that_has_it_open(filled: Callable[..., Result], cli:
 
 def test_the_log_is_read_while_it_is_written(filled: Callable[..., Result]) -> None:
     """Looking again and again beside an owner that writes finds no problem, and only whole records."""
-    with tidelog.open_engine("engine", checkpoint_interval_secs=0.2) as engine:
+    with tidelog.open_engine("engine", checkpoint_interval_seconds=0.2) as engine:
         for first in range(10, 400, 40):
             engine.apply_many(_puts(first, 40))
             assert filled("verify", "--read-only").code == 0
@@ -335,7 +375,7 @@ def _puts(first: int, count: int) -> list[tuple[int, tidelog.PutObject]]:
 def test_help_names_every_command(cli: Cli) -> None:
     """And the default directory, which is not that of topics."""
     text = cli("engine").out.decode()
-    names = "status get stat ls versions put-log checkpoint ship compact restore verify digest dump-wal dump-page"
+    names = "status get stat ls versions apply checkpoint ship compact restore verify digest dump-wal dump-page"
     assert all(f"\n  {name} " in text for name in names.split())
     assert "./engine]" in cli("engine", "status", "--help").out.decode()
 

@@ -24,7 +24,7 @@ def test_it_is_shown_first_and_done_with_apply(cli: Cli, tmp_path: Path) -> None
     (tmp_path / "tidelog.toml").write_text("[storage_engine]\nwal_segment_size = 16384\n")
     config = ("--config", tmp_path / "tidelog.toml")
     url = f"file://{tmp_path}/store"
-    assert cli("engine", "put-log", "--store", url, "--low-water-mark", *config, stdin=entries(120)).code == 0
+    assert cli("engine", "apply", "--store", url, "--low-water-mark", *config, stdin=entries(120)).code == 0
     for command in ("ship", "checkpoint"):
         assert cli("engine", command, *config).code == 0
     kept = cli("engine", "gc", "--json").json
@@ -46,7 +46,7 @@ def test_it_is_shown_first_and_done_with_apply(cli: Cli, tmp_path: Path) -> None
 
 def test_an_engine_on_this_disk_alone(cli: Cli) -> None:
     """Its files are the pieces."""
-    assert cli("engine", "put-log", "--low-water-mark", stdin=entries(20)).code == 0
+    assert cli("engine", "apply", "--low-water-mark", stdin=entries(20)).code == 0
     assert cli("engine", "gc", "--json").json["plan"]["place"] == "disk"
     applied = cli("engine", "gc", "--horizon", 20, "--apply")
     assert (applied.code, "history begins at seq 20" in applied.err) == (0, True)
@@ -62,7 +62,7 @@ def contents(*directories: Path) -> dict[Path, bytes]:
 def test_looking_changes_nothing(cli: Cli, tmp_path: Path) -> None:
     """Neither here nor in the store, whose owner goes on: what is shown is what its owner would do."""
     url = f"file://{tmp_path}/store"
-    assert cli("engine", "put-log", "--store", url, "--low-water-mark", stdin=entries(60)).code == 0
+    assert cli("engine", "apply", "--store", url, "--low-water-mark", stdin=entries(60)).code == 0
     for command in ("ship", "checkpoint"):
         assert cli("engine", command).code == 0
     before = contents(tmp_path / "engine", tmp_path / "store")
@@ -77,7 +77,7 @@ def test_looking_changes_nothing(cli: Cli, tmp_path: Path) -> None:
 
 def test_who_holds_history_back_is_told(cli: Cli) -> None:
     """The low-water mark, as long as nobody has said that all replicas have everything."""
-    assert cli("engine", "put-log", stdin=entries(20)).code == 0
+    assert cli("engine", "apply", stdin=entries(20)).code == 0
     told = cli("engine", "gc", "--horizon", 20)
     assert "held back by the low-water mark: what is above seq 0 may still be rolled back" in told.err
     assert "low-water mark" in cli("engine", "gc", "--horizon", 20, "--json").json["plan"]["held_back_by"]

@@ -12,10 +12,10 @@ from tests.engine.test_engine_statistics import METRICS, value_of
 
 import tidelog
 from tidelog import errors
-from tidelog.cli.engine import COMMANDS
+from tidelog.cli.engine.group import COMMANDS
 
 ROOT = Path(__file__).resolve().parent.parent.parent
-GUIDE = (ROOT / "docs/guides/engine.md").read_text("utf-8")
+GUIDE = (ROOT / "docs/tutorial/engine.md").read_text("utf-8")
 SHELL = re.compile(r"^```sh runs\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 
 

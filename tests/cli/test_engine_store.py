@@ -11,7 +11,7 @@ from tests.cli.conftest import Cli
 from tests.servers import S3Server
 
 import tidelog
-from tidelog.engine.restore_marker import RestoreMarker, write_marker
+from tidelog.engine.recovery.checkpoint import RestoreMarker, write_marker
 from tidelog.files import LocalFiles
 
 
@@ -27,7 +27,7 @@ def entries(first: int, count: int) -> bytes:
 def store(cli: Cli, tmp_path: Path) -> str:
     """The URL of a store with the first 60 of 100 entries of the engine in ./engine."""
     url = f"file://{tmp_path}/store"
-    assert cli("engine", "put-log", "--store", url, stdin=entries(1, 100)).code == 0
+    assert cli("engine", "apply", "--store", url, stdin=entries(1, 100)).code == 0
     assert cli("engine", "ship", "--low-water-mark", 60).code == 0
     return url
 
@@ -45,9 +45,37 @@ def test_shipping_moves_the_marks(cli: Cli, store: str) -> None:
     assert (done["high_water_mark"], done["objects"]) == (100, 1)
 
 
+def test_lost_metadata_is_rebuilt(cli: Cli, tmp_path: Path) -> None:
+    """The command that the error names brings the manifest back, and the engine goes on."""
+    where = ("--store", f"file://{tmp_path}/store", "--metadata", f"sqlite://{tmp_path}/metadata.db")
+    cli("engine", "apply", *where, stdin=entries(1, 100))
+    cli("engine", "ship", "--low-water-mark", 60)
+    for path in tmp_path.glob("metadata.db*"):
+        path.unlink()
+    refused = cli("engine", "ship", "--low-water-mark", 100)
+    assert (refused.code, "engine rebuild-manifest" in refused.err) == (5, True)
+    rebuilt = cli("engine", "rebuild-manifest", "engine", "--json")
+    assert (rebuilt.code, rebuilt.json["seq"], rebuilt.json["missing"], rebuilt.json["unpublished"]) == (0, 60, 0, 0)
+    assert cli("engine", "ship", "--low-water-mark", 100, "--json").json["high_water_mark"] == 100
+    assert cli("engine", "rebuild-manifest", "engine").code == 2
+    assert cli("engine", "verify").code == 0
+
+
+def test_rebuilding_tells_what_is_missing(cli: Cli, tmp_path: Path) -> None:
+    """Objects that the copy names and the store lacks; exit code 1."""
+    where = ("--store", f"file://{tmp_path}/store", "--metadata", f"sqlite://{tmp_path}/metadata.db")
+    cli("engine", "apply", *where, stdin=entries(1, 100))
+    cli("engine", "ship", "--low-water-mark", 100)
+    (path,) = (tmp_path / "store").rglob("data-*.tlog")
+    path.unlink()
+    shutil.rmtree(tmp_path / "engine")
+    rebuilt = cli("engine", "rebuild-manifest", *where[:3], f"sqlite://{tmp_path}/other.db")
+    assert (rebuilt.code, path.name in rebuilt.err) == (1, True)
+
+
 def test_the_marks_are_shown_beside_the_owner(cli: Cli, store: str) -> None:
     """What a living owner has shipped since its last checkpoint is known to the store alone; what waits is lag."""
-    with tidelog.open_engine("engine", store=store, shipping_interval_secs=3600) as engine:
+    with tidelog.open_engine("engine", store=store, ship_interval_seconds=3600) as engine:
         engine.update_low_water_mark(80)
         assert engine.ship() == 80
         beside = cli("engine", "status", "--json").json
@@ -67,8 +95,8 @@ def test_a_mark_above_what_was_applied_is_refused(cli: Cli, store: str) -> None:
 
 
 def test_all_may_be_shipped_where_there_are_no_replicas(cli: Cli, store: str) -> None:
-    """`put-log --low-water-mark` says so."""
-    assert cli("engine", "put-log", "--low-water-mark", stdin=entries(101, 10)).code == 0
+    """`apply --low-water-mark` says so."""
+    assert cli("engine", "apply", "--low-water-mark", stdin=entries(101, 10)).code == 0
     assert cli("engine", "ship", "--json").json["high_water_mark"] == 110
 
 
@@ -93,7 +121,7 @@ def test_a_lost_disk(cli: Cli, store: str) -> None:
     assert (found.code, found.json["applied_seq"], found.json["state_seq"]) == (0, 60, 60)
     assert "entries above seq 60 come from the orchestrator" in found.err
     assert cli("engine", "digest", "new").out == shipped
-    assert cli("engine", "put-log", "-d", "new", stdin=entries(1, 100)).code == 0
+    assert cli("engine", "apply", "-d", "new", stdin=entries(1, 100)).code == 0
     assert cli("engine", "digest", "new").out == whole
     assert cli("engine", "verify", "new").code == 0
 
@@ -124,7 +152,7 @@ def test_a_restore_that_was_cut_off(cli: Cli, store: str, tmp_path: Path) -> Non
 def test_who_was_replaced_is_told(cli: Cli, store: str) -> None:
     """After a restore elsewhere the old directory can be read, and changes nothing in the store any more."""
     assert cli("engine", "restore", "new", "--store", store).code == 0
-    assert cli("engine", "put-log", "-d", "new", stdin=entries(61, 20)).code == 0
+    assert cli("engine", "apply", "-d", "new", stdin=entries(61, 20)).code == 0
     assert cli("engine", "ship", "new", "--low-water-mark", 80).code == 0
     result = cli("engine", "ship")
     assert result.code == 4
@@ -149,7 +177,7 @@ def test_the_store_is_given_in_the_settings(cli: Cli, tmp_path: Path) -> None:
     (tmp_path / "t.toml").write_text(
         f'dir = "here"\nstore = "file://{tmp_path}/store"\n[storage_engine]\ninline_value_bytes = 0\n'
     )
-    assert cli("engine", "put-log", "-c", "t.toml", "--low-water-mark", stdin=entries(1, 5)).code == 0
+    assert cli("engine", "apply", "-c", "t.toml", "--low-water-mark", stdin=entries(1, 5)).code == 0
     assert cli("engine", "ship", "-c", "t.toml", "--json").json["high_water_mark"] == 5
     assert (tmp_path / "here" / "engine.json").exists()
 
@@ -162,7 +190,7 @@ def test_with_a_bucket(cli: Cli, s3_server: S3Server, monkeypatch: pytest.Monkey
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", str(settings.store_access_key_id))
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", settings.store_secret_access_key.reveal())
     url = s3_server.url("cli-engine")
-    assert cli("engine", "put-log", "--store", url, "--low-water-mark", stdin=entries(1, 100)).code == 0
+    assert cli("engine", "apply", "--store", url, "--low-water-mark", stdin=entries(1, 100)).code == 0
     assert cli("engine", "checkpoint", "--json").json["state_seq"] == 100
     digest = cli("engine", "digest").out
     with tidelog.open_engine("engine") as engine:

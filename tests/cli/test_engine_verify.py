@@ -14,7 +14,7 @@ from tests.cli.conftest import Cli, Result
 from tests.engine.engines import copy_alive
 
 import tidelog
-from tidelog.cli.engine_overlay import OverlayFiles
+from tidelog.engine.verify.overlay import OverlayFiles
 from tidelog.files import LocalFiles
 
 PAGE_BYTES = 8192
@@ -25,7 +25,7 @@ Engine = Callable[..., Result]
 def engine(cli: Cli, tmp_path: Path) -> Engine:
     """An engine in ./engine whose older half is in ./store alone; what runs commands on it."""
     store = f"file://{tmp_path}/store"
-    with tidelog.open_engine("engine", store=store, wal_segment_size=40_000, hot_tier_bytes=60_000) as one:
+    with tidelog.open_engine("engine", store=store, rotate_max_bytes=40_000, local_retention_bytes=60_000) as one:
         one.apply(1, tidelog.CreateBucket("b"))
         for seq in range(2, 202):
             one.apply(seq, tidelog.PutObject("b", f"k{seq % 120:03}", b"%d" % seq * 300, {"n": seq}))
@@ -52,7 +52,7 @@ def fingerprint(directory: Path) -> dict[str, str]:
 
 def problems(result: Result) -> list[str]:
     assert result.code == 1, result.err
-    return [f"{problem['part']}: {problem['text']}" for problem in result.json["problems"]]
+    return [f"{found['kind']}: {found['text']}" for found in result.json["findings"]]
 
 
 def last_file(tmp_path: Path) -> Path:
@@ -67,7 +67,7 @@ def test_a_good_engine_is_good_and_stays_as_it_is(engine: Engine, tmp_path: Path
     """Everything is read, hot and cold, and no file of directory or store is other than before."""
     before = fingerprint(tmp_path)
     result = engine("verify", "--json")
-    assert (result.code, result.json["problems"]) == (0, [])
+    assert (result.code, result.json["findings"], result.json["verdict"]) == (0, [], "ok")
     assert result.json["hot_values"] + result.json["cold_values"] == 200
     assert result.json["cold_values"] > 50
     assert result.json["objects"] == len(objects(tmp_path))
@@ -121,7 +121,7 @@ def test_damage_where_opening_reads(engine: Engine) -> None:
 def test_records_behind_damage_are_shown(engine: Engine, tmp_path: Path) -> None:
     """The log in words goes on behind a bad place, and shows it."""
     before = [json.loads(line) for line in engine("dump-wal", "--json").lines]
-    victim = next(row for row in before if row["file"] == last_file(tmp_path).name and row["byte"] > 3000)
+    victim = next(row for row in before if row["file"] == last_file(tmp_path).name and row["byte"] > 0)
     flip(last_file(tmp_path), victim["byte"] + 40)
     after = [json.loads(line) for line in engine("dump-wal", "--json").lines]
     (bad,) = [row for row in after if row["kind"] == "damaged"]
@@ -133,11 +133,11 @@ def test_records_behind_damage_are_shown(engine: Engine, tmp_path: Path) -> None
 
 def test_a_flipped_bit_in_a_page(engine: Engine, tmp_path: Path) -> None:
     """It is named with page and byte; the page is shown as far as it can be read."""
-    flip(tmp_path / "engine/pages.db", 2 * PAGE_BYTES + 5000)
+    flip(tmp_path / "engine/pages.db", 2 * PAGE_BYTES - 100)
     found = problems(engine("verify", "--json"))
-    assert any("page 2: a checksum that does not match" in problem for problem in found)
-    page = engine("dump-page", 2, "--json")
-    assert (page.code, page.json["page"], page.json["problem"]) == (5, 2, "a checksum that does not match")
+    assert any("page 1: checksum does not match" in problem for problem in found)
+    page = engine("dump-page", 1, "--json")
+    assert (page.code, page.json["page"], page.json["problem"]) == (5, 1, "checksum does not match")
     assert page.json["cells"]
 
 
@@ -164,8 +164,8 @@ def test_a_page_that_the_log_makes_anew_may_be_torn(engine: Engine, tmp_path: Pa
 
 def test_the_page_file_is_cut_short(engine: Engine, tmp_path: Path) -> None:
     """Pages that are gone are missed, although the log can make some of them anew."""
-    os.truncate(tmp_path / "engine/pages.db", 3 * PAGE_BYTES)
-    assert any("ends before page 3" in problem for problem in problems(engine("verify", "--json")))
+    os.truncate(tmp_path / "engine/pages.db", PAGE_BYTES)
+    assert any("ends before page 1" in problem for problem in problems(engine("verify", "--json")))
 
 
 def test_a_checkpoint_that_the_log_does_not_know(engine: Engine, tmp_path: Path) -> None:
@@ -185,8 +185,10 @@ def test_an_object_of_the_store_is_damaged(engine: Engine, tmp_path: Path) -> No
     victim = objects(tmp_path)[0]
     flip(victim, victim.read_bytes().index(b"20" * 300) + 100)
     found = problems(engine("verify", "--json"))
-    assert any(problem.startswith("objects: ") and victim.name in problem for problem in found)
-    assert any(problem.startswith("versions: b/k020 @20: ") and victim.name in problem for problem in found)
+    assert any(problem.startswith("object: ") and victim.name in problem for problem in found)
+    assert any(
+        problem.startswith("value: ") and "b/k020 @20: " in problem and victim.name in problem for problem in found
+    )
     result = engine("get", "b", "k020", "--seq", 20)
     assert (result.code, victim.name in result.err) == (5, True)
     assert engine("verify", "--no-cold").code == 0
@@ -196,16 +198,19 @@ def test_an_object_of_the_store_is_gone(engine: Engine, tmp_path: Path) -> None:
     """The same, and the engine can still be looked at."""
     objects(tmp_path)[1].unlink()
     found = problems(engine("verify", "--json"))
-    assert any("the object is gone" in problem for problem in found)
+    assert any("the object is missing" in problem for problem in found)
     assert engine("status").code == 0
 
 
 def test_a_state_in_the_store_is_damaged(engine: Engine, tmp_path: Path) -> None:
     """A restore could not begin with it: that is told before one is needed."""
-    (state,) = [path for path in (tmp_path / "store").rglob("*") if path.is_file() and "checkpoints" in path.parts]
-    flip(state, state.stat().st_size // 3)
-    (only,) = problems(engine("verify", "--json"))
-    assert only.startswith("states: ")
+    files = [path for path in (tmp_path / "store").rglob("*") if path.is_file() and "checkpoints" in path.parts]
+    assert len(files) == 2  # the document, and a sorted file
+    for path in files:
+        flip(path, path.stat().st_size // 3)
+        (only,) = problems(engine("verify", "--json"))
+        assert only.startswith("snapshot: ")
+        flip(path, path.stat().st_size // 3)
 
 
 @pytest.mark.parametrize("name", ["engine.json", "manifest", "owner", "start", "cur", "00000000000000000001"])
@@ -217,6 +222,8 @@ def test_a_damaged_document(engine: Engine, tmp_path: Path, name: str) -> None:
     result = engine("verify", "--json")
     assert len(problems(result)) >= 1
     assert result.json["versions"] == 202
+    if name != "engine.json":  # which says where the store is
+        assert result.json["objects"] >= len(objects(tmp_path)) - 1
     assert engine("status").code == 0
 
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import errno
+import itertools
+import json
 import logging
 import re
 import subprocess
@@ -13,11 +15,9 @@ import pytest
 from tests.cli.conftest import Cli, environment
 
 import tidelog
-from tidelog.cli.errors import ExitCode, exit_code_of, text_of
-from tidelog.cli.log_warnings import shown_warnings
+from tidelog.cli.errors import ExitCode, exit_code_of, program, text_of
 from tidelog.cli.main import main
-from tidelog.cli.program import program
-from tidelog.cli.session import Session, run_reporting
+from tidelog.cli.session import Session, run_reporting, shown_warnings
 
 
 @pytest.mark.parametrize(
@@ -53,6 +53,60 @@ def test_every_error_has_its_code(error: Exception, code: int, capsys: pytest.Ca
     assert "Traceback" not in told
 
 
+@pytest.mark.parametrize(
+    ("arguments", "kind", "code"),
+    [
+        (["consume", "x/y", "--json"], "NotFoundError", 3),
+        (["--json", "consume", "x/y"], "NotFoundError", 3),
+        (["--json", "topic", "create", "no name"], "TopicNameError", 2),
+        (["topic", "list", "--json", "--no-such-option"], "UsageError", 2),
+        (["no-such-command", "--json"], "UsageError", 2),
+        (["produce", "--json"], "UsageError", 2),
+    ],
+)
+def test_with_json_an_error_is_json(cli: Cli, arguments: list[str], kind: str, code: int) -> None:
+    """A script that reads JSON need not parse prose: one object with class, message, hint and exit code."""
+    cli("topic", "create", "a/b")
+    plain = cli(*[argument for argument in arguments if argument != "--json"])
+    result = cli(*arguments)
+    assert (result.code, result.out) == (code, b"") == (plain.code, plain.out)
+    (line,) = result.err.splitlines()
+    error = json.loads(line)["error"]
+    assert list(error) == ["type", "message", "hint", "exit_code"]
+    assert (error["type"], error["exit_code"]) == (kind, code)
+    assert plain.err.splitlines()[0] == f"error: {error['message']}"
+
+
+def test_json_behind_two_dashes_is_an_argument(cli: Cli) -> None:
+    """It asks for nothing there."""
+    assert cli("topic", "create", "--", "--json").err.startswith("error: ")
+
+
+def test_with_json_a_traceback_is_part_of_the_error(cli: Cli) -> None:
+    """So that stderr has one object all the same."""
+    cli("topic", "create", "a/b")
+    error = json.loads(cli("consume", "x/y", "--json", "--debug").err)["error"]
+    assert error["traceback"].startswith("Traceback")
+
+
+@pytest.mark.parametrize(("mode", "begin"), [("info", "time="), ("json", '{"time":')])
+def test_a_variable_turns_logs_on(cli: Cli, monkeypatch: pytest.MonkeyPatch, mode: str, begin: str) -> None:
+    """Events go to stderr, each in a line, and results to stdout as ever; without it there is nothing."""
+    assert cli("produce", "a/b", stdin=b"one\n").err.count("log_opened") == 0
+    logger = logging.getLogger("tidelog")
+    handlers, level = list(logger.handlers), logger.level
+    monkeypatch.setenv("TIDELOG_LOG", mode)
+    try:
+        result = cli("produce", "a/b", stdin=b"two\n")
+        assert result.code == 0
+        events = [line for line in result.err.splitlines() if "log_opened" in line]
+        assert len(events) == 1
+        assert events[0].startswith(begin)
+    finally:
+        logger.handlers[:] = handlers
+        logger.setLevel(level)
+
+
 def test_debug_shows_where(cli: Cli) -> None:
     """With --debug the traceback comes with the error."""
     cli("topic", "create", "a/b")
@@ -69,7 +123,7 @@ def test_debug_shows_where(cli: Cli) -> None:
         (("consume",), 2, "topic"),
         (("consume", "a/b", "--frob"), 2, "--frob"),
         (("consume", "nonsense"), 3, "there is no log directory data"),
-        (("produce", "nonsense"), 2, "'nonsense' does not have exactly two parts"),
+        (("produce", "nonsense"), 2, "'nonsense' needs a namespace and a name"),
         (("produce", "../x"), 2, "not allowed"),
         (("consume", "a/b", "-d", "nowhere"), 3, "there is no log directory nowhere"),
         (("verify", "-d", "."), 3, "not a log directory"),
@@ -124,7 +178,7 @@ def test_help_documents_the_codes(cli: Cli) -> None:
 
 def test_the_guide_documents_the_codes() -> None:
     """The operations guide has a row for every exit code, and for no other."""
-    guide = Path(__file__).resolve().parents[2] / "docs" / "guides" / "operations.md"
+    guide = Path(__file__).resolve().parents[2] / "docs" / "reference" / "operations.md"
     listed = re.findall(r"^\| (\d+) \|", guide.read_text("utf-8"), re.MULTILINE)
     assert list(map(int, listed)) == list(ExitCode)
 
@@ -134,16 +188,21 @@ def test_version(cli: Cli) -> None:
     assert cli("--version").lines == [f"tidelog {tidelog.__version__}"]
 
 
-def test_help_starts_without_what_it_does_not_need() -> None:
-    """Help imports neither the terminal library nor the work of any command."""
-    program = "import sys; from tidelog.cli.main import main; main(['--help']); print(*sys.modules, file=sys.stderr)"
+def test_it_starts_without_what_it_does_not_need() -> None:
+    """A command that is named first imports no other one; help imports the work of none, nor the terminal library."""
+    program = (
+        "import sys; from tidelog.cli.main import main\n"
+        "for words in (['topic', '--help'], ['--help']):\n"
+        "    main(words); print(*sys.modules, file=sys.stderr)"
+    )
     command = [sys.executable, "-c", program]
     result = subprocess.run(command, env=environment(), capture_output=True, text=True, timeout=60, check=True)
-    imported = set(result.stderr.split())
-    assert "tidelog.cli.app" in imported
-    assert not {name for name in imported if name.split(".")[0] == "rich"}
-    work = {"bench_append", "bench_read", "demo_steps", "doctor_checks", "frame_view", "message_format", "targets"}
-    assert not {f"tidelog.cli.{name}" for name in work} & imported
+    first, second = (set(line.split()) for line in result.stderr.splitlines())
+    assert "tidelog.cli.topic.group" in first
+    assert not {f"tidelog.cli.{name}" for name in ("consume", "engine", "pipeline", "verify")} & first
+    assert "tidelog.cli.verify" in second
+    assert not {name for name in second if name.split(".")[0] == "rich"}
+    assert not {name for name in second if name.startswith(("pyspark", "pyarrow", "tidelog.pipeline.jobs"))}
 
 
 def test_without_the_parser(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
@@ -204,15 +263,26 @@ def test_the_program_is_named_as_the_shell_finds_it(monkeypatch: pytest.MonkeyPa
     assert find() == "tidelog"
 
 
-@pytest.mark.parametrize("closed", [">&-", "2>&-", "<&-", ">&- 2>&- <&-"])
-def test_closed_streams_are_no_bug(cli: Cli, closed: str) -> None:
+STREAMS = (">&-", "2>&-", "<&-", ">&- 2>&- <&-")
+COMMANDS = ("consume a/b", "topic list", "produce a/b")
+# Each command and each stream once; campaigns have all pairs.
+PAIRS = {(">&-", "consume a/b"), ("2>&-", "topic list"), ("<&-", "produce a/b"), (">&- 2>&- <&-", "consume a/b")}
+
+
+@pytest.mark.parametrize(
+    ("closed", "arguments"),
+    [
+        pytest.param(*pair, marks=() if pair in PAIRS else pytest.mark.long)
+        for pair in itertools.product(STREAMS, COMMANDS)
+    ],
+)
+def test_closed_streams_are_no_bug(cli: Cli, closed: str, arguments: str) -> None:
     """A stream that is not there takes nothing and gives nothing."""
     cli("produce", "a/b", stdin=b"x\n")
-    for arguments in ("consume a/b", "topic list", "produce a/b"):
-        script = f"{sys.executable} -m tidelog.cli.main {arguments} {closed}"
-        result = subprocess.run(["sh", "-c", script], env=environment(), capture_output=True, timeout=60, check=False)
-        assert result.returncode == 0
-        assert b"bug" not in result.stderr
+    script = f"{sys.executable} -m tidelog.cli.main {arguments} {closed}"
+    result = subprocess.run(["sh", "-c", script], env=environment(), capture_output=True, timeout=60, check=False)
+    assert result.returncode == 0
+    assert b"bug" not in result.stderr
     assert set(cli("consume", "a/b").lines) <= {"x"}
 
 

@@ -11,9 +11,8 @@ from pathlib import Path
 import pytest
 from tests.cli.conftest import Cli, Spawn
 
-from tidelog.cli import doctor_checks
-from tidelog.cli.doctor_checks import check_java, check_permissions, check_spark, nearest_directory
-from tidelog.cli.file_systems import file_system_kind
+from tidelog.cli import doctor as doctor_checks
+from tidelog.cli.doctor import check_java, check_permissions, check_spark, file_system_kind, nearest_directory
 
 
 def test_doctor_checks_everything(cli: Cli) -> None:
@@ -22,7 +21,7 @@ def test_doctor_checks_everything(cli: Cli) -> None:
     checks = {check["check"]: check for check in result.json}
     expected = {
         "python",
-        "kernels",
+        "native code",
         "java",
         "spark",
         "weed",
@@ -112,10 +111,10 @@ def test_the_innermost_mount_counts(monkeypatch: pytest.MonkeyPatch, tmp_path: P
     mounts = tmp_path / "mounts"
     escaped = str(inner).replace(" ", "\\040")
     mounts.write_text(f"/dev/a / ext4 rw 0 0\nserver:/x {escaped} nfs4 rw 0 0\n")
-    monkeypatch.setattr("tidelog.cli.file_systems._MOUNTS", mounts)
+    monkeypatch.setattr("tidelog.cli.doctor._MOUNTS", mounts)
     assert file_system_kind(inner) == "nfs4"
     assert file_system_kind(tmp_path) == "ext4"
-    monkeypatch.setattr("tidelog.cli.file_systems._MOUNTS", tmp_path / "none")
+    monkeypatch.setattr("tidelog.cli.doctor._MOUNTS", tmp_path / "none")
     assert file_system_kind(inner) is None
 
 

@@ -11,11 +11,10 @@ from tests.cli.conftest import Cli
 
 import tidelog
 from tidelog.errors import CorruptionError, DataError, OtherLogError, TidelogError
-from tidelog.log.binding import BINDING_BYTES, decode_binding, encode_binding
-from tidelog.log.bound_files import BoundFiles, known_log_id
+from tidelog.log.binding import BINDING_BYTES, BoundFiles, decode_binding, encode_binding, known_log_id
 from tidelog.log.frame import encode
 from tidelog.log.repair import plan_repair
-from tidelog.topics.storage import LogDirectory
+from tidelog.topics.directory import LogDirectory
 
 COUNT = 6
 
@@ -173,7 +172,7 @@ def test_a_file_without_a_header_is_refused(root: Path) -> None:
     """Frames alone are not a file of any log."""
     path = wal_of(root, "a/one")
     path.write_bytes(path.read_bytes()[BINDING_BYTES:])
-    with tidelog.open(root) as log, pytest.raises(CorruptionError, match="no header of a log"):
+    with tidelog.open(root) as log, pytest.raises(CorruptionError, match="not the header of a log"):
         log.topic("a/one")
 
 
@@ -263,8 +262,8 @@ def test_a_rebuild_learns_the_id_and_refuses_objects_that_disagree(tmp_path: Pat
 
 
 def owner_id(log: LogDirectory, name: str) -> str:
-    assert log.tier is not None
-    found = log.tier.catalog(*name.split("/")).owner()
+    assert log._tier is not None
+    found = log._tier.catalog(*name.split("/")).owner()
     assert found is not None
     return found[0].log_id
 
@@ -272,10 +271,10 @@ def owner_id(log: LogDirectory, name: str) -> str:
 def rebuilt(data: Path, name: str) -> None:
     """The catalog made anew from nothing but the objects."""
     from tidelog.clock import SystemClock
-    from tidelog.tier.rebuild import rebuild_catalog
+    from tidelog.cold.rebuild import rebuild_catalog
 
     with tidelog.open(data) as log:
-        tier = log.tier
+        tier = log._tier
         assert tier is not None
         catalog = tier.catalog(*name.split("/"))
         for key in catalog.metadata.keys(catalog.keys.metadata_prefix):

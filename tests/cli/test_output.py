@@ -2,18 +2,27 @@
 
 from __future__ import annotations
 
+import io
+import itertools
 import os
 import pty
 import re
 import subprocess
 import sys
+import types
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tests.cli.conftest import Cli, environment
 
-from tidelog.cli.output import counted, human_bytes, plain_text, table_width, terminal_text
-from tidelog.cli.wrapping import wrapped
+import tidelog
+from tidelog.cli.app import COMMANDS, parser
+from tidelog.cli.demo import steps as demo_steps
+from tidelog.cli.dev_s3 import SeaweedServer
+from tidelog.cli.output import Output, counted, human_bytes, plain_text, table_width, terminal_text, wrapped
+from tidelog.cli.pipeline import job as pipeline_job
 
 
 def run_on_a_terminal(arguments: list[str], directory: Path, columns: int = 120) -> str:
@@ -45,6 +54,45 @@ def type_on_a_terminal(arguments: list[str], directory: Path, typed: bytes, colu
 def visible_lines(shown: str) -> list[str]:
     """Without what moves the cursor and sets colours."""
     return re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", shown).replace("\r\n", "\n").replace("\r", "\n").split("\n")
+
+
+def groups(command: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
+    """The command itself and every one below it that has commands of its own."""
+    commands = getattr(command, "commands", None)
+    if commands is not None:
+        yield path
+        for name, one in commands.items():
+            yield from groups(one, (*path, name))
+
+
+def commands_of(command: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
+    """Every command that has none below it."""
+    commands = getattr(command, "commands", None)
+    if commands is None:
+        yield path
+    for name, one in (commands or {}).items():
+        yield from commands_of(one, (*path, name))
+
+
+def test_summaries_fit_their_column(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a terminal of 80 columns no summary of a command is cut off, and each is one line."""
+    monkeypatch.setenv("COLUMNS", "80")
+    seen = 0
+    for path in groups(parser(COMMANDS)):
+        lines = iter(cli(*path, "--help").lines)
+        assert any(line == "Commands:" for line in lines), path
+        for line in itertools.takewhile(lambda line: line.startswith("  "), lines):
+            assert re.fullmatch(r"  [a-z0-9-]+  +[^ ].*[^.…,:;]\.?", line), (path, line)
+            assert len(line) <= 80
+            seen += 1
+    assert seen > 60
+
+
+def test_examples_fit_a_terminal(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of 80 columns: they are the lines of a help that are never wrapped."""
+    monkeypatch.setenv("COLUMNS", "80")
+    for path in commands_of(parser(COMMANDS)):
+        assert [line for line in cli(*path, "--help").lines if len(line) > 80] == [], path
 
 
 def test_a_terminal_gets_tables(cli: Cli, tmp_path: Path) -> None:
@@ -141,3 +189,59 @@ def test_a_no_deletes_nothing(cli: Cli, tmp_path: Path) -> None:
     assert cli("consume", "a/b").out == b"x\n"
     code, _ = type_on_a_terminal(["topic", "delete", "a/b"], tmp_path, b"y\n", 80)
     assert (code, cli("topic", "list", "--json").json) == (0, [])
+
+
+class Screen(io.StringIO):
+    """A stderr that is a terminal."""
+
+    def isatty(self) -> bool:
+        return True
+
+
+class TestLongStarts:
+    """Whoever waits for a server or for Spark sees that something is at work."""
+
+    def test_a_pipe_gets_a_line_and_json_none(self, capsys: pytest.CaptureFixture[str]) -> None:
+        """On stderr, before the work begins."""
+        with Output(as_json=False).working("Starting it"):
+            assert capsys.readouterr() == ("", "Starting it ...\n")
+        with Output(as_json=True).working("Starting it"):
+            pass
+        assert capsys.readouterr() == ("", "")
+
+    def test_a_terminal_gets_a_line_that_goes_away(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """It is drawn while the work lasts, with JSON too: a terminal is not parsed."""
+        monkeypatch.setenv("TERM", "xterm")
+        for as_json in (False, True):
+            screen = Screen()
+            monkeypatch.setattr(sys, "stderr", screen)
+            with Output(as_json).working("Starting [it]"):
+                pass
+            assert "Starting [it] ..." in screen.getvalue()
+            assert screen.getvalue().endswith(("\x1b[2K", "\x1b[?25h"))
+
+    def test_spark(self, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+        """The command says that Spark starts, unless it runs already."""
+        monkeypatch.setattr(
+            "tidelog.pipeline.session.session.spark_session", lambda *_: types.SimpleNamespace(stop=int)
+        )
+        for is_running, told in ((False, "Starting Spark ...\n"), (True, "")):
+            monkeypatch.setattr(pipeline_job, "_is_running", lambda known=is_running: known)
+            with pipeline_job.spark_for(Output(as_json=False), "verify", None):
+                assert capsys.readouterr().err == told
+
+    @pytest.mark.parametrize("command", ["dev-s3", "demo"])
+    def test_seaweed(self, cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: str) -> None:
+        """A start is told, and one that fails is followed by its error."""
+
+        def fail(server: SeaweedServer) -> None:
+            raise tidelog.RetryError("the port is taken")
+
+        monkeypatch.setattr(SeaweedServer, "start", fail)
+        monkeypatch.setattr(demo_steps, "weed_program", lambda: "weed")
+        where = ["--data", "s3"] if command == "dev-s3" else ["-d", str(tmp_path / "demo"), "--messages", "200"]
+        result = cli(command, *where)
+        assert result.code == 4
+        lines = result.err.splitlines()
+        assert lines[-2].startswith("Starting SeaweedFS")
+        assert lines[-1] == "error: the port is taken"

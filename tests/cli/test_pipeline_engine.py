@@ -8,10 +8,10 @@ import pytest
 
 import tidelog
 from tidelog.cli.main import main
-from tidelog.cli.pipeline_engine import engine_root, refuse_engine_options, refuse_topic_options, run_engine_job
+from tidelog.cli.pipeline.job import engine_root, refuse_engine_options, refuse_topic_options, run_engine_job
 from tidelog.cli.session import Session
 from tidelog.errors import InputError, NotFoundError
-from tidelog.pipeline.engines.place import find_engine
+from tidelog.pipeline.address import find_engine
 from tidelog.pipeline.jobs.job import JobReport
 
 
@@ -24,7 +24,7 @@ def test_an_engine_is_named_by_its_option_or_by_the_common_ones(tmp_path: Path) 
     assert engine_root(session, "s3://bucket/prefix").load().object_store.store_region == "eu-north-1"
     assert engine_root(Session(directory=tmp_path / "e"), None).directory == tmp_path / "e"
     assert engine_root(Session(store="s3://bucket/other"), None).store_url == "s3://bucket/other"
-    with pytest.raises(InputError, match="no engine is named"):
+    with pytest.raises(InputError, match="no engine was named"):
         engine_root(Session(), None)
 
 
@@ -41,7 +41,7 @@ def test_options_of_topics_and_of_engines_do_not_mix() -> None:
 @pytest.mark.parametrize(
     ("options", "says"),
     [
-        (["--to-engine", "copy", "--seqs", "header"], "--seqs is for a topic, and --to-engine names an engine"),
+        (["--to-engine", "copy", "--seqs", "header"], "--seqs is for a topic, but --to-engine names an engine"),
         (["--to-engine", "copy", "--to", "a/b"], "--to is for a topic"),
         (["--to", "a/b", "--from", "0"], "--from is for topics"),
         (["--to", "a/b", "--step", "10"], "--step is for topics"),
@@ -61,7 +61,7 @@ def test_an_engine_that_is_not_there_is_told_before_spark_starts(
 ) -> None:
     """A slip in the address costs no start of Spark; a restore that knows a replica goes on to that."""
     started: list[str] = []
-    monkeypatch.setattr("tidelog.cli.pipeline_engine.run_in_spark", lambda session, job, *rest: started.append(job))
+    monkeypatch.setattr("tidelog.cli.pipeline.job.run_in_spark", lambda session, job, *rest: started.append(job))
     root = find_engine(f"file://{tmp_path}/slip")
     with pytest.raises(NotFoundError, match="no such directory"):
         run_engine_job(Session(), "verify", root, None, lambda *_: JobReport(job="verify"))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import json
 import signal
 import time
 from datetime import UTC, datetime
@@ -34,6 +35,7 @@ def test_a_second_run_goes_on(cli: Cli) -> None:
     cli("produce", "a/b", stdin=b"one\n")
     assert cli("produce", "a/b", "--json", stdin=b"two\n").json == {
         "topic": "a/b",
+        "partition": 0,
         "messages": 1,
         "first_offset": 1,
         "last_offset": 1,
@@ -191,3 +193,27 @@ def test_a_time_of_delivery_survives_json(cli: Cli) -> None:
     assert cli("produce", "a/c", "--from-json", stdin=shown).code == 0
     first, second = read_all("data", "a/c")
     assert (first.deliver_at, second.deliver_at) == (datetime(2030, 1, 2, 3, 4, 5, 6, tzinfo=UTC), None)
+
+
+def test_nulls_and_repeated_headers_survive_json(cli: Cli, tmp_path: Path) -> None:
+    """What consume --json writes, produce --from-json appends: null is null, and empty is empty."""
+    pairs = [("h", b"1"), ("h", None), ("b", b"\xff"), ("h", b"")]
+    with tidelog.open(tmp_path / "data") as log:
+        topic = log.topic("a/b")
+        topic.append(None, key=b"k")
+        topic.append(b"", key=None, headers={"n": None, "e": b"", "b": b"\xff"})
+        topic.append(None, headers=pairs)
+    lines = cli("--json", "consume", "a/b").out
+    written = [json.loads(line) for line in lines.splitlines()]
+    assert [one["value"] for one in written] == [None, "", None]
+    assert written[1]["headers"] == {"n": None, "e": "", "b": "/w=="}
+    assert "header_list" not in written[1]
+    assert written[2]["header_list"] == [["h", "1"], ["h", None], ["b", "/w==", "base64"], ["h", ""]]
+    assert cli("produce", "a/c", "--from-json", stdin=lines).code == 0
+    with tidelog.open(tmp_path / "data", read_only=True) as log:
+        found = [[(one.value, one.key, one.header_list) for one in log.topic(name).read()] for name in ("a/b", "a/c")]
+    assert found[0] == found[1]
+    assert found[0][2] == (None, None, tuple(pairs))
+    assert cli("consume", "a/b", "--format", r"%v|%s|%h\n").out.splitlines()[2] == b"|0|h=1,h,b=\xff,h="
+    assert cli("consume", "a/b").out == b"\n\n\n"
+    assert cli("produce", "a/d", "--from-json", stdin=b'{"key": "k"}\n').code == 2

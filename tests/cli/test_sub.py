@@ -10,6 +10,7 @@ import pytest
 from tests.cli.conftest import Cli, Spawn
 
 import tidelog
+from tidelog.topics.subscription.group_offsets import GroupOffset, OffsetKey
 
 COUNT = 20
 VALUES = [b"v%d" % number for number in range(COUNT)]
@@ -22,7 +23,7 @@ def billing(tmp_path: Path) -> None:
         topic = log.topic("a/b")
         topic.append_many(VALUES)
         with topic.subscribe("billing", "shared", hold_retention=True) as sub:
-            messages = sub.receive_many(7, timeout=5)
+            messages = sub.receive_many(7, timeout=120)
             sub.ack_many([*messages[:5], messages[6]])
 
 
@@ -34,7 +35,7 @@ def store(tmp_path: Path) -> list[str]:
         topic = log.topic("a/b")
         topic.append_many(VALUES)
         with topic.subscribe("billing") as sub:
-            sub.ack_many(sub.receive_many(5, timeout=5))
+            sub.ack_many(sub.receive_many(5, timeout=120))
         topic.ship()
     return ["--store", url, "--metadata", "bucket"]
 
@@ -78,7 +79,7 @@ def test_looking_works_beside_the_owner(cli: Cli, tmp_path: Path) -> None:
     """A process that has the topic open does not keep others from seeing its subscriptions, and is not disturbed."""
     with tidelog.open(tmp_path / "data") as log, log.topic("a/b").subscribe("billing") as sub:
         log.topic("a/b").append_many(VALUES, sync=True)
-        sub.ack_many(sub.receive_many(3, timeout=5))
+        sub.ack_many(sub.receive_many(3, timeout=120))
         sub.flush()
         (row,) = cli("sub", "list", "--json").json
         assert (row["offset"], row["lag_messages"]) == (3, 17)
@@ -101,8 +102,8 @@ def test_looking_at_a_store_claims_nothing(cli: Cli, store: list[str], tmp_path:
 @pytest.mark.usefixtures("billing")
 def test_a_damaged_position_does_not_hide_the_others(cli: Cli, tmp_path: Path) -> None:
     """A position that cannot be read is listed with its problem, and the exit code says so."""
-    from tidelog.tier.keys import TopicKeys
-    from tidelog.tier.metadata.sqlite import SqliteMetadataStore
+    from tidelog.store.keys import TopicKeys
+    from tidelog.store.metadata.sqlite import SqliteMetadataStore
 
     metadata = SqliteMetadataStore(tmp_path / "data" / "metadata.db")
     metadata.put(TopicKeys("a", "b").subscription("broken"), b"{")
@@ -215,11 +216,11 @@ def test_a_new_subscription_begins_where_it_is_told(cli: Cli) -> None:
     cli("produce", "a/b", stdin=b"".join(value + b"\n" for value in VALUES))
     assert cli("consume", "a/b", "-s", "tail", "--kind", "shared", "--start", "-2").out == shown(18, 19)
     again = cli("consume", "a/b", "-s", "tail", "--from", "earliest")
-    assert (again.out, "goes on at offset 20" in again.err) == (b"", True)
+    assert (again.out, "resumes at offset 20" in again.err) == (b"", True)
     assert cli("consume", "a/b", "-s", "all").out == shown(*range(COUNT))
     kinds = {row["subscription"]: row["kind"] for row in cli("sub", "list", "--json").json}
     assert kinds == {"all": "exclusive", "tail": "shared"}
-    assert "was shared, and is failover from now on" in cli("consume", "a/b", "-s", "tail", "--kind", "failover").err
+    assert "changes its kind from shared to failover" in cli("consume", "a/b", "-s", "tail", "--kind", "failover").err
 
 
 @pytest.mark.usefixtures("billing")
@@ -244,7 +245,7 @@ def test_a_broken_pipe_acknowledges_nothing_that_was_not_written(spawn: Spawn, c
     child = spawn("consume", "a/b", "-s", "billing")
     assert child.stdout is not None
     child.stdout.close()
-    assert child.wait(timeout=60) == 0
+    assert child.wait(timeout=120) == 0
     assert cli("sub", "list", "--json").json[0]["offset"] == 5
 
 
@@ -266,7 +267,7 @@ def test_following_shows_at_once_and_ends_with_ctrl_c(spawn: Spawn, cli: Cli) ->
     assert child.stdout.read(len(shown(*range(8, COUNT)))) == shown(*range(8, COUNT))
     wait_until_idle(child.pid)  # interrupted between writing and acknowledging, they would come again
     child.send_signal(signal.SIGINT)
-    assert child.wait(timeout=60) == 130
+    assert child.wait(timeout=120) == 130
     assert cli("sub", "list", "--json").json[0]["lag_messages"] == 0
 
 
@@ -291,3 +292,64 @@ def test_consuming_makes_no_directory(cli: Cli, tmp_path: Path) -> None:
     """A mistyped directory is an error, not a new one."""
     assert cli("consume", "a/b", "-s", "x", "-d", "nowhere").code == 3
     assert not (tmp_path / "nowhere").exists()
+
+
+# Consumer groups
+
+
+@pytest.fixture
+def group(tmp_path: Path) -> None:
+    """A topic a/p with two partitions of ten messages each, and the consumer group readers, at 4 and 7."""
+    with tidelog.open(tmp_path / "data") as log:
+        topic = log.topic("a/p", partitions=2)
+        for number in (0, 1):
+            topic.partition(number).append_many(VALUES[:10])
+        offsets = {OffsetKey("readers", "a/p", number): GroupOffset(4 + 3 * number, 1, "m") for number in (0, 1)}
+        assert log._group_offsets.store(offsets) == {}
+
+
+@pytest.mark.usefixtures("billing", "group")
+def test_groups_are_listed_beside_subscriptions(cli: Cli) -> None:
+    """With the kind group, one row a partition, and their lag."""
+    rows = cli("sub", "list", "--json").json
+    assert [(row["topic"], row["subscription"], row["kind"], row["offset"], row["lag_messages"]) for row in rows] == [
+        ("a/b", "billing", "shared", 5, 14),
+        ("a/p-part-0", "readers", "group", 4, 6),
+        ("a/p-part-1", "readers", "group", 7, 3),
+    ]
+    rows = cli("sub", "lag", "a/p", "readers", "--json").json
+    assert [(row["lag_messages"], row["oldest"] is None) for row in rows] == [(6, False), (3, False)]
+
+
+@pytest.mark.usefixtures("group")
+@pytest.mark.parametrize(
+    ("position", "expected"), [("earliest", [0, 0]), ("latest", [10, 10]), ("8", [8, 8]), ("-2", [8, 8])]
+)
+def test_a_group_is_moved_in_all_partitions(cli: Cli, position: str, expected: list[int]) -> None:
+    """Its next consumers begin there; what was committed with the old offset is gone."""
+    moved = cli("sub", "seek", "a/p", "readers", position, "--json").json
+    assert [(row["offset_before"], row["offset"]) for row in moved["partitions"]] == list(
+        zip([4, 7], expected, strict=True)
+    )
+    assert [row["offset"] for row in cli("sub", "list", "a/p", "--json").json] == expected
+
+
+@pytest.mark.usefixtures("group")
+def test_a_group_is_deleted_in_all_partitions(cli: Cli) -> None:
+    """After a confirmation."""
+    assert cli("sub", "delete", "a/p", "readers").code != 0
+    assert len(cli("sub", "list", "a/p", "--json").json) == 2
+    cli("sub", "delete", "a/p", "readers", "--yes")
+    assert cli("sub", "list", "a/p", "--json").json == []
+
+
+@pytest.mark.usefixtures("billing")
+def test_a_name_that_two_have_is_not_guessed(cli: Cli, tmp_path: Path) -> None:
+    """Neither the subscription nor the group is moved or deleted."""
+    with tidelog.open(tmp_path / "data") as log:
+        log._group_offsets.store({OffsetKey("billing", "a/b", 0): GroupOffset(1)})
+    for words in (("seek", "a/b", "billing", "0"), ("delete", "a/b", "billing", "--yes")):
+        refused = cli("sub", *words)
+        assert refused.code == 2
+        assert "consumer group" in refused.err
+    assert [row["kind"] for row in cli("sub", "list", "--json").json] == ["shared", "group"]

@@ -34,7 +34,7 @@ def test_topic_of_a_living_node_is_left_alone(
         assert topic.ship() == 1
         refused = cli(*command, *store, stdin=b"late\n")
         assert refused.code == 4
-        for part in (f"open on {log.info.node}", str(tmp_path / "owner"), "pid ", "--take-over"):
+        for part in (f"open on {log._info.node}", str(tmp_path / "owner"), "pid ", "--take-over"):
             assert part in refused.err
         topic.append(b"still its own")
         assert topic.ship() == 2
@@ -100,7 +100,9 @@ def test_drill_leaves_a_living_engine_alone(cli: Cli, tmp_path: Path) -> None:
         assert cli("engine", "get", "b", "k", "-d", "drill").out == b"v" * 500
         assert cli("engine", "digest", "-d", "drill", "--json").json["digest"] == engine.digest()
         assert cli("engine", "verify", "-d", "drill").code == 0
-        assert cli("engine", "status", "-d", "drill").code == 0
+        status = cli("engine", "status", "-d", "drill", "--json").json
+        assert (status["is_drill"], status["problems"], status["store"]["lag_bytes"]) == (True, [], None)
+        assert cli("engine", "status", "--json").json["is_drill"] is False
         for change in (("ship",), ("checkpoint",), ("compact",), ("gc", "--apply")):
             refused = cli("engine", *change, "-d", "drill")
             assert (refused.code, "restore drill" in refused.err) == (2, True), change

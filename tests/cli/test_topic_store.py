@@ -12,8 +12,12 @@ from tests.cli.conftest import Cli
 from tests.servers import S3Server
 
 import tidelog
+from tidelog.cli.topic.group import change_in_catalog, own_settings
+from tidelog.cold.catalog import Catalog
 from tidelog.log.binding import BINDING_BYTES
 from tidelog.log.frame import encode_many, scan
+from tidelog.store.keys import TopicKeys
+from tidelog.testing import FaultyMetadata
 
 LINES = b"".join(b"%d\n" % number for number in range(200))
 COUNT = 200
@@ -146,6 +150,22 @@ def test_setting_does_not_disturb_the_owner(cli: Cli, store: list[str]) -> None:
     assert described(cli, "a/b")["settings"] == {"retention_seconds": 86400}
 
 
+def test_two_who_set_at_once_both_count(tmp_path: Path) -> None:
+    """The second one adds to what the first has set meanwhile."""
+    metadata = FaultyMetadata(multi_key=False)
+    other = Catalog(metadata.another_client(), TopicKeys("a", "b"))
+
+    def set_meanwhile(operation: str, key: str) -> None:
+        if operation == "commit":
+            metadata.on_request = None
+            change_in_catalog(other, tmp_path, {"retention_seconds": 60})
+
+    metadata.on_request = set_meanwhile
+    own = change_in_catalog(Catalog(metadata, TopicKeys("a", "b")), tmp_path, {"retention_bytes": 1 << 30})
+    assert own == {"retention_seconds": 60, "retention_bytes": 1 << 30}
+    assert own_settings(other, tmp_path) == own
+
+
 # Shipping, sealing, pruning
 
 
@@ -203,7 +223,7 @@ def test_a_sealed_topic_goes_on_elsewhere(cli: Cli, filled: list[str], tmp_path:
     """Sealing clears the disk and says where the next owner goes on; that one does."""
     cli("produce", "a/b", "--no-ship", stdin=b"last\n")
     sealed = cli("topic", "seal", "a/b")
-    assert (sealed.code, f"goes on at offset {COUNT + 1}" in sealed.err) == (0, True)
+    assert (sealed.code, f"continues at offset {COUNT + 1}" in sealed.err) == (0, True)
     assert described(cli, "a/b")["sealed"] is True
     assert not list((tmp_path / "data/a/b").glob("wal.*.log"))
     assert "sealed already" in cli("topic", "seal", "a/b").err
@@ -239,7 +259,7 @@ def test_sweeping_shows_then_removes(cli: Cli, filled: list[str], tmp_path: Path
     shutil.copy(published, orphan)
     planned = cli("topic", "sweep", "a/b")
     assert (planned.code, "--apply" in planned.err) == (0, True)
-    assert planned.lines[1].split("\t")[:3] == ["a/b", "remove", "orphans"]
+    assert planned.lines[1].split("\t")[:4] == ["a/b", "remove", "log object", "orphan"]
     assert orphan.exists()
     with tidelog.open("data") as log:
         log.topic("a/b").append(b"x")
@@ -257,7 +277,7 @@ def test_a_lost_object_is_told_and_dropped_on_demand(cli: Cli, filled: list[str]
     cli("topic", "ship", "a/b")
     first.unlink()
     told = cli("topic", "sweep", "a/b")
-    assert (told.code, told.lines[1].split("\t")[1:3]) == (1, ["LOST", "lost"])
+    assert (told.code, told.lines[1].split("\t")[1:4]) == (1, ["LOST", "log object", "lost"])
     dropped = cli("topic", "sweep", "a/b", "--apply", "--drop-lost")
     assert "claimed a/b" in dropped.err
     assert cli("topic", "sweep", "a/b").code == 0
@@ -332,6 +352,108 @@ def test_a_catalog_that_is_there_is_left_alone(cli: Cli, filled: list[str]) -> N
     assert cli("consume", "a/b").out == LINES
 
 
+def test_a_catalog_is_not_replaced_while_its_owner_lives(cli: Cli, tmp_path: Path) -> None:
+    """Loses otherwise: a node that is at work stops, by accident."""
+    store = f"file://{tmp_path}/store"
+    with tidelog.open("data", store=store, metadata="bucket") as log:
+        log.topic("a/b").append(b"first")
+        log.topic("a/b").ship()
+        named = ["a/b", "-d", "other", "--store", store, "--metadata", "bucket"]
+        refused = cli("topic", "rebuild-catalog", *named, "--replace")
+        assert (refused.code, "--take-over" in refused.err) == (4, True)
+        log.topic("a/b").append(b"second")
+        log.topic("a/b").ship()
+        assert cli("topic", "rebuild-catalog", *named, "--replace", "--take-over").code == 0
+        log.topic("a/b").append(b"third")
+        with pytest.raises(tidelog.FencedError):
+            log.topic("a/b").ship()
+
+
+@pytest.mark.parametrize("name", ["owner", "start", f"segments/{0:020}", "segments/cur"])
+def test_a_damaged_catalog_is_shown_and_rebuilt(cli: Cli, tmp_path: Path, name: str) -> None:
+    """Opening refuses it; verify tells where it is damaged, and the command that it names mends that."""
+    cli("produce", "a/b", "--no-ship", "--store", f"file://{tmp_path}/store", "--metadata", "bucket", stdin=LINES)
+    cli("topic", "ship", "a/b")
+    key = f"tidelog/storage/topics/a/b/{name}"
+    (tmp_path / "store" / key).write_bytes(b"junk")
+    shown = cli("verify", "--cold", "--json")
+    (row,) = shown.json
+    assert (shown.code, row["findings"][0]["path"], row["frames"]) == (1, key, COUNT)
+    assert "rebuild-catalog a/b --replace" in row["findings"][0]["fix"]
+    assert cli("topic", "rebuild-catalog", "a/b", "--replace").code == 0
+    assert cli("verify", "--cold").code == 0
+    assert cli("consume", "a/b").out == LINES
+
+
+def test_lost_metadata_comes_back_with_settings_and_cursors(cli: Cli, tmp_path: Path) -> None:
+    """What the objects do not say is in the copy of the catalog; loses otherwise: every message comes again."""
+    with tidelog.open("data", store=f"file://{tmp_path}/store") as log:
+        topic = log.topic("a/b", retention_bytes=1 << 40)
+        for number in range(4):
+            topic.append(b"%d" % number)
+            topic.ship()
+        with topic.subscribe("billing", start="earliest") as subscription:
+            for _ in range(2):
+                message = subscription.receive(timeout=60)
+                assert message is not None
+                subscription.ack(message)
+        tiered = topic._tiered
+        assert tiered is not None
+        tiered.owned.move_start(1)
+    shutil.rmtree(tmp_path / "data")
+    store = ("--store", f"file://{tmp_path}/store")
+    assert cli("topic", "rebuild-catalog", "-d", "data", *store, "--json").json[0]["start_offset"] == 1
+    with tidelog.open("data") as log, log.topic("a/b").subscribe("billing") as subscription:
+        message = subscription.receive(timeout=60)
+        assert message is not None
+        assert message.value == b"2"
+    assert described(cli, "a/b")["settings"] == {"retention_bytes": 1 << 40}
+
+
+def divided(tmp_path: Path, metadata: str | None = None, grows: bool = False) -> dict[int, bytes]:
+    """A topic with four partitions, of which two are empty; what the others have."""
+    wanted = {0: b"first", 2: b"last"}
+    with tidelog.open("data", store=f"file://{tmp_path}/store", metadata=metadata) as log:
+        if grows:
+            log.topic("a/b")
+        topic = log.topic("a/b", partitions=4)
+        for number, value in wanted.items():
+            topic.append(value, partition=number)
+            topic.partition(number).ship()
+    return wanted
+
+
+@pytest.mark.parametrize("grows", [False, True])
+@pytest.mark.parametrize("keeps", ["copy", "directory", "objects"])
+def test_partitions_come_back_with_their_number(cli: Cli, tmp_path: Path, keeps: str, grows: bool) -> None:
+    """Loses otherwise: keys go to other partitions than before, and readers do not find the topic at all."""
+    wanted = divided(tmp_path, grows=grows)
+    for path in (tmp_path / "data").glob("metadata.db*"):
+        path.unlink()
+    if keeps != "copy":
+        shutil.rmtree(tmp_path / "store/tidelog")
+    if keeps != "directory":
+        shutil.rmtree(tmp_path / "data")
+    rebuilt = cli("topic", "rebuild-catalog", "-d", "data", "--store", f"file://{tmp_path}/store")
+    count = 3 if keeps == "objects" else 4  # of a partition that never had a message nothing is left
+    assert (rebuilt.code, f"a/b has {count} partitions" in rebuilt.err) == (0, True)
+    with tidelog.open("data", read_only=True) as log:
+        assert log.topics() == ["a/b"]
+        assert {one.partition: one.value for one in log.topic("a/b").read()} == wanted
+        assert log.topic("a/b").partitions == count
+
+
+def test_a_topic_with_partitions_is_rebuilt_by_its_name(cli: Cli, tmp_path: Path) -> None:
+    """All its logs are, and a number that cannot be read is found again."""
+    wanted = divided(tmp_path, metadata="bucket")
+    (tmp_path / "store/tidelog/storage/topics/a/b/partitions").write_bytes(b"junk")
+    rebuilt = cli("topic", "rebuild-catalog", "a/b", "--replace", "--json")
+    assert [row["topic"] for row in rebuilt.json] == ["a/b-part-0", "a/b-part-2"]
+    assert "4 partitions" in rebuilt.err, "its directory remembers"
+    with tidelog.open("data", read_only=True) as log:
+        assert [one.value for one in log.topic("a/b").read()] == list(wanted.values())
+
+
 # Checking
 
 
@@ -349,9 +471,9 @@ def test_a_damaged_object_is_found(cli: Cli, tmp_path: Path, damage: str) -> Non
     assert cli("verify").code == 0
     result = cli("verify", "--cold", "--json")
     (row,) = result.json
-    (problem,) = row["problems"]
-    assert (result.code, path.name in problem["key"]) == (1, True)
-    assert (problem["first_offset"], problem["last_offset"]) == (0, COUNT - 1)
+    (found,) = row["findings"]
+    assert (result.code, path.name in found["path"], found["kind"]) == (1, True, "object")
+    assert (found["first_offset"], found["last_offset"]) == (0, COUNT - 1)
     assert path.name in result.err
 
 
@@ -463,6 +585,19 @@ def test_the_doctor_asks_the_store(cli: Cli, filled: list[str], tmp_path: Path) 
     assert [path for path in left if path.is_file()] == []
 
 
+def test_the_doctor_finds_the_catalog_of_another_store(cli: Cli, tmp_path: Path) -> None:
+    """With the fix: a root of its own."""
+    shared = ("--metadata", f"sqlite://{tmp_path / 'shared.db'}")
+    with tidelog.open(tmp_path / "mine", store=f"file://{tmp_path / 'one'}", metadata=shared[1]):
+        pass
+    checks = {
+        check["check"]: check
+        for check in cli("doctor", "--json", "--store", f"file://{tmp_path / 'two'}", *shared).json
+    }
+    assert checks["metadata"]["status"] == "fail"
+    assert "metadata_root" in checks["metadata"]["fix"]
+
+
 def test_the_doctor_fails_where_no_store_answers(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
     """A store that is not there is a failed check with a fix, among the others."""
     monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:9")
@@ -518,3 +653,41 @@ def test_damage_in_an_object_is_read_around(cli: Cli, filled: list[str], tmp_pat
     skipped = cli("consume", "a/b", "--skip-gaps", *filled)
     assert (skipped.code, len(skipped.lines)) == (0, COUNT - 1)
     assert f"offset {COUNT - 1} damaged" in skipped.err
+
+
+# A catalog outside of the bucket
+
+
+def test_published_catalog_is_read_and_never_written(cli: Cli, tmp_path: Path) -> None:
+    """The bucket alone is enough to look, and what would write or delete by the copy says where the metadata is."""
+    url = f"file://{tmp_path}/store"
+    cli("produce", "a/b", "--store", url, stdin=LINES)
+    bucket = ["--dir", "elsewhere", "--store", url, "--metadata", "bucket"]
+    assert cli("consume", "a/b", *bucket).out == LINES
+    assert cli("verify", "a/b", *bucket).code == 0
+    (row,) = cli("topic", "list", "--json", *bucket).json
+    assert (row["topic"], row["shipped_offset"]) == ("a/b", COUNT)
+    truth = f"the metadata store is sqlite://{tmp_path}/data/metadata.db"
+    for command in (
+        ("produce", "a/b"),
+        ("topic", "delete", "a/b", "--yes"),
+        ("topic", "seal", "a/b"),
+        ("topic", "rebuild-catalog", "a/b", "--replace"),
+        ("topic", "remove-orphans", "a/b"),
+        ("topic", "remove-orphans", "a/b", "--apply"),
+    ):
+        refused = cli(*command, *bucket, stdin=b"more\n")
+        assert refused.code == 2, (command, refused.err)
+        assert truth in " ".join(refused.err.split()), command
+    assert cli("consume", "a/b").out == LINES
+
+
+def test_rebuilt_catalog_is_published(cli: Cli, tmp_path: Path) -> None:
+    """Whoever lost the metadata rebuilds it where it was, and the copy follows."""
+    url = f"file://{tmp_path}/store"
+    cli("produce", "a/b", "--store", url, stdin=LINES)
+    for path in (tmp_path / "data").glob("metadata.db*"):
+        path.unlink()
+    assert cli("topic", "rebuild-catalog").code == 0
+    assert cli("produce", "a/b", stdin=b"next\n").code == 0
+    assert cli("consume", "a/b", "--dir", "elsewhere", "--store", url, "--metadata", "bucket").out == LINES + b"next\n"

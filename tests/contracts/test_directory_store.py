@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import multiprocessing
 import os
@@ -12,15 +13,16 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 
 import pytest
+from tests.campaign import IS_DEEP, examples
+from tests.log.workbench import LIMIT_SECONDS
 
-from tidelog.errors import ConflictError, InputError, NotSupportedError, StoreUnavailableError
-from tidelog.tier.directory_lock import LOCK_NAME, DirectoryLock
-from tidelog.tier.directory_store import DirectoryStore
-from tidelog.tier.object_store import ObjectStore
-from tidelog.tier.stores import open_store
+from tidelog.errors import ConflictError, DataError, InputError, NotSupportedError, StoreUnavailableError
+from tidelog.store.object_store import ObjectStore
+from tidelog.store.shared_directory import LOCK_NAME, DirectoryLock, DirectoryStore
+from tidelog.store.urls import open_store
 
-PROCESSES = 8
-ROUNDS = 50
+PROCESSES = 8 if IS_DEEP else 4
+ROUNDS = examples(20)
 SPAWN = multiprocessing.get_context("spawn")
 FAR_US = 4_000_000_000_000_000
 
@@ -40,8 +42,9 @@ def directory(store: DirectoryStore, tmp_path: Path) -> Path:
 class TestReplacing:
     """`put_if_match` among processes, and against everything else that writes."""
 
+    @pytest.mark.deeper
     def test_of_many_processes_one_wins_each_round(self, store: DirectoryStore) -> None:
-        """Eight processes that start together from the same etag: one replaces, seven are told."""
+        """Processes that start together from the same etag: one replaces, the others are told."""
         store.put("deep/race", b"start")
         ours, theirs = zip(*(SPAWN.Pipe() for _ in range(PROCESSES)), strict=True)
         racers = [SPAWN.Process(target=race, args=(store.url, end)) for end in theirs]
@@ -300,6 +303,36 @@ def test_the_name_of_the_directory_is_no_key(tmp_path: Path) -> None:
     store.put("top", b"content")
     store.delete("top")
     assert [info.key for info in store.list()] == []
+
+
+@pytest.mark.parametrize("has_link", [False, True])
+def test_what_is_no_file_is_told_and_never_waited_for(store: DirectoryStore, directory: Path, has_link: bool) -> None:
+    """Opening a FIFO would wait for a writer for ever, and could not even be interrupted."""
+    store.put("deep/good", b"x")
+    os.mkfifo(directory / "deep" / ("other" if has_link else "pipe"))
+    if has_link:
+        (directory / "deep" / "pipe").symlink_to("other")
+    with ThreadPoolExecutor(1) as pool:
+        for ask in (
+            store.get,
+            store.head,
+            lambda key: store.read_range(key, 0, 1),
+            lambda key: store.copy(key, "copy"),
+        ):
+            answer = pool.submit(ask, "deep/pipe")
+            try:
+                with pytest.raises(DataError, match=r"deep/pipe is a FIFO"):
+                    answer.result(LIMIT_SECONDS)
+            finally:
+                _let_go(directory / "deep" / "pipe")
+        pool.submit(store.let_go_below, "deep/pipe", 1).result(LIMIT_SECONDS)
+    assert store.get("deep/good").data == b"x"
+
+
+def _let_go(fifo: Path) -> None:
+    """Whoever waits for a writer of a FIFO waits no more."""
+    with contextlib.suppress(OSError):  # nobody does
+        os.close(os.open(fifo, os.O_WRONLY | os.O_NONBLOCK))
 
 
 def test_the_system_is_told_what_is_not_read_again(store: DirectoryStore, monkeypatch: pytest.MonkeyPatch) -> None:

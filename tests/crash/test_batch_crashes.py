@@ -9,15 +9,16 @@ import pytest
 from tests.campaign import every
 from tests.crash.tier_promises import KEYS, NAME, open_node, tier_settings
 
+from tidelog.cold.catalog import Catalog
+from tidelog.cold.settings import TierSettings
+from tidelog.cold.upload import plan_upload, whole_groups
 from tidelog.log import LogSettings
-from tidelog.log.names import wal_files
+from tidelog.log.directory import wal_files
+from tidelog.log.frame import encode_many, writable_frames
 from tidelog.testing import CrashPlan, FaultyFiles, History, World, crash_everywhere, cut_world_everywhere
-from tidelog.tier.catalog import Catalog
-from tidelog.tier.shipment import plan_shipment, whole_groups
-from tidelog.tier.tier_settings import TierSettings
-from tidelog.topics.extension import group_of
+from tidelog.topics.directory import LogDirectory
+from tidelog.topics.message import group_of
 from tidelog.topics.rescue import Rescue
-from tidelog.topics.storage import LogDirectory
 from tidelog.topics.topic import Topic
 
 ROOT = Path("/data")
@@ -31,10 +32,16 @@ def values_of(number: int, count: int) -> list[bytes]:
     return [f"{number}:{index}".encode() for index in range(count)]
 
 
-def append_batches(topic: Topic, history: History) -> None:
+def append_batches(topic: Topic, history: History, *, framed: bool = False) -> None:
     """Batches over several files; of those that were synced it is written down."""
     for number, (count, sync) in enumerate(BATCHES):
-        topic.append_many(values_of(number, count), sync=sync)
+        values = values_of(number, count)
+        if framed:
+            made = encode_many(number, topic._encoder.many(values))
+            frames = writable_frames(number, bytearray(made.buffer), made.positions, made.lengths)
+            topic.append_frames(frames if number % 3 else made, sync=sync)
+        else:
+            topic.append_many(values, sync=sync)
         if sync:
             history.attempted("synced", number)
 
@@ -58,19 +65,21 @@ def open_local(files: FaultyFiles) -> LogDirectory:
 
 
 @pytest.mark.deeper
-def test_a_batch_is_whole_after_a_crash_at_any_call() -> None:
-    """With rotations inside batches: whatever is found begins with whole batches and ends with one."""
+@pytest.mark.parametrize("framed", [False, True])
+def test_a_batch_is_whole_after_a_crash_at_any_call(framed: bool) -> None:
+    """With rotations inside batches: whatever is found begins with whole batches and ends with one. Also where they
+    are appended as frames, which are joined for a write."""
 
     def workload(files: FaultyFiles, history: History) -> None:
         with closing(open_local(files)) as log:
-            append_batches(log.topic(NAME), history)
+            append_batches(log.topic(NAME), history, framed=framed)
 
     def check(files: FaultyFiles, history: History) -> None:
         with closing(LogDirectory(ROOT, SETTINGS, files=files, read_only=True)) as log:
             seen = [m.value for m in log.topic(NAME).read()] if log.topics() else []
         with closing(open_local(files)) as log:
             topic = log.topic(NAME)
-            values = [message.value for message in topic.read()]
+            values = [message.value or b"" for message in topic.read()]
             assert values == seen
             assert_whole(values, history)
             topic.append_many([b"x", b"y"], sync=True)
@@ -121,7 +130,7 @@ def test_a_batch_is_whole_in_the_store_after_a_crash_and_the_loss_of_the_disk() 
         lost = world.lose_disk("a")
         for remains, node in ((world, "a"), (lost, "b")):
             with closing(open_node(remains, node, tier_settings())) as log:
-                assert_whole([message.value for message in log.topic(NAME).read()], history)
+                assert_whole([message.value or b"" for message in log.topic(NAME).read()], history)
 
     summary = cut_world_everywhere(workload, check, PLAN)
     assert summary.cut_points > 10
@@ -140,7 +149,7 @@ def test_what_is_synced_of_an_unfinished_batch_is_not_shipped() -> None:
         assert whole_groups(wal, 5, lambda _: (3, 9)) == 5
         for max_bytes, expected in ((1, [2, 7]), (300, [2, 7]), (10_000, [7])):
             ends, offset = [], 0
-            while (shipment := plan_shipment(wal, offset, 7, max_bytes, None, group_of)) is not None:
+            while (shipment := plan_upload(wal, offset, 7, max_bytes, None, group_of)) is not None:
                 ends.append(offset := shipment.next_offset)
             assert ends == expected
 

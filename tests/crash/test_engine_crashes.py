@@ -41,7 +41,7 @@ def test_every_workload_of_up_to_three_entries(first: str) -> None:
         entries = [(seq, ENTRIES[name]) for seq, name in enumerate((first, *rest), 1)]
         steps = [Apply(tuple(entries))] if len(rest) % 2 else [Apply((one,)) for one in entries]
         workload = Workload(steps, crashes_in_recovery=0)
-        crash_everywhere(workload.run, workload.check, CrashPlan(policies=("lose", "tear"), every=every(5)))
+        crash_everywhere(workload.run, workload.check, CrashPlan(policies=("lose", "tear"), every=every(9)))
 
 
 def random_steps(seed: int, entries: int) -> list[Step]:

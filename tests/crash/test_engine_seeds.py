@@ -19,11 +19,11 @@ from tests.engine.model import Model
 from tests.engine.stations import KEYS, EngineNode
 
 from tidelog.clock import ManualClock
-from tidelog.engine.raw_log import drop_raw_log
+from tidelog.engine.cold.gc import drop_wal
 from tidelog.errors import TidelogError
+from tidelog.store.metadata.bucket import BucketMetadataStore
 from tidelog.testing import POLICIES, Crash, World
-from tidelog.testing.threads import quiet_crashes
-from tidelog.tier.metadata.bucket import BucketMetadataStore
+from tidelog.testing.crash import quiet_crashes
 
 pytestmark = pytest.mark.deeper
 GROUPS = 20
@@ -42,7 +42,7 @@ class Compact(NamedTuple):
 
 
 class CompactData(NamedTuple):
-    """Somebody without the engine compacts its log into packs and indexes, and drops what that makes unnecessary."""
+    """Somebody without the engine compacts its log into blob files and indexes, and drops what is then unnecessary."""
 
 
 Late = Ship | Compact | CompactData
@@ -74,7 +74,7 @@ class Life:
         """The engine's node; files leave its disk as soon as they may."""
         clock = world.clock
         assert isinstance(clock, ManualClock)
-        return EngineNode(world.store, name=name, files=world.files(name), clock=clock, hot_tier_bytes=0)
+        return EngineNode(world.store, name=name, files=world.files(name), clock=clock, local_retention_bytes=0)
 
     def run(self, world: World) -> None:
         """Does the steps until it dies."""
@@ -190,7 +190,7 @@ def _compact(node: EngineNode, step: Step | Late) -> None:
         node.engine.compact(grace_seconds=0)
     elif isinstance(step, CompactData) and node.engine.high_water_mark:
         compact_by_hand(node.objects, clock=node.clock)
-        drop_raw_log(node.objects, BucketMetadataStore(node.objects), KEYS, 1 << 60, clock=node.clock)
+        drop_wal(node.objects, BucketMetadataStore(node.objects), KEYS, 1 << 60, clock=node.clock)
     elif isinstance(step, CompactIndex):
         node.engine.compact_index()
 

@@ -11,7 +11,7 @@ from tests.crash.tier_promises import NAME, open_node, tier_settings
 
 from tidelog.log import LogSettings
 from tidelog.testing import CrashPlan, FaultyFiles, History, World, crash_everywhere, cut_world_everywhere
-from tidelog.topics.storage import LogDirectory
+from tidelog.topics.directory import LogDirectory
 from tidelog.topics.topic import Topic
 
 ROOT = Path("/data")

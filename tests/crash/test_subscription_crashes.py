@@ -16,8 +16,8 @@ from tests.crash.tier_promises import NAME, open_node, tier_settings
 
 from tidelog.clock import ManualClock
 from tidelog.testing import CrashPlan, History, World, cut_world_everywhere
-from tidelog.topics.storage import LogDirectory
-from tidelog.topics.subscription_consumer import Consumer
+from tidelog.topics.directory import LogDirectory
+from tidelog.topics.subscription.consumer import Consumer
 from tidelog.topics.topic import Topic
 
 LETTERS = f"{NAME}.work.dlq"
@@ -134,7 +134,7 @@ def drained(sub: Consumer) -> list[bytes]:
     """Everything that comes, acknowledged."""
     found = []
     while messages := sub.receive_many(100, timeout=0):
-        found += [message.value for message in messages]
+        found += [message.value or b"" for message in messages]
         sub.ack_many(messages)
     return found
 
@@ -228,6 +228,7 @@ def check_after_move(world: World, history: History) -> None:
     check_node(world.after_crash("keep"), "a", Book(history), has_tail=False)
 
 
+@pytest.mark.deeper
 @pytest.mark.parametrize("multi_key", [True, False])
 def test_positions_survive_a_crash_of_an_owner_that_accepts_nothing(multi_key: bool) -> None:
     """Another node opens the topic and closes it, cut anywhere: nothing open is lost, and once it has given the topic
@@ -254,12 +255,13 @@ def test_positions_survive_a_crash_of_an_owner_that_accepts_nothing(multi_key: b
     summary = cut_world_everywhere(
         workload,
         check_both,
-        CrashPlan(every=3, policies=("lose", "keep"), grace_seconds=0.5),
+        CrashPlan(every=every(5), policies=("lose", "keep"), grace_seconds=0.5),
         start=lambda crash_at: before.after_crash("keep", crash_at=crash_at),
     )
     assert summary.cut_points > 8
 
 
+@pytest.mark.deeper
 @pytest.mark.parametrize("multi_key", [True, False])
 def test_a_deleted_topic_takes_its_subscriptions_and_settings_with_it(multi_key: bool) -> None:
     """Cut anywhere in the deletion, all of a topic is there or nothing: no messages without their subscriptions, and
@@ -293,7 +295,7 @@ def test_a_deleted_topic_takes_its_subscriptions_and_settings_with_it(multi_key:
     summary = cut_world_everywhere(
         workload,
         check_all_or_nothing,
-        CrashPlan(policies=("lose", "keep")),
+        CrashPlan(every=every(3), policies=("lose", "keep")),
         start=lambda crash_at: before.after_crash("keep", crash_at=crash_at),
     )
     assert summary.cut_points > 8

@@ -26,13 +26,12 @@ from tests.crash.tier_promises import (
 )
 
 from tidelog.clock import ManualClock
+from tidelog.cold.catalog import Catalog, Codec
+from tidelog.cold.ownership import read_local_claim
+from tidelog.cold.rebuild import rebuild_catalog
+from tidelog.cold.settings import TierSettings
 from tidelog.errors import FencedError, StoreUnavailableError, TidelogError
 from tidelog.testing import Crash, CrashPlan, History, World, cut_world_everywhere
-from tidelog.tier.catalog import Catalog
-from tidelog.tier.descriptor import Codec
-from tidelog.tier.local_claim import read_local_claim
-from tidelog.tier.rebuild import rebuild_catalog
-from tidelog.tier.tier_settings import TierSettings
 from tidelog.topics.message import TIMESTAMP_FIELD
 
 pytestmark = pytest.mark.deeper
@@ -259,7 +258,7 @@ def test_putting_a_fenced_tail_aside(multi_key: bool, codec: Codec) -> None:
         multi_key=multi_key,
         past=leave_a_fenced_tail,
         check=look_after_a_power_cut(settings),
-        step=3,
+        step=7,
     )
 
 
@@ -314,7 +313,7 @@ def ship_and_sweep(world: World, ledger: Ledger, settings: TierSettings) -> None
         topic = log.topic(NAME)
         ledger.append(topic, "a", 4)
         ledger.ship(topic, "a")
-        assert topic.sweep(topic.plan_sweep()).objects
+        assert topic.remove_orphans(topic.plan_orphans()).objects
         ledger.append(topic, "a", 1)
 
 
@@ -367,7 +366,7 @@ def test_a_store_for_a_directory_that_was_local(multi_key: bool, codec: Codec) -
         by_the_same_node(world.after_crash("keep"), history.copy(), settings)
         after_a_second_crash(world, history, settings)
 
-    cut(come_back, settings, multi_key=multi_key, past=stay_local, check=check, step=3)
+    cut(come_back, settings, multi_key=multi_key, past=stay_local, check=check, step=7)
 
 
 # A catalog that was lost
@@ -389,7 +388,7 @@ def rebuild_and_go_on(world: World, ledger: Ledger, settings: TierSettings) -> N
             *(world.metadata, KEYS, world.store),
             clock=world.clock,
             time_field=TIMESTAMP_FIELD,
-            lineage=claim.claim,
+            incarnation=claim.claim,
         )
     come_back(world, ledger, settings)
 
@@ -403,4 +402,4 @@ def test_rebuilding_the_catalog(multi_key: bool, codec: Codec) -> None:
         rebuild_and_go_on(world, Ledger(history), settings)
         look(settings)(world, history)
 
-    cut(rebuild_and_go_on, settings, multi_key=multi_key, past=lose_the_catalog, check=check, step=7)
+    cut(rebuild_and_go_on, settings, multi_key=multi_key, past=lose_the_catalog, check=check, step=13)

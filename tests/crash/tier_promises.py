@@ -10,19 +10,18 @@ import zlib
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from tidelog.cold.catalog import Catalog, Codec
+from tidelog.cold.settings import TierSettings
+from tidelog.cold.takeover import FENCED, DivergentTail, divergent_tails
+from tidelog.cold.tiered_log import Tier
 from tidelog.log import LogSettings
-from tidelog.log.bound_files import bound
-from tidelog.log.names import wal_files
+from tidelog.log.binding import bound
+from tidelog.log.directory import wal_files
 from tidelog.log.view import LogView
+from tidelog.store.keys import TopicKeys
 from tidelog.testing import FaultyFiles, History, World
-from tidelog.tier.catalog import Catalog
-from tidelog.tier.descriptor import Codec
-from tidelog.tier.fenced_tail import FENCED, FencedTail, fenced_tails
-from tidelog.tier.keys import TopicKeys
-from tidelog.tier.tier import Tier
-from tidelog.tier.tier_settings import TierSettings
+from tidelog.topics.directory import LogDirectory
 from tidelog.topics.directory_info import LOCAL, Place
-from tidelog.topics.storage import LogDirectory
 from tidelog.topics.topic import Topic
 
 ROOT = Path("/data")
@@ -184,13 +183,13 @@ def on_disk(files: FaultyFiles) -> dict[int, list[bytes]]:
     return found
 
 
-def _tails(files: FaultyFiles) -> list[FencedTail]:
-    return fenced_tails(files, DIRECTORY) if files.is_directory(DIRECTORY) else []
+def _tails(files: FaultyFiles) -> list[DivergentTail]:
+    return divergent_tails(files, DIRECTORY) if files.is_directory(DIRECTORY) else []
 
 
 def check_topic(world: World, topic: Topic, ledger: Ledger) -> dict[int, bytes]:
     """Everything promised is readable, or kept aside, or gone with a disk; returns what is readable."""
-    messages = [(message.offset, message.value) for message in topic.read("earliest")]
+    messages = [(message.offset, message.value or b"") for message in topic.read("earliest")]
     found = dict(messages)
     assert [offset for offset, _ in messages] == list(range(topic.start_offset, topic.next_offset))
     assert len(set(found.values())) == len(found), "a message is there twice"
@@ -226,7 +225,7 @@ def check_catalog(world: World) -> None:
 def check_swept(world: World, topic: Topic) -> None:
     """After everything is shipped, a sweep leaves exactly what the catalog names."""
     world.clock.advance(TWO_DAYS)  # type: ignore[attr-defined]  # a ManualClock
-    topic.sweep(topic.plan_sweep(), drop_uncovered=True)
+    topic.remove_orphans(topic.plan_orphans(), drop_uncovered=True)
     named = {KEYS.object(descriptor.name) for descriptor in Catalog(world.metadata, KEYS).walk(0)}
     assert set(world.store.contents()) == named
     assert world.store.uploads() == {}

@@ -7,7 +7,9 @@ import zlib
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from tidelog.topics.danube_message import DanubeMessage
+import msgspec
+
+from tidelog.imports.danube.message import DanubeMessage
 
 PUBLISHED_MS = 1_720_000_000_000
 VECTOR = bytes.fromhex(
@@ -29,9 +31,25 @@ VECTOR_MESSAGE = DanubeMessage(
     routing_key="rk",
 )
 
+# The same message without its schema and routing key, and with the subscription that is named: made with the crates
+# bincode 1.3.3 (`serialize`) and 2.0.1 (`serde::encode_to_vec`, `config::standard()`) from structs of the same fields.
+_BINCODE_1_BEGINNING = (
+    "2c0100000000000001000000000000000100000000000000740100000000000000627011010000000000020000000000000068690030fd77900100"
+    "00010000000000000070"
+)
+_BINCODE_1_END = "010000000000000001000000000000006b010000000000000076"
+BINCODE_1_VECTOR = {
+    None: bytes.fromhex(_BINCODE_1_BEGINNING + "00" + _BINCODE_1_END),
+    "s": bytes.fromhex(_BINCODE_1_BEGINNING + "01010000000000000073" + _BINCODE_1_END),
+}
+OLDER_VECTOR = {
+    None: bytes.fromhex("fb2c010101740162fc70110100026869fd0030fd779001000001700001016b0176"),
+    "s": bytes.fromhex("fb2c010101740162fc70110100026869fd0030fd7790010000017001017301016b0176"),
+}
+
 
 def number(value: int) -> bytes:
-    """A number of bincode's, in as few bytes as it goes."""
+    """A number of bincode 2, in as few bytes as it goes."""
     if value <= 250:
         return bytes([value])
     marker, width = (251, 2) if value < 1 << 16 else (252, 4) if value < 1 << 32 else (253, 8)
@@ -78,6 +96,28 @@ def encode_message(message: DanubeMessage) -> bytes:
     return b"".join(encode_fields(message))
 
 
+def encode_bincode_1(message: DanubeMessage) -> bytes:
+    """As Danube 0.5.0 wrote it, which knew neither schemas nor routing keys: numbers and lengths have eight bytes."""
+
+    def fixed(*values: int | str | bytes) -> bytes:
+        return b"".join(map(one, values))
+
+    def one(value: int | str | bytes) -> bytes:
+        if isinstance(value, int):
+            return value.to_bytes(8, "little")
+        data = value.encode("utf-8") if isinstance(value, str) else value
+        return len(data).to_bytes(8, "little") + data
+
+    subscription = message.subscription_name
+    named = [text for pair in message.attributes.items() for text in pair]
+    return (
+        fixed(message.request_id, message.producer_id, message.topic_name, message.broker_addr, message.topic_offset)
+        + fixed(message.payload, message.publish_time, message.producer_name)
+        + optional(None if subscription is None else one(subscription))
+        + fixed(len(message.attributes), *named)
+    )
+
+
 def sent(offset: int, value: bytes | None = None) -> DanubeMessage:
     """A message as a producer of a shop sends it."""
     return DanubeMessage(
@@ -122,9 +162,29 @@ def write_wal(directory: Path, *contents: bytes) -> list[Path]:
     return paths
 
 
-def write_objects(root: Path, objects: Sequence[tuple[int, int, bytes]], topic: str = "default/orders") -> list[Path]:
-    """Objects as (start in the name, seconds in the name, content) in a directory that is a store."""
-    segments = root / "storage" / "topics" / topic / "segments"
+def older_frames(offsets: Iterable[int], life: str = "") -> bytes:
+    """The same as Danube 0.5.0 wrote them: in bincode 1, without routing keys."""
+    return b"".join(encode(offset, encode_bincode_1(older_sent(offset, life))) for offset in offsets)
+
+
+def older_sent(offset: int, life: str = "") -> DanubeMessage:
+    """Another life of the topic, with a longer name, came later."""
+    message = sent(offset, f"message {offset}{life}".encode())
+    time = message.publish_time + 1_000_000 * len(life)
+    return msgspec.structs.replace(message, publish_time=time, routing_key=None)
+
+
+def write_objects(
+    root: Path,
+    objects: Sequence[tuple[int, int | str, bytes]],
+    topic: str = "default/orders",
+    folder: str = "segments",
+) -> list[Path]:
+    """Objects as (start in the name, seconds in the name, content) in a directory that is a store.
+
+    In the folder `objects` of older versions the second one may be the last offset, or "pending".
+    """
+    segments = root / "storage" / "topics" / topic / folder
     segments.mkdir(parents=True, exist_ok=True)
     paths = [segments / f"data-{start}-{seconds}.dnb1" for start, seconds, _ in objects]
     for path, (_, _, data) in zip(paths, objects, strict=True):

@@ -13,8 +13,8 @@ import pytest
 import tidelog
 from tidelog.clock import ManualClock
 from tidelog.errors import DataError, StoreUnavailableError
-from tidelog.topics.storage import LogDirectory
-from tidelog.topics.subscription_consumer import Consumer
+from tidelog.topics.directory import LogDirectory
+from tidelog.topics.subscription.consumer import Consumer
 from tidelog.topics.topic import Topic
 
 NAME = "shop/orders"
@@ -78,7 +78,7 @@ def test_18_a_broken_stream_opens_again_at_the_right_offset(tmp_path: Path) -> N
             return opens(offset, on_gap)
 
         read_through(sub, fail_first)
-        assert [message.offset for message in sub.receive_many(100, timeout=10)] == list(range(20))
+        assert [message.offset for message in sub.receive_many(100, timeout=120)] == list(range(20))
 
 
 def test_18_an_error_is_told_and_the_next_call_goes_on(topic: Topic) -> None:
@@ -173,9 +173,9 @@ def test_21_acknowledging_and_publishing_wait_for_nobody(tmp_path: Path) -> None
         topic = log.topic(NAME)
         topic.append_many([b"%d" % number for number in range(4)])
         quick, stuck = topic.subscribe("work", "shared"), topic.subscribe("work", "shared")
-        message = quick.receive(1)
+        message = quick.receive(120)
         assert message is not None
-        quick.receive_many(3, timeout=1)
+        quick.receive_many(3, timeout=120)
         may_go_on = Event()
         opens = quick._subscription._feed._source.open_reader
 
@@ -186,7 +186,7 @@ def test_21_acknowledging_and_publishing_wait_for_nobody(tmp_path: Path) -> None
         quick._subscription._feed.close()
         read_through(quick, hang)
         topic.append(b"more")
-        thread = Thread(target=stuck.receive, args=(10,))
+        thread = Thread(target=stuck.receive, args=(120,))
         thread.start()
         time.sleep(0.1)
         quick.ack(message)

@@ -8,12 +8,21 @@ from pathlib import Path
 
 import pytest
 from tests.cli.conftest import Cli, Spawn
-from tests.danube.danube_bytes import VECTOR, frame, frames, sent, write_objects, write_wal
+from tests.danube.danube_bytes import (
+    VECTOR,
+    frame,
+    frames,
+    older_frames,
+    older_sent,
+    sent,
+    write_objects,
+    write_wal,
+)
 from tests.servers import S3Server
 
 import tidelog
-from tidelog.tier.stores import open_store
-from tidelog.topics.danube_message import to_message
+from tidelog.imports.danube.message import to_message
+from tidelog.store.urls import open_store
 from tidelog.topics.message import Message
 
 
@@ -72,6 +81,7 @@ def test_the_summary_as_json(cli: Cli, wal: Path) -> None:
         "lost": [],
         "damages": 0,
         "damaged": [],
+        "unfinished": [],
     }
 
 
@@ -98,6 +108,31 @@ def test_objects_arrive(cli: Cli, tmp_path: Path) -> None:
     result = cli("import", "danube", "--objects", (tmp_path / "store").as_uri())
     assert result.code == 0, result.err
     assert imported(tmp_path) == expected(range(41))
+
+
+def test_objects_of_older_versions_arrive(cli: Cli, tmp_path: Path) -> None:
+    """A bucket that saw every version of Danube has objects of three kinds and messages of two: it is one topic."""
+    older = [(0, 8, older_frames(range(9))), (9, 39, older_frames(range(9, 40))), (40, 1_770_000_000, frame(40))]
+    write_objects(tmp_path / "store", older, folder="objects")
+    write_objects(tmp_path / "store", [(41, 1_780_000_000, frames(range(41, 50)))])
+    write_objects(tmp_path / "store", older[:1], "default/refunds", folder="objects")
+    arguments = ("import", "danube", "--objects", (tmp_path / "store").as_uri())
+    assert cli(*arguments, "--danube-topic", "default/orders").code == 0
+    ours = [to_message(older_sent(offset), offset, offset) for offset in range(40)]
+    assert imported(tmp_path) == ours + expected(range(40, 50))
+    assert [document["messages"] for document in cli(*arguments, "--json").json] == [0, 9]
+    assert imported(tmp_path, "default/refunds") == ours[:9]
+
+
+def test_a_wal_of_both_encodings_arrives(cli: Cli, tmp_path: Path) -> None:
+    """A broker that was updated appends to the file that the older one wrote; the next run goes on in there."""
+    write_wal(tmp_path / "a" / "b", older_frames(range(20)))
+    assert cli("import", "danube", "--wal", "a/b").code == 0
+    write_wal(tmp_path / "a" / "b", older_frames(range(20)) + frames(range(20, 30)))
+    (document,) = cli("import", "danube", "--wal", "a/b", "--json").json
+    assert (document["already_there"], document["messages"]) == (20, 10)
+    ours = [to_message(older_sent(offset), offset, offset) for offset in range(20)]
+    assert imported(tmp_path, "a/b") == ours + expected(range(20, 30))
 
 
 def test_objects_arrive_from_s3(cli: Cli, tmp_path: Path, s3_server: S3Server, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -207,7 +242,7 @@ def test_a_topic_that_begins_elsewhere_is_refused(cli: Cli, tmp_path: Path) -> N
         (("--wal", "nowhere"), 3, "no directory nowhere"),
         (("--wal", "."), 3, "no WAL of Danube"),
         (("--wal", "wal", "--danube-topic", "default/none"), 3, "no topic default/none"),
-        (("--wal", "wal", "--danube-topic", "none"), 2, "exactly two parts"),
+        (("--wal", "wal", "--danube-topic", "none"), 2, "needs a namespace and a name"),
         (("--wal", "wal", "--topic", "a b/c"), 2, "not allowed"),
         (("--objects", "http://x"), 2, "not the URL of a store"),
         (("--objects", "file:///nowhere/at/all"), 3, "no directory /nowhere/at/all"),
@@ -250,7 +285,7 @@ def test_an_empty_wal_imports_nothing(cli: Cli, tmp_path: Path) -> None:
 
 
 def test_a_message_that_is_too_large_is_named(cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is over max_message_bytes stops the import with its place; with a larger limit it goes on from there."""
+    """What is over max_message_bytes stops the import with its place; with a larger limit it continues from there."""
     write_wal(tmp_path / "a" / "b", frames(range(3)) + frame(3, b"x" * 100_000) + frames(range(4, 6)))
     monkeypatch.setenv("TIDELOG_MAX_MESSAGE_BYTES", "1000")
     result = cli("import", "danube", "--wal", "a/b")

@@ -13,19 +13,18 @@ from tests.crash.tier_promises import DIRECTORY, KEYS, NAME, open_node, tier_set
 
 import tidelog
 from tidelog.clock import ManualClock
+from tidelog.cold.catalog import Catalog, Codec
+from tidelog.cold.settings import TierSettings
+from tidelog.cold.shipper import read_uploader_checkpoint
+from tidelog.cold.takeover import divergent_tails
 from tidelog.errors import ConfigError, CorruptionError, DataError, FencedError, StoreUnavailableError, TidelogError
 from tidelog.log import Position
 from tidelog.log.binding import BINDING_BYTES
+from tidelog.log.directory import wal_files
 from tidelog.log.frame import scan
-from tidelog.log.names import wal_files
+from tidelog.store.settings import StoreSettings
+from tidelog.store.urls import open_store
 from tidelog.testing import POLICIES, Crash, World
-from tidelog.tier.catalog import Catalog
-from tidelog.tier.descriptor import Codec
-from tidelog.tier.fenced_tail import fenced_tails
-from tidelog.tier.store_settings import StoreSettings
-from tidelog.tier.stores import open_store
-from tidelog.tier.tier_settings import TierSettings
-from tidelog.tier.uploader_checkpoint import read_uploader_checkpoint
 from tidelog.topics.topic import Topic
 
 SETTINGS = tier_settings()
@@ -179,7 +178,7 @@ def test_7_an_old_owner_can_change_nothing(world: World) -> None:
         new = second.topic(NAME, take_over=True)
         append(new, 3, 5)
         entries, objects = world.metadata.contents(), world.store.contents()
-        for change in (old.ship, append_late, old.prune, old.seal, old.plan_sweep, append_late):
+        for change in (old.ship, append_late, old.prune, old.seal, old.plan_orphans, append_late):
             with pytest.raises(FencedError):
                 change()
         with pytest.raises(FencedError):
@@ -201,7 +200,7 @@ def test_7_the_tail_of_an_old_owner_is_kept_apart(world: World) -> None:
         log.topic(NAME).ship()
     with open_node(world, "a", SETTINGS) as log:
         assert numbers(log.topic(NAME)) == list(range(5))
-    assert [(tail.first_offset, tail.next_offset) for tail in fenced_tails(world.files("a"), DIRECTORY)] == [(3, 7)]
+    assert [(tail.first_offset, tail.next_offset) for tail in divergent_tails(world.files("a"), DIRECTORY)] == [(3, 7)]
 
 
 def test_7_of_many_that_open_at_once_one_writes(world: World) -> None:

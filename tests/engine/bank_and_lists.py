@@ -16,11 +16,9 @@ from tests.engine.model import Model
 from tests.engine.serializability import Elements, ListTransaction, anomalies
 
 from tidelog.engine.engine import Engine
-from tidelog.engine.entry import Batch, CreateBucket, Operation, PutObject
-from tidelog.engine.entry_codec import Carried
-from tidelog.engine.guard import Guarded, batch_of
-from tidelog.engine.results import Result, StoredObject
-from tidelog.engine.transaction import Transaction
+from tidelog.engine.entry import Batch, CreateBucket, Operation, PutObject, Result, StoredObject
+from tidelog.engine.txn.read_set import Carried, Guarded, batch_of
+from tidelog.engine.txn.transaction import Transaction
 
 ACCOUNTS = ("ann", "bob", "cid", "dan")
 LISTS = ("red", "green", "blue")

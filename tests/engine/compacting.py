@@ -16,34 +16,47 @@ import zstandard
 from tests.engine.stations import KEYS
 
 from tidelog.clock import Clock, ManualClock
-from tidelog.engine.body import CODEC_NONE, CODEC_ZSTD, decode_body
-from tidelog.engine.buckets import BucketVersion
-from tidelog.engine.cell import Cell, decode_bucket, decode_cell
-from tidelog.engine.cell_blocks import Row
-from tidelog.engine.compacted import CompactedData, Compaction, PackInfo, encode_compaction, read_compaction
-from tidelog.engine.manifest import Manifest, StoredCheckpoint, StoredCompaction, read_manifest
-from tidelog.engine.operation_record import OperationRecord, decode_operation
-from tidelog.engine.pack import encode_pack
-from tidelog.engine.place import FilePlace, PackPlace, Place, body_key, encode_place, encode_version, position_of
-from tidelog.engine.publishing import move_history_start, publish_compaction, publish_state
-from tidelog.engine.restore_replay import Replay
-from tidelog.engine.restore_runs import Changes, Runs
-from tidelog.engine.row_file import RowFile, RowKind, RowPart, encode_row_file
-from tidelog.engine.store_checkpoint import StoredState, write_parts_state
-from tidelog.engine.vacuum_rules import Rule, is_pointer, judged
-from tidelog.engine.version_keys import BUCKETS, parse, seq_of
+from tidelog.cold.catalog import Catalog
+from tidelog.cold.reader import History
+from tidelog.engine.cold.manifest import (
+    Manifest,
+    StoredCheckpoint,
+    StoredCompaction,
+    move_history_start,
+    publish_compaction,
+    publish_state,
+    read_manifest,
+)
+from tidelog.engine.mvcc.cells import BUCKETS, Cell, decode_bucket, decode_cell, is_pointer, parse, seq_of
+from tidelog.engine.mvcc.vacuum_rules import Rule, judged
+from tidelog.engine.mvcc.versions import BucketVersion
+from tidelog.engine.recovery.sorted_runs import Changes, Runs
+from tidelog.engine.sst.blob_file import (
+    BlobPointer,
+    FilePointer,
+    Place,
+    encode_blob_file,
+    encode_value_pointer,
+    encode_version,
+    position_of,
+    value_key,
+)
+from tidelog.engine.sst.block import Row
+from tidelog.engine.sst.snapshot import StoredState, write_parts_state
+from tidelog.engine.sst.sorted_index import BlobFileInfo, Compaction, SortedIndex, encode_compaction, read_compaction
+from tidelog.engine.sst.sstable import RowKind, RowPart, SSTable, encode_sstable
+from tidelog.engine.wal.operations import OperationRecord, decode_operation
+from tidelog.engine.wal.replay import Replay, ShippedLog
+from tidelog.engine.wal.value import CODEC_NONE, CODEC_ZSTD, decode_value
 from tidelog.log.frame import HEADER_BYTES as FRAME_HEADER_BYTES
+from tidelog.store.keys import CheckpointId, CompactedId, EngineKeys, StatePartId
+from tidelog.store.metadata.bucket import BucketMetadataStore
+from tidelog.store.object_store import ObjectStore
+from tidelog.store.scheduler import DaemonPool
 from tidelog.testing import FaultyFiles
-from tidelog.tier.catalog import Catalog
-from tidelog.tier.compacted_names import CompactedId, StatePartId
-from tidelog.tier.daemon_pool import DaemonPool
-from tidelog.tier.history import History
-from tidelog.tier.keys import CheckpointId, EngineKeys
-from tidelog.tier.metadata.bucket import BucketMetadataStore
-from tidelog.tier.object_store import ObjectStore
 
 LARGE_BYTES = 1500
-"""Bodies from here on have a file of their own, unless a test says otherwise."""
+"""Values from here on have a file of their own, unless a test says otherwise."""
 
 
 class BuiltCompaction(NamedTuple):
@@ -61,7 +74,7 @@ def compact_by_hand(
     *,
     clock: Clock | None = None,
     large_bytes: int = LARGE_BYTES,
-    pack_bytes: int = 8 << 10,
+    blob_file_bytes: int = 8 << 10,
     rows_a_file: int = 40,
     keep_from: int = 0,
     recompress: bool = False,
@@ -69,13 +82,13 @@ def compact_by_hand(
     """Compacts everything up to the high-water mark, and publishes that; the root.
 
     With `keep_from` history begins there from now on, and versions that no later state needs are left out. With
-    `recompress` small bodies are compressed in packs that are not in the log.
+    `recompress` small values are compressed in blob files that are not in the log.
     """
     built = build_by_hand(
         *(objects, keys),
         clock=clock,
         large_bytes=large_bytes,
-        pack_bytes=pack_bytes,
+        blob_file_bytes=blob_file_bytes,
         rows_a_file=rows_a_file,
         keep_from=keep_from,
         recompress=recompress,
@@ -90,7 +103,7 @@ def build_by_hand(
     *,
     clock: Clock | None = None,
     large_bytes: int = LARGE_BYTES,
-    pack_bytes: int = 8 << 10,
+    blob_file_bytes: int = 8 << 10,
     rows_a_file: int = 40,
     keep_from: int = 0,
     recompress: bool = False,
@@ -102,7 +115,7 @@ def build_by_hand(
     manifest = manifest_of(metadata, keys)
     work = _Work(objects, Catalog(metadata, keys), keys, manifest, large_bytes, keep_from)
     work.recompress = recompress
-    return work.build(pack_bytes, rows_a_file, (clock or ManualClock()).now_us())
+    return work.build(blob_file_bytes, rows_a_file, (clock or ManualClock()).now_us())
 
 
 def publish_by_hand(
@@ -140,11 +153,11 @@ def manifest_of(metadata: BucketMetadataStore, keys: EngineKeys = KEYS) -> Manif
     return found[0]
 
 
-def data_of(objects: ObjectStore, keys: EngineKeys = KEYS) -> CompactedData:
+def data_of(objects: ObjectStore, keys: EngineKeys = KEYS) -> SortedIndex:
     """The compaction that is published, opened."""
     compacted = manifest_of(BucketMetadataStore(objects, read_only=True), keys).compacted
     assert compacted is not None
-    return CompactedData(objects, keys, read_compaction(objects, keys, compacted))
+    return SortedIndex(objects, keys, read_compaction(objects, keys, compacted))
 
 
 def rows_of(objects: ObjectStore, catalog: Catalog, manifest: Manifest) -> list[Row]:
@@ -158,7 +171,7 @@ def rows_of(objects: ObjectStore, catalog: Catalog, manifest: Manifest) -> list[
         first_lsn = state.footer.lsn
     changes, fetchers = Changes(runs, 64 << 20), DaemonPool(1, "by-hand")
     try:
-        Replay(catalog, objects, fetchers, changes, first_lsn).run(manifest, lambda _: None)
+        Replay(ShippedLog(catalog, objects, fetchers), changes, first_lsn).run(manifest)
     finally:
         fetchers.shutdown(wait=False)
     changes.flush()
@@ -181,7 +194,7 @@ def without_forgotten(rows: list[Row], horizon: int, keep_versions: int = 1) -> 
 
 
 def oldest_versions(rows: list[Row]) -> dict[int, bytes]:
-    """The first version that points to each body, by the body's position: no two bodies have the same."""
+    """The first version that points to each value, by the value's position: no two values have the same."""
     found: dict[int, tuple[int, int, bytes]] = {}
     for key, value in rows:
         if is_pointer(value):
@@ -191,15 +204,15 @@ def oldest_versions(rows: list[Row]) -> dict[int, bytes]:
     return {position: key for position, (_, _, key) in found.items()}
 
 
-class _Body(NamedTuple):
-    """A body as it is in the log, and who wrote it."""
+class _Value(NamedTuple):
+    """A value as it is in the log, and who wrote it."""
 
     cell: Cell
     record: OperationRecord
 
 
 class _Stored(NamedTuple):
-    """A body as it is in a pack."""
+    """A value as it is in a blob file."""
 
     stored: bytes
     codec: int
@@ -222,21 +235,21 @@ class _Work:
         self._keys = keys
         self._manifest = manifest
         base = manifest.compacted
-        self._base = None if base is None else CompactedData(objects, keys, read_compaction(objects, keys, base))
+        self._base = None if base is None else SortedIndex(objects, keys, read_compaction(objects, keys, base))
         self._large_bytes = large_bytes if self._base is None else self._base.compaction.large_bytes
         self._generation = manifest.generation + 1
         self._keep_from = keep_from
         self._oldest: dict[int, bytes] = {}
         self.recompress = False
 
-    def build(self, pack_bytes: int, rows_a_file: int, created_us: int) -> BuiltCompaction:
+    def build(self, blob_file_bytes: int, rows_a_file: int, created_us: int) -> BuiltCompaction:
         manifest = self._manifest
         rows = self._rows()
         cells = {cell.position: cell for _, value in rows if is_pointer(value) for cell in [decode_cell(value)]}
         self._oldest = oldest_versions(rows)
-        places, packs = self._placed(cells, pack_bytes)
+        places, blob_files = self._placed(cells, blob_file_bytes)
         versions = [(key, encode_version(value, _place_of(value, places))) for key, value in rows]
-        bodies = [(body_key(position), encode_place(place)) for position, place in sorted(places.items())]
+        values = [(value_key(position), encode_value_pointer(place)) for position, place in sorted(places.items())]
         root = Compaction(
             generation=self._generation,
             seq=manifest.high_water_mark,
@@ -244,11 +257,11 @@ class _Work:
             position=self._end_position(),
             history_start_seq=manifest.history_start_seq,
             large_bytes=self._large_bytes,
-            packs=tuple(packs),
+            blob_files=tuple(blob_files),
             versions=self._index("versions", versions, rows_a_file),
-            bodies=self._index("bodies", bodies, rows_a_file),
-            data_files=sum(isinstance(place, FilePlace) for place in places.values()),
-            data_bytes=sum(place.stored_bytes for place in places.values() if isinstance(place, FilePlace)),
+            values=self._index("values", values, rows_a_file),
+            data_files=sum(isinstance(place, FilePointer) for place in places.values()),
+            data_bytes=sum(place.stored_bytes for place in places.values() if isinstance(place, FilePointer)),
         )
         encoded = encode_compaction(root)
         compacted = encoded.stored(self._keys, root, created_us)
@@ -261,11 +274,11 @@ class _Work:
         rows = rows_of(self._objects, self._catalog, self._manifest)
         if self._keep_from:
             rows = without_forgotten(rows, self._keep_from)
-        return [row for row in rows if not is_pointer(row[1]) or self._has_body(decode_cell(row[1]))]
+        return [row for row in rows if not is_pointer(row[1]) or self._has_value(decode_cell(row[1]))]
 
-    def _has_body(self, cell: Cell) -> bool:
+    def _has_value(self, cell: Cell) -> bool:
         base = self._base
-        return base is None or cell.lsn >= base.compaction.lsn or base.find_body(cell.position) is not None
+        return base is None or cell.lsn >= base.compaction.lsn or base.find_value(cell.position) is not None
 
     def _end_position(self) -> int:
         """Where the first record behind the last entry begins."""
@@ -275,55 +288,63 @@ class _Work:
         behind = self._records(range(last_lsn + 1, found.next_offset))
         return found.start_position + found.raw_size - sum(len(payload) + FRAME_HEADER_BYTES for _, payload in behind)
 
-    # Bodies
+    # Values
 
-    def _placed(self, cells: dict[int, Cell], pack_bytes: int) -> tuple[dict[int, Place], list[PackInfo]]:
-        """Where each body is from now on, and the packs that are left."""
+    def _placed(self, cells: dict[int, Cell], blob_file_bytes: int) -> tuple[dict[int, Place], list[BlobFileInfo]]:
+        """Where each value is from now on, and the blob files that are left."""
         known = self._known(cells)
-        fresh = {body.cell.position: body for body in self._bodies([cells[one] for one in cells if one not in known])}
+        fresh = {
+            value.cell.position: value for value in self._values([cells[one] for one in cells if one not in known])
+        }
         files = self._data_files(fresh)
         packed = {position: self._stored(fresh[position]) for position in sorted(fresh) if position not in files}
-        packs, numbers = self._kept_packs(known)
+        blob_files, numbers = self._kept_blob_files(known)
         places: dict[int, Place] = {**files}
         for position, place in known.items():
-            places[position] = place._replace(pack=numbers[place.pack]) if isinstance(place, PackPlace) else place
-        for some in _cut([(position, one.stored) for position, one in packed.items()], pack_bytes):
-            encoded = encode_pack(some)
-            key = self._keys.compacted(CompactedId("pack", self._generation, encoded.digest))
+            places[position] = (
+                place._replace(blob_file=numbers[place.blob_file]) if isinstance(place, BlobPointer) else place
+            )
+        for some in _cut([(position, one.stored) for position, one in packed.items()], blob_file_bytes):
+            encoded = encode_blob_file(some)
+            key = self._keys.compacted(CompactedId("blob", self._generation, encoded.digest))
             self._objects.put(key, encoded.data)
             for one in encoded.places:
-                places[one.position] = PackPlace(packed[one.position].codec, len(packs), one.byte, one.stored_bytes)
-            packs.append(_pack_info(key, encoded.data, [(one.position, one.stored_bytes) for one in encoded.places]))
-        return places, packs
+                places[one.position] = BlobPointer(
+                    packed[one.position].codec, len(blob_files), one.byte, one.stored_bytes
+                )
+            blob_files.append(
+                _blob_file_info(key, encoded.data, [(one.position, one.stored_bytes) for one in encoded.places])
+            )
+        return places, blob_files
 
-    def _stored(self, body: _Body) -> _Stored:
-        """As it goes into a pack."""
-        if not self.recompress or body.cell.codec != CODEC_NONE:
-            return _Stored(body.record.stored, body.cell.codec)
-        return _Stored(zstandard.ZstdCompressor().compress(body.record.stored), CODEC_ZSTD)
+    def _stored(self, value: _Value) -> _Stored:
+        """As it goes into a blob file."""
+        if not self.recompress or value.cell.codec != CODEC_NONE:
+            return _Stored(value.record.stored, value.cell.codec)
+        return _Stored(zstandard.ZstdCompressor().compress(value.record.stored), CODEC_ZSTD)
 
     def _known(self, cells: dict[int, Cell]) -> dict[int, Place]:
         """Those that the compaction before has a place for."""
         if self._base is None:
             return {}
         below = (position for position in cells if position < self._base.compaction.position)
-        return {position: place for position in below if (place := self._base.find_body(position)) is not None}
+        return {position: place for position in below if (place := self._base.find_value(position)) is not None}
 
-    def _kept_packs(self, known: dict[int, Place]) -> tuple[list[PackInfo], dict[int, int]]:
-        """The packs of the compaction before that are still pointed into, and their new numbers."""
+    def _kept_blob_files(self, known: dict[int, Place]) -> tuple[list[BlobFileInfo], dict[int, int]]:
+        """The blob files of the compaction before that are still pointed into, and their new numbers."""
         used: dict[int, list[Place]] = {}
         for place in known.values():
-            if isinstance(place, PackPlace):
-                used.setdefault(place.pack, []).append(place)
-        packs, numbers = list[PackInfo](), dict[int, int]()
+            if isinstance(place, BlobPointer):
+                used.setdefault(place.blob_file, []).append(place)
+        blob_files, numbers = list[BlobFileInfo](), dict[int, int]()
         for number in sorted(used):
             assert self._base is not None
-            numbers[number] = len(packs)
-            live = {"live_bodies": len(used[number]), "live_bytes": sum(one.stored_bytes for one in used[number])}
-            packs.append(msgspec.structs.replace(self._base.compaction.packs[number], **live))
-        return packs, numbers
+            numbers[number] = len(blob_files)
+            live = {"live_values": len(used[number]), "live_bytes": sum(one.stored_bytes for one in used[number])}
+            blob_files.append(msgspec.structs.replace(self._base.compaction.blob_files[number], **live))
+        return blob_files, numbers
 
-    def _data_files(self, fresh: dict[int, _Body]) -> dict[int, Place]:
+    def _data_files(self, fresh: dict[int, _Value]) -> dict[int, Place]:
         """Large ones become files, named by the oldest version that points to them."""
         found: dict[int, Place] = {}
         for position in sorted(fresh):
@@ -332,16 +353,16 @@ class _Work:
             key = self._keys.data_file(name.bucket, name.key or "", name.seq)
             if cell.stored_bytes >= self._large_bytes and key is not None:
                 self._objects.put(key, record.stored)
-                found[position] = FilePlace(cell.codec, cell.stored_bytes, key.removeprefix(self._keys.data_prefix))
+                found[position] = FilePointer(cell.codec, cell.stored_bytes, key.removeprefix(self._keys.data_prefix))
         return found
 
-    def _bodies(self, cells: Sequence[Cell]) -> Iterator[_Body]:
+    def _values(self, cells: Sequence[Cell]) -> Iterator[_Value]:
         """From the log, each checked."""
         by_lsn = {cell.lsn: cell for cell in cells}
         for lsn, payload in self._records(by_lsn):
             cell, record = by_lsn[lsn], decode_operation(payload, lsn)
-            decode_body(record.stored, cell.codec, cell.size, cell.crc, cell.lsn)
-            yield _Body(cell, record)
+            decode_value(record.stored, cell.codec, cell.size, cell.crc, cell.lsn)
+            yield _Value(cell, record)
 
     def _records(self, lsns: Collection[int]) -> Iterator[tuple[int, bytes]]:
         """Records of the log, with their LSNs."""
@@ -373,7 +394,7 @@ def _row_files(
 ) -> tuple[RowPart, ...]:
     parts = []
     for begin in range(0, len(rows), rows_a_file):
-        encoded = encode_row_file(kind, rows[begin : begin + rows_a_file])
+        encoded = encode_sstable(kind, rows[begin : begin + rows_a_file])
         objects.put(key(encoded.digest), encoded.data)
         parts.append(encoded.part(key(encoded.digest)))
     return tuple(parts)
@@ -388,26 +409,26 @@ def _state(
     )
 
 
-def _cut(bodies: Sequence[tuple[int, bytes]], pack_bytes: int) -> Iterator[list[tuple[int, bytes]]]:
+def _cut(values: Sequence[tuple[int, bytes]], blob_file_bytes: int) -> Iterator[list[tuple[int, bytes]]]:
     some: list[tuple[int, bytes]] = []
-    for body in bodies:
-        some.append(body)
-        if sum(len(stored) for _, stored in some) >= pack_bytes:
+    for value in values:
+        some.append(value)
+        if sum(len(stored) for _, stored in some) >= blob_file_bytes:
             yield some
             some = []
     if some:
         yield some
 
 
-def _pack_info(key: str, data: bytes, bodies: Sequence[tuple[int, int]]) -> PackInfo:
-    return PackInfo(
+def _blob_file_info(key: str, data: bytes, values: Sequence[tuple[int, int]]) -> BlobFileInfo:
+    return BlobFileInfo(
         key=key,
         size=len(data),
-        bodies=len(bodies),
-        live_bodies=len(bodies),
-        live_bytes=sum(stored_bytes for _, stored_bytes in bodies),
-        first_position=bodies[0][0],
-        last_position=bodies[-1][0],
+        values=len(values),
+        live_values=len(values),
+        live_bytes=sum(stored_bytes for _, stored_bytes in values),
+        first_position=values[0][0],
+        last_position=values[-1][0],
     )
 
 
@@ -415,6 +436,12 @@ def _place_of(value: bytes, places: dict[int, Place]) -> Place | None:
     return places[decode_cell(value).position] if is_pointer(value) else None
 
 
-def body_rows(objects: ObjectStore, root: Compaction) -> dict[int, bytes]:
-    """The body index: positions and places."""
-    return {position_of(key): value for part in root.bodies for key, value in RowFile(objects, part).rows()}
+def value_rows(objects: ObjectStore, root: Compaction) -> dict[int, bytes]:
+    """The value index: positions and places."""
+    return {position_of(key): value for part in root.values for key, value in SSTable(objects, part).rows()}
+
+
+def value_at(objects: ObjectStore, data: SortedIndex, place: Place) -> bytes:
+    """The stored value at a value pointer."""
+    key, byte = data.locate(place)
+    return bytes(objects.read_range(key, byte, place.stored_bytes))

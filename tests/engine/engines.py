@@ -25,7 +25,7 @@ from tidelog.engine.settings import EngineSettings
 from tidelog.errors import NotFoundError
 from tidelog.files import Files, LocalFiles
 
-SMALL = EngineSettings(wal_segment_size=16 << 10, buffer_pool_size=64 * 8192, checks_invariants=True)
+SMALL = EngineSettings(rotate_max_bytes=16 << 10, buffer_pool_bytes=64 * 8192, checks_invariants=True)
 """Files that end soon and few pages: what is rare with the defaults happens all the time."""
 
 

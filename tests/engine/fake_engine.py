@@ -7,14 +7,12 @@ from typing import NamedTuple
 
 from tests.engine.model import Model, ModelBucket
 
-from tidelog.engine.entry import MetadataValue
-from tidelog.engine.entry_codec import Carried
-from tidelog.engine.guard import Guarded, VisibleState, batch_of
-from tidelog.engine.locks import LockStatistics
-from tidelog.engine.marks import Marks
-from tidelog.engine.results import ObjectInfo, Result, StoredObject
-from tidelog.engine.transaction import Transaction, Transactions
-from tidelog.engine.turn import Turn
+from tidelog.engine.entry import MetadataValue, ObjectInfo, Result, StoredObject
+from tidelog.engine.mvcc.retention import Marks
+from tidelog.engine.orchestrator.base import Turn
+from tidelog.engine.txn.locks import LockStatistics
+from tidelog.engine.txn.read_set import Carried, Guarded, VisibleState, batch_of
+from tidelog.engine.txn.transaction import Transaction, Transactions
 from tidelog.errors import InputError, NotFoundError
 
 
@@ -34,7 +32,7 @@ class FakeEngine:
         self.settles = settles
         self.batches: list[int] = []
         self.truncation_mark = 0
-        self.driving = Turn()
+        self._driving = Turn()
         self._results: dict[int, Result] = {}
 
     @property

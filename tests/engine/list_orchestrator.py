@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from tidelog.engine.entry_codec import Carried
+from tidelog.engine.txn.read_set import Carried
 from tidelog.errors import GapError
 
 

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from typing import Self
 
-from tidelog.engine.body import encode_body
-from tidelog.engine.digest import Digest
 from tidelog.engine.entry import (
     Batch,
     CopyObject,
@@ -19,6 +17,8 @@ from tidelog.engine.entry import (
     PutObject,
     operations,
 )
+from tidelog.engine.mvcc.digest import Digest
+from tidelog.engine.wal.value import encode_value
 from tidelog.log.frame import crc32
 
 
@@ -47,11 +47,17 @@ State = dict[str, ModelBucket]
 
 
 class Model:
-    """All states of an engine: `states[seq]` is the one after the entry of that seq."""
+    """All states of an engine: `states[seq]` is the one after the entry of that seq. None changes once it is made."""
 
     def __init__(self) -> None:
         self.states: dict[int, State] = {0: {}}
         self.entries: dict[int, Entry] = {}
+
+    def __deepcopy__(self, memo: object) -> Self:
+        """A model that goes its own way from here on."""
+        other = type(self)()
+        other.states, other.entries = dict(self.states), dict(self.entries)
+        return other
 
     @property
     def applied_seq(self) -> int:
@@ -60,7 +66,7 @@ class Model:
     def apply(self, seq: int, entry: Entry) -> bool:
         """Whether it was applied, wholly."""
         before = self.states[self.applied_seq]
-        after = copy.deepcopy(before)
+        after = {name: ModelBucket(bucket.seq, dict(bucket.objects)) for name, bucket in before.items()}
         self.entries[seq] = entry
         try:
             for operation in operations(entry):
@@ -94,7 +100,7 @@ class Model:
         for name, bucket in self.at(self.applied_seq if seq is None else seq).items():
             found.add_bucket(name.encode(), bucket.seq)
             for key, item in bucket.objects.items():
-                crc = crc32(encode_body(item.data, item.metadata))
+                crc = crc32(encode_value(item.data, item.metadata))
                 found.add_object(name.encode(), key.encode(), item.seq, len(item.data), crc)
         return found.text()
 
@@ -108,15 +114,28 @@ def _apply(state: State, seq: int, operation: Operation) -> None:
             _require(bucket in state and (force or not state[bucket].objects))
             del state[bucket]
         case PutObject(bucket, key, data, metadata):
-            _require(bucket in state)
+            _require(bucket in state and _holds(operation, state[bucket].objects.get(key)))
             state[bucket].objects[key] = ModelObject(bytes(data), dict(metadata), seq)
         case DeleteObject(bucket, key):
-            _require(bucket in state)
+            _require(bucket in state and _holds(operation, state[bucket].objects.get(key)))
             state[bucket].objects.pop(key, None)
         case CopyObject(src_bucket, src_key, dest_bucket, dest_key):
             _require(src_bucket in state and src_key in state[src_bucket].objects and dest_bucket in state)
+            _require(_holds(operation, state[dest_bucket].objects.get(dest_key)))
             source = state[src_bucket].objects[src_key]
             state[dest_bucket].objects[dest_key] = ModelObject(source.data, dict(source.metadata), seq)
+
+
+def _holds(operation: PutObject | DeleteObject | CopyObject, found: ModelObject | None) -> bool:
+    """Whether its conditions hold for what is there."""
+    if getattr(operation, "if_absent", False):
+        return found is None
+    if operation.if_match is None and operation.if_match_crc is None:
+        return True
+    if found is None:
+        return False
+    crc = crc32(encode_value(found.data, found.metadata))
+    return operation.if_match in (None, found.seq) and operation.if_match_crc in (None, crc)
 
 
 def _require(holds: bool) -> None:

@@ -9,26 +9,30 @@ from types import TracebackType
 from typing import Any, Self
 
 import msgspec
+from tests.cold.published import lease_of
 from tests.engine.engines import SMALL, RandomEntries, assert_same
 from tests.engine.model import Model
-from tests.tier.published import lease_of
 
 from tidelog.clock import ManualClock
-from tidelog.engine.claim import claim_engine
+from tidelog.cold.catalog import Catalog, Descriptor
+from tidelog.cold.owned_log import Node
+from tidelog.cold.replicas import Replica
+from tidelog.engine.cold.manifest import Manifest, OwnedManifest, read_manifest
+from tidelog.engine.cold.replicas import EngineDocuments
+from tidelog.engine.cold.shipping import Shipping
+from tidelog.engine.cold.store_link import claim_engine
 from tidelog.engine.core import WAL, Core
 from tidelog.engine.engine import Engine
 from tidelog.engine.entry import Batch, CreateBucket, Entry, PutObject
-from tidelog.engine.guard import Guarded, ObjectRead
-from tidelog.engine.manifest import Manifest, OwnedManifest, read_manifest
-from tidelog.engine.restore import Restore, RestoreReport
+from tidelog.engine.recovery.restore import Restore, RestoreReport
 from tidelog.engine.settings import EngineSettings
-from tidelog.engine.shipping import ClaimPolicy, Shipping
+from tidelog.engine.txn.read_set import Guarded, ObjectRead
+from tidelog.fields import read_keywords
+from tidelog.store.keys import EngineKeys
+from tidelog.store.metadata.base import MetadataStore
+from tidelog.store.metadata.bucket import BucketMetadataStore
+from tidelog.store.object_store import ObjectStore
 from tidelog.testing import FaultyFiles, FaultyStore
-from tidelog.tier.catalog import Catalog
-from tidelog.tier.descriptor import Descriptor
-from tidelog.tier.keys import EngineKeys
-from tidelog.tier.metadata.bucket import BucketMetadataStore
-from tidelog.tier.object_store import ObjectStore
 
 KEYS = EngineKeys()
 DIRECTORY = Path("/engine")
@@ -55,8 +59,15 @@ class StoreView:
         return [info.key for info in self.objects.list(KEYS.objects_prefix)]
 
     def state_keys(self) -> list[str]:
-        """The states that are there, listed or not."""
-        return [info.key for info in self.objects.list(KEYS.checkpoints_prefix)]
+        """The states that are there, listed or not, and whatever else is beside them but their files."""
+        keys = (info.key for info in self.objects.list(KEYS.checkpoints_prefix))
+        return [key for key in keys if KEYS.parse_state_part(key) is None]
+
+
+def node_of(objects: ObjectStore, clock: ManualClock, name: str, metadata: MetadataStore | None = None) -> Node:
+    """A store as a node opens it, whose lease nobody renews."""
+    metadata = metadata or BucketMetadataStore(objects, proves_late=True)
+    return Node(objects, metadata, clock=clock, name=name, directory=DIRECTORY, renews_lease=False)
 
 
 class EngineNode:
@@ -73,14 +84,18 @@ class EngineNode:
         files: FaultyFiles | None = None,
         clock: ManualClock | None = None,
         replicas: Sequence[ObjectStore] = (),
+        metadata: MetadataStore | None = None,
         **settings: Any,
     ) -> None:
         self.objects = objects
+        self.metadata = metadata
         self.name = name
         self.files = files or FaultyFiles()
         self.clock = clock or ManualClock()
         self.replicas = replicas
-        self.settings: EngineSettings = msgspec.structs.replace(SMALL, **settings)
+        self.settings: EngineSettings = msgspec.structs.replace(
+            SMALL, **read_keywords(EngineSettings, settings, "a setting")
+        )
         self.model = Model()
         self._entries = RandomEntries(name)
         self._engine: Engine | None = None
@@ -89,11 +104,11 @@ class EngineNode:
     def open(self, *, connects: bool = True, take_over: bool = True) -> Self:
         """Opens the engine, and claims its store."""
         core = Core.open(DIRECTORY, self.settings, self.files, self.clock)
-        policy = ClaimPolicy(take_over=take_over, renews_lease=False)
-        self._shipping = Shipping(
-            core, self.objects, keys=KEYS, node=self.name.replace(" ", "-"), replicas=self.replicas, policy=policy
+        node = node_of(self.objects, self.clock, self.name.replace(" ", "-"), self.metadata)
+        self._shipping = Shipping(core, node, keys=KEYS, replicas=self.replicas, take_over=take_over)
+        self._engine = Engine(
+            core, self._shipping.reader, self._shipping, threads=node.threads, runs_in_background=False
         )
-        self._engine = Engine(core, self._shipping.reader, self._shipping, runs_in_background=False)
         if connects:
             self._shipping.connect()
         return self
@@ -150,7 +165,7 @@ class EngineNode:
         """Makes the engine anew on this node's disk, from a store; it is not open then."""
         store = self.objects if objects is None else objects
         return Restore(
-            *(DIRECTORY, store, BucketMetadataStore(store)),
+            *(DIRECTORY, store, self.metadata or BucketMetadataStore(store)),
             replicas=[(one, BucketMetadataStore(one, read_only=True)) for one in self.replicas],
             keys=KEYS,
             node=self.name,
@@ -180,6 +195,12 @@ class EngineNode:
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         self.close()
+
+
+def use_replica(node: EngineNode, objects: ObjectStore) -> None:
+    """From here on the node has another replica, which knows nothing yet."""
+    metadata = BucketMetadataStore(objects)
+    node.shipping._replicas._replicas = [Replica(objects, metadata, KEYS, node.clock, EngineDocuments(KEYS))]
 
 
 def successor(node: EngineNode, name: str = "b", **settings: Any) -> EngineNode:

@@ -34,6 +34,19 @@ def test_what_are_no_entries_is_named(engine: Engine, entries: Any) -> None:
     assert engine.applied_seq == 3
 
 
+@pytest.mark.parametrize(
+    ("seq", "entry", "text"),
+    [
+        (0, CreateBucket("c"), r"seq must be a whole number from 1 to 2\*\*64 - 1, not 0"),
+        (4, "c", "str is no entry"),
+    ],
+)
+def test_the_error_begins_with_what_is_wrong(engine: Engine, seq: int, entry: Any, text: str) -> None:
+    """And not with a rule about pairs, for whoever gave one entry."""
+    with pytest.raises(InputError, match=rf"^(apply: )?{text}"):
+        engine.apply(seq, entry)
+
+
 def test_an_iterable_that_raises_leaves_nothing(engine: Engine) -> None:
     """Its own error comes through, and none of its entries was applied."""
 

@@ -15,7 +15,7 @@ from tests.engine.model import Model
 import tidelog
 from tidelog.engine.engine import Engine
 from tidelog.errors import ClosedError, ConflictError, NotFoundError
-from tidelog.tier.daemon_pool import DaemonPool
+from tidelog.store.scheduler import DaemonPool
 
 
 class Crowd:
@@ -80,9 +80,9 @@ def test_whoever_uses_it_is_told(tmp_path: Path, has_store: bool) -> None:
     """By ClosedError alone, wherever they were just then."""
     store = (tmp_path / "store").as_uri() if has_store else None
     small: dict[str, Any] = {
-        "wal_segment_size": 64 << 10,
-        "buffer_pool_size": 64 * 8192,
-        "hot_tier_bytes": 0,
+        "rotate_max_bytes": 64 << 10,
+        "buffer_pool_bytes": 64 * 8192,
+        "local_retention_bytes": 0,
         "keep_versions": 3,
     }
     engine = tidelog.open_engine(tmp_path / "e", store=store, **small)
@@ -104,3 +104,29 @@ def test_a_pool_that_is_closed_says_so_in_both_tongues() -> None:
     for kind in (RuntimeError, ClosedError):
         with pytest.raises(kind, match="closed"):
             pool.submit(int)
+
+
+def test_closing_takes_no_checkpoint_that_says_the_same(tmp_path: Path) -> None:
+    """What was checkpointed a moment ago, or restored, is not written again; whatever has changed is."""
+
+    def last() -> bytes:
+        return (tmp_path / "e/engine.ckpt").read_bytes()
+
+    with tidelog.open_engine(tmp_path / "e") as engine:
+        engine.apply(1, tidelog.CreateBucket("b"))
+        engine.create_checkpoint()
+        taken = last()
+    assert last() == taken
+    with tidelog.open_engine(tmp_path / "e") as engine:
+        engine.create_checkpoint()
+        taken = last()
+        engine.update_low_water_mark(1)
+    assert last() != taken
+    with tidelog.open_engine(tmp_path / "e") as engine:
+        assert (engine.applied_seq, engine.low_water_mark) == (1, 1)
+        engine.create_checkpoint()
+        taken = last()
+        engine.apply(2, tidelog.PutObject("b", "k", b"v"))
+    assert last() != taken
+    with tidelog.open_engine(tmp_path / "e") as engine:
+        assert engine.read("b", "k").data == b"v"

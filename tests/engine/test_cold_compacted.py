@@ -11,14 +11,14 @@ import pytest
 from tests.engine.compacting import compact_by_hand, data_of, manifest_of
 from tests.engine.stations import KEYS, EngineNode, new_store, successor
 
+from tidelog.engine.cold.gc import drop_wal, droppable_below_lsn
+from tidelog.engine.cold.manifest import move_history_start
 from tidelog.engine.entry import CopyObject, CreateBucket, Entry, PutObject
-from tidelog.engine.publishing import move_history_start
-from tidelog.engine.raw_log import drop_raw_log, droppable_below_lsn
 from tidelog.errors import CorruptionError, GapError, NotFoundError
+from tidelog.store.metadata.bucket import BucketMetadataStore
 from tidelog.testing import FaultyStore
-from tidelog.tier.metadata.bucket import BucketMetadataStore
 
-SETTINGS: dict[str, Any] = {"hot_tier_bytes": 0, "wal_segment_size": 8 << 10}
+SETTINGS: dict[str, Any] = {"local_retention_bytes": 0, "rotate_max_bytes": 8 << 10}
 COUNT = 80
 LARGE = 3000
 
@@ -37,7 +37,7 @@ def entries() -> list[tuple[int, Entry]]:
 def drop(store: FaultyStore) -> int:
     """Drops what of the log a compaction made unnecessary; where it begins then."""
     metadata = BucketMetadataStore(store)
-    return drop_raw_log(store, metadata, KEYS, 1 << 60).start_lsn
+    return drop_wal(store, metadata, KEYS, 1 << 60).start_lsn
 
 
 def cold_node(store: FaultyStore, name: str = "b", **settings: Any) -> EngineNode:
@@ -50,7 +50,7 @@ def cold_node(store: FaultyStore, name: str = "b", **settings: Any) -> EngineNod
 def shipped_store(codec: str = "none", **settings: Any) -> FaultyStore:
     """An engine's store, with a state and some log behind it."""
     store = new_store()
-    with EngineNode(store, s3_compression=codec, **{**SETTINGS, **settings}).open() as node:
+    with EngineNode(store, ship_compression=codec, **{**SETTINGS, **settings}).open() as node:
         node.apply_these(entries())
         node.ship_all()
         node.apply_these([(COUNT, PutObject("b", "last", b"x" * 9000)), (COUNT + 1, PutObject("b", "end", b"e" * 100))])
@@ -86,7 +86,7 @@ def read(node: EngineNode, seq: int) -> bytes:
 
 
 def test_every_value_is_read_although_its_record_is_gone(compacted: FaultyStore) -> None:
-    """From packs and from files of their own, in any order."""
+    """From blob files and from files of their own, in any order."""
     with cold_node(compacted) as node:
         for seq in (*range(2, COUNT, 3), *range(COUNT - 1, 1, -7)):
             assert read(node, seq) == value_of(seq)
@@ -98,12 +98,12 @@ def test_a_value_costs_two_requests_and_one_when_the_index_is_known(compacted: F
     """The root and the footers are read once; then a block of the index and the value, or the value alone."""
     with cold_node(compacted, cold_cache_bytes=0) as node:
         read(node, 3)
-        node.shipping.reader._compacted._blocks._blocks.clear()  # type: ignore[union-attr]
+        node.shipping.reader._compacted._blocks._stretches.clear()  # type: ignore[union-attr]
         seen = ranged_reads(compacted)
         read(node, 5)
         assert [one.split()[0] for one in seen] == ["read_range", "read_range"]
-        assert "/index/bodies-" in seen[0]
-        assert "/packs/" in seen[1]
+        assert "/index/values-" in seen[0]
+        assert "/blobs/" in seen[1]
         del seen[:]
         read(node, 4)
         assert len(seen) == 1
@@ -124,9 +124,9 @@ def test_values_that_were_read_come_from_the_cache(compacted: FaultyStore) -> No
 
 
 def test_reading_in_order_takes_few_requests() -> None:
-    """Several bodies of a pack come with one request."""
+    """Several values of a blob file come with one request."""
     store = shipped_store()
-    compact_by_hand(store, large_bytes=1 << 30, pack_bytes=1 << 20)
+    compact_by_hand(store, large_bytes=1 << 30, blob_file_bytes=1 << 20)
     drop(store)
     with cold_node(store) as node:
         read(node, 2)
@@ -139,7 +139,7 @@ def test_reading_in_order_takes_few_requests() -> None:
 def test_values_that_are_compressed_in_another_way_than_in_the_log() -> None:
     """They are read, and in the cache as they were in the log."""
     store = shipped_store()
-    compact_by_hand(store, large_bytes=1 << 30, pack_bytes=1 << 20, recompress=True)
+    compact_by_hand(store, large_bytes=1 << 30, blob_file_bytes=1 << 20, recompress=True)
     drop(store)
     with cold_node(store) as node:
         for seq in (*range(2, COUNT), *range(2, COUNT, 7)):
@@ -173,7 +173,7 @@ def test_a_log_that_is_dropped_while_an_engine_reads() -> None:
 def test_a_compaction_that_is_replaced_while_an_engine_reads() -> None:
     """Files of the compaction that it knew are gone: there is a later one, which has the values."""
     store = shipped_store()
-    compact_by_hand(store, pack_bytes=2 << 10)
+    compact_by_hand(store, blob_file_bytes=2 << 10)
     drop(store)
     with cold_node(store, cold_cache_bytes=0) as node:
         assert read(node, 5) == value_of(5)
@@ -181,8 +181,8 @@ def test_a_compaction_that_is_replaced_while_an_engine_reads() -> None:
         node.apply_these([(200 + n, PutObject("b", f"n{n}", b"new" * 100)) for n in range(5)])
         node.ship_all()
         root = compact_by_hand(store)
-        store.delete([part.key for part in old.bodies if part not in root.bodies])
-        node.shipping.reader._compacted._blocks._blocks.clear()  # type: ignore[union-attr]
+        store.delete([part.key for part in old.values if part not in root.values])
+        node.shipping.reader._compacted._blocks._stretches.clear()  # type: ignore[union-attr]
         for seq in range(2, COUNT, 5):
             assert read(node, seq) == value_of(seq)
 
@@ -209,12 +209,12 @@ def test_compactions_that_are_replaced_and_collected_between_any_two_requests() 
 
 def compact_twice_and_collect(store: FaultyStore) -> None:
     """Indexes and roots of earlier compactions are gone then."""
-    for pack_bytes in (2 << 10, 4 << 10):
+    for blob_file_bytes in (2 << 10, 4 << 10):
         with EngineNode(store, name="writer", **SETTINGS) as node:
             node.restore()
             node.open().apply_these([(node.engine.applied_seq + 1, PutObject("b", "more", b"m" * 900))])
             node.ship_all()
-        compact_by_hand(store, pack_bytes=pack_bytes)
+        compact_by_hand(store, blob_file_bytes=blob_file_bytes)
     manifest, named = manifest_of(BucketMetadataStore(store)), data_of(store).compaction.keys()
     assert manifest.compacted is not None
     kept = {manifest.compacted.key, *named}
@@ -267,7 +267,7 @@ class TestTwoCopies:
             assert read(node, 10) == value_of(10)
             assert node.shipping.reader.statistics().from_compacted == 2
 
-    @pytest.mark.parametrize("place", ["packs", "data", "index/bodies", "index/root"])
+    @pytest.mark.parametrize("place", ["blobs", "data", "index/values", "index/root"])
     def test_damage_without_another_copy_is_named(self, place: str) -> None:
         """By file and byte."""
         store = shipped_store()
@@ -281,7 +281,7 @@ class TestTwoCopies:
                 read(node, 10 if place == "data" else 5)
             assert f"/{place}" in str(failed.value.path)
 
-    @pytest.mark.parametrize("place", ["packs", "data", "index/bodies"])
+    @pytest.mark.parametrize("place", ["blobs", "data", "index/values"])
     def test_a_missing_file_is_named(self, place: str) -> None:
         """It is a hole in the data, not an object that was never there."""
         store = shipped_store()
@@ -298,7 +298,7 @@ class TestTwoCopies:
         compact_by_hand(store)
         drop(store)
         with cold_node(store) as node:
-            store.fail("read_range", "flipped", matching="*.tpck")
+            store.fail("read_range", "flipped", matching="*.tblb")
             assert read(node, 5) == value_of(5)
             assert node.shipping.reader.statistics().repeated == 1
 
@@ -313,7 +313,7 @@ class TestTwoCopies:
         node = EngineNode(store, name="b", replicas=[copied], **SETTINGS)
         node.restore()
         with node.open():
-            store.delete([key for key in store.contents() if "/packs/" in key])
+            store.delete([key for key in store.contents() if "/blobs/" in key])
             assert read(node, 5) == value_of(5)
             assert node.shipping.reader.statistics().from_replicas == 1
 

@@ -6,40 +6,46 @@ import msgspec
 from tests.engine.stations import KEYS
 from tests.test_docs import FORMATS, block, hex_block
 
-from tidelog.engine.compacted import decode_compaction, encode_compaction
-from tidelog.engine.manifest import decode_manifest, encode_manifest
-from tidelog.engine.pack import check_pack, encode_pack
-from tidelog.engine.place import FilePlace, PackPlace, body_key, decode_place, encode_place
-from tidelog.engine.row_file import opened_in_memory
-from tidelog.tier.compacted_names import CompactedId, StatePartId, digest_of
-from tidelog.tier.keys import CheckpointId
+from tidelog.engine.cold.manifest import decode_manifest, encode_manifest
+from tidelog.engine.sst.blob_file import (
+    BlobPointer,
+    FilePointer,
+    check_blob_file,
+    decode_value_pointer,
+    encode_blob_file,
+    encode_value_pointer,
+    value_key,
+)
+from tidelog.engine.sst.sorted_index import decode_compaction, encode_compaction
+from tidelog.engine.sst.sstable import opened_in_memory
+from tidelog.store.keys import CheckpointId, CompactedId, digest_of
 
 ROOT = decode_compaction(block(FORMATS, "text compaction").encode(), KEYS)
 
 
 def test_the_bytes_of_a_pack_are_those_of_the_page() -> None:
     """Written so and read so, and its name is that which the root has."""
-    shown = hex_block("hex pack")
-    assert encode_pack([(200, b"paid"), (520, b"sent!")]).data == shown
-    assert [entry.position for entry in check_pack(shown)] == [200, 520]
-    assert ROOT.packs[0].key == KEYS.compacted(CompactedId("pack", 1, digest_of(shown)))
-    assert ROOT.packs[0].size == len(shown)
+    shown = hex_block("hex blob file")
+    assert encode_blob_file([(200, b"paid"), (520, b"sent!")]).data == shown
+    assert [entry.position for entry in check_blob_file(shown)] == [200, 520]
+    assert ROOT.blob_files[0].key == KEYS.compacted(CompactedId("blob", 1, digest_of(shown)))
+    assert ROOT.blob_files[0].size == len(shown)
 
 
 def test_the_bytes_of_places_are_those_of_the_page() -> None:
     """Both kinds."""
     for shown, place in (
-        (hex_block("hex place in a pack"), PackPlace(0, 0, 12, 5)),
-        (hex_block("hex place of a file"), FilePlace(1, 70_000, "shop/a_2fb/v0000000007.dat")),
+        (hex_block("hex place in a blob file"), BlobPointer(0, 0, 12, 5)),
+        (hex_block("hex place of a file"), FilePointer(1, 70_000, "shop/a_2fb/v0000000007.dat")),
     ):
-        assert decode_place(shown) == place
-        assert encode_place(place) == shown
+        assert decode_value_pointer(shown) == place
+        assert encode_value_pointer(place) == shown
 
 
 def test_the_bytes_of_a_row_file_are_those_of_the_page() -> None:
     """What the page shows is read as a file of the root that it shows. (zstd may compress otherwise one day.)"""
-    file = opened_in_memory(hex_block("hex row file"), ROOT.bodies[0], "bodies")
-    assert list(file.rows()) == [(body_key(520), hex_block("hex place in a pack"))]
+    file = opened_in_memory(hex_block("hex row file"), ROOT.values[0], "values")
+    assert list(file.rows()) == [(value_key(520), hex_block("hex place in a blob file"))]
 
 
 def test_the_root_is_that_of_the_page() -> None:
@@ -59,13 +65,12 @@ def test_the_root_is_that_of_the_page() -> None:
 def test_the_names_are_those_of_the_page() -> None:
     """To the letter."""
     names = [line.split()[0] for line in block(FORMATS, "text compacted names").splitlines()]
-    assert ROOT.packs
+    assert ROOT.blob_files
     assert names == [
         KEYS.data_file("shop", "a/b", 7),
-        ROOT.packs[0].key,
+        ROOT.blob_files[0].key,
         ROOT.versions[0].key,
-        ROOT.bodies[0].key,
+        ROOT.values[0].key,
         KEYS.compacted(CompactedId("root", 2, encode_compaction(ROOT).digest)),
         KEYS.checkpoint(CheckpointId(900, 1841, 3, "0d" * 16)),
-        KEYS.state_part(StatePartId(900, 1841, "1c" * 16)),
     ]

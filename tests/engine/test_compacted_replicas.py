@@ -7,17 +7,18 @@ import copy
 from typing import Any
 
 import pytest
+from tests.campaign import every
 from tests.engine.compacting import checkpoint_by_hand, compact_by_hand
-from tests.engine.stations import KEYS, EngineNode, StoreView, new_store, successor
+from tests.engine.stations import KEYS, EngineNode, StoreView, new_store, successor, use_replica
 
+from tidelog.engine.cold.gc import drop_wal
+from tidelog.engine.cold.manifest import Pinning
 from tidelog.engine.entry import CopyObject, CreateBucket, PutObject
-from tidelog.engine.manifest import Pinning
-from tidelog.engine.raw_log import drop_raw_log
 from tidelog.errors import CorruptionError, RetryError, StoreUnavailableError
+from tidelog.store.metadata.bucket import BucketMetadataStore
 from tidelog.testing import FaultyStore
-from tidelog.tier.metadata.bucket import BucketMetadataStore
 
-SETTINGS: dict[str, Any] = {"hot_tier_bytes": 0, "wal_segment_size": 4 << 10}
+SETTINGS: dict[str, Any] = {"local_retention_bytes": 0, "rotate_max_bytes": 4 << 10}
 
 
 def replicated(mode: str = "async", **settings: Any) -> tuple[EngineNode, FaultyStore]:
@@ -43,7 +44,7 @@ def fill(node: EngineNode, count: int) -> None:
 
 def drop(store: FaultyStore) -> int:
     """Drops what of the log is compacted; how many objects."""
-    return drop_raw_log(store, BucketMetadataStore(store), KEYS, 1 << 60).objects
+    return drop_wal(store, BucketMetadataStore(store), KEYS, 1 << 60).objects
 
 
 def store_of(node: EngineNode) -> FaultyStore:
@@ -96,7 +97,7 @@ def test_a_replica_that_comes_late_gets_what_is_left() -> None:
     drop(store_of(node))
     fill(node, 5)
     late = new_store()
-    node.shipping._replicas[0].__init__(late, node.clock)  # type: ignore[misc]
+    use_replica(node, late)
     node.shipping.replicate()
     assert files_of(late) == files_of(store_of(node))
     node.crash()
@@ -154,7 +155,7 @@ def test_a_replica_never_tells_of_what_it_has_not() -> None:
     node.close()
 
 
-@pytest.mark.parametrize("place", ["packs", "data", "index/versions", "index/bodies", "index/root", "checkpoints/part"])
+@pytest.mark.parametrize("place", ["blobs", "data", "index/versions", "index/values", "index/root", "checkpoints/part"])
 def test_damage_is_not_copied(place: str) -> None:
     """A file that went bad is told by its name, and the replica stays at what is good."""
     node, replica = replicated()
@@ -182,13 +183,12 @@ def test_a_manifest_from_before_a_compaction_is_not_copied_once_the_log_was_drop
     old = node.view.manifest
     compact_by_hand(node.objects)
     drop(store_of(node))
-    brought, origin = node.shipping._replicas[0], node.shipping._origin()
     with pytest.raises(RetryError, match="cleaned up meanwhile"):
-        brought.bring_up_to(old, origin)
+        node.shipping._bring_replicas(old)
     assert len([key for key in files_of(replica) if KEYS.parse_object(key)]) > 5
     node.shipping.replicate()
     with pytest.raises(RetryError, match="cleaned up meanwhile"):
-        brought.bring_up_to(old, origin)
+        node.shipping._bring_replicas(old)
     assert StoreView(replica).manifest.generation == 1
     node.close()
 
@@ -213,7 +213,7 @@ def test_a_file_that_went_while_it_was_copied() -> None:
     done: list[str] = []
 
     def replace(operation: str, key: str) -> None:
-        if operation == "read_range" and "/index/bodies-" in key and not done:
+        if operation == "read_range" and "/index/values-" in key and not done:
             done.append(key)
             fill(node, 4)
             compact_by_hand(store)
@@ -229,6 +229,7 @@ def test_a_file_that_went_while_it_was_copied() -> None:
     assert_restores(node, copied(replica))
 
 
+@pytest.mark.deeper
 def test_a_restore_from_a_replica_while_the_engine_lives_on() -> None:
     """In front of any of its requests: the engine compacts, drops, writes states and replicates; a pin holds it all."""
     nth = 1
@@ -261,7 +262,7 @@ def test_a_restore_from_a_replica_while_the_engine_lives_on() -> None:
         node.close()
         if count[0] < nth:
             break
-        nth += 4
+        nth += every(9)
     assert nth > 20
 
 

@@ -12,13 +12,15 @@ from tests.engine.engines import SMALL, RandomEntries, assert_same, open_local
 from tests.engine.model import Model, ModelObject
 from tests.engine.stations import DIRECTORY, KEYS, EngineNode, new_store, successor
 
+from tidelog.cold.catalog import Catalog
+from tidelog.engine.btree.page import PAGE_BYTES
+from tidelog.engine.cold.shipping import shipped_pieces_of
 from tidelog.engine.core import Core
 from tidelog.engine.engine import Engine
 from tidelog.engine.entry import CreateBucket, PutObject
-from tidelog.engine.page import PAGE_BYTES
-from tidelog.engine.record import encode_repack
-from tidelog.engine.shipped_log import shipped_pieces_of
+from tidelog.engine.wal.records import encode_repack
 from tidelog.errors import DataError, DiskFullError, LogFailedError, TidelogError
+from tidelog.store.metadata.bucket import BucketMetadataStore
 from tidelog.testing import FaultyFiles
 
 PAGES = DIRECTORY / "pages.db"
@@ -254,7 +256,8 @@ def test_a_damaged_page_of_a_restored_engine_is_not_made_from_images_of_the_lost
     data = bytearray(other.files.read(PAGES))
     data[3 * PAGE_BYTES + 100] ^= 1
     other.files.write_atomically(PAGES, bytes(data))
-    core = Core.open(DIRECTORY, other.settings, other.files, other.clock, shipped_pieces_of(store, KEYS))
+    pieces = shipped_pieces_of(store, Catalog(BucketMetadataStore(store, read_only=True), KEYS))
+    core = Core.open(DIRECTORY, other.settings, other.files, other.clock, pieces)
     with pytest.raises(DataError, match="page 3 is damaged"):
         list(core.tree.scan())
     core.close()

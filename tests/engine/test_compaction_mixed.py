@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 
 import pytest
+from tests.campaign import examples, first_seed
 from tests.engine.engines import assert_state
 from tests.engine.stations import EngineNode, new_store, successor
 from tests.engine.test_compaction_log import COLD
@@ -86,7 +87,8 @@ class Mixed:
         self._node = other.open()
 
 
-@pytest.mark.parametrize("seed", range(12))
-def test_every_state_that_is_kept_is_read_as_it_was(seed: int) -> None:
+@pytest.mark.deeper
+@pytest.mark.parametrize("number", range(examples(5)))
+def test_every_state_that_is_kept_is_read_as_it_was(number: int) -> None:
     """Whatever was done in whichever order."""
-    Mixed(seed).run(30)
+    Mixed(first_seed() + number).run(30)

@@ -6,14 +6,16 @@ import random
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from tests.engine.engines import SMALL, RandomEntries, assert_same, open_local
 from tests.engine.model import Model
 
 import tidelog
 from tidelog.engine.core import PAGES
-from tidelog.engine.master import MASTER
-from tidelog.errors import CorruptionError, DataError
+from tidelog.engine.recovery.checkpoint import MASTER, read_master, write_master
+from tidelog.errors import CorruptionError, DataError, InputError, NotFoundError
+from tidelog.files import LocalFiles
 
 PAGE = 8192
 
@@ -76,7 +78,7 @@ def test_lost_pages_are_made_from_the_start_of_the_log(tmp_path: Path) -> None:
 def test_lost_pages_whose_log_has_left_the_disk_are_named(tmp_path: Path) -> None:
     """The log alone would give a part of the index; a restore gives all of it."""
     store = (tmp_path / "store").as_uri()
-    with tidelog.open_engine(tmp_path / "e", store=store, wal_segment_size=64 << 10, hot_tier_bytes=0) as engine:
+    with tidelog.open_engine(tmp_path / "e", store=store, rotate_max_bytes=64 << 10, local_retention_bytes=0) as engine:
         engine.apply(1, tidelog.CreateBucket("b"))
         for seq in range(2, 300):
             engine.apply(seq, tidelog.PutObject("b", f"{seq}", b"v" * 1000))
@@ -135,9 +137,9 @@ def test_a_page_is_made_from_what_was_shipped(tmp_path: Path) -> None:
     """The files of the log have left the disk: its pages come from the objects that they became."""
     store = f"file://{tmp_path}/store"
     settings: dict[str, Any] = {
-        "buffer_pool_size": SMALL.buffer_pool_size,
-        "wal_segment_size": 20_000,
-        "hot_tier_bytes": 0,
+        "buffer_pool_bytes": SMALL.buffer_pool_bytes,
+        "rotate_max_bytes": 20_000,
+        "local_retention_bytes": 0,
     }
     with tidelog.open_engine(tmp_path / "e", store=store, **settings) as engine:
         engine.apply(1, tidelog.CreateBucket("b"))
@@ -159,3 +161,24 @@ def test_a_page_is_made_from_what_was_shipped(tmp_path: Path) -> None:
     with tidelog.open_engine(tmp_path / "e") as engine:
         assert engine.digest() == digest
         assert engine._core.tree.check().pages > 10
+
+
+def test_checkpoint_whose_history_begins_behind_everything_is_told(tmp_path: Path) -> None:
+    """It has a good checksum, so nobody flipped a bit in it; but the newest state cannot be read."""
+    filled(tmp_path / "e", 30)
+    state, _ = read_master(LocalFiles(), tmp_path / "e")
+    assert state is not None
+    write_master(LocalFiles(), tmp_path / "e", msgspec.structs.replace(state, history_start_seq=2**62))
+    with open_local(tmp_path / "e") as engine, pytest.raises(NotFoundError, match="no longer kept"):
+        engine.digest()
+
+
+def test_claim_that_is_no_file_is_told(tmp_path: Path) -> None:
+    """As every other file of an engine that is a link."""
+    url = f"file://{tmp_path}/store"
+    tidelog.open_engine(tmp_path / "e", store=url).close()
+    claim = tmp_path / "e" / "wal" / "owner.json"
+    claim.unlink()
+    claim.symlink_to("/nowhere")
+    with pytest.raises(InputError, match=r"owner\.json is a symbolic link"):
+        tidelog.open_engine(tmp_path / "e", store=url)

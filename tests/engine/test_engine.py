@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import time
 from pathlib import Path
 from threading import Thread
@@ -10,8 +11,8 @@ import pytest
 from tests.engine.engines import RandomEntries, assert_same, is_missing, open_local
 from tests.engine.model import Model, batch
 
-from tidelog.engine.entry import CopyObject, CreateBucket, DeleteBucket, DeleteObject, Entry, PutObject
-from tidelog.engine.results import ObjectInfo
+from tidelog.engine.btree.page import PAGE_BYTES
+from tidelog.engine.entry import CopyObject, CreateBucket, DeleteBucket, DeleteObject, Entry, ObjectInfo, PutObject
 from tidelog.errors import ClosedError, InputError, LockedError, NotFoundError
 
 
@@ -284,3 +285,16 @@ def test_old_entries_come_again_after_their_records_have_gone(tmp_path: Path) ->
         with pytest.raises(InputError, match="another entry"):
             engine.apply(seq + 1, PutObject(put.bucket, put.key, b"another"))
         assert engine.digest() == before
+
+
+def test_small_objects_take_less_than_twice_their_bytes(tmp_path: Path) -> None:
+    """Log and index together, where keys come in no order: besides the data it is names and numbers, once in each."""
+    chance = random.Random(1)
+    keys = [f"key-{number:012d}" for number in range(4000)]
+    chance.shuffle(keys)
+    with open_local(tmp_path / "e") as engine:
+        engine.apply(1, CreateBucket("b"))
+        engine.apply_many([(2 + at, PutObject("b", key, chance.randbytes(200))) for at, key in enumerate(keys)])
+        core = engine._core
+        taken = core.wal.next_position + core.tree.next_page * PAGE_BYTES
+    assert taken < 1.8 * 200 * len(keys)

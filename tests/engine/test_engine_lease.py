@@ -10,11 +10,11 @@ from tests.engine.stations import EngineNode, new_store, successor, usurp
 from tests.log.workbench import wait_until
 
 import tidelog
-from tidelog.engine.claim import RESTORE_HINT
-from tidelog.engine.restore import Restore
+from tidelog.cold.lease import DEFAULT_LEASE_SECONDS, NodeLease
+from tidelog.engine.cold.store_link import RESTORE_HINT
+from tidelog.engine.recovery.restore import LocalSteps
 from tidelog.errors import ConfigError, FencedError, HeldError, StoreUnavailableError
 from tidelog.testing import FaultyStore
-from tidelog.tier.node_lease import DEFAULT_LEASE_SECONDS, NodeLease
 
 LEASE = DEFAULT_LEASE_SECONDS
 
@@ -53,6 +53,22 @@ def test_restore_on_purpose_fences_the_living_engine(node: EngineNode) -> None:
     node.close()
 
 
+def test_copy_that_was_never_opened_and_was_replaced_is_refused(node: EngineNode) -> None:
+    """It has no log that would show how old it is, and takes nothing away from the one that has gone on."""
+    node.close()
+    second = successor(node)
+    second.restore()
+    third = successor(second, "c")
+    third.restore()
+    with third.open():
+        third.apply(5)
+        third.ship_all()
+        with pytest.raises(FencedError, match="has gone on where this directory has not"):
+            second.open(take_over=True)
+        third.apply(5)
+        assert third.ship_all() == third.engine.applied_seq
+
+
 def test_restore_after_the_lease_or_a_close_needs_no_leave(node: EngineNode) -> None:
     """Who was silent for so long, or has closed its engine, holds it no more."""
     node.clock.advance(LEASE - 0.001)
@@ -84,7 +100,7 @@ def test_restore_that_was_killed_is_begun_again_at_once(node: EngineNode, monkey
     node.close()
     other = successor(node)
     with monkeypatch.context() as killed:
-        killed.setattr(Restore, "_build", _dies)  # behind the claim
+        killed.setattr(LocalSteps, "build", _dies)  # after the claim
         killed.setattr(NodeLease, "release", lambda lease: None)
         with pytest.raises(ZeroDivisionError):
             other.restore(take_over=False)
@@ -146,7 +162,7 @@ def test_replaced_engine_that_does_nothing_hears_of_it(tmp_path: Path) -> None:
         tmp_path / "engine",
         store=url,
         ownership_check_seconds=0.05,
-        shipping_interval_secs=3600,
+        ship_interval_seconds=3600,
         compaction_enabled=False,
     ) as engine:
         engine.apply(1, tidelog.CreateBucket("b"))
@@ -166,10 +182,11 @@ def test_question_without_an_answer_stops_nothing(node: EngineNode) -> None:
     assert isinstance(node.objects, FaultyStore)
     usurp(node.objects)
     node.objects.fail("*", times=None)
-    node.shipping._ask_for_ownership()
+    asking = node.shipping.owner._retried("asking", node.shipping.owner._verify_once)
+    asking()
     node.apply(1)
     node.objects.heal()
-    node.shipping._ask_for_ownership()
+    asking()
     with pytest.raises(FencedError):
         node.apply(1)
     node.close()

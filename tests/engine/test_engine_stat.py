@@ -61,7 +61,7 @@ def test_what_is_not_there_is_told_as_by_a_read(engine: Engine) -> None:
         engine.stat("b", "large")
 
 
-def test_the_metadata_of_a_large_body_is_read_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_metadata_of_a_large_value_is_read_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """And without metadata nothing is."""
     with open_local(tmp_path / "e") as engine:
         engine.apply_many(ENTRIES)
@@ -90,7 +90,7 @@ def test_a_head_that_is_damaged_is_told(tmp_path: Path, monkeypatch: pytest.Monk
 
 def test_in_the_store_only_metadata_is_a_reason_to_ask() -> None:
     """An object without any costs no request."""
-    with EngineNode(FaultyStore(), hot_tier_bytes=0).open() as node:
+    with EngineNode(FaultyStore(), local_retention_bytes=0).open() as node:
         node.apply_these(ENTRIES)
         node.ship_all()
         node.engine.create_checkpoint()

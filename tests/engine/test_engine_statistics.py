@@ -6,7 +6,7 @@ import pytest
 from tests.engine.engines import open_local
 from tests.engine.stations import EngineNode, new_store
 
-from tidelog.engine.engine_statistics import EngineStatistics
+from tidelog.engine.engine import EngineStatistics
 
 # What has to be watched, and where it is.
 METRICS = {

@@ -93,13 +93,17 @@ def test_every_twin_does_what_it_is_the_twin_of(tmp_path: Path) -> None:
         assert await twin("versions", "b", "k0") == engine.versions("b", "k0")
         assert await twin("digest", 9) == engine.digest(9)
         assert await twin("list_buckets") == ["b"]
-        called.add("list_objects")
+        assert await twin("read_many", [("b", "k0"), ("b", "none")]) == [engine.read("b", "k0"), None]
+        called.update(("list_objects", "scan", "changes"))
         assert [one.key async for one in engine.list_objects_async("b")] == ["k0", "k1", "k2"]
+        assert [one async for one in engine.scan_async("b", with_values=True)] == [*engine.scan("b", with_values=True)]
+        assert [one async for one in engine.changes_async()] == [*engine.changes()]
         plan = await twin("plan_garbage", 12)
         assert plan == engine.plan_garbage(12)
         assert (await twin("collect_garbage", plan)).removed_versions == plan.removable_versions > 0
         assert (await twin("compact", 0.0)).replaced_objects == 0
         assert (await twin("compact_index")).pages_after >= 1
+        assert (await twin("verify")).ok
         await twin("close")
         with pytest.raises(ClosedError):
             await twin("plan_garbage")
@@ -140,7 +144,7 @@ def test_tasks_share_a_sync_and_keep_their_order(tmp_path: Path) -> None:
             await asyncio.gather(*calls, many, mark, *later)
             results = [*(call.result() for call in calls), *many.result(), *(call.result() for call in later)]
             assert [result.seq for result in results] == [seq for seq, _ in entries]
-            assert engine.statistics().wal.sync_seconds.count - before < 60
+            assert engine.statistics().wal.sync_seconds.count - before < 300
             assert engine.low_water_mark == entries[309][0]
             assert_same(engine, model)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import threading
 import time
 from pathlib import Path
@@ -11,13 +12,22 @@ import pytest
 from tests.engine.engines import SMALL, open_local
 from tests.engine.model import batch
 
+from tidelog.engine.btree.page import PAGE_BYTES
 from tidelog.engine.engine import Engine
 from tidelog.engine.entry import CreateBucket, PutObject
+from tidelog.engine.settings import EngineSettings
 from tidelog.errors import DiskFullError, LogFailedError
+from tidelog.log import writer
 from tidelog.testing import FaultyFiles
 
 DIRECTORY = Path("/data/engine")
 LATE = PutObject("b", "late", b"2" * 500)
+
+
+@pytest.fixture(autouse=True)
+def looks_often(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A log that waits for room on its disk looks for it a hundred times a second."""
+    monkeypatch.setattr(writer, "_FULL_DISK_RETRY_SECONDS", 0.01)
 
 
 def used_bytes(files: FaultyFiles) -> int:
@@ -78,6 +88,66 @@ def test_a_rollback_to_an_accepted_entry_makes_it_visible() -> None:
     engine.rollback_to(3)
     assert engine.applied_seq == 3
     assert [item.key for item in engine.list_objects("b")] == ["early", "late"]
+    engine.close()
+
+
+def full_with_accepted_entry(files: FaultyFiles) -> Engine:
+    """An engine that has read nothing since it was opened, and an entry in memory that there is no room for."""
+    engine = open_local(DIRECTORY, files)
+    puts = [(seq, PutObject("b", f"k{seq:05}", b"1" * 300)) for seq in (2, 3)]
+    engine.apply_many([(1, CreateBucket("b")), *puts])
+    files.capacity_bytes = used_bytes(files) + 50
+    with pytest.raises(DiskFullError):
+        engine.apply(4, LATE)
+    return engine
+
+
+def test_the_first_read_since_opening_works_on_a_full_disk() -> None:
+    """Without this an engine that was never read from could not be read at all until there was room again."""
+    files = FaultyFiles()
+    engine = full_with_accepted_entry(files)
+    assert engine.read("b", "k00002").data == b"1" * 300
+    assert [item.key for item in engine.list_objects("b")] == ["k00002", "k00003"]
+    assert engine.read("b", "k00003", seq=3).seq == 3
+    files.capacity_bytes = None
+    engine.close()
+
+
+def test_an_engine_that_is_opened_on_a_full_disk_can_be_read() -> None:
+    """With a checkpoint, opening and reading write nothing, and neither waits for an entry that is accepted then."""
+    files = FaultyFiles()
+    engine = full_with_accepted_entry(files)
+    files.capacity_bytes = None
+    wait_for_room(engine)
+    engine.create_checkpoint()
+    engine.close()
+    files.capacity_bytes = used_bytes(files)
+    again = open_local(DIRECTORY, files)
+    with pytest.raises(DiskFullError):
+        again.apply(again.applied_seq + 1, PutObject("b", "later", b"2" * 500))
+    assert again.read("b", "k00002").data == b"1" * 300
+    files.capacity_bytes = None
+    again.close()
+
+
+def test_an_index_that_is_larger_than_its_memory_can_be_read_on_a_full_disk() -> None:
+    """Pages that cannot be written stay in memory, others leave in their place, and memory stays bounded."""
+    files = FaultyFiles()
+    settings = EngineSettings(buffer_pool_bytes=16 * PAGE_BYTES)
+    engine = open_local(DIRECTORY, files, settings)
+    puts = [(seq, PutObject("b", f"{seq:05}" * 40, b"")) for seq in range(2, 1000)]
+    engine.apply_many([(1, CreateBucket("b")), *puts])
+    engine.create_checkpoint()
+    engine.apply_many([(1000 + seq, PutObject("b", f"{seq:05}" * 40, b"x")) for seq in range(2, 1000, 60)])
+    pool = engine._core.pool
+    assert pool.statistics().dirty > 3
+    files.capacity_bytes = used_bytes(files)
+    files.fail("write_at", times=None, error=errno.ENOSPC, matching="pages.db")
+    with pytest.raises(DiskFullError):
+        engine.apply(2000, LATE)
+    assert len([engine.read("b", f"{seq:05}" * 40).data for seq in range(2, 1000)]) == 998
+    assert len(pool.pages) <= pool.capacity_pages + 16
+    files.heal()
     engine.close()
 
 

@@ -7,15 +7,15 @@ from pathlib import Path
 import pytest
 from tests.engine.engines import RandomEntries, open_local
 
+from tidelog.engine.btree.page import IMAGE, SPLIT, decode, record_updates
 from tidelog.engine.engine import Engine
 from tidelog.engine.entry import CreateBucket, PutObject
-from tidelog.engine.record import CheckpointEndRecord, decode_record
-from tidelog.engine.record_header import CHECKPOINT_BEGIN, CHECKPOINT_END, decode_header
-from tidelog.engine.updates import IMAGE, decode, record_updates
+from tidelog.engine.wal.record_header import CHECKPOINT_BEGIN, CHECKPOINT_END, decode_header
+from tidelog.engine.wal.records import CheckpointEndRecord, decode_record
 
 
 def assert_images_come_first(engine: Engine) -> int:
-    """Behind each beginning of a checkpoint, the first change of every page is its image; how many there were."""
+    """Behind each beginning of a checkpoint, pages begin with an image or are split from such; how many begin there."""
     changed: set[int] = set()
     images = 0
     for frames in engine._core.wal.batches(1):
@@ -24,7 +24,8 @@ def assert_images_come_first(engine: Engine) -> int:
             if header.kind == CHECKPOINT_BEGIN:
                 changed = set()
             for update in decode(record_updates(payload, lsn), lsn):
-                assert update.page in changed or update.what == IMAGE, f"page {update.page}, LSN {lsn}"
+                is_split = update.what == SPLIT and int.from_bytes(update.value, "little") in changed
+                assert update.page in changed or update.what == IMAGE or is_split, f"page {update.page}, LSN {lsn}"
                 images += update.page not in changed
                 changed.add(update.page)
     return images

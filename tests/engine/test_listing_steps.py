@@ -4,23 +4,23 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
-from importlib import import_module
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tests.engine.engines import RandomEntries, open_local
+from tests.oracles import versions as versions_oracle
 from tests.twins import agreed
 
-from tidelog.engine import version_python
+from tidelog import _native
+from tidelog.engine.btree.page import ROOT, new_page
 from tidelog.engine.engine import Engine
 from tidelog.engine.entry import Batch, CreateBucket, DeleteObject, PutObject
-from tidelog.engine.page import ROOT, new_page
-from tidelog.engine.page_python import insert
+from tidelog.engine.mvcc.cells import MAX_SEQ, objects_of
 from tidelog.engine.settings import EngineSettings
-from tidelog.engine.version_keys import MAX_SEQ, objects_of
 from tidelog.errors import DataError
 
-engine_kernel = import_module("tidelog.engine._engine")
+engine_kernel: Any = _native
 
 
 def _looked_at(engine: Engine, work: Callable[[], object]) -> int:
@@ -81,7 +81,7 @@ def test_listing_of_a_bucket_of_deleted_objects_is_done_in_bounded_steps(tmp_pat
     with _with_deleted(tmp_path / "e", 3000) as engine:
         start, stop = objects_of("b")
         rows, resume, missing = engine_kernel.list_seen(
-            *(engine._core.pool.pages, ROOT, start, stop, MAX_SEQ, 1, 0, 256, False)
+            *(engine._core.pool.pages, ROOT, start, stop, MAX_SEQ, 1, 0, 256, 0, False, 0, b"")
         )
         assert (rows, missing) == ([], 0)
         assert start < resume < stop
@@ -96,15 +96,18 @@ def test_objects_are_listed_as_the_twin_lists_them(tmp_path: Path) -> None:
         engine.apply_many(entries.entries(1500))
         pages = engine._core.pool.pages
         some = {page: pages[page] for page in list(pages)[::2]} | {ROOT: pages[ROOT]}
-        for number in range(200):
+        for number in range(400):
             start, stop = objects_of(f"bucket-{chance.randrange(4)}", chance.choice(("", "key", "key/1", "z")))
             seq = chance.choice((0, 1, MAX_SEQ, chance.randrange(2000)))
             wanted = seq, chance.randrange(200), chance.randrange(3), chance.choice((1, 7, 256, 2048))
-            resume: bytes | None = start
+            columns, reverse = chance.randrange(3), chance.random() < 0.5
+            folds = chance.choice(((0, b""), (0, b"/"), (3, b"1"), (4, b"ng"), (900, b"/")))
+            resume: bytes | None = stop if reverse else start
             while resume is not None:
-                arguments = (some if number % 3 == 0 else pages), ROOT, resume, stop, *wanted, number % 2
-                rows, resume, missing = agreed(engine_kernel, version_python, "list_seen", *arguments)[1]
-                assert all(len(row) == 3 + number % 2 for row in rows)
+                bounds = (start, resume) if reverse else (resume, stop)
+                arguments = (some if number % 3 == 0 else pages), ROOT, *bounds, *wanted, columns, reverse, *folds
+                rows, resume, missing = agreed(engine_kernel, versions_oracle, "list_seen", *arguments)[1]
+                assert all(len(row) == (3, 4, 9)[columns] for row in rows)
                 if missing:
                     break
 
@@ -121,12 +124,27 @@ def test_objects_are_listed_as_the_twin_lists_them(tmp_path: Path) -> None:
         (b"ob\0k", b"\1" + bytes(16)),
     ],
 )
-def test_listing_refuses_what_is_no_version(key: bytes, value: bytes) -> None:
+@pytest.mark.parametrize("reverse", [False, True])
+def test_listing_refuses_what_is_no_version(key: bytes, value: bytes, reverse: bool) -> None:
     """A page with a cell that cannot be a version of an object is damaged, and kernel and twin say so alike."""
     page = new_page(ROOT, 0)
-    insert(page, key, value, 1)
+    _native.insert(page, key, value, 1)
     found = agreed(
-        engine_kernel, version_python, "list_seen", {ROOT: page}, ROOT, b"ob\0", b"ob\1", MAX_SEQ, 0, 0, 9, False
+        engine_kernel,
+        versions_oracle,
+        "list_seen",
+        {ROOT: page},
+        ROOT,
+        b"ob\0",
+        b"ob\1",
+        MAX_SEQ,
+        0,
+        0,
+        9,
+        0,
+        reverse,
+        0,
+        b"",
     )
     assert found[:2] == ("raised", DataError)
 
@@ -134,5 +152,5 @@ def test_listing_refuses_what_is_no_version(key: bytes, value: bytes) -> None:
 @pytest.mark.parametrize("limit", [-1, 0, 2049])
 def test_listing_has_a_bound_on_its_limit(limit: int) -> None:
     """A step that could take for ever is refused."""
-    arguments = {ROOT: new_page(ROOT, 0)}, ROOT, b"ob\0", b"ob\1", MAX_SEQ, 0, 0, limit, False
-    assert agreed(engine_kernel, version_python, "list_seen", *arguments)[:2] == ("raised", ValueError)
+    arguments = {ROOT: new_page(ROOT, 0)}, ROOT, b"ob\0", b"ob\1", MAX_SEQ, 0, 0, limit, 0, False, 0, b""
+    assert agreed(engine_kernel, versions_oracle, "list_seen", *arguments)[:2] == ("raised", ValueError)

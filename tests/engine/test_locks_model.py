@@ -12,8 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tidelog.engine.lock_modes import COMPATIBLE, IS, IX, S, X
-from tidelog.engine.locks import LockManager, LockOwner
+from tidelog.engine.txn.locks import COMPATIBLE, IS, IX, LockManager, LockOwner, S, X
 from tidelog.errors import DeadlockError, LockTimeoutError
 
 OWNERS = 5
@@ -106,10 +105,10 @@ def test_a_cancelled_task_leaves_the_queue() -> None:
         with pytest.raises(TimeoutError):
             async with asyncio.timeout(0.01):
                 await locks.acquire_async(writer, "a", X)
-        await asyncio.wait_for(locks.acquire_async(late, "a", S), 5)
+        await asyncio.wait_for(locks.acquire_async(late, "a", S), 60)
         locks.release_all(reader)
         locks.release_all(late)
-        await asyncio.wait_for(locks.acquire_key_async(writer, "a", "k"), 5)
+        await asyncio.wait_for(locks.acquire_key_async(writer, "a", "k"), 60)
         assert writer.held == {"a": IX, ("a", "k"): X}
 
     asyncio.run(play())
@@ -124,7 +123,7 @@ def test_tasks_and_threads_wait_for_each_other() -> None:
     async def play() -> None:
         timer = threading.Timer(0.02, locks.release_all, (thread_owner,))
         timer.start()
-        await asyncio.wait_for(locks.acquire_async(task_owner, "a", X), 5)
+        await asyncio.wait_for(locks.acquire_async(task_owner, "a", X), 60)
         await locks.acquire_key_async(task_owner, "a", "k")
         timer.join()
 

@@ -7,8 +7,8 @@ from pathlib import Path
 from tests.engine.stations import KEYS, EngineNode, new_store
 from tests.test_docs import FORMATS, block
 
-from tidelog.engine.manifest import decode_manifest, encode_manifest
-from tidelog.tier.keys import CheckpointId, ObjectId
+from tidelog.engine.cold.manifest import decode_manifest, encode_manifest
+from tidelog.store.keys import CheckpointId, ObjectId, StatePartId
 
 
 def test_the_manifest_is_that_of_the_formats_page() -> None:
@@ -22,7 +22,11 @@ def test_the_keys_are_those_of_the_formats_page() -> None:
     keys = [line.split()[0] for line in block(FORMATS, "text engine keys").splitlines()]
     assert keys == [KEYS.descriptor(42), KEYS.current, KEYS.owner, KEYS.start, KEYS.engine_manifest]
     objects = [line.split()[0] for line in block(FORMATS, "text engine objects").splitlines()]
-    assert objects == [KEYS.object(ObjectId(42, 99, 7)), KEYS.checkpoint(CheckpointId(900, 1841, 3))]
+    assert objects == [
+        KEYS.object(ObjectId(42, 99, 7)),
+        KEYS.checkpoint(CheckpointId(900, 1841, 3, "0d" * 16)),
+        KEYS.state_part(StatePartId(900, 1841, "1c" * 16)),
+    ]
 
 
 def test_nothing_else_is_in_the_store() -> None:

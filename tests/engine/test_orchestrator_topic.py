@@ -10,10 +10,16 @@ from tests.engine.fake_engine import FakeEngine
 
 import tidelog
 from tidelog.engine.entry import Batch, CreateBucket, PutObject
-from tidelog.engine.guard import Guarded, ObjectRead
-from tidelog.engine.member_marks import DirectoryMarks, MemberMarks, MemoryMarks
-from tidelog.engine.orchestrator import NotesApplied, Orchestrator, RollsBack, drive
-from tidelog.engine.topic_orchestrator import TopicOrchestrator, offset_of, seq_of
+from tidelog.engine.orchestrator.base import NotesApplied, Orchestrator, RollsBack, drive
+from tidelog.engine.orchestrator.topic import (
+    DirectoryMarks,
+    MemberMarks,
+    MemoryMarks,
+    TopicOrchestrator,
+    offset_of,
+    seq_of,
+)
+from tidelog.engine.txn.read_set import Guarded, ObjectRead
 from tidelog.errors import DataError, GapError, InputError
 from tidelog.testing import FaultyFiles
 
@@ -101,7 +107,7 @@ def test_a_message_that_is_no_entry_is_named(tmp_path: Path) -> None:
         orchestrator = TopicOrchestrator(topic)
         orchestrator.append(CreateBucket("b"))
         topic.append(b"hello", sync=True)
-        with pytest.raises(DataError, match=r"offset 1 of topic a/entries: these bytes are no entry"):
+        with pytest.raises(DataError, match=r"offset 1 of topic a/entries: these bytes are not an entry"):
             drive(engine, orchestrator)
 
 

@@ -11,8 +11,7 @@ import pytest
 import tidelog
 from tidelog.engine.entry import CreateBucket, PutObject
 from tidelog.errors import OtherLogError
-from tidelog.log.binding import BINDING_BYTES, decode_binding, encode_binding
-from tidelog.log.bound_files import BoundFiles, known_log_id
+from tidelog.log.binding import BINDING_BYTES, BoundFiles, decode_binding, encode_binding, known_log_id
 
 COUNT = 20
 VALUE_BYTES = 20_000
@@ -50,7 +49,7 @@ def test_a_log_file_of_another_engine_is_refused(tmp_path: Path) -> None:
 def test_an_object_of_another_engine_is_refused(tmp_path: Path, codec: str) -> None:
     """Of the same name and size, plain and compressed: neither a restore nor a read takes it for the engine's own."""
     store = (tmp_path / "store").as_uri()
-    fill(tmp_path / "one", b"1", store=store, s3_compression=codec)
+    fill(tmp_path / "one", b"1", store=store, ship_compression=codec)
     (path,) = (tmp_path / "store").rglob("objects/data-*.tlog")
     data = path.read_bytes()
     binding = decode_binding(data)

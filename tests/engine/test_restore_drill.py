@@ -10,12 +10,12 @@ from tests.engine.list_orchestrator import ListOrchestrator
 from tests.log.workbench import LIMIT_SECONDS
 
 import tidelog
-from tidelog.engine.engine_directory import ENGINE_FILE
+from tidelog.cold.catalog import Catalog
+from tidelog.engine.directory import ENGINE_FILE
 from tidelog.errors import ConfigError, InputError, NotSupportedError
-from tidelog.tier.catalog import Catalog
-from tidelog.tier.keys import EngineKeys
-from tidelog.tier.metadata.bucket import BucketMetadataStore
-from tidelog.tier.stores import open_store
+from tidelog.store.keys import EngineKeys
+from tidelog.store.metadata.bucket import BucketMetadataStore
+from tidelog.store.urls import open_store
 
 OBJECTS = 20
 
@@ -94,7 +94,7 @@ def test_drill_stays_a_drill_when_it_is_opened_again(tmp_path: Path, url: str) -
 def test_drill_that_was_cut_off_is_no_engine(tmp_path: Path, url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Until it says that it is a drill, its directory cannot be opened: it would claim the engine."""
     with filled(tmp_path / "engine", url) as engine:
-        monkeypatch.setattr("tidelog.engine.restore.remember", _dies)
+        monkeypatch.setattr("tidelog.engine.recovery.restore.remember", _dies)
         with pytest.raises(ZeroDivisionError):
             tidelog.restore_engine(tmp_path / "drill", store=url, claim=False)
         monkeypatch.undo()

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from tidelog.engine.garbage_plan import REASONS
+from tidelog.engine.cold.garbage import REASONS
 
-GUIDE = (Path(__file__).resolve().parents[2] / "docs/guides/engine-retention.md").read_text("utf-8")
+GUIDE = (Path(__file__).resolve().parents[2] / "docs/how-to/engine-retention.md").read_text("utf-8")
 
 
 def test_the_example_does_what_it_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

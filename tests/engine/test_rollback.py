@@ -17,11 +17,12 @@ from tests.engine.model import Model, batch
 
 import tidelog
 from tidelog.engine.engine import Engine
-from tidelog.engine.entry import Batch, CreateBucket, Entry, PutObject
-from tidelog.engine.results import ObjectInfo, Result
-from tidelog.engine.retention import Pin
-from tidelog.engine.versions import LISTED_ROWS
+from tidelog.engine.entry import Batch, CreateBucket, Entry, ObjectInfo, PutObject, Result
+from tidelog.engine.mvcc.retention import Pin
+from tidelog.engine.mvcc.versions import LISTED_ROWS
+from tidelog.engine.recovery.recovery import Undo
 from tidelog.errors import ConflictError, InputError
+from tidelog.testing import FaultyFiles
 
 
 @pytest.mark.parametrize("seed", range(10))
@@ -53,6 +54,27 @@ def test_many_rollbacks_leave_what_the_model_says(tmp_path: Path, seed: int) -> 
     engine.close()
 
 
+def test_a_rollback_that_was_cut_off_is_finished_by_the_next_opening(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The engine stands where the rollback leads to, and takes from there on what comes instead."""
+    files, left = FaultyFiles(), list[FaultyFiles]()
+
+    def finish(undo: Undo, target_seq: int, begin_lsn: int) -> int:
+        left.append(files.after_crash("keep"))
+        return real(undo, target_seq, begin_lsn)
+
+    real = Undo._finish
+    monkeypatch.setattr(Undo, "_finish", finish)
+    puts = [(seq, PutObject("b", f"k{seq}", b"v")) for seq in range(2, 20)]
+    with open_local(Path("/engine"), files) as engine:
+        engine.apply_many([(1, CreateBucket("b")), *puts])
+        digest = engine.digest(5)
+        engine.rollback_to(5)
+    with open_local(Path("/engine"), left[0]) as again:
+        assert again._core.recovery.finished_rollback
+        assert (again.applied_seq, again.digest()) == (5, digest)
+        assert again.apply(6, PutObject("b", "k6", b"another")).applied
+
+
 # Whoever reads meanwhile
 
 MANY = 2 * LISTED_ROWS
@@ -80,7 +102,7 @@ def test_a_listing_that_a_rollback_cuts_across_ends_with_an_error(tmp_path: Path
         sizes = {next(listing).size, next(small).size}
         replace_end(engine)
         for found in (listing, small):
-            with pytest.raises(ConflictError, match="that seq means another state"):
+            with pytest.raises(ConflictError, match="that seq now names a different state"):
                 sizes |= {item.size for item in found}
         assert sizes == {len(b"old")}
         assert {item.size for item in engine.list_objects("b")} == {len(b"of the new end")}
@@ -104,7 +126,7 @@ def test_a_listing_in_a_loop_ends_with_an_error(tmp_path: Path) -> None:
             with pytest.raises(ConflictError):
                 await rest_of(listing)
 
-    with patch("tidelog.engine.engine_tasks._LISTED_AT_ONCE", 10):
+    with patch("tidelog.store.aio.ITEMS_AT_ONCE", 10):
         asyncio.run(play())
 
 
@@ -312,7 +334,7 @@ def test_a_mark_that_comes_during_a_rollback_waits_for_it(tmp_path: Path, monkey
         monkeypatch.setattr(engine._core, "roll_back", roll_back)
         engine.rollback_to(20)
         other.join(120)
-        assert "20 is the last seq that was applied here" in str(told[0])
+        assert "above applied_seq 20" in str(told[0])
         assert (engine.applied_seq, engine.low_water_mark) == (20, 0)
 
 

@@ -3,30 +3,30 @@
 from __future__ import annotations
 
 import struct
-from importlib import import_module
 from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.oracles import rows as rows_oracle
 from tests.twins import agreed
 
-from tidelog.engine import rows_python
-from tidelog.engine.btree import Tree
-from tidelog.engine.buffer_pool import BufferPool
-from tidelog.engine.cell_blocks import Row
-from tidelog.engine.page import PAGE_BYTES, cells, new_page
-from tidelog.engine.page_file import PageFile
-from tidelog.engine.place import PackPlace, encode_version
-from tidelog.engine.restore_runs import REMOVED, Changes, Runs
+from tidelog import _native
+from tidelog.engine.btree.buffer_pool import BufferPool
+from tidelog.engine.btree.page import PAGE_BYTES, cells, new_page
+from tidelog.engine.btree.page_file import PageFile
+from tidelog.engine.btree.tree import Tree
+from tidelog.engine.recovery.sorted_runs import REMOVED, Changes, Runs
+from tidelog.engine.sst.blob_file import BlobPointer, encode_version
+from tidelog.engine.sst.block import Row
 from tidelog.errors import DataError, InputError
 from tidelog.testing import FaultyFiles
 
-kernel = import_module("tidelog.engine._engine")
+kernel = _native
 
 KEYS = st.binary(min_size=1, max_size=6)
 ROWS = st.dictionaries(KEYS, st.binary(max_size=20), min_size=1, max_size=30).map(lambda rows: sorted(rows.items()))
-PLACE = PackPlace(0, 1, 2, 3)
+PLACE = BlobPointer(0, 1, 2, 3)
 
 
 def raw_of(rows: list[Row]) -> bytes:
@@ -38,7 +38,7 @@ def rows_of(raw: bytes) -> list[Row]:
     """And back."""
     found, at = [], 0
     while at < len(raw):
-        key, value, at = rows_python.row_at(raw, at, False)
+        key, value, at = rows_oracle.row_at(raw, at, False)
         found.append((key, value))
     return found
 
@@ -48,31 +48,31 @@ def test_rows_are_checked_as_the_twin_does(rows: list[Row], after: bytes, more: 
     """Their number, their order, and whether they have cells."""
     values = [(key, encode_version(value or b"c", PLACE) if has_places else value) for key, value in rows]
     raw = raw_of(values)
-    good = agreed(kernel, rows_python, "check_rows", raw, len(rows), b"", has_places)
+    good = agreed(kernel, rows_oracle, "check_rows", raw, len(rows), b"", has_places)
     assert good == ("returned", rows[-1][0])
     for wanted in ((len(rows) + more, after, has_places), (len(rows), b"", not has_places)):
-        agreed(kernel, rows_python, "check_rows", raw, *wanted)
+        agreed(kernel, rows_oracle, "check_rows", raw, *wanted)
     for size in range(0, len(raw), 3):
-        agreed(kernel, rows_python, "check_rows", raw[:size], len(rows), b"", has_places)
+        agreed(kernel, rows_oracle, "check_rows", raw[:size], len(rows), b"", has_places)
 
 
 @given(st.binary(max_size=80), st.integers(0, 9), st.booleans())
 def test_any_bytes_are_checked_as_the_twin_does(raw: bytes, count: int, has_places: bool) -> None:
     """They are no rows, nearly always."""
-    agreed(kernel, rows_python, "check_rows", raw, count, b"", has_places)
+    agreed(kernel, rows_oracle, "check_rows", raw, count, b"", has_places)
     if raw:
-        agreed(kernel, rows_python, "merge_rows", ((raw, 0, has_places),), True)
-        agreed(kernel, rows_python, "merge_rows", ((raw, 0, has_places), (raw, len(raw) // 2, False)), False)
+        agreed(kernel, rows_oracle, "merge_rows", ((raw, 0, has_places),), True)
+        agreed(kernel, rows_oracle, "merge_rows", ((raw, 0, has_places), (raw, len(raw) // 2, False)), False)
 
 
 @given(ROWS, KEYS)
 def test_a_row_is_found_as_the_twin_does(rows: list[Row], key: bytes) -> None:
     """The first that is not before the key; what is cut short on the way is noticed."""
     raw = raw_of(rows)
-    found = agreed(kernel, rows_python, "find_row", raw, key)
+    found = agreed(kernel, rows_oracle, "find_row", raw, key)
     assert found == ("returned", next((row for row in rows if row[0] >= key), None))
     for size in range(len(raw)):
-        agreed(kernel, rows_python, "find_row", raw[:size], key)
+        agreed(kernel, rows_oracle, "find_row", raw[:size], key)
 
 
 @given(st.lists(st.tuples(ROWS, st.booleans()), min_size=1, max_size=4), st.booleans())
@@ -82,7 +82,7 @@ def test_blocks_are_merged_as_the_twin_does(sources: list[tuple[list[Row], bool]
     for rows, has_places in sources:
         values = [(key, encode_version(value or b"c", PLACE) if has_places else value) for key, value in rows]
         blocks.append((raw_of(values), 0, has_places))
-    outcome = agreed(kernel, rows_python, "merge_rows", tuple(blocks), drops_removed)
+    outcome = agreed(kernel, rows_oracle, "merge_rows", tuple(blocks), drops_removed)
     assert outcome[0] == "returned"
     raw, count, places = outcome[1]
     end = min(rows[-1][0] for rows, _ in sources)
@@ -101,7 +101,7 @@ def test_pages_are_filled_as_the_twin_does(first: list[Row], second: list[Row], 
     for rows in (first, second):
         raw = raw_of([(key, value * 9) for key, value in rows])
         outcomes = []
-        for filled, module in zip(pages, (kernel, rows_python), strict=True):
+        for filled, module in zip(pages, (kernel, rows_oracle), strict=True):
             try:
                 outcomes.append(module.fill_page(filled, raw, 0, reserved, 7))
             except DataError as error:
@@ -115,8 +115,8 @@ def test_what_does_not_go_into_a_page() -> None:
     """A cell that is too large, rows out of order, an older record, a place behind the end."""
     page = new_page(5, 0)
     big, good = raw_of([(b"a", bytes(3000))]), raw_of([(b"b", b"1")])
-    agreed(kernel, rows_python, "fill_page", page, big, 0, 0, 7)
-    for module in (kernel, rows_python):
+    agreed(kernel, rows_oracle, "fill_page", page, big, 0, 0, 7)
+    for module in (kernel, rows_oracle):
         filled = new_page(5, 0)
         assert module.fill_page(filled, good, 0, 0, 7) == (len(good), 0)
         with pytest.raises(DataError, match="order"):
@@ -129,8 +129,8 @@ def test_what_does_not_go_into_a_page() -> None:
 
 def test_what_is_no_source() -> None:
     """None at all, one at its end."""
-    agreed(kernel, rows_python, "merge_rows", (), True)
-    agreed(kernel, rows_python, "merge_rows", ((b"", 0, False),), True)
+    agreed(kernel, rows_oracle, "merge_rows", (), True)
+    agreed(kernel, rows_oracle, "merge_rows", ((b"", 0, False),), True)
 
 
 @given(st.lists(st.dictionaries(KEYS, st.sampled_from((b"", b"x", b"yy" * 40)), max_size=12), max_size=40))

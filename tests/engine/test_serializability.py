@@ -18,11 +18,10 @@ from tests.engine.fake_engine import FakeEngine
 from tests.engine.serializability import ListTransaction, anomalies
 
 from tidelog.engine.engine import Engine
-from tidelog.engine.entry import Batch, CreateBucket, PutObject
-from tidelog.engine.orchestrator import apply_entries, drive
-from tidelog.engine.results import ObjectInfo, StoredObject
+from tidelog.engine.entry import Batch, CreateBucket, ObjectInfo, PutObject, StoredObject
+from tidelog.engine.orchestrator.base import apply_entries, drive
 from tidelog.engine.settings import EngineSettings
-from tidelog.engine.transaction import Transaction
+from tidelog.engine.txn.transaction import Transaction
 from tidelog.errors import ConflictError, RetryError
 
 UNSYNCED = EngineSettings(wal_sync_mode="none")

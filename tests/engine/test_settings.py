@@ -8,13 +8,33 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from tidelog.config import load_engine_config, load_settings
+from tidelog.config import describe, explain_settings, load_engine_config, load_settings
 from tidelog.config.settings import EngineConfig, settings_of, tables_of
 from tidelog.engine.settings import EngineSettings
-from tidelog.engine.wal import log_settings
+from tidelog.engine.wal.wal import log_settings
 from tidelog.errors import ConfigError
 
 EXAMPLE = """
+[storage_engine]
+rotate_max_bytes = "100MB"
+wal_sync_mode = "fsync"
+wal_compression = "zstd"
+buffer_pool_bytes = "1GB"
+eviction_policy = "lru"
+page_size = "8KB"
+s3_bucket = "my-storage-engine"
+s3_prefix = "data/"
+ship_interval_seconds = 10
+ship_batch_objects = 100
+ship_compression = "zstd"
+checkpoint_interval_seconds = 300
+checkpoint_max_age_seconds = 3600
+compaction_enabled = true
+compaction_interval_seconds = 3600
+compaction_max_bytes = "100MB"
+"""
+
+ORIGINAL = """
 [storage_engine]
 wal_segment_size = "100MB"
 wal_sync_mode = "fsync"
@@ -60,33 +80,83 @@ def test_a_full_file_is_read(config: Path) -> None:
     """Sizes with units, modes, and where the store is."""
     config.write_text(EXAMPLE)
     settings = load(config)
-    assert settings.wal_segment_size == settings.compaction_size_threshold == 100_000_000
-    assert settings.buffer_pool_size == 1_000_000_000
-    assert (settings.wal_sync_mode, settings.wal_compression, settings.s3_compression) == ("fsync", "zstd", "zstd")
+    assert settings.rotate_max_bytes == settings.compaction_max_bytes == 100_000_000
+    assert settings.buffer_pool_bytes == 1_000_000_000
+    assert (settings.wal_sync_mode, settings.wal_compression, settings.ship_compression) == ("fsync", "zstd", "zstd")
     assert (settings.page_size, settings.page_bytes) == ("8KB", 8192)
     assert settings.store_url == "s3://my-storage-engine/data"
-    assert (settings.checkpoint_interval_secs, settings.compaction_enabled) == (300, True)
+    assert (settings.checkpoint_interval_seconds, settings.compaction_enabled) == (300, True)
+
+
+def test_the_names_of_the_original_design_are_accepted(config: Path) -> None:
+    """In a file, in variables and as keywords; they are the same settings."""
+    config.write_text(EXAMPLE)
+    expected = load(config)
+    config.write_text(ORIGINAL)
+    assert load(config) == expected
+    for alias, name in EngineSettings.ALIASES.items():
+        value = {"ship_compression": "zstd", "ship_compression_level": 19, "ship_concurrency": 5}.get(name, 64 * 8192)
+        wanted = load_engine_config(None, {}, {name: value}).storage_engine
+        assert getattr(wanted, name) == value != getattr(load(), name)
+        assert load_engine_config(None, {}, {alias: value}).storage_engine == wanted
+        assert load(None, {f"TIDELOG_ENGINE_{alias.upper()}": str(value)}) == wanted
+
+
+def test_a_source_that_gives_a_setting_by_two_names_is_refused(config: Path) -> None:
+    """It would be a guess which one is meant. Another source may use the other name: the later one wins."""
+    config.write_text("[storage_engine]\nwal_segment_size = 8192\nrotate_max_bytes = 9000\n")
+    said = (
+        "[storage_engine] rotate_max_bytes is given twice: it is the same setting as [storage_engine] wal_segment_size"
+    )
+    assert said in refusal(config)
+    both = {"TIDELOG_ENGINE_WAL_SEGMENT_SIZE": "8192", "TIDELOG_ENGINE_ROTATE_MAX_BYTES": "9000"}
+    assert "the same setting as TIDELOG_ENGINE_ROTATE_MAX_BYTES" in refusal(None, both)
+    assert "the same setting as the keyword hot_tier_bytes" in refusal(hot_tier_bytes=1, local_retention_bytes=2)
+    config.write_text("[storage_engine]\nwal_segment_size = 8192\n")
+    assert load(config, {"TIDELOG_ENGINE_ROTATE_MAX_BYTES": "9000"}).rotate_max_bytes == 9000
+
+
+def test_a_shared_name_is_set_for_topics_and_engines_apart(config: Path) -> None:
+    """By table, by variable, and by what is opened; at the top of a file it is a topic's."""
+    config.write_text(
+        "rotate_max_seconds = 7\n[log]\nrotate_max_bytes = 5000\n[storage_engine]\nrotate_max_bytes = 6000\n"
+    )
+    loaded = load_engine_config(config, {"TIDELOG_SHIP_INTERVAL_SECONDS": "3"}, {"ship_interval_seconds": 4})
+    assert (loaded.log.rotate_max_bytes, loaded.storage_engine.rotate_max_bytes) == (5000, 6000)
+    assert (loaded.log.rotate_max_seconds, loaded.storage_engine.rotate_max_seconds) == (7, 3600)
+    assert (loaded.tier.ship_interval_seconds, loaded.storage_engine.ship_interval_seconds) == (3, 4)
+    shown = describe(loaded)
+    assert (shown["rotate_max_bytes"], shown["storage_engine.rotate_max_bytes"]) == (5000, 6000)
+
+
+def test_an_explanation_says_which_alias_was_used(config: Path) -> None:
+    """The setting is shown under its own name."""
+    config.write_text("[storage_engine]\nwal_segment_size = 8192\n")
+    explained = {(one.table, one.name): one for one in explain_settings(config, {}, {})}
+    found = explained["storage_engine", "rotate_max_bytes"]
+    assert (found.value, found.source, found.alias) == (8192, str(config), "wal_segment_size")
+    assert explained["log", "rotate_max_bytes"].source == "default"
 
 
 def test_the_later_source_wins(config: Path) -> None:
     """The file comes first, then variables, then keywords, one setting at a time."""
     config.write_text("[storage_engine]\nshipping_batch_size = 1\nshipping_concurrency = 1\nkeep_versions = 1\n")
-    variables = {"TIDELOG_ENGINE_SHIPPING_CONCURRENCY": "2", "TIDELOG_ENGINE_KEEP_VERSIONS": "2"}
+    variables = {"TIDELOG_ENGINE_SHIP_CONCURRENCY": "2", "TIDELOG_ENGINE_KEEP_VERSIONS": "2"}
     settings = load(config, variables, keep_versions=3)
-    assert (settings.shipping_batch_size, settings.shipping_concurrency, settings.keep_versions) == (1, 2, 3)
+    assert (settings.ship_batch_objects, settings.ship_concurrency, settings.keep_versions) == (1, 2, 3)
 
 
 @pytest.mark.parametrize(
     ("name", "given", "expected"),
     [
-        ("wal_segment_size", "64MiB", 64 << 20),
-        ("wal_segment_size", 4096, 4096),
-        ("wal_segment_max_secs", "1h", 3600),
-        ("buffer_pool_size", "1GB", 1_000_000_000),
+        ("rotate_max_bytes", "64MiB", 64 << 20),
+        ("rotate_max_bytes", 4096, 4096),
+        ("rotate_max_seconds", "1h", 3600),
+        ("buffer_pool_bytes", "1GB", 1_000_000_000),
         ("inline_value_bytes", "0", 0),
-        ("checkpoint_interval_secs", "0.5s", 0.5),
-        ("hot_tier_bytes", "2GiB", 2 << 30),
-        ("compaction_size_threshold", "1kB", 1000),
+        ("checkpoint_interval_seconds", "0.5s", 0.5),
+        ("local_retention_bytes", "2GiB", 2 << 30),
+        ("compaction_max_bytes", "1kB", 1000),
         ("wal_compression_level", -5, -5),
         ("keep_seconds", "7d", 7 * 86400),
         ("page_size", 8192, 8192),
@@ -112,10 +182,10 @@ def test_values_are_given_as_people_write_them(name: str, given: object, expecte
         ("wal_compression", "lz4", "one of none, zstd"),
         ("wal_compression_level", 30, "at least -7, at most 19"),
         ("inline_value_bytes", 513, "at most 512"),
-        ("buffer_pool_size", "1KB", "at least"),
-        ("wal_segment_size", "100 apples", 'text such as "64MiB"'),
-        ("shipping_concurrency", 0, "at least 1"),
-        ("checkpoint_interval_secs", 0, "more than 0"),
+        ("buffer_pool_bytes", "1KB", "at least"),
+        ("rotate_max_bytes", "100 apples", 'text such as "64MiB"'),
+        ("ship_concurrency", 0, "at least 1"),
+        ("checkpoint_interval_seconds", 0, "more than 0"),
         ("compaction_enabled", "perhaps", "true or false"),
         ("replicas", [1], "a list of texts"),
         ("keep_versions", 0, "at least 1"),
@@ -174,7 +244,7 @@ def shown(value: object) -> str:
 
 def test_every_setting_is_explained_with_its_default() -> None:
     """The guide lists them all, in the order of the code."""
-    guide = (Path(__file__).resolve().parents[2] / "docs" / "guides" / "engine-settings.md").read_text("utf-8")
+    guide = (Path(__file__).resolve().parents[2] / "docs" / "reference" / "engine-settings.md").read_text("utf-8")
     listed = re.findall(r"^\| `(\w+)` \| (\S+) \| \S.*\. \|$", guide, re.MULTILINE)
     assert listed == [(name, shown(getattr(EngineSettings(), name))) for name in EngineSettings.__struct_fields__]
 
@@ -188,7 +258,7 @@ def test_the_table_is_known_by_its_name() -> None:
 
 def test_the_logs_settings_follow_from_the_engines() -> None:
     """Files end by size and age as the engine says, and nothing that is in a file is kept in memory."""
-    log = log_settings(EngineSettings(wal_segment_size=5000, wal_segment_max_secs=9))
+    log = log_settings(EngineSettings(rotate_max_bytes=5000, rotate_max_seconds=9))
     assert (log.rotate_max_bytes, log.rotate_max_seconds) == (5000, 9)
     assert (log.cache_max_messages, log.cache_max_bytes) == (0, 0)
     assert msgspec.convert(msgspec.to_builtins(log), type(log)) == log

@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from tests.campaign import every
 from tests.engine.engines import RandomEntries
 from tests.engine.model import Model
 from tests.engine.stations import EngineNode, new_store, successor
@@ -20,8 +21,8 @@ from tidelog.clock import ManualClock
 from tidelog.errors import FencedError, TidelogError
 from tidelog.testing import Crash, World
 
-SETTINGS: dict[str, Any] = {"hot_tier_bytes": 0, "wal_segment_size": 4 << 10}
-EVERY = 5
+SETTINGS: dict[str, Any] = {"local_retention_bytes": 0, "rotate_max_bytes": 4 << 10}
+EVERY = every(15)
 
 
 class Promises:
@@ -45,7 +46,7 @@ def node_in(world: World, name: str = "a", concurrency: int = 1) -> EngineNode:
     clock = world.clock
     assert isinstance(clock, ManualClock)
     files = world.files(name)
-    return EngineNode(world.store, name=name, files=files, clock=clock, shipping_concurrency=concurrency, **SETTINGS)
+    return EngineNode(world.store, name=name, files=files, clock=clock, ship_concurrency=concurrency, **SETTINGS)
 
 
 def prepared() -> tuple[World, Model]:
@@ -115,6 +116,7 @@ def run_until_it_dies(world: World, model: Model, concurrency: int) -> tuple[Pro
     return promises, world.crashed
 
 
+@pytest.mark.deeper
 @pytest.mark.parametrize("concurrency", [1, 3])
 def test_nothing_that_was_promised_is_lost(concurrency: int) -> None:
     """Whichever change of disk or store is the last one, on the same disk and without it."""
@@ -157,7 +159,7 @@ def check_without_the_disk(world: World, promises: Promises) -> None:
 def test_a_writer_that_sleeps_at_any_request_changes_nothing_afterwards(nth: int) -> None:
     """Somebody restores the engine and goes on while it sleeps: it wakes up, and the store is the new owner's alone."""
     store = new_store()
-    old = EngineNode(store, name="old", shipping_concurrency=1).open()
+    old = EngineNode(store, name="old", ship_concurrency=1).open()
     old.apply(40)
     old.ship_all()
     old.engine.create_checkpoint()

@@ -13,11 +13,10 @@ from tests.engine.list_orchestrator import ListOrchestrator
 from tests.servers import S3Server
 
 import tidelog
+from tidelog.engine.cold.shipping import Shipping, ShippingStatistics
 from tidelog.engine.engine import Engine
 from tidelog.engine.entry import Entry
-from tidelog.engine.restore import RestoreProgress
-from tidelog.engine.shipping import Shipping
-from tidelog.engine.shipping_statistics import ShippingStatistics
+from tidelog.engine.recovery.restore import RestoreProgress
 
 WAIT_SECONDS = 60
 
@@ -38,8 +37,8 @@ def place(s3_server: S3Server, monkeypatch: pytest.MonkeyPatch) -> Callable[[str
             "store_request_timeout_ms": 2000,
             "store_max_retries": 1,
             "store_retry_timeout_seconds": 3,
-            "wal_segment_size": 256 << 10,
-            "shipping_interval_secs": 0.1,
+            "rotate_max_bytes": 256 << 10,
+            "ship_interval_seconds": 0.1,
         }
 
     return of
@@ -57,7 +56,7 @@ def entries(count: int, first: int = 1, seed: int = 0) -> list[tuple[int, Entry]
 
 def statistics_of(engine: Engine) -> ShippingStatistics:
     """What the cold half of an engine counts."""
-    cold = engine.upkeep.cold
+    cold = engine._upkeep.cold
     assert isinstance(cold, Shipping)
     return cold.statistics()
 
@@ -98,7 +97,7 @@ def test_values_that_left_the_disk_are_read_from_the_bucket(
     tmp_path: Path, place: Callable[[str], dict[str, Any]], compression: str
 ) -> None:
     """The disk keeps little; every version is still there."""
-    settings = {**place(f"cold-{compression}"), "hot_tier_bytes": 0, "s3_compression": compression}
+    settings = {**place(f"cold-{compression}"), "local_retention_bytes": 0, "ship_compression": compression}
     with tidelog.open_engine(tmp_path / "a", **settings) as engine:
         engine.apply_many(entries(800))
         engine.update_low_water_mark(800)

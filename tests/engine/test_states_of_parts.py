@@ -7,12 +7,12 @@ from tests.engine.compacting import checkpoint_by_hand, compact_by_hand
 from tests.engine.stations import KEYS, EngineNode, new_store, successor
 
 from tidelog.clock import ManualClock
-from tidelog.engine.manifest import Pinning
-from tidelog.engine.references import superseded_parts
+from tidelog.engine.cold.gc import superseded_parts
+from tidelog.engine.cold.manifest import Pinning
+from tidelog.engine.sst.snapshot import StoredState
+from tidelog.store.keys import CheckpointId, StatePartId
+from tidelog.store.metadata.bucket import BucketMetadataStore
 from tidelog.testing import FaultyStore
-from tidelog.tier.compacted_names import StatePartId
-from tidelog.tier.keys import CheckpointId
-from tidelog.tier.metadata.bucket import BucketMetadataStore
 
 FOREIGN = KEYS.checkpoints_prefix + "part-notes.txt"
 
@@ -20,6 +20,12 @@ FOREIGN = KEYS.checkpoints_prefix + "part-notes.txt"
 def parts_in(store: FaultyStore) -> list[str]:
     """The files of states that are there."""
     return [key for key in store.contents() if KEYS.parse_state_part(key)]
+
+
+def used_parts(node: EngineNode) -> list[str]:
+    """The files of the states that are listed."""
+    states = (StoredState(node.objects, listed) for listed in node.view.manifest.checkpoints)
+    return sorted(part.key for state in states for part in state.parts() if KEYS.parse_state_part(part.key))
 
 
 def shipped(node: EngineNode, count: int = 20) -> None:
@@ -51,7 +57,8 @@ def test_files_of_a_state_go_with_it() -> None:
         assert FOREIGN in store.contents()
         shipped(node)
         node.shipping.write_state()
-        assert parts_in(store) == []
+        assert not set(parts_in(store)) & set(left[:1])
+        assert parts_in(store) == used_parts(node)
         assert {key for key in store.contents() if KEYS.parse_compacted(key)} == compacted
 
 
@@ -68,12 +75,14 @@ def test_a_pinned_state_keeps_its_files() -> None:
         for _ in range(3):
             shipped(node)
             node.shipping.write_state()
-        node.shipping.sweep()
-        assert parts_in(store) == before
+        node.shipping.remove_orphans()
+        assert set(before) < set(parts_in(store))
+        assert parts_in(store) == used_parts(node)
         pinning.release()
         shipped(node)
         node.shipping.write_state()
-        assert parts_in(store) == []
+        assert not set(before) & set(parts_in(store))
+        assert parts_in(store) == used_parts(node)
 
 
 def test_a_crash_between_a_state_and_its_files_is_cleaned_up_by_the_next_owner() -> None:
@@ -82,9 +91,9 @@ def test_a_crash_between_a_state_and_its_files_is_cleaned_up_by_the_next_owner()
     node = EngineNode(store).open()
     shipped(node)
     checkpoint_by_hand(store)
-    listed = parts_in(store)
     shipped(node)
     node.shipping.write_state()
+    listed = parts_in(store)
     node.crash()
     mark = node.view.manifest.high_water_mark
     old, young = (KEYS.state_part(StatePartId(seq, 9, "0" * 32)) for seq in (mark - 1, mark))
@@ -92,7 +101,7 @@ def test_a_crash_between_a_state_and_its_files_is_cleaned_up_by_the_next_owner()
     for key in (old, young, old_state, young_state):
         store.put(key, b"x")
     with node.open():
-        assert set(node.shipping.sweep()) == {old, old_state}
+        assert set(node.shipping.remove_orphans()) == {old, old_state}
         assert set(parts_in(store)) == {*listed, young}
         assert young_state in store.contents()
 
@@ -121,7 +130,7 @@ def test_a_state_that_was_listed_while_the_owner_wrote_the_same(is_compaction: b
     done: list[str] = []
 
     def be_faster(operation: str, key: str) -> None:
-        if operation == "publish" and key.startswith(KEYS.checkpoints_prefix) and not done:
+        if operation == "put" and key.endswith(".tckp") and key.startswith(KEYS.checkpoints_prefix) and not done:
             done.append(key)
             compact_by_hand(store) if is_compaction else checkpoint_by_hand(store)
 

@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 from tests.engine.fake_engine import FakeEngine
 
 from tidelog.engine.entry import Batch, CreateBucket, PutObject
-from tidelog.engine.entry_codec import decode_entry, encode_entry
-from tidelog.engine.orchestrator import apply_entries
-from tidelog.engine.transaction import Transaction
+from tidelog.engine.orchestrator.base import apply_entries
+from tidelog.engine.txn.read_set import decode_entry, encode_entry
+from tidelog.engine.txn.transaction import Transaction
 from tidelog.errors import InputError, NotFoundError
 
 BUCKETS = ("a", "b", "c")

@@ -1,21 +1,21 @@
-"""Finding a version in one step, and the data of a plain body: the kernel gives the answers of its twin."""
+"""Finding a version in one step, and the data of a plain value: the kernel gives the answers of its twin."""
 
 from __future__ import annotations
 
 import random
-from importlib import import_module
 from pathlib import Path
 
 from tests.engine.engines import RandomEntries, open_local
+from tests.oracles import records, results, versions
 from tests.twins import agreed
 
-from tidelog.engine import record_python, survey_python, version_python
-from tidelog.engine.body import encode_body
-from tidelog.engine.page import ROOT
+from tidelog import _native
+from tidelog.engine.btree.page import ROOT
+from tidelog.engine.wal.value import encode_value
 from tidelog.log.frame import crc32, encode_many
 
-engine_kernel = import_module("tidelog.engine._engine")
-record_kernel = import_module("tidelog.engine._record")
+engine_kernel = _native
+record_kernel = _native
 
 
 def test_every_version_is_found_as_the_twin_finds_it(tmp_path: Path) -> None:
@@ -35,21 +35,21 @@ def test_every_version_is_found_as_the_twin_finds_it(tmp_path: Path) -> None:
                 key,
                 chance.choice((0, 1, engine.applied_seq, chance.randrange(9000), 2**64 - 1)),
             )
-            agreed(engine_kernel, version_python, "find_version", *wanted)
+            agreed(engine_kernel, versions, "find_version", *wanted)
         some = {page: pages[page] for page in list(pages)[:2]}
         for key in entries._keys:
             wanted = some, ROOT, "bucket-0", key, engine.applied_seq
-            agreed(engine_kernel, version_python, "find_version", *wanted)
+            agreed(engine_kernel, versions, "find_version", *wanted)
 
 
-def test_the_data_of_a_body() -> None:
+def test_the_data_of_a_value() -> None:
     """Whole, cut short, with metadata, with another checksum."""
     for data in (b"", b"x", b"y" * 5000):
         for metadata in ({}, {"a": 1}):
-            stored = encode_body(data, metadata)
+            stored = encode_value(data, metadata)
             for size in (len(data), len(data) + 1, 2**63):
                 for crc in (crc32(stored), 0):
-                    found = agreed(record_kernel, record_python, "plain_data", stored, size, crc)
+                    found = agreed(record_kernel, records, "plain_data", stored, size, crc)
                     is_good = not metadata and size == len(data) and crc == crc32(stored)
                     assert found == ("returned", data if is_good else None)
 
@@ -64,4 +64,4 @@ def test_records_are_surveyed_as_the_twin_does() -> None:
             payloads.append(bytes((chance.randrange(5), chance.randrange(8))) + chance.randbytes(size))
         frames = encode_many(7, payloads)
         arguments = 7, frames.buffer, frames.positions, frames.lengths, 3, 5
-        agreed(engine_kernel, survey_python, "survey", *arguments)
+        agreed(engine_kernel, results, "survey", *arguments)

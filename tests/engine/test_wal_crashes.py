@@ -10,12 +10,12 @@ import pytest
 from tests.campaign import every
 
 from tidelog.engine.settings import EngineSettings
-from tidelog.engine.wal import FIRST, Anchor, Wal
+from tidelog.engine.wal.wal import FIRST, Anchor, Wal
 from tidelog.log.frame import HEADER_BYTES
 from tidelog.testing import CrashPlan, FaultyFiles, History, crash_everywhere
 
 DIRECTORY = Path("/engine/wal")
-SETTINGS = EngineSettings(wal_segment_size=4096)
+SETTINGS = EngineSettings(rotate_max_bytes=4096)
 ROUNDS = 40
 
 

@@ -9,12 +9,16 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+from tests.oracles import page_images, pages, tree
+from tests.oracles import updates as updates_oracle
 from tests.twins import outcome
 
-from tidelog.engine import page, page_image_python, page_python, tree_python, updates, updates_python
-from tidelog.engine.btree import Tree
-from tidelog.engine.buffer_pool import BufferPool
-from tidelog.engine.page_file import PageFile
+from tidelog import _native
+from tidelog.engine.btree import page
+from tidelog.engine.btree import page as updates
+from tidelog.engine.btree.buffer_pool import BufferPool
+from tidelog.engine.btree.page_file import PageFile
+from tidelog.engine.btree.tree import Tree
 from tidelog.files import Files
 from tidelog.log.frame import Frames, encode_many
 from tidelog.testing import FaultyFiles
@@ -22,20 +26,15 @@ from tidelog.testing import FaultyFiles
 PATH = Path("/engine/pages.db")
 STRUCTURE_HEADER = bytes([2, 0, 0, 0]) + (32).to_bytes(4, "little") + bytes(24)
 
-_PARTS: tuple[tuple[Any, Any], ...] = (
-    (page._pages, page_python),
-    (page._images, page_image_python),
-    (page._tree, tree_python),
-    (updates._kernel, updates_python),
-)
+_ORACLES: tuple[Any, ...] = (pages, page_images, tree, updates_oracle)
 
 
 def kernel_and_twin(name: str) -> tuple[Any, Any]:
     """A function of the kernel that is in use, and its twin."""
-    for kernel, twin in _PARTS:
+    for twin in _ORACLES:
         function = getattr(twin, name, None)
         if function is not None and function.__module__ == twin.__name__:
-            return getattr(kernel, name), function
+            return getattr(_native, name), function
     raise AssertionError(f"no function {name}")
 
 

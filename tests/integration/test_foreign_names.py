@@ -14,10 +14,10 @@ import pytest
 
 import tidelog
 from tidelog import InputError, TidelogError
-from tidelog.cli import demo
-from tidelog.cli.seaweed_directory import SeaweedDirectory
+from tidelog.cli.demo import command as demo
+from tidelog.cli.dev_s3 import SeaweedDirectory
 from tidelog.files import LocalFiles
-from tidelog.tier.metadata.sqlite import SqliteMetadataStore
+from tidelog.store.metadata.sqlite import SqliteMetadataStore
 
 NAME = "shop/orders"
 KEPT = b"not ours, and longer than what would be written over it" * 100
@@ -186,11 +186,11 @@ def test_a_file_of_an_engine_that_is_something_else_is_refused(
     assert target.read_bytes() == KEPT
 
 
-def test_every_other_kind_has_a_name(tmp_path: Path) -> None:
+def test_every_other_kind_has_a_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A socket, a device and a directory are no files either."""
     files = LocalFiles()
     with socket.socket(socket.AF_UNIX) as one:
-        os.chdir(tmp_path)  # the path of a socket may be only so long
+        monkeypatch.chdir(tmp_path)  # the path of a socket may be only so long
         one.bind("socket")
         with pytest.raises(OSError, match="socket is a socket, not a file"):
             files.open(tmp_path / "socket")

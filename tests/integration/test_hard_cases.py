@@ -20,8 +20,8 @@ import pytest
 import tidelog
 from tidelog.files import LocalFiles
 from tidelog.log import Log, LogSettings
+from tidelog.log.append_queue import AppendQueue
 from tidelog.log.binding import BINDING_BYTES
-from tidelog.log.handover import Handover
 from tidelog.log.repair import plan_repair
 from tidelog.log.view import LogView
 
@@ -34,7 +34,7 @@ def topic_files(root: Path) -> list[Path]:
 
 def values(root: Path) -> dict[int, bytes]:
     with tidelog.open(root) as log:
-        return {message.offset: message.value for message in log.topic(NAME).read(on_gap="skip")}
+        return {message.offset: message.value or b"" for message in log.topic(NAME).read(on_gap="skip")}
 
 
 def flip(path: Path, byte: int) -> None:
@@ -166,9 +166,9 @@ def test_a_released_lock_is_free_although_a_child_has_a_copy(tmp_path: Path) -> 
 
 def interrupting(name: str) -> Callable[..., None]:
     """A step of the hand-over that Ctrl-C hits when the main thread takes it; the writer's thread is never hit."""
-    original = getattr(Handover, name)
+    original = getattr(AppendQueue, name)
 
-    def step(self: Handover) -> None:
+    def step(self: AppendQueue) -> None:
         if threading.current_thread() is threading.main_thread():
             raise KeyboardInterrupt
         original(self)
@@ -191,9 +191,9 @@ def test_an_interrupted_append_leaves_a_log_that_works(
     """Lost: everything after a Ctrl-C inside an append, with the writer asleep for ever."""
     log = Log.open(tmp_path, LogSettings(fsync_max_batch_bytes=2, fsync_interval_ms=20))
     log.append(b"first", sync=True)
-    wait_until(lambda: log._handover._somebody_sleeps)
+    wait_until(lambda: log._append_queue._somebody_sleeps)
     with monkeypatch.context() as patched:
-        patched.setattr(Handover, where, interrupting(where))
+        patched.setattr(AppendQueue, where, interrupting(where))
         with pytest.raises(KeyboardInterrupt):
             append(log)
     # What was accepted reaches the file without another append to wake the writer.
@@ -239,7 +239,7 @@ def test_cancelled_followers_leave_nothing_behind(tmp_path: Path) -> None:
         topic = log.topic(NAME)
         asyncio.run(follow_and_cancel(topic))
         assert topic._owned is not None
-        assert topic._owned._handover._listeners == []
+        assert topic._owned._append_queue._listeners == []
 
 
 def test_an_onlooker_forgets_what_a_cut_made_untrue(tmp_path: Path) -> None:

@@ -11,14 +11,14 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from tests.log.workbench import DIRECTORY, contents, numbered, payload, wait_until
+from tests.log.workbench import DIRECTORY, contents, numbered, payload, payloads, wait_until
 
 import tidelog
-from tidelog import ExhaustedError, LogFailedError, RetryError
+from tidelog import ExhaustedError, RetryError
 from tidelog.files import explained
 from tidelog.log import Log, LogSettings
+from tidelog.store.scheduler import DaemonPool
 from tidelog.testing import FaultyFiles
-from tidelog.tier.daemon_pool import DaemonPool
 
 NAME = "shop/orders"
 Use = Callable[[Path, str | None], None]
@@ -55,11 +55,11 @@ def use_engine(root: Path, store: str | None) -> None:
         engine.apply(engine.applied_seq + 1, tidelog.CreateBucket(f"b{engine.applied_seq}"))
 
 
-def refusal(use: Use, root: Path, store: str | None) -> RetryError | LogFailedError | None:
+def refusal(use: Use, root: Path, store: str | None) -> RetryError | None:
     """What was raised, if it says what ran out."""
     try:
         use(root, store)
-    except (RetryError, LogFailedError) as error:
+    except RetryError as error:
         return error
     return None
 
@@ -80,12 +80,30 @@ def test_out_of_descriptors_at_any_point_of_opening(tmp_path: Path, use: Use, ha
             failures += 1
             # The client of a store says it in its own words.
             is_told = isinstance(error, ExhaustedError) and "ulimit -n" in str(error)
-            # What was accepted and could not be written before the log was closed is said in one error, with why.
-            is_told |= isinstance(error, LogFailedError) and "no file descriptors left" in str(error)
             assert is_told or (has_store and "os error 24" in str(error)), error
         assert len(open_descriptors()) <= before
         use(root, store)
     assert failures > 2
+
+
+def test_what_was_accepted_is_written_when_a_log_is_closed_without_descriptors(tmp_path: Path) -> None:
+    """Without this, closing lost messages for want of one descriptor: a few are kept in reserve for it."""
+    before = len(open_descriptors())
+    log = Log.open(tmp_path, LogSettings(rotate_max_bytes=100))
+    log.append_many(payloads(10), sync=True)
+    with descriptors_left(0), contextlib.ExitStack() as hogs:
+        with contextlib.suppress(OSError):
+            while True:
+                hogs.callback(os.close, os.open(os.devnull, os.O_RDONLY))
+        with pytest.raises(ExhaustedError) as caught:
+            append_until_refused(log, first=10)
+        accepted = log.next_offset
+        assert caught.value.offset == accepted - 1
+        log.close()
+    assert len(open_descriptors()) <= before  # what other tests have left open may be closed meanwhile
+    with contextlib.closing(Log.open(tmp_path)) as log:
+        assert contents(log) == numbered(accepted)
+    assert len(open_descriptors()) <= before  # what other tests have left open may be closed meanwhile
 
 
 def test_a_machine_without_descriptors_is_named() -> None:
@@ -95,8 +113,8 @@ def test_a_machine_without_descriptors_is_named() -> None:
         raise OSError(errno.ENFILE, "Too many open files in system")
 
 
-def append_until_refused(log: Log) -> None:
-    for number in range(40):
+def append_until_refused(log: Log, first: int = 0) -> None:
+    for number in range(first, first + 40):
         log.append(payload(number), sync=True)
 
 

@@ -20,12 +20,12 @@ from tests.log.workbench import python, python_environment, wait_until, wal_path
 from tests.servers import ACCESS_KEY_ID, SECRET_ACCESS_KEY, EtcdServer, S3Server
 
 import tidelog
-from tidelog.cli import seaweed
+from tidelog.cli import dev_s3
+from tidelog.cold import owned_log as wakefulness
+from tidelog.cold.owned_log import pulse
+from tidelog.cold.settings import ShipperStatistics
 from tidelog.log.binding import BINDING_BYTES
-from tidelog.tier import wakefulness
-from tidelog.tier.pulse import pulse
-from tidelog.tier.shipper_statistics import ShipperStatistics
-from tidelog.topics.storage import LogDirectory
+from tidelog.topics.directory import LogDirectory
 
 NAME = "shop/orders"
 MIB = 1 << 20
@@ -122,12 +122,12 @@ def check_healed(place: Place, topic: tidelog.Topic, directory: Path) -> None:
     """Everything is shipped by itself, once, as it is on the disk; nothing else is there after a sweep."""
     topic.flush()
     wait_until(lambda: topic.shipped_offset == topic.next_offset, "everything to be shipped")
-    topic.sweep(topic.plan_sweep())
-    assert topic.plan_sweep().is_empty
+    topic.remove_orphans(topic.plan_orphans())
+    assert topic.plan_orphans().is_empty
     local = b"".join(path.read_bytes()[BINDING_BYTES:] for path in wal_paths(directory / NAME))
     with place.open(directory / "reader", read_only=True) as log:
-        assert log.tier is not None
-        catalog, objects = log.tier.catalog("shop", "orders"), log.tier.objects
+        assert log._tier is not None
+        catalog, objects = log._tier.catalog("shop", "orders"), log._tier.objects
         descriptors = list(catalog.walk(0))
         starts = [0, *(one.next_offset for one in descriptors)]
         assert [one.start_offset for one in descriptors] == starts[:-1]
@@ -161,7 +161,7 @@ def failed_more(topic: tidelog.Topic) -> None:
     wait_until(lambda: shipper_of(topic).errors > before, "an attempt that failed")
 
 
-@pytest.mark.parametrize("metadata", ["bucket", "sqlite"])
+@pytest.mark.parametrize("metadata", ["bucket", pytest.param("sqlite", marks=pytest.mark.long)])
 def test_server_is_killed_in_the_middle_of_uploads(s3_server: S3Server, tmp_path: Path, metadata: str) -> None:
     """A SeaweedFS that is killed while it is sent objects, and comes back, has everything once."""
     url = metadata if metadata == "bucket" else f"sqlite:///{tmp_path}/metadata.db"
@@ -224,8 +224,8 @@ def test_history_is_read_through_a_bad_network(s3_server: S3Server, tmp_path: Pa
 
 def test_store_is_full(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A SeaweedFS without room refuses objects; when it has room again, all that waited goes there."""
-    flags = tuple(flag for flag in seaweed._FLAGS if "volume.max" not in flag and "SizeLimit" not in flag)
-    monkeypatch.setattr(seaweed, "_FLAGS", (*flags, "-volume.max=2", "-master.volumeSizeLimitMB=1"))
+    flags = tuple(flag for flag in dev_s3._FLAGS if "volume.max" not in flag and "SizeLimit" not in flag)
+    monkeypatch.setattr(dev_s3, "_FLAGS", (*flags, "-volume.max=2", "-master.volumeSizeLimitMB=1"))
     server = S3Server(tmp_path)
     server.begin()
     try:
@@ -233,7 +233,7 @@ def test_store_is_full(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
             uploading_parts(topic)
             failed_more(topic)
             server.kill()
-            monkeypatch.setattr(seaweed, "_FLAGS", (*flags, "-volume.max=100", "-master.volumeSizeLimitMB=64"))
+            monkeypatch.setattr(dev_s3, "_FLAGS", (*flags, "-volume.max=100", "-master.volumeSizeLimitMB=64"))
             server.start()
     finally:
         server.kill()
@@ -277,9 +277,11 @@ def test_open_topics_are_at_hand_while_another_is_being_opened(s3_server: S3Serv
         assert log.topics() == [NAME, "shop/returns"]
 
 
-# Requests that hang do so for ten minutes. Somebody reads at the end.
+# Requests that hang do so for ten minutes, and the patience of whoever closes is short. Somebody reads at the end.
 CLOSING = """
 import sys, threading, time, tidelog
+from tidelog.store import scheduler as background
+background._PATIENCE_SECONDS = 0.5
 directory, url, endpoint, hanging_ms = sys.argv[1:]
 place = {"store": url, "metadata": "bucket", "metadata_root": "closing", "store_endpoint": endpoint,
     "store_request_timeout_ms": int(hanging_ms), "store_retry_timeout_seconds": int(hanging_ms) // 1000}

@@ -17,17 +17,16 @@ from tests.log.workbench import run_python, wait_until
 
 import tidelog
 from tidelog.clock import SystemClock
+from tidelog.cold.owned_log import PauseDetector, pulse
+from tidelog.cold.ownership import Ownership
+from tidelog.cold.rebuild import rebuild_catalog
 from tidelog.errors import ClosedError, DataError, FencedError, StoreUnavailableError, TidelogError
-from tidelog.tier.directory_store import DirectoryStore
-from tidelog.tier.keys import TopicKeys
-from tidelog.tier.metadata.measured import MeasuredMetadata
-from tidelog.tier.object_store import ObjectWriter
-from tidelog.tier.ownership import Ownership
-from tidelog.tier.pulse import pulse
-from tidelog.tier.rebuild import rebuild_catalog
-from tidelog.tier.wakefulness import Wakefulness
+from tidelog.store.keys import TopicKeys
+from tidelog.store.metadata.base import MeasuredMetadata
+from tidelog.store.object_store import ObjectWriter
+from tidelog.store.shared_directory import DirectoryStore
+from tidelog.topics.directory import LogDirectory
 from tidelog.topics.message import TIMESTAMP_FIELD
-from tidelog.topics.storage import LogDirectory
 
 NAME = "shop/orders"
 KEYS = TopicKeys("shop", "orders")
@@ -54,7 +53,7 @@ class Shared:
 
     def values(self, node: str) -> list[bytes]:
         with self.open(node) as log:
-            return [message.value for message in log.topic(NAME).read()]
+            return [message.value or b"" for message in log.topic(NAME).read()]
 
     def lose_descriptor(self, offset: int) -> None:
         connection = sqlite3.connect(self.database)
@@ -64,9 +63,9 @@ class Shared:
 
     def rebuild(self, node: str) -> None:
         with self.open(node) as log:
-            assert log.tier is not None
+            assert log._tier is not None
             clock = SystemClock()
-            stores = (log.tier.metadata, KEYS, log.tier.objects)
+            stores = (log._tier.metadata, KEYS, log._tier.objects)
             rebuild_catalog(*stores, clock=clock, time_field=TIMESTAMP_FIELD, replace=True)
 
 
@@ -176,7 +175,7 @@ def test_one_object_that_was_sent_and_not_published_is_no_sign_of_an_older_catal
             raise StoreUnavailableError("the process died here")
 
         with monkeypatch.context() as patch:
-            patch.setattr("tidelog.tier.owned_catalog.OwnedCatalog.publish", dies)
+            patch.setattr("tidelog.cold.ownership.OwnedCatalog.publish", dies)
             with pytest.raises(StoreUnavailableError):
                 topic.ship()
     shared.ship_each("b", b"another 1")
@@ -292,7 +291,7 @@ def test_no_thread_of_a_process_that_slept_goes_on_before_the_answer() -> None:
         time.sleep(0.3)
         raise FencedError("another node owns the topic")
 
-    wakefulness = Wakefulness(answers_late)
+    wakefulness = PauseDetector(answers_late)
     pulse.sleeps += 1
     with ThreadPoolExecutor(8) as threads:
         for check in [threads.submit(wakefulness.check) for _ in range(8)]:

@@ -12,11 +12,9 @@ from tests.campaign import examples
 from tests.log.workbench import DIRECTORY, disk_with
 
 from tidelog.errors import CorruptionError
-from tidelog.log import boundary
-from tidelog.log.boundary import byte_of_offset, last_boundary
+from tidelog.log import atomic_batches as boundary
 from tidelog.log.frame import HEADER_BYTES, encode_many, scan
-from tidelog.log.reader import FilePart
-from tidelog.log.segment import Segment
+from tidelog.log.segment import FilePart, Segment, byte_of_offset, last_boundary
 from tidelog.testing import FaultyFiles
 
 FIRST = 1000

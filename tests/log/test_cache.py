@@ -9,19 +9,21 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from tests.campaign import examples, run_machine
 from tests.log.workbench import payload, payloads
 
-from tidelog.log.cache import Chunk
-from tidelog.log.frame import encode_many
-from tidelog.log.handover import Handover
+from tidelog.log.append_queue import AppendQueue
+from tidelog.log.frame import Frames, encode_many, writable_frames
 from tidelog.log.settings import LogSettings
+from tidelog.log.tail_cache import Chunk
+from tidelog.log.writer import frames_of
 
 values = st.binary(min_size=1, max_size=60)
 
 
-def write_to_file(handover: Handover, chunk: Chunk) -> None:
-    """What the writer does with a chunk, less the file."""
-    frames = encode_many(chunk.first_offset, chunk.payloads)
-    handover.wrote(frames.next_offset)
-    handover.chunk_written(chunk, frames)
+def write_to_file(append_queue: AppendQueue, chunks: list[Chunk]) -> Frames:
+    """What the writer does with chunks, less the file."""
+    frames = frames_of(chunks)
+    append_queue.wrote(frames.next_offset)
+    append_queue.chunks_written(chunks, frames)
+    return frames
 
 
 class CacheMachine(RuleBasedStateMachine):
@@ -32,7 +34,7 @@ class CacheMachine(RuleBasedStateMachine):
         self.messages: list[bytes] = []
         self.first_offset = 0
         self.in_files = 0
-        self.taken: Chunk | None = None
+        self.taken: list[Chunk] = []
 
     @initialize(
         first_offset=st.integers(0, 1 << 40),
@@ -43,11 +45,11 @@ class CacheMachine(RuleBasedStateMachine):
     def begin(self, first_offset: int, max_messages: int, max_bytes: int, batch_bytes: int) -> None:
         self.first_offset = first_offset
         self.max_messages, self.max_bytes = max_messages, max_bytes
-        self.handover = Handover(
+        self.append_queue = AppendQueue(
             first_offset,
             LogSettings(cache_max_messages=max_messages, cache_max_bytes=max_bytes, fsync_max_batch_bytes=batch_bytes),
         )
-        self.cache = self.handover.cache
+        self.cache = self.append_queue.cache
 
     @property
     def next_offset(self) -> int:
@@ -55,32 +57,39 @@ class CacheMachine(RuleBasedStateMachine):
 
     @rule(value=values)
     def append(self, value: bytes) -> None:
-        assert self.handover.try_append(value) == self.next_offset
+        assert self.append_queue.try_append(value) == self.next_offset
         self.messages.append(value)
 
     @rule(several=st.lists(values, max_size=12))
     def append_many(self, several: list[bytes]) -> None:
-        assert self.handover.append_many(several) == self.next_offset
+        assert self.append_queue.append_many(several) == self.next_offset
         self.messages += several
 
-    @precondition(lambda self: self.taken is None)
+    @rule(offset=st.integers(0, 1 << 40), several=st.lists(values, max_size=12), writable=st.booleans())
+    def append_frames(self, offset: int, several: list[bytes], writable: bool) -> None:
+        frames = encode_many(offset, several)
+        if writable:
+            frames = writable_frames(offset, bytearray(frames.buffer), frames.positions, frames.lengths)
+        assert self.append_queue.append_frames(frames) == self.next_offset
+        self.messages += several
+
+    @precondition(lambda self: not self.taken)
     @rule()
     def take(self) -> None:
-        self.taken = self.handover.take()
-        if self.taken is None:
+        self.taken = self.append_queue.take()
+        if not self.taken:
             assert self.in_files == len(self.messages)
         else:
-            assert self.taken.first_offset == self.first_offset + self.in_files
-            assert self.taken.payloads == self.messages[self.in_files : self.in_files + self.taken.count]
+            assert self.taken[0].first_offset == self.first_offset + self.in_files
 
-    @precondition(lambda self: self.taken is not None)
+    @precondition(lambda self: self.taken)
     @rule()
     def write(self) -> None:
-        assert self.taken is not None
-        count = self.taken.count
-        write_to_file(self.handover, self.taken)
-        self.in_files += count
-        self.taken = None
+        frames = write_to_file(self.append_queue, self.taken)
+        wanted = self.messages[self.in_files : self.in_files + frames.count]
+        assert frames == encode_many(self.first_offset + self.in_files, wanted)
+        self.in_files += frames.count
+        self.taken = []
 
     @rule(data=st.data())
     def read(self, data: st.DataObject) -> None:
@@ -106,8 +115,8 @@ class CacheMachine(RuleBasedStateMachine):
     @invariant()
     def knows_what_it_holds(self) -> None:
         if self.messages:
-            assert self.handover.held_bytes == sum(map(len, self.messages[self.in_files :]))
-            assert self.handover.has_work == (self.in_files < len(self.messages))
+            assert self.append_queue.held_bytes == sum(map(len, self.messages[self.in_files :]))
+            assert self.append_queue.has_work == (self.in_files < len(self.messages))
 
     @invariant()
     def stays_within_its_bounds(self) -> None:
@@ -137,15 +146,13 @@ def test_a_cache_behaves_like_a_list() -> None:
 @settings(max_examples=examples(20))
 def test_dropped_chunks_leave_no_trace(count: int) -> None:
     """However many chunks went through, the newest ones are found and the others cost nothing."""
-    handover = Handover(0, LogSettings(cache_max_messages=3))
+    append_queue = AppendQueue(0, LogSettings(cache_max_messages=3))
     for value in payloads(count):
-        handover.try_append(value)
-        chunk = handover.take()
-        assert chunk is not None
-        write_to_file(handover, chunk)
-    assert handover.cache.cached_messages == min(count, 3)
-    assert len(handover.cache._chunks) < 2048
+        append_queue.try_append(value)
+        write_to_file(append_queue, append_queue.take())
+    assert append_queue.cache.cached_messages == min(count, 3)
+    assert len(append_queue.cache._chunks) < 2048
     for offset in range(max(0, count - 3), count):
-        batch = handover.cache.read(offset, count)
+        batch = append_queue.cache.read(offset, count)
         assert batch is not None
         assert batch.payloads()[0] == payload(offset)

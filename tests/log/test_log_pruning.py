@@ -22,7 +22,7 @@ from tests.log.workbench import (
 
 from tidelog.errors import FencedError, OffsetOutOfRangeError, TidelogError
 from tidelog.log import Log, LogSettings
-from tidelog.log.names import wal_files
+from tidelog.log.directory import wal_files
 from tidelog.log.view import LogView
 from tidelog.testing import FaultyFiles, History, crash_everywhere
 
@@ -189,7 +189,7 @@ def test_a_removal_that_failed_is_made_before_the_next_one(files: FaultyFiles, o
 
 
 def test_a_removal_that_keeps_failing_leaves_no_hole(files: FaultyFiles) -> None:
-    """As long as one file cannot be removed, none behind it is."""
+    """As long as one file cannot be removed, none behind it is; they go later, and nobody reads them meanwhile."""
     with contextlib.closing(open_log(files)) as log:
         fill(log, 20)
         names = wal_names(files)
@@ -198,9 +198,13 @@ def test_a_removal_that_keeps_failing_leaves_no_hole(files: FaultyFiles) -> None
             with pytest.raises(TidelogError):
                 log.remove_below(20)
         assert wal_names(files) == names
+        start_offset = log.file_spans()[-1].first_offset
     files.heal()
     with contextlib.closing(open_log(files)) as log:
-        assert contents(log) == numbered(20)
+        assert log.start_offset == start_offset
+        assert contents(log) == numbered(20 - start_offset, first=start_offset)
+        log.remove_below(start_offset)
+        assert wal_names(files) == names[-1:]
 
 
 def test_a_file_that_is_gone_already_is_no_error(files: FaultyFiles) -> None:
@@ -268,7 +272,61 @@ def test_a_crash_anywhere_in_pruning_leaves_a_log_without_a_hole() -> None:
 
     starts: set[int] = set()
     crash_everywhere(workload, check)
-    assert len(starts) == 4
+    assert len(starts) == 2  # it moves at once, before the first file goes
+
+
+def test_nothing_below_a_deletion_can_be_read(files: FaultyFiles) -> None:
+    """The start may lie inside a file: readers, views and the next opening begin there, and never before."""
+    with contextlib.closing(open_log(files)) as log:
+        fill(log, 20)
+        spans = log.file_spans()
+        offset = spans[2].first_offset + 1
+        following = log.read(offset - 1, follow=True)
+        log.delete_before(offset)
+        assert log.file_spans() == spans[2:]
+        assert (log.start_offset, contents(log)) == (offset, numbered(20 - offset, first=offset))
+        for start in (0, offset - 1):
+            with pytest.raises(OffsetOutOfRangeError):
+                log.read(start)
+        with pytest.raises(OffsetOutOfRangeError):
+            next(iter(following))
+        log.delete_before(offset - 1)  # it never goes back
+        log.remove_below(offset - 1)
+        assert log.start_offset == offset
+    assert LogView(DIRECTORY, files=files).start_offset == offset
+    with contextlib.closing(open_log(files)) as log:
+        assert contents(log) == numbered(20 - offset, first=offset)
+        log.delete_before(20)
+        assert (contents(log), log.next_offset, len(log.file_spans())) == ([], 20, 1)
+        assert log.append(payload(20)) == 20
+        assert contents(log) == [(20, payload(20))]
+
+
+def test_a_crash_anywhere_in_a_deletion_leaves_all_of_it_or_nothing() -> None:
+    """Cut between any two calls, the log begins where it began or where it was to begin; once said, it stays said."""
+
+    def workload(files: FaultyFiles, history: History) -> None:
+        log = open_log(files)
+        try:
+            log.append_many(payloads(14))
+            history.attempted("delete", 9)
+            log.delete_before(9)
+            history.attempted("deleted", 9)
+            log.append(payload(14), sync=True)
+        finally:
+            log.close()
+
+    def check(files: FaultyFiles, history: History) -> None:
+        said = {kind for life in history.lives for kind, _ in life.attempts}
+        with contextlib.closing(open_log(files)) as log:
+            assert contents(log) == numbered(log.next_offset - log.start_offset, first=log.start_offset)
+            assert log.start_offset in ((9,) if "deleted" in said else (0, 9))
+            assert log.next_offset >= 14 or log.start_offset == 0
+            starts.add(log.start_offset)
+
+    starts: set[int] = set()
+    crash_everywhere(workload, check)
+    assert starts == {0, 9}
 
 
 def test_appends_and_readers_go_on_while_files_are_removed(files: FaultyFiles) -> None:
@@ -351,7 +409,7 @@ def test_every_append_gets_an_error_of_its_own(files: FaultyFiles) -> None:
 
 def test_who_waits_for_room_hears_of_the_bar(files: FaultyFiles) -> None:
     """An append that was waiting when the log was barred does not get through, not even when it is closed."""
-    settings = LogSettings(handover_max_messages=1, append_timeout_ms=60_000)
+    settings = LogSettings(append_queue_max_messages=1, append_timeout_ms=60_000)
     log = Log.open(DIRECTORY, settings, files=files)
     errors: list[TidelogError] = []
 

@@ -13,10 +13,10 @@ from tests.log.workbench import DIRECTORY, Threads, contents, numbered, payloads
 
 from tidelog.errors import ClosedError, DiskFullError, LogFailedError
 from tidelog.log import Log, LogSettings
+from tidelog.log.directory import ingested_name, is_ingested, wal_name, wal_seq
 from tidelog.log.frame import encode_many
-from tidelog.log.names import is_prepared, prepared_name, wal_name, wal_seq
-from tidelog.log.prepared import PreparedFiles
 from tidelog.log.view import LogView
+from tidelog.log.writer import IngestedSegments
 from tidelog.testing import CrashPlan, FaultyFiles, History, crash_everywhere
 
 SMALL_FILES = LogSettings(rotate_max_bytes=200, fsync_interval_ms=3_600_000)
@@ -33,7 +33,7 @@ def log(files: FaultyFiles) -> Iterator[Log]:
         yield opened
 
 
-def prepare(log: Log, first: int, count: int, number: int = 0) -> PreparedFiles:
+def prepare(log: Log, first: int, count: int, number: int = 0) -> IngestedSegments:
     """Payloads from `first` on, a few at a time."""
     prepared = log.prepare_files(first, number)
     for start in range(first, first + count, 3):
@@ -48,7 +48,7 @@ def append_prepared(log: Log, count: int) -> None:
 
 
 def prepared_names(files: FaultyFiles) -> list[str]:
-    return [name for name in files.list(DIRECTORY) if is_prepared(name)]
+    return [name for name in files.list(DIRECTORY) if is_ingested(name)]
 
 
 @pytest.mark.parametrize("before", [0, 1, 9])
@@ -180,9 +180,9 @@ def test_a_closed_log_adopts_nothing(log: Log) -> None:
 
 def test_names_are_told_apart() -> None:
     """No WAL file looks prepared, and nothing prepared looks like a WAL file."""
-    assert is_prepared(prepared_name(1, 2))
-    assert wal_seq(prepared_name(1, 2)) is None
-    assert not is_prepared(wal_name(3))
+    assert is_ingested(ingested_name(1, 2))
+    assert wal_seq(ingested_name(1, 2)) is None
+    assert not is_ingested(wal_name(3))
 
 
 def test_a_crash_leaves_whole_files_without_a_hole() -> None:

@@ -25,8 +25,8 @@ from tests.log.workbench import (
 from tidelog.errors import CorruptionError, DataError, GapError
 from tidelog.log import Log, LogSettings
 from tidelog.log.checkpoint import describe_segments, write_checkpoint
+from tidelog.log.directory import CHECKPOINT
 from tidelog.log.frame import HEADER_BYTES, encode
-from tidelog.log.names import CHECKPOINT
 from tidelog.testing import FaultyFiles, ManualClock
 
 SIZE = 20
@@ -258,6 +258,14 @@ class TestRefusal:
         with pytest.raises(DataError, match=r"wal\.000000000[12]\.log"):
             Log.open(DIRECTORY, how, files=files)
         assert files_of(files) == cut
+
+    def test_a_file_under_the_name_of_another_is_refused(self) -> None:
+        """Put back by mistake. Also where the checkpoint would be trusted: it knows how a file begins."""
+        moved = {**closed_log(), "wal.0000000001.log": closed_log()["wal.0000000002.log"]}
+        files = disk_with(moved)
+        with pytest.raises(DataError, match=r"wal\.0000000001\.log"):
+            Log.open(DIRECTORY, TRUSTING, files=files)
+        assert files_of(files) == moved
 
     def test_a_refused_log_can_be_opened_by_the_next(self) -> None:
         """The lock is given back."""

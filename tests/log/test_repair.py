@@ -14,10 +14,10 @@ from tests.log.workbench import DIRECTORY, disk_with, everything, files_of, payl
 
 from tidelog.errors import LockedError, RetryError, offsets_text
 from tidelog.log import Log, LogSettings
-from tidelog.log.examine import examine_log
+from tidelog.log.directory import CHECKPOINT
 from tidelog.log.frame import HEADER_BYTES, encode
-from tidelog.log.names import CHECKPOINT
 from tidelog.log.repair import is_lost, plan_repair
+from tidelog.log.verify import verify_files
 from tidelog.testing import CrashPlan, FaultyFiles, History, ManualClock, crash_machine_everywhere
 
 SIZE = 20
@@ -146,7 +146,7 @@ class TestEachKindOfDamage:
         files = disk_with(DAMAGES[kind][0])
         plan_repair(DIRECTORY, files=files).apply()
         assert not plan_repair(DIRECTORY, files=files).is_needed
-        assert examine_log(DIRECTORY, files=files).problems == ()
+        assert verify_files(DIRECTORY, files=files).findings == ()
         durable = files.after_crash("lose")
         assert lost_and_kept(durable) == lost_and_kept(files)
         with closing(Log.open(DIRECTORY, files=durable)) as log:
@@ -333,12 +333,12 @@ class TestAnyDamage:
 def test_examining_tells_how_far_it_is() -> None:
     """Progress grows to the whole size of the log."""
     steps: list[tuple[int, int]] = []
-    examined = examine_log(
+    examined = verify_files(
         DIRECTORY, files=disk_with(closed_log()), on_progress=lambda done, total: steps.append((done, total))
     )
     assert steps == sorted(steps)
     assert steps[-1] == (COUNT * FRAME_BYTES, COUNT * FRAME_BYTES)
-    assert (examined.frames, examined.total_bytes, examined.problems) == (COUNT, COUNT * FRAME_BYTES, ())
+    assert (examined.frames, examined.total_bytes, examined.findings) == (COUNT, COUNT * FRAME_BYTES, ())
 
 
 class Elsewhere:

@@ -11,10 +11,10 @@ from tests.log.workbench import DIRECTORY, contents, files_of, numbered, payload
 import tidelog
 from tidelog.errors import GapError
 from tidelog.log import Log, LogSettings
-from tidelog.log.examine import examine_log
-from tidelog.log.names import start_offsets, wal_files
+from tidelog.log.directory import start_offsets, wal_files
+from tidelog.log.recovery import KeptElsewhere, move_start, read_start, remove_start
 from tidelog.log.repair import plan_repair
-from tidelog.log.start_mark import KeptElsewhere, move_start, read_start, remove_start
+from tidelog.log.verify import verify_files
 from tidelog.log.view import LogView
 from tidelog.testing import FaultyFiles, History, crash_everywhere
 
@@ -60,8 +60,8 @@ def test_a_lost_oldest_file_is_a_gap(with_checkpoint: bool, prune_below: int) ->
         assert (caught.value.first, caught.value.last) == (start, left - 1)
     with pytest.raises(GapError):
         LogView(DIRECTORY, SETTINGS, files=files, refuses_missing_start=True)
-    problem = examine_log(DIRECTORY, files=files).problems[0]
-    assert (problem.lost_first, problem.lost_last, problem.byte) == (start, left - 1, 0)
+    problem = verify_files(DIRECTORY, files=files).findings[0]
+    assert (problem.first_offset, problem.last_offset, problem.byte) == (start, left - 1, 0)
 
 
 def test_several_lost_files_are_one_gap() -> None:
@@ -126,7 +126,7 @@ def test_a_log_without_a_mark_begins_with_its_oldest_file() -> None:
     files = filled(FaultyFiles())
     remove_start(files, DIRECTORY)
     lose_oldest(files, with_checkpoint=True)
-    assert examine_log(DIRECTORY, files=files).problems == ()
+    assert verify_files(DIRECTORY, files=files).findings == ()
     with contextlib.closing(open_log(files)) as log:
         assert read_start(files, DIRECTORY) == log.start_offset > 0
 
@@ -211,7 +211,7 @@ def test_pruning_can_be_cut_at_every_call() -> None:
                 start = log.start_offset
                 assert contents(log) == numbered(log.next_offset - start, first=start)
                 log.remove_below(prune_below)
-        assert examine_log(DIRECTORY, files=files).problems == ()
+        assert verify_files(DIRECTORY, files=files).findings == ()
 
     crash_everywhere(workload, check)
 
@@ -252,7 +252,7 @@ def test_a_topic_with_a_store_misses_only_what_was_not_shipped(tmp_path: Path) -
 def test_an_engine_whose_oldest_file_is_gone_is_not_opened(tmp_path: Path) -> None:
     """Its log begins where it began."""
     root = tmp_path / "engine"
-    with tidelog.open_engine(root, wal_segment_size=1 << 20) as engine:
+    with tidelog.open_engine(root, rotate_max_bytes=1 << 20) as engine:
         engine.apply(1, tidelog.CreateBucket("b"))
         for seq in range(2, 8):
             engine.apply(seq, tidelog.PutObject("b", "k", bytes(400_000)))

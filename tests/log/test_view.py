@@ -27,7 +27,7 @@ from tests.log.workbench import (
 
 from tidelog.errors import CorruptionError, NotFoundError, OffsetOutOfRangeError
 from tidelog.log import Log, LogSettings
-from tidelog.log.bound_files import BoundFiles
+from tidelog.log.binding import BoundFiles
 from tidelog.log.frame import HEADER_BYTES, encode
 from tidelog.log.view import LogView
 from tidelog.testing import FaultyFiles
@@ -113,6 +113,24 @@ class TestTheEnd:
         for _ in range(50):
             assert view.next_offset == 5000
         assert files.read_bytes < 50 * 200  # headers and ids alone
+
+    def test_a_file_whose_first_frame_comes_while_it_is_opened_is_not_damaged(self, tmp_path: Path) -> None:
+        """Its header is written with the first frame: a view may look between the two."""
+        with closing(Log.open(tmp_path, LogSettings(rotate_max_bytes=FRAME_BYTES))) as log:
+            log.append_many(payloads(2), sync=True)
+        second = tmp_path / SECOND
+        written = second.read_bytes()
+        second.write_bytes(b"")
+
+        class Overtaken(CountingFiles):
+            def _count(self, size: int) -> None:
+                if size == 0:
+                    second.write_bytes(written)
+
+        view = LogView(tmp_path, files=BoundFiles(Overtaken()))
+        assert contents(view) == numbered(view.next_offset)
+        second.write_bytes(written)
+        assert contents(view) == numbered(2)
 
     def test_only_growth_is_read(self, tmp_path: Path) -> None:
         """What was checked once is not checked again."""

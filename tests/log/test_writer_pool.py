@@ -4,14 +4,23 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import os
 import threading
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 
 import pytest
-from tests.log.workbench import LIMIT_SECONDS, Gate, Threads, contents, numbered, payload, payloads, wait_until
+from tests.log.workbench import (
+    LIMIT_SECONDS,
+    Gate,
+    Threads,
+    contents,
+    numbered,
+    open_below,
+    payload,
+    payloads,
+    wait_until,
+)
 
 from tidelog.errors import DiskFullError, ExhaustedError
 from tidelog.files import LocalFiles
@@ -22,7 +31,8 @@ NEVER_BY_ITSELF = LogSettings(fsync_interval_ms=3_600_000)
 
 
 def new_threads(before: set[threading.Thread]) -> list[str]:
-    return sorted(thread.name for thread in threading.enumerate() if thread not in before)
+    names = sorted(thread.name for thread in threading.enumerate() if thread not in before)
+    return [name for name in names if name.startswith("tidelog")]
 
 
 @contextlib.contextmanager
@@ -170,10 +180,6 @@ def test_the_timer_syncs_all_that_is_due() -> None:
             assert all(contents(log) == list(enumerate(payloads(turn + 1))) for log in logs)
 
 
-def open_descriptors() -> int:
-    return len(os.listdir("/proc/self/fd"))
-
-
 @pytest.mark.parametrize("sync", [False, True])
 def test_descriptors_do_not_grow_with_the_logs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sync: bool) -> None:
     """Lost: every log after the thousandth, for want of a descriptor."""
@@ -187,12 +193,12 @@ def test_descriptors_do_not_grow_with_the_logs(tmp_path: Path, monkeypatch: pyte
             directory.mkdir()
             log = Log.open(directory, NEVER_BY_ITSELF, files=files, is_covered=True)
             logs.append(stack.enter_context(contextlib.closing(log)))
-        before = open_descriptors()
+        before = len(open_below(tmp_path))
         for turn in range(3):
             for log in logs:
                 log.append(payload(turn), sync=sync)
         most = 2 if sync else 4
-        wait_until(lambda: open_descriptors() <= before + most, "few descriptors")
+        wait_until(lambda: len(open_below(tmp_path)) <= before + most, "few descriptors")
         assert [contents(log) for log in logs] == [numbered(3)] * 40
 
 

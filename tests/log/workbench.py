@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import os
 import subprocess
 import sys
 import threading
 import time
+import tracemalloc
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import TracebackType
@@ -16,8 +18,8 @@ from typing import Self
 from tidelog.errors import CorruptionError, TidelogError
 from tidelog.log import Log
 from tidelog.log.binding import BINDING_BYTES, MAGIC
+from tidelog.log.directory import wal_files
 from tidelog.log.frame import Frames, Stop, scan
-from tidelog.log.names import wal_files
 from tidelog.log.reader import Reader
 from tidelog.log.view import LogView
 from tidelog.testing import Call, FaultyFiles
@@ -69,6 +71,36 @@ def wait_until(condition: Callable[[], bool], what: str) -> None:
     while not condition():
         assert time.monotonic() < deadline, f"waited in vain for {what}"
         time.sleep(0.002)
+
+
+def open_below(directory: Path) -> list[str]:
+    """The open files of this process that are below a directory."""
+    names = []
+    for link in os.listdir("/proc/self/fd"):
+        with contextlib.suppress(FileNotFoundError):  # closed meanwhile
+            names.append(os.readlink(f"/proc/self/fd/{link}"))
+    return [name for name in names if name.startswith(str(directory))]
+
+
+def assert_nothing_leaks(use: Callable[[], None], times: int) -> None:
+    """Hundreds of calls leave no more memory behind than a few. Threads of other tests may take some meanwhile: what
+    leaks does so every time."""
+    tracemalloc.start()
+    try:
+        for _ in range(20):
+            use()
+        assert any(_leaves_nothing(use, times) for _ in range(5))
+    finally:
+        tracemalloc.stop()
+
+
+def _leaves_nothing(use: Callable[[], None], times: int) -> bool:
+    gc.collect()
+    before, references = tracemalloc.get_traced_memory()[0], sys.getrefcount(None)
+    for _ in range(times):
+        use()
+    gc.collect()
+    return tracemalloc.get_traced_memory()[0] - before < 4096 and abs(sys.getrefcount(None) - references) < 100
 
 
 def wal_paths(directory: Path) -> list[Path]:

@@ -9,7 +9,7 @@ from pyspark.sql import SparkSession
 from tests.pipeline.spark_servers import connect_server, standalone_cluster
 
 import tidelog
-from tidelog.pipeline.session_settings import JAVA_OPTIONS
+from tidelog.pipeline.session.session import JAVA_OPTIONS
 
 # What lives for minutes is not worth a thorough compiler, which would take more of the machine than the tests do.
 QUICK_JAVA = "-XX:TieredStopAtLevel=1"
@@ -18,7 +18,8 @@ QUICK_JAVA = "-XX:TieredStopAtLevel=1"
 @pytest.fixture(scope="session")
 def spark() -> Iterator[SparkSession]:
     """A session with two cores and the format `tidelog`; whoever changes its settings puts them back."""
-    session = tidelog.spark_session("tests", "local[2]", **{JAVA_OPTIONS: QUICK_JAVA})
+    settings = {JAVA_OPTIONS: QUICK_JAVA, "spark.sql.shuffle.partitions": "2"}
+    session = tidelog.spark_session("tests", "local[2]", **settings)
     yield session
     session.stop()
 

@@ -17,7 +17,7 @@ from pathlib import Path
 
 from pyspark.find_spark_home import _find_spark_home
 
-from tidelog.cli.seaweed import free_ports
+from tidelog.cli.dev_s3 import free_ports
 
 HOST = "127.0.0.1"
 # For a machine that has much else to do.

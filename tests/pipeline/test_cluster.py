@@ -12,7 +12,7 @@ import pytest
 from tests.pipeline.spark_servers import run_driver, run_submit
 
 import tidelog
-from tidelog.pipeline.cluster_package import (
+from tidelog.pipeline.session.cluster import (
     ARCHIVES,
     EXECUTOR_PATH,
     cluster_settings,
@@ -124,7 +124,7 @@ def test_spark_connect_reads_topics(spark_connect: str, shop: str) -> None:
 
 ALONE = """
 import sys
-from tidelog.pipeline.root import find_root
+from tidelog.pipeline.address import find_root
 
 with find_root(sys.argv[1]).open() as log:
     print(sum(1 for _ in log.topic("shop/orders").read()), find_root.__code__.co_filename)
@@ -143,7 +143,7 @@ def test_a_package_is_enough_to_read_topics(package: Path, shop: str, tmp_path: 
         check=False,
     )
     assert found.returncode == 0, found.stderr
-    assert found.stdout.split() == [str(MESSAGES), str(tmp_path / "there" / "tidelog" / "pipeline" / "root.py")]
+    assert found.stdout.split() == [str(MESSAGES), str(tmp_path / "there" / "tidelog" / "pipeline" / "address.py")]
 
 
 def test_a_package_has_the_kernels_and_the_same_bytes_each_time(package: Path, tmp_path: Path) -> None:
@@ -151,7 +151,8 @@ def test_a_package_has_the_kernels_and_the_same_bytes_each_time(package: Path, t
     assert pack_for_cluster(tmp_path / "again.zip").read_bytes() == package.read_bytes()
     with zipfile.ZipFile(package) as packed:
         names = packed.namelist()
-    assert {"tidelog/__init__.py", "pyspark_tidelog/__init__.py", "tidelog/pipeline/log4j2.properties"} <= set(names)
+    settings = "tidelog/pipeline/session/log4j2.properties"
+    assert {"tidelog/__init__.py", "pyspark_tidelog/__init__.py", settings} <= set(names)
     assert any(name.startswith("obstore/") and name.endswith(".so") for name in names)
     assert not any("__pycache__" in name for name in names)
     assert [path.name for path in tmp_path.iterdir()] == ["again.zip"]

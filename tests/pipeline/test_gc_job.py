@@ -7,24 +7,21 @@ import os
 import time
 from pathlib import Path
 
-import msgspec
 import pytest
 from pyspark.sql import SparkSession
 
 import tidelog
 from tidelog.cli.app import run
 from tidelog.clock import SystemClock
+from tidelog.cold.gc import Candidate, Plan, Reason
+from tidelog.cold.rewrite import Rewrite, build_object, plan_merges
+from tidelog.cold.rewrite_commit import begin
 from tidelog.errors import DataError, InputError, NotFoundError, NotSupportedError
 from tidelog.log.frame import encode
-from tidelog.pipeline.jobs.gc import GcReport, apply_gc, plan_gc
-from tidelog.pipeline.jobs.gc_plan import GcPlan, TopicGarbage, read_plan, write_plan
-from tidelog.pipeline.root import Root, find_root
-from tidelog.tier.intake_area import IntakeArea
-from tidelog.tier.keys import ObjectId, TopicKeys
-from tidelog.tier.replacement import Replacement
-from tidelog.tier.replacement_build import build_object
-from tidelog.tier.replacement_plan import plan_merges
-from tidelog.tier.replacement_switch import begin
+from tidelog.pipeline.address import Root, find_root
+from tidelog.pipeline.jobs.gc import GcPlan, GcReport, apply_gc, plan_gc, read_plan, write_plan
+from tidelog.staging.area import StagingArea
+from tidelog.store.keys import ObjectId, TopicKeys
 from tidelog.topics.columns import frames_digest
 from tidelog.topics.message import TIMESTAMP_FIELD
 
@@ -62,8 +59,8 @@ class Place:
     def leave_staged(self) -> Path:
         """What a Spark job staged two days ago and did not come to commit."""
         with self.open() as log:
-            assert log.tier is not None
-            area = IntakeArea(log.tier.objects, log.tier.metadata, KEYS)
+            assert log._tier is not None
+            area = StagingArea(log._tier.objects, log._tier.metadata, KEYS)
             with area.open_part("dead", 7, partition=0, attempt="f00d") as writer:
                 writer.write(encode(0, b"\x01"), 1)
         path = self.store / area.part_key("dead", 7, 0, "f00d")
@@ -74,8 +71,8 @@ class Place:
     def compact(self) -> list[str]:
         """Replaces the objects of the topic, except for the newest; returns the names of those."""
         with self.open() as log:
-            assert log.tier is not None
-            catalog, objects = log.tier.catalog("shop", "orders"), log.tier.objects
+            assert log._tier is not None
+            catalog, objects = log._tier.catalog("shop", "orders"), log._tier.objects
             work = begin(catalog, objects, SystemClock())
             (merge,) = plan_merges(catalog, target_bytes=1 << 20).runs
             built = build_object(
@@ -84,7 +81,7 @@ class Place:
                 digest=frames_digest,
                 time_field=TIMESTAMP_FIELD,
             )
-            work.switch([Replacement(descriptor=built.descriptor, replaced=merge.replaced)])
+            work.switch([Rewrite(descriptor=built.descriptor, replaced=merge.replaced)])
         return [one.object_id for one in merge.descriptors]
 
     def objects(self) -> set[str]:
@@ -104,7 +101,7 @@ def place(tmp_path: Path) -> Place:
 
 def actions(report: GcReport) -> set[tuple[str, str, str]]:
     """What is said of each object."""
-    return {(one.action, one.kind, one.object.rpartition("/")[2]) for one in report.found}
+    return {(one.action, one.reason, one.object.rpartition("/")[2]) for one in report.found}
 
 
 def test_what_is_left_over_goes_and_what_is_named_stays(spark: SparkSession, place: Place) -> None:
@@ -115,20 +112,26 @@ def test_what_is_left_over_goes_and_what_is_named_stays(spark: SparkSession, pla
     before = place.objects()
     plan, shown = plan_gc(spark, place.root, grace_seconds=0)
     assert place.objects() == before
-    wanted = {("remove", "orphans", orphan.name), ("remove", "staged", staged.name), ("keep", "foreign", "notes.txt")}
+    wanted = {
+        ("remove", "orphan", orphan.name),
+        ("remove", "uncommitted", staged.name),
+        ("keep", "foreign", "notes.txt"),
+    }
     assert actions(shown) == wanted | {("remove", "replaced", name) for name in replaced}
     assert shown.removable_objects == 2 + len(replaced)
     done = apply_gc(spark, place.root, plan)
     assert (done.is_applied, done.removed_objects, done.is_good) == (True, shown.removable_objects, True)
     assert before - place.objects() == {orphan.name, *replaced}
     assert not staged.exists()
-    assert [(proof.subject, proof.went_in.messages, proof.holds) for proof in done.proofs] == [
+    assert [(proof.subject, proof.went_in.messages, proof.holds) for proof in done.reconciliations] == [
         ("shop/orders", 40, True)
     ]
     assert place.messages() == 40
     again = apply_gc(spark, place.root, plan)
-    assert again.removed_bytes <= done.removed_bytes
-    assert again.is_good
+    assert (actions(again), again.removable_objects, again.removed_objects, again.removed_bytes, again.is_good) == (
+        {("keep", "foreign", "notes.txt")},
+        *(0, 0, 0, True),
+    )
     assert place.messages() == 40
 
 
@@ -141,7 +144,7 @@ def test_a_plan_that_has_grown_old_removes_nothing_that_is_needed(spark: SparkSe
     done = apply_gc(spark, place.root, plan)
     assert orphan.exists()
     assert done.removed_objects == 0
-    assert "has taken the topic over since" in done.kept[0][1]
+    assert [(one.reason, one.why) for one in done.kept] == [(Reason.TAKEN_OVER, Reason.TAKEN_OVER.text)]
 
 
 def test_the_command_keeps_a_plan_and_applies_it(
@@ -153,7 +156,7 @@ def test_the_command_keeps_a_plan_and_applies_it(
     assert run(["pipeline", "gc", "--root", str(place.directory), "--plan", str(kept), "--json"]) == 0
     shown = json.loads(capsys.readouterr().out)
     assert (shown["removable_objects"], shown["is_applied"], orphan.exists()) == (1, False, True)
-    assert "replaced objects have not waited long enough" in shown["notes"][0]
+    assert "superseded objects have not waited long enough" in shown["notes"][0]
     assert run(["pipeline", "gc", "--root", str(place.directory), "--apply", str(kept)]) == 0
     assert not orphan.exists()
     (place.store / KEYS.object(ObjectId(30, 39, 2))).unlink()
@@ -165,16 +168,16 @@ def test_the_command_keeps_a_plan_and_applies_it(
 def test_a_topic_that_cannot_be_looked_at_is_told(spark: SparkSession, place: Place) -> None:
     """The others are looked at all the same."""
     with place.open() as log:
-        assert log.tier is not None
-        log.tier.metadata.put(KEYS.owner, b"nonsense")
+        assert log._tier is not None
+        log._tier.metadata.put(KEYS.owner, b"nonsense")
     _, report = plan_gc(spark, place.root)
-    assert [problem.topic for problem in report.problems] == ["shop/orders"]
-    assert [proof.subject for proof in report.proofs] == ["shop/quiet"]
+    assert [one.subject for one in report.findings] == ["shop/orders"]
+    assert [proof.subject for proof in report.reconciliations] == ["shop/quiet"]
 
 
 def test_a_plan_is_for_its_own_store(spark: SparkSession, place: Place, tmp_path: Path) -> None:
     """Carried out elsewhere it would hold one store's objects against another's catalog."""
-    with pytest.raises(InputError, match="this plan is for file:///elsewhere"):
+    with pytest.raises(InputError, match="this plan is for topics in file:///elsewhere"):
         apply_gc(spark, place.root, GcPlan(store="file:///elsewhere", made_us=0))
     with tidelog.open(tmp_path / "local") as log:
         log.topic("a/b").append(b"x")
@@ -182,33 +185,21 @@ def test_a_plan_is_for_its_own_store(spark: SparkSession, place: Place, tmp_path
         plan_gc(spark, find_root(tmp_path / "local"))
 
 
-GARBAGE = {
-    "topic": "shop/orders",
-    "catalog": {"messages": 0, "first_offset": None, "last_offset": None, "checksum": ""},
-    "cleanup": {"claim": None},
-}
-
-
 @pytest.mark.parametrize(
     "key",
     [
         "storage/topics/shop/other/objects/data-0-4-e1.tlog",
-        "storage/topics/shop/orders/objects/data-0-9-e1.tlog",
         "storage/topics/shop/orders/objects/../../other/objects/data-0-4-e1.tlog",
+        "storage/engine/main/objects/data-0-4-e1.tlog",
     ],
 )
-def test_a_plan_from_a_file_can_name_nothing_of_others(key: str, tmp_path: Path) -> None:
-    """Whoever changed it, or whatever did: only objects of the topic with the offsets of their names are believed."""
-    swept = {"key": key, "start_offset": 0, "end_offset": 4, "epoch": 1, "size": 6}
-    sweep = {"epoch": 2, "claim": "c", "start_offset": 0, "next_offset": 40, "orphans": [swept]}
-    garbage = msgspec.convert({**GARBAGE, "sweep": sweep}, TopicGarbage)
-    write_plan(tmp_path / "plan", GcPlan(store="file:///x", made_us=0, topics=(garbage,)))
-    with pytest.raises(DataError, match="not a plan of gc"):
-        read_plan(tmp_path / "plan")
-    sweep = {"epoch": 2, "claim": "c", "start_offset": 0, "next_offset": 40, "staged": [(key, 6, "etag", 0)]}
-    garbage = msgspec.convert({**GARBAGE, "sweep": sweep}, TopicGarbage)
-    write_plan(tmp_path / "plan", GcPlan(store="file:///x", made_us=0, topics=(garbage,)))
-    with pytest.raises(DataError, match="not what was staged"):
+@pytest.mark.parametrize("kind", ["log object", "staged rows", "upload"])
+def test_a_plan_from_a_file_can_name_nothing_of_others(kind: str, key: str, tmp_path: Path) -> None:
+    """Whoever changed it, or whatever did: only objects of the topic are believed to be meant."""
+    found = Candidate(kind=kind, action="remove", reason=Reason.ORPHAN, key=key, bytes=6)
+    plan = Plan(subject="shop/orders", epoch=2, claim="c", start_offset=0, found=(found,))
+    write_plan(tmp_path / "plan", GcPlan(store="file:///x", made_us=0, plans=(plan,)))
+    with pytest.raises(DataError, match="not an object of the topic shop/orders"):
         read_plan(tmp_path / "plan")
 
 

@@ -17,15 +17,15 @@ from pyspark.sql import SparkSession
 from tests.pipeline.spark_servers import run_driver
 
 import tidelog
-from tidelog.cli import pipeline_submit
 from tidelog.cli.main import main
+from tidelog.cli.pipeline import submit as pipeline_submit
 from tidelog.errors import InputError
+from tidelog.findings import Finding
 from tidelog.pipeline.jobs import verify as verify_job
-from tidelog.pipeline.jobs.job import JobReport, Problem, Progress, counted_progress
-from tidelog.pipeline.jobs.proof import Proof, Tally, side_of, total
+from tidelog.pipeline.jobs.job import JobReport, Progress, Reconciliation, Totals, counted_progress, sum_text, total
 
 TIMEOUT_SECONDS = 300
-GUIDE = Path(__file__).resolve().parent.parent.parent / "docs" / "guides" / "pipeline.md"
+GUIDE = Path(__file__).resolve().parent.parent.parent / "docs" / "how-to" / "pipeline.md"
 
 
 class Result(NamedTuple):
@@ -68,10 +68,10 @@ def shell(tmp_path: Path, spark: SparkSession, capsys: pytest.CaptureFixture[str
     return Shell(tmp_path, capsys)
 
 
-def side(messages: int, digest: int, kind: str = "frames") -> Tally:
+def side(messages: int, digest: int, kind: str = "frames") -> Totals:
     last = messages - 1 if messages else None
     first = 0 if messages else None
-    return Tally(messages=messages, first_offset=first, last_offset=last, digest=digest, kind=kind)  # type: ignore[arg-type]
+    return Totals(messages=messages, first_offset=first, last_offset=last, checksum=sum_text(kind, digest))
 
 
 def test_ctrl_c_says_how_to_go_on(shell: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -89,9 +89,9 @@ def test_ctrl_c_says_how_to_go_on(shell: Shell, monkeypatch: pytest.MonkeyPatch)
 def test_tallies_add_up_in_any_order() -> None:
     """The sum of parts is that of the whole, and nothing changes it but a message."""
     parts = [
-        Tally(messages=2, first_offset=5, last_offset=6, digest=(1 << 64) - 1),
-        Tally(),
-        Tally(messages=1, first_offset=0, last_offset=0, digest=3),
+        Totals(messages=2, first_offset=5, last_offset=6, checksum=sum_text("frames", -1)),
+        Totals(),
+        Totals(messages=1, first_offset=0, last_offset=0, checksum=sum_text("frames", 3)),
     ]
     whole = total(parts)
     assert whole == total(reversed(parts))
@@ -103,18 +103,18 @@ def test_tallies_add_up_in_any_order() -> None:
 
 def test_sums_of_different_things_are_never_equal() -> None:
     """A sum over frames says nothing about one over rows."""
-    assert side_of(side(1, 5)) != side_of(side(1, 5, "rows"))
+    assert side(1, 5) != side(1, 5, "rows")
     with pytest.raises(InputError, match="cannot be added"):
         side(1, 5) + side(1, 5, "rows")
 
 
-def test_a_report_is_good_when_nothing_is_wrong_and_proofs_hold() -> None:
-    """A problem or a proof that does not hold is enough; a proof says which."""
-    equal = Proof(subject="a", went_in=side_of(side(3, 9)), came_out=side_of(side(3, 9)))
-    other = Proof(subject="a", went_in=side_of(side(3, 9)), came_out=side_of(side(2, 8)))
-    assert JobReport(job="x", proofs=(equal,)).is_good
-    assert not JobReport(job="x", proofs=(equal, other)).is_good
-    assert not JobReport(job="x", problems=(Problem(topic="a/b", reason="bad"),)).is_good
+def test_report_is_good_when_nothing_is_wrong_and_it_reconciles() -> None:
+    """A finding or a reconciliation that does not hold is enough; it says which."""
+    equal = Reconciliation(subject="a", went_in=side(3, 9), came_out=side(3, 9))
+    other = Reconciliation(subject="a", went_in=side(3, 9), came_out=side(2, 8))
+    assert JobReport(job="x", reconciliations=(equal,)).is_good
+    assert not JobReport(job="x", reconciliations=(equal, other)).is_good
+    assert not JobReport(job="x", findings=(Finding(subject="a/b", message="bad"),)).is_good
     assert str(equal).endswith("equal")
     assert "NOT EQUAL" in str(other)
 
@@ -129,14 +129,14 @@ def test_progress_counts_results() -> None:
 def test_verify_on_the_command_line(shell: Shell) -> None:
     """It prints a table and a proof and ends with 0; with damage it names it and ends with 1, also as JSON."""
     good = shell.run("verify", *shell.root)
-    assert (good.code, "proof: shop/orders: 30 messages, offsets 0 to 29, frames:" in good.out) == (0, True)
+    assert (good.code, "reconciliation: shop/orders: 30 messages, offsets 0 to 29, frames:" in good.out) == (0, True)
     data = bytearray(shell.object.read_bytes())
     data[-1] ^= 1
     shell.object.write_bytes(data)
     bad = shell.run("verify", *shell.root)
     assert (bad.code, "a checksum that does not match" in bad.err) == (1, True)
     told = json.loads(shell.run("verify", "--json", "--root", (shell.directory / "store").as_uri()).out)
-    assert (told["is_good"], told["problems"][0]["topic"]) == (False, "shop/orders")
+    assert (told["is_good"], told["findings"][0]["subject"]) == (False, "shop/orders")
 
 
 def test_table_on_the_command_line(shell: Shell) -> None:
@@ -145,7 +145,7 @@ def test_table_on_the_command_line(shell: Shell) -> None:
     made = shell.run("table", "shop/orders", "--to", place, *shell.root)
     assert (made.code, "out 30 messages" in made.out) == (0, True)
     proven = json.loads(shell.run("verify", "--table", place, "--json", *shell.root).out)
-    assert (proven["is_good"], proven["proofs"][0]["came_out"]["messages"]) == (True, 30)
+    assert (proven["is_good"], proven["reconciliations"][0]["came_out"]["messages"]) == (True, 30)
     again = json.loads(shell.run("table", "shop/orders", "--to", place, "--json", *shell.root).out)
     assert (again["files"], again["next_offset"]) == (0, 30)
     assert shell.run("table", "shop/orders", "--to", place, "--format", "iceberg", *shell.root).code == 2
@@ -169,13 +169,13 @@ BAD_LINES: list[tuple[str, int, str]] = [
     ("verify --table nowhere", 3, "there is no table"),
     ("verify --table a.b --catalog bogus", 2, "Check --catalog"),
     ("verify --table a.b --catalog sqlite:////nowhere/at/all.db", 4, "Check --catalog"),
-    ("verify --table a.b --catalog http://127.0.0.1:1", 4, "gives no answer"),
+    ("verify --table a.b --catalog http://127.0.0.1:1", 4, "does not answer"),
     ("table shop/orders --to=", 2, "is empty"),
     ("table shop/orders --to t --schema a", 2, "--schema goes with"),
     ("table shop/orders --to t --values json --headers", 2, "--headers goes with"),
     ("table shop/orders --to t --values json --schema {bad", 2, "cannot be understood"),
     ('table shop/orders --to t --values json --schema {"type":"struct","fields":[{}]}', 2, "a name and a type"),
-    ("table shop/orders --to t --values json --schema _OFFSET:long", 2, "that a table has already"),
+    ("table shop/orders --to t --values json --schema _OFFSET:long", 2, "a column that every table has"),
     ("table shop/orders --to t --values json --schema a:int,A:string", 2, "twice"),
     ("table shop/orders --to a.b --catalog sqlite:///catalog.db", 2, "warehouse="),
     ("gc --apply nowhere", 3, "gc --plan FILE"),
@@ -243,7 +243,7 @@ def told(*arguments):
     out = io.StringIO()
     with contextlib.redirect_stdout(out):
         code = main(["pipeline", *arguments, "--json", "--master", sys.argv[1], "--root", sys.argv[2]])
-    return code, json.loads(out.getvalue())["proofs"][0]
+    return code, json.loads(out.getvalue())["reconciliations"][0]
 
 place = sys.argv[2] + "-table"
 runs = [told("table", "shop/orders", "--to", place), told("verify"), told("verify", "--table", place)]

@@ -56,7 +56,8 @@ def test_the_lag_is_what_lies_between_the_batch_and_the_end_of_the_topic(caplog:
     told: list[Sequence[TopicLag]] = []
     listener = LagListener(told.append, warn_messages=100)
     with caplog.at_level(logging.INFO, "tidelog.pipeline"):
-        ends, latest = {"a/b": {"0": 30}, "a/c": {"0": 5}}, {"a/b": {"0": 130}, "a/c": {"0": 7}}
+        ids = {"log_ids": {"a/b": "0" * 32, "a/c": "1" * 32}}
+        ends, latest = {"a/b": {"0": 30}, "a/c": {"0": 5}, **ids}, {"a/b": {"0": 130}, "a/c": {"0": 7}}
         listener.onQueryProgress(progress((OURS, ends, latest)))
     assert [(one.topic, one.lag_messages) for one in listener.lags()] == [("a/b", 100), ("a/c", 2)]
     assert [one.batch_id for batch in told for one in batch] == [3, 3]
@@ -69,8 +70,19 @@ def test_sources_of_other_kinds_are_passed_over() -> None:
     listener = LagListener()
     offsets = {"a/b": {"0": 30}}
     listener.onQueryProgress(progress(("KafkaV2[Subscribe[a/b]]", offsets, offsets)))
-    listener.onQueryProgress(progress((OURS, 7, 9), (OURS, offsets, None), (OURS, {"a/b": {"0": 1, "1": 2}}, offsets)))
+    listener.onQueryProgress(progress((OURS, 7, 9), (OURS, offsets, None), (OURS, {"a/b": {"x": 1}}, offsets)))
     assert listener.lags() == ()
+
+
+def test_partitions_have_their_own_lag(caplog: pytest.LogCaptureFixture) -> None:
+    """One that was added since the batch was planned has none yet."""
+    listener = LagListener()
+    ids = {"log_ids": {"a/b": {"0": "0" * 32, "1": "1" * 32}}}
+    with caplog.at_level(logging.INFO, "tidelog.pipeline"):
+        latest = {"a/b": {"0": 7, "1": 30, "2": 1}}
+        listener.onQueryProgress(progress((OURS, {"a/b": {"0": 5, "1": 10}, **ids}, latest)))
+    assert [(one.topic, one.partition, one.lag_messages) for one in listener.lags()] == [("a/b", 1, 20), ("a/b", 0, 2)]
+    assert "20 messages behind the end of a/b, partition 1" in caplog.text
 
 
 def test_a_query_that_ended_has_no_lag() -> None:
@@ -106,7 +118,7 @@ def test_a_running_query_reports_its_lag(spark: SparkSession, tmp_path: Path) ->
         stream = stream.option("startingOffsets", "earliest").option("maxOffsetsPerTrigger", 30)
         target = stream.load().writeStream.format("noop").option("checkpointLocation", str(tmp_path / "checkpoint"))
         query = target.queryName("lagging").trigger(availableNow=True).start()
-        assert query.awaitTermination(60)
+        assert query.awaitTermination(240)
         deadline = time.monotonic() + 120
         while (len(batches) < 4 or listener.lags()) and time.monotonic() < deadline:
             time.sleep(0.05)  # Spark tells its listeners from a thread of its own

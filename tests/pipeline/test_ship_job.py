@@ -12,19 +12,17 @@ from tests.servers import ACCESS_KEY_ID, SECRET_ACCESS_KEY, S3Server
 
 import tidelog
 from tidelog.cli.app import run
+from tidelog.cold.settings import TierSettings
+from tidelog.cold.upload import plan_upload
 from tidelog.errors import ConflictError, InputError, LockedError, NotFoundError, NotSupportedError
+from tidelog.pipeline.address import Root, find_root
 from tidelog.pipeline.jobs.gc import apply_gc, plan_gc
 from tidelog.pipeline.jobs.job import Progress
-from tidelog.pipeline.jobs.report import make_report
-from tidelog.pipeline.jobs.ship import ship
-from tidelog.pipeline.jobs.ship_object import FileRun, SendWork, send_object, work_of
-from tidelog.pipeline.open_topics import cold_place
-from tidelog.pipeline.part import ColdPlace
-from tidelog.pipeline.root import Root, find_root
-from tidelog.tier.keys import ObjectId, TopicKeys
-from tidelog.tier.shipment import plan_shipment
-from tidelog.tier.store_settings import StoreSettings
-from tidelog.tier.tier_settings import TierSettings
+from tidelog.pipeline.jobs.ship import FileRun, SendWork, send_object, ship, work_of
+from tidelog.pipeline.location import TopicLocation
+from tidelog.pipeline.report.report import make_report
+from tidelog.store.keys import ObjectId, TopicKeys
+from tidelog.store.settings import StoreSettings
 
 NAMES = [f"shop/topic-{number}" for number in range(4)]
 SMALL: dict[str, Any] = {"max_object_bytes": 20_000, "rotate_max_bytes": 8_000}
@@ -45,7 +43,7 @@ def root(tmp_path: Path) -> Root:
 def contents(root: Root) -> dict[str, list[tuple[int, bytes]]]:
     """All messages, read through the catalog where that has them."""
     with root.open() as log:
-        return {name: [(one.offset, one.value) for one in log.topic(name).read()] for name in log.topics()}
+        return {name: [(one.offset, one.value or b"") for one in log.topic(name).read()] for name in log.topics()}
 
 
 def test_all_backlogs_are_shipped_and_proven(spark: SparkSession, root: Root) -> None:
@@ -57,27 +55,27 @@ def test_all_backlogs_are_shipped_and_proven(spark: SparkSession, root: Root) ->
     assert [(one.topic, one.shipped_offset) for one in report.topics] == [
         (name, 100 + number) for number, name in enumerate(NAMES)
     ]
-    assert [(one.subject, one.went_in.messages, one.went_in.last_offset) for one in report.proofs] == [
+    assert [(one.subject, one.went_in.messages, one.went_in.last_offset) for one in report.reconciliations] == [
         (name, 100 + number, 99 + number) for number, name in enumerate(NAMES)
     ]
-    assert all(one.came_out == one.went_in for one in report.proofs)
+    assert all(one.came_out == one.went_in for one in report.reconciliations)
     assert min(one.objects for one in report.topics) >= 3
     assert told[-1].done == told[-1].total > 0
     assert contents(root) == before
     again = ship(spark, root)
-    assert (sum(one.objects for one in again.topics), again.proofs, again.is_good) == (0, (), True)
+    assert (sum(one.objects for one in again.topics), again.reconciliations, again.is_good) == (0, (), True)
 
 
 def test_what_a_killed_run_has_sent_is_sent_again_and_goes(spark: SparkSession, root: Root) -> None:
     """Death between sending and publishing leaves one object a topic; the next run ships all, and gc removes it."""
     keys = TopicKeys("shop", "topic-0")
     with tidelog.open(root.location, ship_max_delay_seconds=3600, **SMALL) as log:
-        tiered = log.topic(NAMES[0]).tiered
+        tiered = log.topic(NAMES[0])._tiered
         assert tiered is not None
-        shipment = plan_shipment(tiered.log, 0, 100, 20_000, None)
+        shipment = plan_upload(tiered.log, 0, 100, 20_000, None)
         assert shipment is not None
         name = ObjectId(0, shipment.next_offset - 1, tiered.owned.epoch)
-        place = cold_place(root, log)
+        place = root.place
         assert place is not None
         log_id = tiered.owned.ownership.owner.log_id
         sent = send_object(work_of(NAMES[0], place, keys.object(name), shipment, TierSettings(), log_id))
@@ -98,7 +96,7 @@ def test_a_damaged_file_stops_its_topic_alone(spark: SparkSession, root: Root) -
     data[-10] ^= 1
     first.write_bytes(bytes(data))
     report = ship(spark, find_root(root.location, **SMALL, open_check_bytes=0))
-    assert {problem.topic for problem in report.problems} == {NAMES[1]}
+    assert {problem.subject for problem in report.findings} == {NAMES[1]}
     assert not report.is_good
     shipped = {one.topic: one.shipped_offset for one in report.topics}
     assert [shipped[name] for name in (NAMES[0], *NAMES[2:])] == [100, 102, 103]
@@ -116,7 +114,7 @@ def test_a_live_owner_is_left_alone(spark: SparkSession, root: Root, tmp_path: P
         log.topic(NAMES[1]).append(b"theirs")
     report = ship(spark, root)
     assert [one.topic for one in report.topics] == NAMES[2:]
-    assert report.notes[0] == "left out: shop/topic-0 is sealed, for whoever opens it next"
+    assert report.notes[0] == "left out: shop/topic-0 is sealed for its next owner"
     assert "owns shop/topic-1" in report.notes[1]
     with pytest.raises(ConflictError, match="is sealed"):
         ship(spark, root, [NAMES[0]])
@@ -129,7 +127,7 @@ def metadata_of(root: Root) -> str:
 
 def test_what_cannot_be_shipped_is_named(spark: SparkSession, root: Root, tmp_path: Path) -> None:
     """A store alone, a directory without a store, a topic or directory that is not there, files that no worker sees."""
-    with pytest.raises(InputError, match="nothing to ship"):
+    with pytest.raises(InputError, match="no local files to ship"):
         ship(spark, find_root((tmp_path / "store").as_uri()))
     with pytest.raises(NotFoundError, match="no log directory"):
         ship(spark, find_root(tmp_path / "nowhere"))
@@ -139,7 +137,7 @@ def test_what_cannot_be_shipped_is_named(spark: SparkSession, root: Root, tmp_pa
         log.topic("a/b").append(b"x")
     with pytest.raises(NotSupportedError, match="no store"):
         ship(spark, find_root(tmp_path / "local"))
-    place = ColdPlace((tmp_path / "store").as_uri(), StoreSettings(), "bucket", "tidelog")
+    place = TopicLocation((tmp_path / "store").as_uri(), StoreSettings(), "bucket", "tidelog")
     gone = FileRun(0, str(tmp_path / "elsewhere" / "wal.0.log"), 0, 10, 0, 1)
     settings = TierSettings()
     with pytest.raises(InputError, match="a worker does not see"):
@@ -165,8 +163,8 @@ def test_a_bucket_is_shipped_to_looked_at_and_swept(spark: SparkSession, s3_serv
     orphan = TopicKeys("shop", "orders").object(ObjectId(0, 9, 1))
     with tidelog.open(tmp_path / "s3", ship_max_delay_seconds=3600, **settings) as log:
         log.topic("shop/orders")
-        assert log.tier is not None
-        log.tier.objects.put(orphan, b"left over by an owner that died")
+        assert log._tier is not None
+        log._tier.objects.put(orphan, b"left over by an owner that died")
     plan, _ = plan_gc(spark, bucket)
     done = apply_gc(spark, bucket, plan)
     assert (done.is_good, done.removed_objects) == (True, 1)
@@ -180,4 +178,4 @@ def test_the_command_ships(spark: SparkSession, root: Root, capsys: pytest.Captu
     assert run(["pipeline", "ship", NAMES[0], "--root", root.location, "--json"]) == 0
     told = json.loads(capsys.readouterr().out)
     assert (told["topics"][0]["shipped_offset"], told["is_good"]) == (100, True)
-    assert told["proofs"][0]["went_in"] == told["proofs"][0]["came_out"]
+    assert told["reconciliations"][0]["went_in"] == told["reconciliations"][0]["came_out"]

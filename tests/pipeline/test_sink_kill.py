@@ -18,7 +18,7 @@ import pytest
 from tests.campaign import SEED
 
 import tidelog
-from tidelog.pipeline.root import find_root
+from tidelog.pipeline.address import find_root
 
 PROGRAMS = Path(__file__).with_name("kill_programs")
 STEPS = (
@@ -101,7 +101,7 @@ def make_sink(directory: Path, place: str) -> str:
 def contents(root: str, topic: str) -> list[tuple[bytes, bytes | None]]:
     """All messages of a topic."""
     with find_root(root).open() as log:
-        return [(message.value, message.key) for message in log.topic(topic).read()]
+        return [(message.value or b"", message.key) for message in log.topic(topic).read()]
 
 
 def run_and_kill(directory: Path, sink: str, kills: list[Kill]) -> None:

@@ -12,9 +12,9 @@ import pytest
 from pyspark.sql import SparkSession
 
 from tidelog.cli.app import run
-from tidelog.pipeline.root import find_root
+from tidelog.pipeline.address import find_root
 
-GUIDE = Path(__file__).resolve().parents[2] / "docs" / "guides" / "spark.md"
+GUIDE = Path(__file__).resolve().parents[2] / "docs" / "tutorial" / "spark.md"
 BLOCK = re.compile(r"^```([^\n]*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 
 

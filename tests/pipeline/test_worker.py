@@ -10,21 +10,21 @@ from pathlib import Path
 
 import pytest
 
+from tidelog.cold.fetch import Fetcher, FetchSettings, RangeStream
+from tidelog.cold.settings import ColdReadCounters
 from tidelog.errors import GapError
-from tidelog.log.cache import framed_batch
 from tidelog.log.frame import encode_many
-from tidelog.pipeline.arrow_reader import _gathered
-from tidelog.pipeline.reading_ahead import KernelReadAhead, reading_ahead
-from tidelog.tier.daemon_pool import DaemonPool
-from tidelog.tier.history_counters import HistoryCounters
-from tidelog.tier.history_ranges import Fetcher, HistorySettings, RangeStream
-from tidelog.tier.stores import open_store
+from tidelog.log.tail_cache import framed_batch
+from tidelog.pipeline.source.topics import _gathered
+from tidelog.pipeline.tasks import KernelReadAhead, reading_ahead
+from tidelog.store.scheduler import DaemonPool
+from tidelog.store.urls import open_store
 from tidelog.topics.message import encode_message
 
 # Reads a file of 4 MiB again and again, and says how many pages were mapped for that; 0 where that is not ours to say.
 _READING = """
 import resource, sys
-from tidelog.pipeline.worker_memory import keep_memory
+from tidelog.pipeline.tasks import keep_memory
 is_told = keep_memory()
 def faults():
     return resource.getrusage(resource.RUSAGE_SELF).ru_minflt
@@ -60,7 +60,7 @@ def test_ranges_are_the_same_without_threads(tmp_path: Path) -> None:
     content = os.urandom(100_000)
     objects = open_store(store.as_uri())
     objects.put("topic/object", content)
-    fetcher = Fetcher(objects, reading_ahead(store.as_uri()), HistoryCounters(), HistorySettings(range_bytes=999))
+    fetcher = Fetcher(objects, reading_ahead(store.as_uri()), ColdReadCounters(), FetchSettings(range_bytes=999))
     stream = RangeStream(fetcher, "topic/object", 0, len(content), len(content), ahead=True)
     assert b"".join(iter(stream.next, None)) == content
 

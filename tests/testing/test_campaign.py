@@ -20,7 +20,10 @@ def pytest_configure(config):
 TESTS = """
 from pathlib import Path
 from hypothesis import given, settings, strategies as st
-from tests.campaign import SEED, every, examples, first_seed
+from tests.campaign import SEED
+from tests.campaign import every
+from tests.campaign import examples
+from tests.campaign import first_seed
 
 seen = []
 

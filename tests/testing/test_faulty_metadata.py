@@ -8,6 +8,8 @@ from collections.abc import Callable
 import pytest
 
 from tidelog.errors import AccessDeniedError, ConflictError, InputError, StoreUnavailableError, TidelogError
+from tidelog.store.metadata import Check, Delete, Entry, Put
+from tidelog.store.metadata.bucket import BucketMetadataStore
 from tidelog.testing import (
     Crash,
     CrashPlan,
@@ -18,8 +20,6 @@ from tidelog.testing import (
     StoreFault,
     crash_machine_everywhere,
 )
-from tidelog.tier.metadata import Check, Delete, Entry, Put
-from tidelog.tier.metadata.bucket import BucketMetadataStore
 
 
 def both_ways(store: FaultyMetadata) -> tuple[dict[str, bytes], dict[str, bytes]]:

@@ -17,6 +17,7 @@ from tidelog.errors import (
     StoreUnavailableError,
     TidelogError,
 )
+from tidelog.store.object_store import ObjectStore
 from tidelog.testing import (
     STORE_FAULTS,
     Crash,
@@ -28,12 +29,11 @@ from tidelog.testing import (
     ManualClock,
     StoreFault,
     crash_machine_everywhere,
-    store_failures,
+    faults,
 )
-from tidelog.tier.object_store import ObjectStore
 
 DIRECTORY = Path("/d")
-GUIDE = Path(__file__).resolve().parents[2] / "docs" / "guides" / "testing.md"
+GUIDE = Path(__file__).resolve().parents[2] / "docs" / "how-to" / "testing.md"
 
 
 def write_object(store: ObjectStore, key: str, *parts: bytes) -> None:
@@ -395,7 +395,7 @@ class TestFailures:
 
     def test_every_fault_is_explained(self) -> None:
         """The module and the guide list all of them."""
-        assert {fault for fault in STORE_FAULTS if f"\n    {fault}  " not in str(store_failures.__doc__)} == set()
+        assert {fault for fault in STORE_FAULTS if f"\n    {fault}  " not in str(faults.__doc__)} == set()
         assert {fault for fault in STORE_FAULTS if f"\n| `{fault}` | " not in GUIDE.read_text("utf-8")} == set()
 
 

@@ -155,7 +155,7 @@ class TestReopening:
         read(history, 0, 1)
         history.accepted("t", 1, "new")
         assert "an offset is used once" in promises_broken(history)
-        assert "accepting goes on where the log said" in promises_broken(history)
+        assert "appends continue where the log said" in promises_broken(history)
 
     def test_an_append_that_the_crash_cut_short_may_be_found(self) -> None:
         """Its answer never came, so it may be there or not, and may even have left a gap among the answers."""

@@ -8,21 +8,13 @@ from pathlib import Path
 
 import pytest
 
+from tidelog.cold.catalog import Owner
+from tidelog.cold.lease import NodeLease
 from tidelog.errors import ConflictError, StoreUnavailableError
 from tidelog.log import Log
-from tidelog.testing import (
-    BrokenPromiseError,
-    Crash,
-    CrashPlan,
-    History,
-    ManualClock,
-    World,
-    cut_world_everywhere,
-)
-from tidelog.tier.metadata import Check, Put
-from tidelog.tier.metadata.bucket import BucketMetadataStore
-from tidelog.tier.node_lease import NodeLease
-from tidelog.tier.owner import Owner
+from tidelog.store.metadata import Check, Put
+from tidelog.store.metadata.bucket import BucketMetadataStore
+from tidelog.testing import BrokenPromiseError, Crash, CrashPlan, History, ManualClock, World, cut_world_everywhere
 
 ROOT = Path("/")
 LOG = Path("/log")
@@ -301,7 +293,9 @@ class TestCutting:
         world = World()
         dead = node_of(world, "a", in_bucket)
         dead.hold()
-        owner = Owner(epoch=1, claim="c", lineage="c", node="a", claimed_us=0, log_id="00" * 16, session=dead.session)
+        owner = Owner(
+            epoch=1, claim="c", incarnation="c", node="a", claimed_us=0, log_id="00" * 16, session=dead.session
+        )
         world.crash()
         after = world.after_crash()
         after.metadata.put(DESCRIPTOR, b"stays")

@@ -8,10 +8,8 @@ from typing import Any
 
 import tidelog
 from tidelog.clock import SystemClock
-from tidelog.tier.replacement import Replacement
-from tidelog.tier.replacement_build import RemovedOffsets, build_object
-from tidelog.tier.replacement_plan import plan_rewrites
-from tidelog.tier.replacement_switch import begin
+from tidelog.cold.rewrite import RemovedOffsets, Rewrite, build_object, plan_rewrites
+from tidelog.cold.rewrite_commit import begin
 from tidelog.topics.columns import frames_digest
 from tidelog.topics.message import TIMESTAMP_FIELD
 from tidelog.topics.topic import Topic
@@ -53,8 +51,8 @@ class Shop:
     def remove(self, offsets: Collection[int]) -> None:
         """Removes these messages from the store."""
         with self.open_reading() as log:
-            assert log.tier is not None
-            catalog, objects, clock = log.tier.catalog("shop", "prices"), log.tier.objects, SystemClock()
+            assert log._tier is not None
+            catalog, objects, clock = log._tier.catalog("shop", "prices"), log._tier.objects, SystemClock()
             bits = sum(1 << offset for offset in offsets).to_bytes(max(offsets) // 8 + 1, "little")
             work = begin(catalog, objects, clock)
             made = []
@@ -66,7 +64,7 @@ class Shop:
                     time_field=TIMESTAMP_FIELD,
                     removed=RemovedOffsets(0, bits),
                 )
-                made.append(Replacement(descriptor=built.descriptor, replaced=run.replaced))
+                made.append(Rewrite(descriptor=built.descriptor, replaced=run.replaced))
             work.switch(made)
 
     def open_reading(self) -> tidelog.LogDirectory:

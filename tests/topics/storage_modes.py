@@ -12,11 +12,11 @@ from tests.servers import ACCESS_KEY_ID, SECRET_ACCESS_KEY, EtcdServer, S3Server
 
 import tidelog
 from tidelog.secret import Secret
-from tidelog.tier.keys import DEFAULT_ROOT, TopicKeys
-from tidelog.tier.metadata.open import open_metadata_store
-from tidelog.tier.object_store import ObjectStore
-from tidelog.tier.store_settings import StoreSettings
-from tidelog.tier.stores import open_store
+from tidelog.store.keys import DEFAULT_ROOT, TopicKeys
+from tidelog.store.metadata.open import open_metadata_store
+from tidelog.store.object_store import ObjectStore
+from tidelog.store.settings import StoreSettings
+from tidelog.store.urls import open_store
 
 LOCAL = "local"
 WITH_STORE = ["shared_fs-sqlite", "shared_fs-bucket", "object_store-etcd", "object_store-bucket"]

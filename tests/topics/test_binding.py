@@ -9,6 +9,14 @@ from pathlib import Path
 import pytest
 
 import tidelog
+from tidelog.topics.directory_info import Place, settle_place
+
+
+def change_info(directory: Path, **changes: str | None) -> None:
+    """As somebody would with an editor; None takes a field out."""
+    path = directory / "tidelog.json"
+    changed = json.loads(path.read_bytes()) | changes
+    path.write_text(json.dumps({name: value for name, value in changed.items() if value is not None}), "utf-8")
 
 
 def test_a_mistyped_store_binds_nobody(tmp_path: Path) -> None:
@@ -35,7 +43,7 @@ def test_metadata_that_cannot_be_opened_is_not_remembered(tmp_path: Path) -> Non
     with pytest.raises(tidelog.ConfigError):
         tidelog.open(tmp_path / "data", store=f"file://{tmp_path / 's'}", metadata="zookeeper://h")
     with tidelog.open(tmp_path / "data", store=f"file://{tmp_path / 's'}", metadata="bucket") as log:
-        assert log.info.metadata == "bucket"
+        assert log._info.metadata == "bucket"
 
 
 def test_a_store_that_is_not_mounted_is_not_taken_for_a_new_one(tmp_path: Path) -> None:
@@ -59,9 +67,7 @@ def test_what_is_on_the_disk_can_be_looked_at_without_the_store(tmp_path: Path) 
     """A reader of the directory sees what is local while the metadata is out of reach."""
     with tidelog.open(tmp_path / "data", store=f"file://{tmp_path / 's'}", metadata="bucket") as log:
         log.topic("a/b").append_many([b"one", b"two"], sync=True)
-    info = tmp_path / "data" / "tidelog.json"
-    changed = json.loads(info.read_bytes()) | {"metadata": "etcd://127.0.0.1:9"}
-    info.write_text(json.dumps(changed), "utf-8")
+    change_info(tmp_path / "data", metadata="etcd://127.0.0.1:9")
     with tidelog.open(tmp_path / "data", read_only=True) as log:
         topic = log.topic("a/b")
         assert [message.value for message in topic.read(1)] == [b"two"]
@@ -110,3 +116,123 @@ def test_a_replaced_owner_with_nothing_to_ship_hears_of_it(tmp_path: Path) -> No
         new.topic("a/b", take_over=True)
         with pytest.raises(tidelog.FencedError):
             topic.ship()
+
+
+class TestTwoInstallations:
+    """Two stores and one metadata store, both with the default metadata_root."""
+
+    def test_second_installation_is_refused_until_it_has_a_root_of_its_own(self, tmp_path: Path) -> None:
+        """Loss prevented: the second one claimed the topics of the first, whose owner was fenced."""
+        metadata = f"sqlite://{tmp_path / 'shared.db'}"
+        first, second = (f"file://{tmp_path / name}" for name in ("store-1", "store-2"))
+        with tidelog.open(tmp_path / "a", store=first, metadata=metadata) as log:
+            topic = log.topic("shop/orders")
+            topic.append(b"mine", sync=True)
+            for read_only in (False, True):
+                with (
+                    pytest.raises(tidelog.ConfigError, match=r"not to .*store-2.*metadata_root=") as error,
+                    tidelog.open(tmp_path / "b", store=second, metadata=metadata, read_only=read_only) as other,
+                ):
+                    other.topics()
+                assert first in str(error.value)
+            assert not (tmp_path / "b" / "tidelog.json").exists()
+            assert topic.ship() == 1
+        with tidelog.open(tmp_path / "b", store=second, metadata=metadata, metadata_root="second") as log:
+            log.topic("shop/orders").append(b"other", sync=True)
+        with tidelog.open(tmp_path / "b") as log:
+            assert log._info.metadata_root == "second"
+            assert [message.value for message in log.topic("shop/orders").read()] == [b"other"]
+        with tidelog.open(tmp_path / "a") as log:
+            assert [message.value for message in log.topic("shop/orders").read()] == [b"mine"]
+
+    def test_directory_that_was_pointed_elsewhere_opens_no_topic(self, tmp_path: Path) -> None:
+        """Where the stores are not asked when the directory is opened, they are before the first topic is."""
+        metadata = f"sqlite://{tmp_path / 'shared.db'}"
+        for name, root in (("a", "tidelog"), ("b", "second")):
+            with tidelog.open(
+                tmp_path / name, store=f"file://{tmp_path / name}-store", metadata=metadata, metadata_root=root
+            ) as log:
+                log.topic("shop/orders").append(b"here")
+        change_info(tmp_path / "b", metadata_root="tidelog")
+        with tidelog.open(tmp_path / "b") as log:
+            for use in (log.topics, lambda: log.topic("shop/orders"), lambda: log.has_topic("shop/new")):
+                with pytest.raises(tidelog.ConfigError, match="metadata_root"):
+                    use()
+
+    def test_store_that_was_moved_is_the_same_with_its_id(self, tmp_path: Path) -> None:
+        """A copy without the id is another store; the error says what to copy."""
+        with tidelog.open(
+            tmp_path / "a", store=f"file://{tmp_path / 'old'}", metadata=f"sqlite://{tmp_path / 'shared.db'}"
+        ) as log:
+            log.topic("a/b").append(b"one", sync=True)
+            log.topic("a/b").ship()
+        shutil.copytree(tmp_path / "old", tmp_path / "new")
+        identity = tmp_path / "new" / "storage" / "store.json"
+        kept = identity.read_bytes()
+        identity.unlink()
+        change_info(tmp_path / "a", store=f"file://{tmp_path / 'new'}")
+        with tidelog.open(tmp_path / "a") as log, pytest.raises(tidelog.ConfigError, match=r"copy storage/store\.json"):
+            log.topic("a/b")
+        identity.write_bytes(kept)
+        with tidelog.open(tmp_path / "a") as log:
+            assert [message.value for message in log.topic("a/b").read()] == [b"one"]
+
+    @pytest.mark.parametrize("metadata", [None, "bucket"])
+    def test_catalog_of_its_own_needs_no_id(self, tmp_path: Path, metadata: str | None) -> None:
+        """In the directory or in the bucket itself it cannot be another's."""
+        with tidelog.open(tmp_path / "a", store=f"file://{tmp_path / 's'}", metadata=metadata) as log:
+            log.topic("a/b").append(b"one", sync=True)
+        assert not (tmp_path / "s" / "storage" / "store.json").exists()
+
+
+class TestMetadataRoot:
+    """`metadata_root` is remembered as the store is."""
+
+    def test_another_root_is_refused_with_the_way_to_move(self, tmp_path: Path) -> None:
+        """Topics would seem to be gone."""
+        store = f"file://{tmp_path / 's'}"
+        with tidelog.open(tmp_path / "data", store=store, metadata="bucket", metadata_root="mine"):
+            pass
+        with tidelog.open(tmp_path / "data", metadata_root="mine"):
+            pass
+        for read_only in (False, True):
+            with pytest.raises(tidelog.ConfigError, match=r"below metadata_root mine, not below other.*mine/.*change"):
+                tidelog.open(tmp_path / "data", metadata_root="other", read_only=read_only)
+
+    def test_directory_from_before_takes_the_root_that_is_named(self, tmp_path: Path) -> None:
+        """It had no place to remember it."""
+        store = f"file://{tmp_path / 's'}"
+        with tidelog.open(tmp_path / "data", store=store, metadata="bucket", metadata_root="mine") as log:
+            log.topic("a/b").append(b"one", sync=True)
+        change_info(tmp_path / "data", metadata_root=None)
+        with tidelog.open(tmp_path / "data", metadata_root="mine") as log:
+            assert log.topics() == ["a/b"]
+        assert json.loads((tmp_path / "data" / "tidelog.json").read_bytes())["metadata_root"] == "mine"
+
+    def test_root_that_means_nothing_is_refused(self, tmp_path: Path) -> None:
+        """Without a store, and where it cannot be part of a key."""
+        with pytest.raises(tidelog.ConfigError, match="metadata_root is named without a store"):
+            tidelog.open(tmp_path / "data", metadata_root="mine")
+        with pytest.raises(tidelog.ConfigError, match=r"metadata_root must be .* not 'a/b'"):
+            tidelog.open(tmp_path / "data", store=f"file://{tmp_path / 's'}", metadata_root="a/b")
+
+
+def test_other_members_of_the_cluster_are_the_same_place(tmp_path: Path) -> None:
+    """Members come and go: one that both URLs name is enough; what is named last is remembered, a user never."""
+    known = Place("s3://bucket", "etcd://h1:2379,h2:2379", "tidelog")
+    for named, shown in (("etcd://h2,h3", "etcd://h2:2379,h3:2379"), ("etcds://h1:2379", "etcds://h1:2379")):
+        assert settle_place(tmp_path, known, Place(metadata=named)).metadata == shown
+    for other in ("etcd://h3", "bucket", "etcd://user:secret@h1"):
+        with pytest.raises(tidelog.ConfigError) as refused:
+            settle_place(tmp_path, known, Place(metadata=other))
+        assert "secret" not in str(refused.value)
+
+
+@pytest.mark.parametrize("settings", [{"etcd_user": "a", "etcd_password": "b"}, {"etcd_ca_path": "/ca.pem"}])
+def test_settings_of_etcd_without_etcd_are_refused(tmp_path: Path, settings: dict[str, str]) -> None:
+    """With another kind of metadata, and without a store."""
+    name = next(iter(settings))
+    with pytest.raises(tidelog.ConfigError, match=name):
+        tidelog.open(tmp_path / "data", **settings)  # type: ignore[arg-type]
+    with pytest.raises(tidelog.ConfigError, match=name):
+        tidelog.open(tmp_path / "data", store=f"file://{tmp_path / 's'}", **settings)  # type: ignore[arg-type]

@@ -10,10 +10,11 @@ from hypothesis import strategies as st
 
 from tidelog.errors import DataError, InputError
 from tidelog.log import frame
-from tidelog.log.cache import Batch
-from tidelog.topics.envelope_python import LEAST_US, MOST_US
-from tidelog.topics.extension import (
+from tidelog.log.tail_cache import Batch
+from tidelog.topics.message import (
+    LEAST_US,
     MAX_PRODUCER_NAME_BYTES,
+    MOST_US,
     BatchMark,
     Extension,
     ProducerMark,
@@ -23,9 +24,9 @@ from tidelog.topics.extension import (
     decode_extensions,
     encode_deliver_at,
     encode_extension,
+    encode_message,
     is_batch_mark,
 )
-from tidelog.topics.message import encode_message
 
 U32 = st.integers(0, (1 << 32) - 1)
 U64 = st.integers(0, (1 << 64) - 1)

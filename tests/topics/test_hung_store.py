@@ -7,15 +7,15 @@ from collections.abc import Iterator
 from threading import Event
 
 import pytest
+from tests.cold.station import SMALL_FILES as NOTHING_IN_MEMORY
 from tests.crash import tier_promises
 from tests.crash.tier_promises import NAME, open_node, tier_settings
 from tests.log.workbench import LIMIT_SECONDS
-from tests.tier.station import SMALL_FILES as NOTHING_IN_MEMORY
 
 from tidelog.clock import ManualClock
+from tidelog.store.scheduler import STORE_THREADS
 from tidelog.testing import World
-from tidelog.tier.daemon_pool import STORE_THREADS
-from tidelog.topics.storage import LogDirectory
+from tidelog.topics.directory import LogDirectory
 
 VALUES = [b"%030d" % number for number in range(40)]
 
@@ -41,11 +41,11 @@ class Half:
 
     async def read_cold(self) -> bytes:
         async for message in self.topic.read_async(0, 1):
-            return message.value
+            return message.value or b""
         raise AssertionError("nothing was read")
 
     async def read_hot(self) -> list[bytes]:
-        return [message.value async for message in self.topic.read_async(30, 40)]
+        return [message.value or b"" async for message in self.topic.read_async(30, 40)]
 
 
 @pytest.fixture

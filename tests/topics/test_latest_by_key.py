@@ -18,8 +18,8 @@ import tidelog
 from tidelog.log import LogSettings
 from tidelog.log.settings import KIB
 from tidelog.testing import FaultyFiles, ManualClock
+from tidelog.topics.directory import LogDirectory
 from tidelog.topics.latest_by_key import LatestByKey
-from tidelog.topics.storage import LogDirectory
 from tidelog.topics.topic import Topic
 
 storage = storage_fixture(["local", "shared_fs-sqlite", "object_store-bucket"])
@@ -41,7 +41,7 @@ def table_of(changes: Sequence[Change], first: int = 0, prefix: bytes = b"") -> 
 
 def content_of(view: LatestByKey) -> list[tuple[bytes, bytes, int]]:
     """What the view holds."""
-    return [(key, message.value, message.offset) for key, message in view.items()]
+    return [(key, message.value or b"", message.offset) for key, message in view.items()]
 
 
 def append_all(topic: Topic, changes: Sequence[Change]) -> None:
@@ -137,7 +137,7 @@ def test_a_lost_message_is_an_error_unless_it_is_passed_over(tmp_path: Path) -> 
         topic.append(b"1", key=b"a")
         view, skipping = topic.latest_by_key(), topic.latest_by_key(on_gap="skip")
         topic.append(b"2", key=b"b")
-        topic.append_lost(2)
+        topic._append_lost(2)
         with pytest.raises(tidelog.GapError):
             topic.latest_by_key()
         for _ in range(2):
@@ -189,6 +189,6 @@ def test_the_mark_of_a_compacted_topic_is_remembered() -> None:
             with tidelog.open(f"{place}/data", **given) as log:
                 log.topic("shop/prices", compaction="by_key")
                 with pytest.raises(tidelog.ConfigError):
-                    log.topic("shop/others", compaction="by_luck")  # type: ignore[arg-type]
+                    log.topic("shop/others", compaction="by_luck")  # type: ignore[call-overload]
             with tidelog.open(f"{place}/data") as log:
                 assert log.configure_topic("shop/prices") == {"compaction": "by_key"}

@@ -26,7 +26,7 @@ from tidelog import (
 )
 from tidelog.log import LogSettings
 from tidelog.testing import CrashPlan, FaultyFiles, History, crash_everywhere, crash_machine_everywhere
-from tidelog.topics.storage import LogDirectory
+from tidelog.topics.directory import LogDirectory
 
 ROOT = Path("/data")
 NAME = "shop/orders"
@@ -181,9 +181,9 @@ class TestTopics:
             assert (log.has_topic("a/x"), log.has_topic("a/empty"), log.has_topic("c/x")) == (True, False, False)
         with tidelog.open(tmp_path) as log:
             assert log.topics() == sorted(names)
-            assert log.topic_directory("a/x") == tmp_path / "a" / "x"
+            assert log._topic_directory("a/x") == tmp_path / "a" / "x"
             with pytest.raises(NotFoundError):
-                log.topic_directory("c/x")
+                log._topic_directory("c/x")
 
     def test_closing_closes_all(self, tmp_path: Path) -> None:
         """Every topic is flushed and refuses appends; the directory refuses everything."""
@@ -315,7 +315,7 @@ class TestSettings:
         """In how many files ten messages of 100 bytes end up."""
         for _ in range(10):
             log.topic(NAME).append(b"x" * 100, sync=True)
-        return len(wal_paths(log.topic_directory(NAME)))
+        return len(wal_paths(log._topic_directory(NAME)))
 
     def test_each_source_is_used(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         """A message has 140 bytes with all that is around it: the files tell which setting was used."""

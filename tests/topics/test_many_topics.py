@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -10,10 +11,14 @@ from tests.log.workbench import LIMIT_SECONDS, Threads
 
 import tidelog
 from tidelog.errors import ClosedError, InputError, LockedError
+from tidelog.files import File, Files
 from tidelog.log import Log
+from tidelog.log.binding import WrappedFiles
 from tidelog.log.repair import plan_repair
+from tidelog.store.metadata.base import Entry
+from tidelog.store.metadata.sqlite import SqliteMetadataStore
 from tidelog.testing import Call, FaultyFiles
-from tidelog.topics.storage import LogDirectory
+from tidelog.topics.directory import LogDirectory
 
 ROOT = Path("/data")
 
@@ -43,6 +48,57 @@ def calls_to_reopen(count: int) -> int:
 def test_a_topic_that_was_closed_is_opened_without_a_sync() -> None:
     """Lost: a minute for ten thousand topics of which none was touched since they were closed."""
     assert calls_to_reopen(20) == calls_to_reopen(5)
+
+
+class LookedAtFiles(WrappedFiles):
+    """What is listed and opened, by name."""
+
+    def __init__(self, files: Files) -> None:
+        super().__init__(files)
+        self.looks: list[str] = []
+
+    def list(self, directory: Path) -> list[str]:
+        self.looks.append(directory.name)
+        return super().list(directory)
+
+    def open(self, path: Path, *, write: bool = False) -> File:
+        self.looks.append(path.name)
+        return super().open(path, write=write)
+
+
+def test_a_topic_that_was_closed_is_looked_at_once() -> None:
+    """Its directory is listed once and its log read once; only its id is asked for again, by the file that has it."""
+    files = LookedAtFiles(filled(1))
+    with LogDirectory(ROOT, files=files) as log:
+        files.looks.clear()
+        log.topic("shop/t0")
+    assert sorted(files.looks) == ["log.id", "log.id", "t0", "topic.json", "wal.0000000000.log", "wal.ckpt"]
+
+
+def test_a_topic_with_a_store_is_opened_with_few_questions(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What there is to know of it is read together: once before the claim, and once after it."""
+    asked: list[tuple[threading.Thread, str]] = []
+
+    def get_many(self: SqliteMetadataStore, keys: Sequence[str]) -> dict[str, Entry]:
+        asked.append((threading.current_thread(), "many"))
+        return read_many(self, keys)
+
+    def get(self: SqliteMetadataStore, key: str) -> Entry | None:
+        if "/shop/t/" in key:  # not whether the node lives that had it open
+            asked.append((threading.current_thread(), key))
+        return read_one(self, key)
+
+    read_many, read_one = SqliteMetadataStore.get_many, SqliteMetadataStore.get
+    store = (tmp_path / "bucket").as_uri()
+    with tidelog.open(tmp_path / "log", store=store) as log:
+        log.topic("shop/t", retention_seconds=1000).append(b"value")
+    with tidelog.open(tmp_path / "log") as log:
+        log.topic("shop/first")  # the node takes its lease
+        monkeypatch.setattr(SqliteMetadataStore, "get_many", get_many)
+        monkeypatch.setattr(SqliteMetadataStore, "get", get)
+        log.topic("shop/t")
+        monkeypatch.undo()
+    assert [what for thread, what in asked if thread is threading.current_thread()] == ["many", "many"]
 
 
 def test_a_topic_that_was_killed_is_synced_when_it_is_opened() -> None:

@@ -22,7 +22,7 @@ def test_a_log_in_memory_does_what_one_on_a_disk_does(tmp_path: Path, monkeypatc
         topic.append_many([b"%d" % number for number in range(20)], sync=True)
         assert [message.value for message in topic.read(15)] == [b"15", b"16", b"17", b"18", b"19"]
         with topic.subscribe("billing") as sub:
-            message = sub.receive(timeout=10)
+            message = sub.receive(timeout=120)
             assert message is not None
             sub.ack(message)
         assert topic.subscription_info("billing").offset == 1

@@ -14,8 +14,9 @@ from tests.log.workbench import wal_paths
 
 import tidelog
 from tidelog import ConfigError, DataError, FencedError, InputError, NotFoundError, NotSupportedError, TidelogError
-from tidelog.tier.store_settings import StoreSettings
-from tidelog.tier.tier_settings import TierSettings
+from tidelog.cold.settings import TierSettings
+from tidelog.store.settings import StoreSettings
+from tidelog.topics.subscription.cursors import LocalCursors
 
 NAME = "shop/orders"
 CALM = {"ship_interval_seconds": 1000.0, "retention_interval_seconds": 1000.0, "ownership_check_seconds": 1000.0}
@@ -45,7 +46,7 @@ def fill(log: tidelog.LogDirectory, count: int, name: str = NAME) -> tidelog.Top
 
 
 def values(topic: tidelog.Topic) -> list[int]:
-    found = [int(message.value) for message in topic.read()]
+    found = [int(message.value or b"") for message in topic.read()]
     assert found == list(range(topic.start_offset, topic.start_offset + len(found)))
     return found
 
@@ -56,7 +57,7 @@ def values(topic: tidelog.Topic) -> list[int]:
 def test_a_directory_without_a_store_is_local(tmp_path: Path) -> None:
     """Nothing is remembered but that it is one; what needs a store says so."""
     with open_log(tmp_path / "a") as log:
-        assert (log.mode, log.tier) == ("local", None)
+        assert (log.mode, log._tier) == ("local", None)
         topic = fill(log, 3)
         assert topic.shipped_offset == 0
         with pytest.raises(NotSupportedError, match="has no object store"):
@@ -84,7 +85,7 @@ def test_naming_the_same_again_is_fine(tmp_path: Path, bucket: str) -> None:
         pass
     for spelled in (bucket, bucket + "/", bucket + "//", bucket.replace("/bucket", "/x/../bucket"), bucket + "/."):
         with open_log(tmp_path / "a", store=spelled, metadata="sqlite") as log:
-            assert log.info.store == bucket
+            assert log._info.store == bucket
 
 
 @pytest.mark.parametrize(
@@ -111,7 +112,7 @@ def test_naming_others_is_refused_with_the_way_to_move(
         assert f"change `{what}` in tidelog.json" in str(raised.value)
     assert (tmp_path / "a" / "tidelog.json").read_bytes() == before
     with open_log(tmp_path / "a") as log:
-        assert log.info.store == bucket
+        assert log._info.store == bucket
 
 
 def test_the_way_to_move_works(tmp_path: Path, bucket: str) -> None:
@@ -149,7 +150,7 @@ def test_a_store_that_cannot_be_opened_does_not_keep_the_lock(tmp_path: Path, bu
     with pytest.raises(ConfigError, match="mysql"):
         open_log(tmp_path / "a", store=bucket, metadata="mysql://host")
     with open_log(tmp_path / "a", store=bucket) as log:
-        assert (log.info.store, log.info.metadata) == (bucket, "sqlite")
+        assert (log._info.store, log._info.metadata) == (bucket, "sqlite")
 
 
 def test_a_local_directory_is_given_a_store_later(tmp_path: Path, bucket: str) -> None:
@@ -214,7 +215,7 @@ def test_a_node_keeps_its_name(tmp_path: Path, bucket: str) -> None:
     nodes = []
     for root in ("a", "b", "a"):
         with open_log(tmp_path / root, store=bucket, metadata="bucket") as log:
-            nodes.append(log.info.node)
+            nodes.append(log._info.node)
     assert nodes[0] == nodes[2] != nodes[1]
     assert all(nodes)
 
@@ -397,10 +398,10 @@ def test_settings_of_a_local_topic_go_to_its_catalog(tmp_path: Path, bucket: str
     [
         ({"retention_secs": 5}, "retention_secs is not a setting of a topic"),
         ({"fsync_interval_ms": 5}, "fsync_interval_ms is not a setting of a topic"),
-        ({"retention_seconds": 0}, "retention_seconds must be a whole number, .* not 0"),
-        ({"retention_seconds": -5}, "retention_seconds must be a whole number, .* not -5"),
-        ({"retention_seconds": "soon"}, "retention_seconds must be a whole number, .* not 'soon'"),
-        ({"retention_seconds": True}, "retention_seconds must be a whole number, .* not True"),
+        ({"retention_seconds": 0}, "retention_seconds must be a whole number of seconds .* not 0"),
+        ({"retention_seconds": -5}, "retention_seconds must be a whole number of seconds .* not -5"),
+        ({"retention_seconds": "soon"}, "retention_seconds must be a whole number of seconds .* not 'soon'"),
+        ({"retention_seconds": True}, "retention_seconds must be a whole number of seconds .* not True"),
         ({"ship_compression": "lz4"}, "ship_compression must be one of .*zstd.* not 'lz4'"),
     ],
 )
@@ -583,3 +584,21 @@ def test_statistics_are_json(tmp_path: Path, bucket: str, mode: str) -> None:
         if store is not None:
             assert found["shipped_offset"] == found["tier"]["shipper"]["shipped_offset"] == 5
             assert found["tier"]["metadata"] is not None
+
+
+def test_positions_that_were_brought_into_the_catalog_stay_there(
+    tmp_path: Path, bucket: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever brought them was killed before the old ones were removed: they have moved on since, and are not set
+    back."""
+    with open_log(tmp_path / "a") as log:
+        sub = fill(log, 9).subscribe("work")
+        sub.ack_many(sub.receive_many(3, timeout=120))
+    monkeypatch.setattr(LocalCursors, "delete", lambda *_: None)
+    with open_log(tmp_path / "a", store=bucket, metadata="bucket") as log:
+        sub = log.topic(NAME).subscribe("work")
+        sub.ack_many(sub.receive_many(4, timeout=120))
+    monkeypatch.undo()
+    for _ in range(2):
+        with open_log(tmp_path / "a") as log:
+            assert log.topic(NAME).subscription_info("work").offset == 7

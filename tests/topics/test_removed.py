@@ -10,15 +10,14 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.oracles import envelopes
 from tests.topics.removing import NAME, Shop
 
 import tidelog
+from tidelog.cold.verify import ColdCopy
 from tidelog.errors import OffsetOutOfRangeError
-from tidelog.log.frame import encode_many
-from tidelog.log.removed import REMOVED_PAYLOAD, is_removed, kept_runs
+from tidelog.log.frame import REMOVED_PAYLOAD, encode_many, is_removed, kept_runs
 from tidelog.log.repair import LOST_PAYLOAD, is_lost, plan_repair
-from tidelog.tier.cold_copy import ColdCopy
-from tidelog.topics import envelope_python
 from tidelog.topics.message import TIMESTAMP_FIELD, raw_extensions
 from tidelog.topics.topic import Topic
 
@@ -169,8 +168,8 @@ def test_a_repair_puts_them_back_as_they_are_in_the_store(shop: Shop) -> None:
     place = data.index(b"k2", data.index(b"k2") + 1)  # in the message with offset 5
     file.write_bytes(data[:place] + b"x" + data[place + 1 :])
     with shop.open_reading() as log:
-        assert log.tier is not None
-        history = log.tier.view("shop", "prices", None, TIMESTAMP_FIELD).history
+        assert log._tier is not None
+        history = log._tier.view("shop", "prices", None, TIMESTAMP_FIELD).history
         plan = plan_repair(directory, copy=ColdCopy(history, epoch=1))
         assert (plan.restored, plan.lost) == (((5, 5),), ())
         plan.apply()
@@ -194,5 +193,5 @@ def test_they_have_no_extension() -> None:
     """Nothing is read out of a payload of one byte, in C as in Python, and it is not what marks a loss."""
     frames = encode_many(0, [REMOVED_PAYLOAD, LOST_PAYLOAD])
     assert raw_extensions(frames, 0, 2) is None
-    assert envelope_python.extensions(frames.buffer, frames.positions, frames.lengths, 0, 2) is None
+    assert envelopes.extensions(frames.buffer, frames.positions, frames.lengths, 0, 2) is None
     assert not is_lost(REMOVED_PAYLOAD)

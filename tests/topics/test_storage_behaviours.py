@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from tests.log.workbench import flip_bit, wait_until, wal_paths
+from tests.log.workbench import flip_bit, open_below, wait_until, wal_paths
 from tests.topics.storage_modes import MODES, Storage, storage_fixture
 
 import tidelog
@@ -119,15 +119,8 @@ def test_a_tail_crosses_rotated_files(storage: Storage, tmp_path: Path) -> None:
         topic = log.topic(NAME)
         append_numbers(topic, 0, 25)
         topic.flush()
-        assert len(wal_paths(log.topic_directory(NAME))) > 2
+        assert len(wal_paths(log._topic_directory(NAME))) > 2
         assert numbers(topic.read(10)) == list(range(10, 25))
-
-
-def open_below(directory: Path) -> list[str]:
-    """The open files of this process that are below a directory."""
-    links = [Path(f"/proc/self/fd/{name}") for name in os.listdir("/proc/self/fd")]
-    names = [os.readlink(link) for link in links if os.path.lexists(link)]
-    return [name for name in names if name.startswith(str(directory))]
 
 
 def our_threads() -> set[threading.Thread]:
@@ -178,7 +171,7 @@ def test_a_frame_with_a_bad_checksum_is_never_delivered(storage: Storage, tmp_pa
     with storage.open(tmp_path) as log:
         append_numbers(log.topic(NAME), 0, 3)
         log.topic(NAME).flush()
-        path = wal_paths(log.topic_directory(NAME))[0]
+        path = wal_paths(log._topic_directory(NAME))[0]
     frame_bytes = (path.stat().st_size - BINDING_BYTES) // 3
     with storage.open(tmp_path, cache_max_messages=0, open_check_bytes=0) as log:
         topic = log.topic(NAME)
@@ -249,7 +242,7 @@ def test_a_stale_checkpoint_changes_nothing(storage: Storage, tmp_path: Path) ->
     """With the checkpoint of an earlier day in place, opening finds everything that came since."""
     with storage.open(tmp_path, rotate_max_bytes=512) as log:
         append_numbers(log.topic(NAME), 0, 30)
-        checkpoint = log.topic_directory(NAME) / "wal.ckpt"
+        checkpoint = log._topic_directory(NAME) / "wal.ckpt"
     stale = checkpoint.read_bytes()
     with storage.open(tmp_path, rotate_max_bytes=512) as log:
         append_numbers(log.topic(NAME), 30, 90)

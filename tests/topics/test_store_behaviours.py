@@ -50,7 +50,7 @@ def test_a_stale_checkpoint_with_missing_files_recovers_from_the_catalog(storage
     with storage.open(tmp_path, **SMALL) as log:
         append_numbers(log.topic(NAME), 0, 30)
         log.topic(NAME).ship()
-        directory = log.topic_directory(NAME)
+        directory = log._topic_directory(NAME)
     for path in wal_paths(directory):
         path.unlink()
     assert (directory / "wal.ckpt").exists()
@@ -135,7 +135,7 @@ def test_retention_survives_a_missing_file(storage: Storage, tmp_path: Path) -> 
         topic = log.topic(NAME)
         append_numbers(topic, 0, 60)
         topic.ship()
-        wal_paths(log.topic_directory(NAME))[0].unlink()
+        wal_paths(log._topic_directory(NAME))[0].unlink()
         topic.prune()
         start = topic.start_offset
         assert start > 0

@@ -20,12 +20,12 @@ from tests.campaign import run_machine
 from tests.crash.tier_promises import DIRECTORY, NAME, Ledger, check_life_goes_on, check_topic, open_node, tier_settings
 
 from tidelog.clock import ManualClock
+from tidelog.cold.lease import DEFAULT_LEASE_SECONDS
 from tidelog.errors import ClosedError, FencedError, HeldError, StoreUnavailableError, TidelogError
-from tidelog.log.names import wal_files
+from tidelog.log.directory import wal_files
 from tidelog.testing import Crash, History, Policy, World
-from tidelog.testing.threads import quiet_crashes
-from tidelog.tier.node_lease import DEFAULT_LEASE_SECONDS
-from tidelog.topics.storage import LogDirectory
+from tidelog.testing.crash import quiet_crashes
+from tidelog.topics.directory import LogDirectory
 
 nodes = st.sampled_from("ab")
 policies = st.sampled_from(["lose", "keep", "tear", "reorder"])
@@ -108,7 +108,7 @@ class TwoNodes(RuleBasedStateMachine):
     def heartbeat(self, node: str) -> None:
         if node not in self.logs:
             return
-        tier = self.logs[node].tier
+        tier = self.logs[node]._tier
         assert tier is not None
         try:
             tier.lease.renew()
@@ -160,10 +160,10 @@ class TwoNodes(RuleBasedStateMachine):
             self.logs[node].topic(NAME).prune()
 
     @rule(node=nodes)
-    def sweep(self, node: str) -> None:
+    def remove_orphans(self, node: str) -> None:
         with self._may_be_refused(node):
             topic = self.logs[node].topic(NAME)
-            topic.sweep(topic.plan_sweep())
+            topic.remove_orphans(topic.plan_orphans())
 
     @rule(node=nodes)
     def seal(self, node: str) -> None:

@@ -15,14 +15,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.tier.consignments import hand_over
+from tests.staging.staged_commits import hand_over
 from tests.topics.storage_modes import Storage, storage_fixture
-from tests.topics.test_intake import NEVER, writer
+from tests.topics.test_staging import NEVER, writer
 
 import tidelog
 from tidelog import GapError, InputError, Message
-from tidelog.topics.extension import encode_deliver_at
-from tidelog.topics.message import encode_message
+from tidelog.topics.message import encode_deliver_at, encode_message
 
 NAME = "shop/orders"
 EARLY = datetime(1, 1, 1, tzinfo=timezone(timedelta(hours=14)))
@@ -39,7 +38,7 @@ def fill(topic: tidelog.Topic) -> None:
 
 
 def values(topic: tidelog.Topic, **options: Any) -> list[bytes]:
-    return [message.value for message in topic.read(0, **options)]
+    return [message.value or b"" for message in topic.read(0, **options)]
 
 
 WAYS: dict[str, Callable[[tidelog.Topic, datetime], object]] = {
@@ -102,7 +101,7 @@ def test_rows_that_are_no_messages_are_refused_as_a_whole(storage: Storage, tmp_
         topic = log.topic(NAME)
         hand_over(area, "etl", 0, [good, BAD])
         hand_over(area, "etl", 1, [good])
-        topic.take_in()
+        topic.ingest()
         assert values(topic) == [b"row"]
         status = area.status("etl", 0)
         assert status.state == "refused"
@@ -116,7 +115,7 @@ def test_a_plain_read_names_offset_and_file(storage: Storage, tmp_path: Path) ->
         fill(topic)
         found: list[bytes] = []
         with pytest.raises(GapError, match=r"message 2 has an impossible timestamp.*Read on from 3") as caught:
-            found.extend(message.value for message in topic.read(0))
+            found.extend(message.value or b"" for message in topic.read(0))
         assert (caught.value.first, caught.value.last) == (2, 2)
         assert str(caught.value.path).endswith("wal.0000000000.log")
         assert values(topic, on_gap="skip") == [b"0", b"1", b"3", b"4"]
@@ -151,7 +150,7 @@ def test_reading_in_a_task_passes_over_it(tmp_path: Path) -> None:
     """As in a thread."""
 
     async def read(topic: tidelog.Topic) -> list[bytes]:
-        return [message.value async for message in topic.read_async(0, on_gap="skip")]
+        return [message.value or b"" async for message in topic.read_async(0, on_gap="skip")]
 
     with tidelog.open(tmp_path) as log:
         topic = log.topic(NAME)

@@ -1,0 +1,1 @@
+"""The command line. It imports everything below it, lazily, and nothing imports it."""

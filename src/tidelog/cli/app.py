@@ -1,38 +1,27 @@
-"""The command line as a whole: the commands, the options they share, and errors in the command line itself.
+"""The command line as a whole: the commands, their shared options, and errors in the command line itself.
 
-A module of a command imports what it needs for its work only when it works, so that help and completion start fast.
+If a command is named first, only that command is imported and parsed: building the parser of all of them takes longer
+than most commands run. The module of a command imports its dependencies only when it runs, so help and completion start
+fast too.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Annotated, Protocol, runtime_checkable
+import functools
+from collections.abc import Callable, Sequence
+from importlib import import_module
+from typing import Annotated, Any, Protocol, runtime_checkable
 
 import typer
+from typer.main import get_command
 
-from tidelog.cli import (
-    bench,
-    config,
-    consume,
-    demo,
-    dev_s3,
-    dlq,
-    doctor,
-    engine,
-    import_danube,
-    inspect,
-    pipeline,
-    produce,
-    repair,
-    sub,
-    topic,
-    verify,
-)
 from tidelog.cli.errors import ExitCode
+from tidelog.cli.main import asks_for_json
 from tidelog.cli.session import (
     ConfigOption,
     DebugOption,
     DirectoryOption,
+    Failure,
     JsonOption,
     MetadataOption,
     Session,
@@ -60,25 +49,27 @@ Try:  tidelog demo
       tidelog consume shop/orders --from -10 --json
 """
 
-app = typer.Typer(
-    name="tidelog",
-    epilog=_EPILOG,
-    rich_markup_mode=None,
-    pretty_exceptions_enable=False,
-    context_settings={"help_option_names": ["-h", "--help"]},
+# The commands in the order in which the help has them, and the module of each that is not called the same.
+COMMANDS = (
+    *("demo", "produce", "consume", "topic", "sub", "dlq", "inspect", "verify", "repair"),
+    *("pipeline", "engine", "serve", "import", "config", "doctor", "bench", "dev-s3"),
 )
-
-_MODULES = (
-    *(demo, produce, consume, topic, sub, dlq, inspect, verify, repair),
-    *(pipeline, engine, import_danube, config, doctor, bench, dev_s3),
-)
-for _module in _MODULES:
-    _module.add_to(app)
+_MODULES = {
+    "import": "import_danube",
+    "dev-s3": "dev_s3",
+    "demo": "demo.command",
+    "dlq": "dead_letters",
+    "engine": "engine.group",
+    "pipeline": "pipeline.group",
+    "repair": "verify",
+    "sub": "subscriptions",
+    "topic": "topic.group",
+}
 
 
 @runtime_checkable
 class _UsageError(Protocol):
-    """What the parser of the command line raises, whichever version of it is installed."""
+    """What the parser of the command line raises, in every version of it."""
 
     exit_code: int
 
@@ -93,7 +84,6 @@ def _print_version(wanted: bool) -> None:
         raise typer.Exit
 
 
-@app.callback()
 def options(
     context: typer.Context,
     directory: DirectoryOption = None,
@@ -106,7 +96,7 @@ def options(
         bool, typer.Option("--version", is_eager=True, callback=_print_version, help="Show the version and exit.")
     ] = False,
 ) -> None:
-    """A durable log: append to topics, tail them, check them and mend them.
+    """A durable log: append to topics, tail them, verify them and repair them.
 
     Results go to stdout as a table, as tab-separated text in a pipe, or as JSON with --json; everything else goes to
     stderr. The options below may also follow the command.
@@ -114,21 +104,46 @@ def options(
     context.obj = Session(directory, config_file, as_json, debug, store, metadata)
 
 
+def _parser_for(arguments: Sequence[str]) -> Callable[..., Any]:
+    """What parses this command line and runs its command."""
+    first = arguments[0] if arguments else None
+    return parser((first,) if first in COMMANDS else COMMANDS)
+
+
+@functools.cache
+def parser(names: tuple[str, ...]) -> Callable[..., Any]:
+    """What parses command lines of these commands, and runs them."""
+    app = typer.Typer(
+        name="tidelog",
+        epilog=_EPILOG,
+        rich_markup_mode=None,
+        pretty_exceptions_enable=False,
+        context_settings={"help_option_names": ["-h", "--help"]},
+    )
+    app.callback()(options)
+    for module in dict.fromkeys(_MODULES.get(name, name) for name in names):
+        import_module(f"{__package__}.{module}").add_to(app)
+    return get_command(app)
+
+
 def run(arguments: Sequence[str]) -> int:
     """Runs one command line and returns its exit code; without a command it shows the help."""
 
     def work() -> None:
-        # Without the parser's own handling of errors, it hands back the code of whoever raised Exit.
-        code = app(args=list(arguments) or ["--help"], prog_name="tidelog", standalone_mode=False)
+        # Without the parser's own error handling, it returns the code that was raised with Exit.
+        code = _parser_for(arguments)(args=list(arguments) or ["--help"], prog_name="tidelog", standalone_mode=False)
         raise typer.Exit(code if isinstance(code, int) else ExitCode.OK)
 
+    session = Session(as_json=asks_for_json(arguments))
     try:
-        return run_reporting(work, Session())
+        return run_reporting(work, session)
     except Exception as error:
         if not isinstance(error, _UsageError):
             raise
         hint = _help_hint(error)
-        report(error.format_message(), None if hint is None else Session().pasteable(hint))
+        told = None if hint is None else session.pasteable(hint)
+        failure = Failure("UsageError", error.format_message(), told, ExitCode.BAD_INPUT)
+        report(failure, as_json=session.as_json)
         return ExitCode.BAD_INPUT
 
 

@@ -1,27 +1,32 @@
-"""`tidelog consume`: messages of a topic on stdout.
+"""`tidelog consume`: prints messages of a topic, or of a subscription, to stdout.
 
-The topic is opened for reading only, so another process may own it. What is there already is written in large pieces;
-what comes while following is flushed message by message. With a subscription it is another matter:
-`consume_subscription.py`.
+Without a subscription the topic is opened for reading only, so another process may own it. Existing messages are
+written in large pieces; messages that arrive while following are flushed one by one.
 """
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
 from itertools import islice
-from typing import TYPE_CHECKING, Annotated, BinaryIO, NamedTuple
+from typing import Annotated, Any, BinaryIO, NamedTuple
 
 import typer
 
+from tidelog.cli.output import compile_template, json_lines
 from tidelog.cli.session import Session, command
-
-if TYPE_CHECKING:
-    from tidelog.log import Position
-    from tidelog.topics.message import Message
-    from tidelog.topics.reading import OnGap
-    from tidelog.topics.topic import Topic
+from tidelog.cli.topic.names import require_kept, require_one_log, require_ours, require_topic
+from tidelog.errors import InputError, OffsetOutOfRangeError, offsets_text
+from tidelog.log import Position
+from tidelog.log.isolation import READ_COMMITTED, Isolation, check_isolation
+from tidelog.topics.directory import LogDirectory
+from tidelog.topics.message import Message, OnGap
+from tidelog.topics.partitioned import PartitionedTopic
+from tidelog.topics.subscription.consumer import Consumer
+from tidelog.topics.subscription.options import Kind
+from tidelog.topics.subscription.registry import SubscriptionInfo
+from tidelog.topics.topic import Topic
 
 _PIECE_BYTES = 256 << 10
 
@@ -37,14 +42,12 @@ def consume(
     start: Annotated[
         str | None,
         typer.Option(
-            *("--from", "--start"), metavar="POSITION", help="earliest (default), latest, an offset, a time, or -N."
+            "--from", "--start", metavar="POSITION", help="earliest (default), latest, an offset, a time, or -N."
         ),
     ] = None,
-    stop: Annotated[
-        str | None, typer.Option("--to", metavar="POSITION", help="Where to end; that message is not shown any more.")
-    ] = None,
+    stop: Annotated[str | None, typer.Option("--to", metavar="POSITION", help="Stop before this position.")] = None,
     max_messages: Annotated[
-        int | None, typer.Option("--max-messages", "--max", "-n", metavar="N", min=0, help="End after so many.")
+        int | None, typer.Option("--max-messages", "--max", "-n", metavar="N", min=0, help="Stop after N messages.")
     ] = None,
     follow: Annotated[bool, typer.Option("--follow", "-f", help="Wait for more at the end.")] = False,
     template: Annotated[
@@ -55,41 +58,69 @@ def consume(
         bool, typer.Option("--skip-gaps", help="Leave out messages that are lost or damaged.")
     ] = False,
     subscription: Annotated[
-        str | None, typer.Option("--subscription", "-s", metavar="NAME", help="Go on where it was left; made when new.")
+        str | None,
+        typer.Option("--subscription", "-s", metavar="NAME", help="Resume this subscription; created if absent."),
     ] = None,
     kind: Annotated[
         str | None, typer.Option("--kind", metavar="KIND", help="exclusive (default), failover, shared or key_shared.")
     ] = None,
     acknowledges: Annotated[
-        bool | None, typer.Option("--ack/--no-ack", help="Whether what was shown comes no more.", show_default=False)
+        bool | None,
+        typer.Option(
+            "--ack/--no-ack", help="Acknowledge messages after printing them (default: yes).", show_default=False
+        ),
     ] = None,
     take_over: Annotated[
-        bool, typer.Option("--take-over", help="With --subscription: also if another node owns the topic.")
+        bool, typer.Option("--take-over", help="With --subscription: even if another node owns the topic.")
     ] = False,
+    isolation: Annotated[
+        str | None,
+        typer.Option("--isolation", metavar="LEVEL", help="read_committed (default), or read_uncommitted."),
+    ] = None,
+    partition: Annotated[
+        int | None, typer.Option("--partition", metavar="N", help="Only this partition [default: all, merged by time].")
+    ] = None,
 ) -> None:
-    r"""Writes the messages of TOPIC to stdout, values only unless told otherwise.
+    r"""Writes the messages of TOPIC to stdout. Values only, unless told otherwise.
 
     Works while another process produces; with --follow it shows what that process writes, until Ctrl-C. A POSITION is
     earliest, latest, an offset, an ISO 8601 time (UTC unless it says otherwise), or -N for the last N messages.
 
     In a TEMPLATE %o is the offset, %t the time, %T the time in Unix milliseconds, %k the key, %v the value, %h the
     headers, %s the size of the value, %% a percent sign; \n, \t, \r, \0 and \\ are escapes. With --json a line is an
-    object; a key, value or header that is not UTF-8 is base64 there, marked by key_encoding and so on.
+    object; a key, value or header that is not UTF-8 is base64 there, marked by key_encoding and so on. A null value is
+    null, which is not an empty one. Where names of headers repeat, header_list has all of them.
 
     With --subscription it shows what that subscription has not acknowledged, and acknowledges it once it is written to
     stdout: what was not written comes again. That needs the topic for itself. --from says where a new one begins.
-    """
-    from tidelog.cli.consume_subscription import SubscriptionChoice, consume_subscription, refuse_without_name
 
+    Messages of transactions are shown once they are committed; at one that is open it ends, or waits with --follow.
+    With --isolation read_uncommitted all are shown, those of aborted transactions too.
+    """
     to_bytes = _converter(session, topic, template, null)
+    if partition is not None:
+        with session.look() as log:
+            require_topic(log, topic)
+            topic = log.topic(topic).partition(partition).name
     if subscription is not None:
+        _check_committed(isolation)
         choice = SubscriptionChoice(subscription, kind, start, stop, max_messages, follow, acknowledges, skip_gaps)
         consume_subscription(session, topic, choice, to_bytes, take_over)
         return
+    level: Any = isolation or READ_COMMITTED
+    check_isolation(level)
     refuse_without_name({"--kind": kind, "--ack or --no-ack": acknowledges, "--take-over": take_over or None})
     first, last = parse_position("--from", start or "earliest"), None if stop is None else parse_position("--to", stop)
     _check_order(start or "earliest", first, stop, last)
-    _consume(session, topic, first, last, _Choice(to_bytes, skip_gaps, max_messages, follow))
+    _consume(session, topic, first, last, _Choice(to_bytes, skip_gaps, max_messages, follow, level))
+
+
+def _check_committed(isolation: str | None) -> None:
+    if isolation not in (None, READ_COMMITTED):
+        raise InputError(
+            f"a subscription delivers committed messages only, not --isolation {isolation}",
+            hint="Leave out --subscription to look at the others",
+        )
 
 
 class _Choice(NamedTuple):
@@ -99,50 +130,54 @@ class _Choice(NamedTuple):
     skip_gaps: bool
     max_messages: int | None
     follow: bool
+    isolation: Isolation
 
 
 def _consume(session: Session, topic: str, first: Position, last: Position | None, choice: _Choice) -> None:
-    from tidelog.cli.topic_names import require_topic
-
     with session.look() as log:
         require_topic(log, topic)
-        opened = log.topic(topic)
+        opened: Topic | PartitionedTopic = log.topic(topic)
+        writer = _Writer(opened, choice)
+        if isinstance(opened, PartitionedTopic):
+            writer.write(first, last, follow=choice.follow)
+            return
         _check_start(opened, first)
-        on_gap: OnGap = "skip" if choice.skip_gaps else "raise"
-        writer = _Writer(opened, choice.to_bytes, on_gap, choice.max_messages)
         end = opened.next_offset
-        writer.write(settled(opened, first), end if last is None else settled(opened, last), follow=False)
+        start = end if first == "latest" else settled(opened, first)
+        writer.write(start, end if last is None else settled(opened, last), follow=False)
         if choice.follow and (last is None or isinstance(last, int)):
-            writer.write(end, last, follow=True)
+            # Not from `end` on: what is before it may be held up by an open transaction.
+            writer.write(start if writer.reached is None else writer.reached, last, follow=True)
 
 
 class _Writer:
-    """Brings messages to stdout, and no more of them than were asked for."""
+    """Writes messages to stdout, at most as many as requested."""
 
-    def __init__(
-        self, topic: Topic, to_bytes: Callable[[Message], bytes], on_gap: OnGap, max_messages: int | None
-    ) -> None:
+    def __init__(self, topic: Topic | PartitionedTopic, choice: _Choice) -> None:
         self._topic = topic
-        self._to_bytes = to_bytes
-        self._on_gap: OnGap = on_gap
-        self._left = max_messages
+        self._choice = choice
+        self._left = choice.max_messages
+        self.reached: int | None = None
+        """Behind the last message that was written; None before the first."""
 
     def write(self, start: Position, stop: Position | None, *, follow: bool) -> None:
-        """Messages from one position to another: large pieces of what is there, each at once of what is waited for."""
+        """Messages from one position to another: existing ones in large pieces, new ones at once."""
         if self._left == 0:
             return
-        messages = self._topic.read(start, stop, follow=follow, on_gap=self._on_gap)
+        on_gap: OnGap = "skip" if self._choice.skip_gaps else "raise"
+        messages = self._topic.read(start, stop, follow=follow, on_gap=on_gap, isolation=self._choice.isolation)
         written = 0
         with _Pieces(sys.stdout.buffer, 0 if follow else _PIECE_BYTES) as pieces:
             for message in islice(messages, self._left):
-                pieces.add(self._to_bytes(message))
+                pieces.add(self._choice.to_bytes(message))
                 written += 1
+                self.reached = message.offset + 1
         if self._left is not None:
             self._left -= written
 
 
 class _Pieces:
-    """Gathers bytes and writes them in pieces of at least `piece_bytes`; the rest at the end, whatever ended it."""
+    """Gathers bytes and writes them in pieces of at least `piece_bytes`; the rest at the end, also after an error."""
 
     def __init__(self, stream: BinaryIO, piece_bytes: int) -> None:
         self._stream = stream
@@ -169,9 +204,6 @@ class _Pieces:
 
 
 def _converter(session: Session, topic: str, template: str | None, null: bool) -> Callable[[Message], bytes]:
-    from tidelog.cli.message_format import compile_template, json_lines
-    from tidelog.errors import InputError
-
     if session.as_json:
         if template is not None or null:
             raise InputError("--json cannot be combined with --format or --null")
@@ -179,13 +211,11 @@ def _converter(session: Session, topic: str, template: str | None, null: bool) -
     if template is not None:
         return compile_template(template)
     end = b"\x00" if null else b"\n"
-    return lambda message: message.value + end
+    return lambda message: (message.value or b"") + end
 
 
 def parse_position(option: str, text: str) -> Position:
     """A position as the log knows it; the last N messages are the number -N."""
-    from tidelog.errors import InputError
-
     if text in ("earliest", "latest"):
         return text
     if text.isascii() and text.removeprefix("-").isdecimal():
@@ -199,14 +229,12 @@ def parse_position(option: str, text: str) -> Position:
 
 def _check_order(start: str, first: Position, stop: str | None, last: Position | None) -> None:
     """A range that ends before it begins is a mistake; positions of two kinds can only be compared by the topic."""
-    from tidelog.errors import InputError
-
     if isinstance(first, int) and isinstance(last, int):
         is_reversed = first > last and (first < 0) == (last < 0)
     else:
         is_reversed = isinstance(first, datetime) and isinstance(last, datetime) and _utc(first) > _utc(last)
     if is_reversed:
-        raise InputError(f"--from {start} lies behind --to {stop}", hint="Exchange them")
+        raise InputError(f"--from {start} is after --to {stop}", hint="Swap them")
 
 
 def _utc(moment: datetime) -> datetime:
@@ -214,8 +242,6 @@ def _utc(moment: datetime) -> datetime:
 
 
 def _check_start(topic: Topic, first: Position) -> None:
-    from tidelog.errors import OffsetOutOfRangeError, offsets_text
-
     if not isinstance(first, int) or first < 0:
         return
     oldest, end = topic.start_offset, topic.next_offset
@@ -230,3 +256,128 @@ def settled(topic: Topic, position: Position) -> Position:
     if isinstance(position, int) and position < 0:
         return max(topic.start_offset, topic.next_offset + position)
     return position
+
+
+# `tidelog consume --subscription`: prints messages of a subscription and acknowledges them once they are written.
+#
+# Invariants
+# - A message is acknowledged after its bytes were passed to the reader of stdout: a reader that exits midway gets the
+#   rest, or all of the last piece, again. A message may be shown twice and is never skipped.
+# - Without following, it ends with the messages that were ready; messages that are due later stay for later.
+
+
+_PIECE_MESSAGES = 500
+# The most that a subscription delivers without an acknowledgement.
+_MAX_UNACKED = 10_000
+
+
+class SubscriptionChoice(NamedTuple):
+    """What was asked for, as it was written; None: not said."""
+
+    name: str
+    kind: str | None
+    start: str | None
+    stop: str | None
+    max_messages: int | None
+    follow: bool
+    acknowledges: bool | None
+    skip_gaps: bool
+
+
+def refuse_without_name(options: Mapping[str, object]) -> None:
+    """InputError for an option that only a subscription understands."""
+    given = next((option for option, value in options.items() if value is not None), None)
+    if given is not None:
+        raise InputError(f"{given} applies to a subscription", hint="Name one with --subscription")
+
+
+def consume_subscription(
+    session: Session, topic: str, choice: SubscriptionChoice, to_bytes: Callable[[Message], bytes], take_over: bool
+) -> None:
+    """Shows what the subscription has not acknowledged, and acknowledges it unless told otherwise."""
+    if choice.stop is not None:
+        raise InputError("--to and --subscription cannot be combined", hint="Limit the count with --max-messages")
+    session.look().close()  # a missing directory is not created by a command that only reads
+    with session.open() as log:
+        require_topic(log, topic)
+        require_kept(log, topic)
+        require_one_log(log, topic)
+        require_ours(log, topic, take_over)
+        log.topic(topic, take_over=take_over)
+        with _consumer(session, log, topic, choice) as consumer:
+            _Shower(consumer, to_bytes, choice).show()
+            _tell_if_full(session, consumer, choice)
+
+
+def _consumer(session: Session, log: LogDirectory, name: str, choice: SubscriptionChoice) -> Consumer:
+    topic = log.topic(name)
+    start = parse_position("--from", choice.start or "earliest")
+    _check_kind(choice.kind)
+    known = topic.subscription_info(choice.name) if choice.name in topic.subscriptions() else None
+    if known is not None:
+        start = "earliest"
+        _tell_what_stays(session, known, choice)
+    return topic.subscribe(
+        choice.name,
+        choice.kind or ("exclusive" if known is None else known.kind),  # type: ignore[arg-type]
+        start=settled(topic, start),
+        consumer="tidelog-consume",
+        max_unacked=_MAX_UNACKED,
+        on_gap="skip" if choice.skip_gaps else "raise",
+        hold_retention=known is not None and known.hold_retention,  # as a program has said before
+    )
+
+
+def _check_kind(kind: str | None) -> None:
+    from typing import get_args
+
+    kinds = get_args(Kind)
+    if kind is not None and kind not in kinds:
+        raise InputError(f"--kind {kind!r} is not a kind of subscription", hint=f"Give {', '.join(kinds)}")
+
+
+def _tell_what_stays(session: Session, known: SubscriptionInfo, choice: SubscriptionChoice) -> None:
+    """Notes which options of an existing subscription are ignored, and that its kind changes."""
+    if choice.start is not None:
+        session.output.note(f"{known.name} exists: it resumes at offset {known.offset}; --from is ignored")
+    if choice.kind not in (None, known.kind):
+        session.output.note(f"{known.name} changes its kind from {known.kind} to {choice.kind}")
+
+
+class _Shower:
+    """Writes messages to stdout piece by piece, at most as many as requested."""
+
+    def __init__(self, consumer: Consumer, to_bytes: Callable[[Message], bytes], choice: SubscriptionChoice) -> None:
+        self._consumer = consumer
+        self._to_bytes = to_bytes
+        self._left = _limit(choice)
+        self._acknowledges = choice.acknowledges is not False
+        self._timeout = None if choice.follow else 0.0
+
+    def show(self) -> None:
+        while self._left != 0:
+            limit = _PIECE_MESSAGES if self._left is None else min(_PIECE_MESSAGES, self._left)
+            messages = self._consumer.receive_many(limit, self._timeout)
+            if not messages:
+                return
+            sys.stdout.buffer.write(b"".join(map(self._to_bytes, messages)))
+            sys.stdout.buffer.flush()
+            if self._acknowledges:
+                self._consumer.ack_many(messages)
+            if self._left is not None:
+                self._left -= len(messages)
+
+
+def _limit(choice: SubscriptionChoice) -> int | None:
+    """How many are shown; without acknowledgements no more than are delivered, rather than waiting forever."""
+    if choice.acknowledges is not False:
+        return choice.max_messages
+    return _MAX_UNACKED if choice.max_messages is None else min(choice.max_messages, _MAX_UNACKED)
+
+
+def _tell_if_full(session: Session, consumer: Consumer, choice: SubscriptionChoice) -> None:
+    """Notes that there are more messages, if more were requested than are delivered."""
+    if _limit(choice) != choice.max_messages and consumer.lag.messages > _MAX_UNACKED:
+        session.output.note(
+            f"only the first {_MAX_UNACKED:,} were shown: no more are delivered without acknowledgements"
+        )

@@ -10,13 +10,21 @@
     70   a bug in tidelog
     130  interrupted by Ctrl-C
 
-Scripts rely on these numbers: they never change their meaning.
+Scripts rely on these numbers: they never change their meaning. With --json an error is one line of JSON, the last on
+stderr:
+
+    {"error": {"type": "NotFoundError", "message": "there is no topic a/b", "hint": "...", "exit_code": 3}}
 """
 
 from __future__ import annotations
 
 import enum
+import functools
 import os
+import shlex
+import shutil
+import sys
+from pathlib import Path
 
 from tidelog.errors import (
     ConflictError,
@@ -78,10 +86,10 @@ _HINTS: tuple[tuple[type[BaseException], str], ...] = (
     ),
     (
         LockedError,
-        "Stop that process or wait for it; consume without --subscription, topic list, sub list, inspect and verify "
-        "work meanwhile",
+        "Stop that process or wait for it; consume without --subscription, topic list, sub list, dlq list, dlq "
+        "replay, inspect and verify work meanwhile",
     ),
-    (DiskFullError, "Free some space, then go on with what is not on the disk yet"),
+    (DiskFullError, "Free some space, then append again what is not on the disk yet"),
     (
         FencedError,
         "Run it where the topic is owned now; `tidelog topic rescue` shows what was accepted here and not shipped",
@@ -102,8 +110,7 @@ def _is_met_while_reading(error: GapError) -> bool:
 def text_of(error: BaseException) -> str:
     """What went wrong, in one line."""
     if isinstance(error, TidelogError):
-        text = str(error)
-        return text if error.hint is None else text.removesuffix(f". {error.hint}")
+        return error.text
     if isinstance(error, OSError) and error.errno is not None:
         reason = error.strerror or os.strerror(error.errno)
         return f"{error.filename}: {reason}" if error.filename is not None else reason
@@ -116,7 +123,7 @@ def hint_of(error: BaseException) -> str | None:
         if isinstance(error, kind):
             return hint
     if isinstance(error, GapError) and _is_met_while_reading(error):
-        return f"Leave the lost ones out with --skip-gaps, or begin behind them with --from {error.last + 1}"
+        return f"Skip the lost messages with --skip-gaps, or start after them with --from {error.last + 1}"
     if isinstance(error, StoreUnavailableError):
         return error.hint or "Try again; `tidelog doctor` says whether the store can be reached"
     if isinstance(error, TidelogError):
@@ -126,3 +133,35 @@ def hint_of(error: BaseException) -> str | None:
     if isinstance(error, OSError):
         return None
     return "This is a bug in tidelog. Run it again with --debug and report what it prints"
+
+
+# What to type to run this very program again, so that a command in a hint works when it is pasted.
+
+
+_NAME = "tidelog"
+
+
+@functools.cache
+def program() -> str:
+    """`tidelog` where the shell finds this one under that name, else its path, else the module."""
+    script = _script()
+    if script is None:
+        return f"{shlex.quote(sys.executable)} -m tidelog.cli.main"
+    on_path = shutil.which(_NAME)
+    if on_path is not None and Path(on_path).resolve() == script.resolve():
+        return _NAME
+    return shlex.quote(str(_from_here(script)))
+
+
+def _script() -> Path | None:
+    """The installed script: the one that was started, or the one beside the interpreter."""
+    started = Path(sys.argv[0])
+    candidates = [started] if started.name == _NAME else []
+    candidates.append(Path(sys.executable).with_name(_NAME))
+    return next((path.absolute() for path in candidates if path.is_file()), None)
+
+
+def _from_here(path: Path) -> Path:
+    """Relative to the current directory where it lies below it."""
+    here = Path.cwd()
+    return path.relative_to(here) if path.is_relative_to(here) else path

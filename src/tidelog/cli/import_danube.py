@@ -1,8 +1,8 @@
-"""`tidelog import danube`: a topic of Danube becomes a topic of tidelog, from its WAL files, its objects or both.
+"""`tidelog import danube`: imports a Danube topic from its WAL files, its objects or both.
 
 Invariants
-- The source is found and its names are checked before a log directory is made for it.
-- Whatever ends the command, what was imported before is on the disk, and the same command run again goes on behind it.
+- The source is found and its names are checked before a log directory is created for it.
+- However the command ends, everything imported so far is on disk, and the same command run again continues after it.
 """
 
 from __future__ import annotations
@@ -11,19 +11,20 @@ import enum
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, NamedTuple
+from typing import Annotated, NamedTuple
 
 import typer
 
 from tidelog.cli.output import counted, human_bytes
 from tidelog.cli.session import HeldOption, Session, command, command_group
-
-if TYPE_CHECKING:
-    from tidelog.tier.object_store import ObjectStore
-    from tidelog.topics.danube_frames import Event
-    from tidelog.topics.danube_import import ImportSummary
-    from tidelog.topics.danube_source import DanubeTopic
-    from tidelog.topics.storage import LogDirectory
+from tidelog.errors import InputError, NotFoundError, offsets_text
+from tidelog.imports.danube.frames import Event
+from tidelog.imports.danube.objects import DanubeTopic, find_object_topics, find_wal_topics
+from tidelog.imports.danube.transfer import ImportSummary, import_messages
+from tidelog.store.object_store import ObjectStore
+from tidelog.store.urls import open_store
+from tidelog.topics.directory import LogDirectory
+from tidelog.topics.names import parse_topic_name
 
 _SHOWN_PLACES = 10
 
@@ -52,6 +53,11 @@ class _Plan(NamedTuple):
     @property
     def size(self) -> int:
         return sum(place.size for place in self.places)
+
+    @property
+    def unfinished(self) -> list[str]:
+        """Uploads that are left out."""
+        return [name for place in self.places for name in place.unfinished]
 
 
 def add_to(app: typer.Typer) -> None:
@@ -87,18 +93,19 @@ def danube(
     ] = OnRestart.STOP,
     take_over: HeldOption = False,
 ) -> None:
-    """Imports topics of Danube with their offsets, times, routing keys and attributes.
+    """Imports topics of Danube. With their offsets, times, routing keys and attributes.
 
     With both --wal and --objects, what the objects do not have is taken from the WAL. Offsets stay as they are; what
     else a message of Danube carries becomes headers that begin with danube-. Nothing of Danube's is changed. Stop its
     broker first, else what it has not written yet is missing.
 
-    The command can be interrupted and run again: it compares what is there, and goes on behind it. A topic that holds
-    anything else is refused.
+    The command can be interrupted and run again: it compares what was imported before, and continues after it. A topic
+    that holds anything else is refused.
 
     \b
     tidelog import danube --wal /var/lib/danube/wal
-    tidelog import danube --objects s3://bucket/prefix --danube-topic default/orders --topic shop/orders
+    tidelog import danube --objects s3://bucket/prefix \\
+        --danube-topic default/orders --topic shop/orders
     """
     plans = _plans(wal, objects, danube_topic, topic, on_restart)
     with session.open() as log:
@@ -113,9 +120,6 @@ def danube(
 def _plans(
     wal: Path | None, objects: str | None, danube_topic: str | None, topic: str | None, on_restart: OnRestart
 ) -> list[_Plan]:
-    from tidelog.errors import InputError
-    from tidelog.topics.names import parse_topic_name
-
     for name in (danube_topic, topic):
         if name is not None:
             parse_topic_name(name.removeprefix("/") if name is danube_topic else name)
@@ -133,14 +137,12 @@ def _plans(
 
 
 def _check_places(wal: Path | None, objects: str | None, on_restart: OnRestart) -> None:
-    from tidelog.errors import InputError
-
     if wal is None and objects is None:
         raise InputError("there is nothing to import", hint="Name Danube's WAL with --wal, or its store with --objects")
     if wal is not None and objects is not None and on_restart is OnRestart.RENUMBER:
         raise InputError(
-            "--on-restart renumber takes either --wal or --objects: of offsets that were used twice, nobody can tell "
-            "which ones of the WAL are in the objects already",
+            "--on-restart renumber takes either --wal or --objects: if offsets were used twice, it is unknown "
+            "which messages of the WAL are already in the objects",
             hint="Import them into two topics, with --topic",
         )
 
@@ -149,9 +151,6 @@ def _places(
     wal: Path | None, objects: str | None, danube_topic: str | None, by_time: bool
 ) -> dict[str, list[DanubeTopic]]:
     """Where each topic is found: objects before WAL."""
-    from tidelog.errors import NotFoundError
-    from tidelog.topics.danube_source import find_object_topics
-
     in_wal = [] if wal is None else _wal_topics(wal, danube_topic)
     found: list[DanubeTopic] = []
     if objects is not None:
@@ -167,9 +166,7 @@ def _places(
 
 
 def _wal_topics(wal: Path, danube_topic: str | None) -> list[DanubeTopic]:
-    """A topic's own directory is that topic, whatever it is called; below a root, names decide."""
-    from tidelog.topics.danube_source import find_wal_topics
-
+    """A topic's own directory is that topic under any name; below a root, names decide."""
     found = find_wal_topics(wal)
     if danube_topic is None:
         return found
@@ -181,9 +178,6 @@ def _wal_topics(wal: Path, danube_topic: str | None) -> list[DanubeTopic]:
 def _open_store(url: str) -> ObjectStore:
     """The store to read from. A directory that is not there is not made for that."""
     from urllib.parse import unquote, urlsplit
-
-    from tidelog.errors import NotFoundError
-    from tidelog.tier.stores import open_store
 
     parts = urlsplit(url)
     if parts.scheme == "file" and parts.path.strip("/") and not Path(unquote(parts.path)).is_dir():
@@ -197,8 +191,6 @@ def _open_store(url: str) -> ObjectStore:
 def _import(
     session: Session, log: LogDirectory, plan: _Plan, on_damage: OnDamage, on_restart: OnRestart, take_over: bool
 ) -> ImportSummary:
-    from tidelog.topics.danube_import import ImportSummary, import_messages
-
     summary = ImportSummary()
     limit = session.settings.log.max_message_bytes
     with session.output.progress(f"importing {plan.danube_topic}", plan.size) as on_done:
@@ -213,7 +205,7 @@ def _import(
             )
         except BaseException:
             if summary.messages:
-                session.output.note(f"{_sentence(plan, summary)}; the same command goes on from there")
+                session.output.note(f"{_sentence(plan, summary)}; run the same command again to continue")
             raise
     _tell(session, plan, summary)
     return summary
@@ -238,11 +230,12 @@ class _Reading:
 def _document(plan: _Plan, summary: ImportSummary) -> dict[str, object]:
     import msgspec
 
-    return {"topic": plan.topic, "danube_topic": plan.danube_topic, **msgspec.structs.asdict(summary)}
+    names = {"topic": plan.topic, "danube_topic": plan.danube_topic}
+    return {**names, **msgspec.structs.asdict(summary), "unfinished": plan.unfinished}
 
 
 def _tell(session: Session, plan: _Plan, summary: ImportSummary) -> None:
-    """In words, on stderr; what is not as it should be is told with --json as well."""
+    """A summary on stderr; problems are noted with --json too."""
     if not session.as_json:
         session.output.note(_sentence(plan, summary))
     for text in _remarks(plan, summary):
@@ -250,8 +243,6 @@ def _tell(session: Session, plan: _Plan, summary: ImportSummary) -> None:
 
 
 def _sentence(plan: _Plan, summary: ImportSummary) -> str:
-    from tidelog.errors import offsets_text
-
     there = f" ({counted(summary.already_there, 'message')} there already)" if summary.already_there else ""
     if summary.first_offset is None or summary.last_offset is None:
         return f"imported no messages to {plan.topic}{there}"
@@ -260,13 +251,15 @@ def _sentence(plan: _Plan, summary: ImportSummary) -> str:
 
 
 def _remarks(plan: _Plan, summary: ImportSummary) -> Iterator[str]:
-    from tidelog.errors import offsets_text
-
     for place in summary.damaged[:_SHOWN_PLACES]:
         what = "torn tail" if place.is_tail else "damage"
         yield f"{what}: {place.file}, byte {place.byte}: {place.reason} ({human_bytes(place.bytes)} left out)"
     if summary.damages > _SHOWN_PLACES:
         yield f"{counted(summary.damages - _SHOWN_PLACES, 'more place')} with damage"
+    for name in plan.unfinished[:_SHOWN_PLACES]:
+        yield f"left out: {name}, an upload that Danube did not finish"
+    if len(plan.unfinished) > _SHOWN_PLACES:
+        yield f"{counted(len(plan.unfinished) - _SHOWN_PLACES, 'more upload')} that Danube did not finish"
     if summary.renumbered:
         yield f"{counted(summary.renumbered, 'message')} got new offsets; Danube's are in the header danube-offset"
     if summary.skipped:

@@ -1,29 +1,32 @@
-"""`tidelog produce`: lines become messages.
+"""`tidelog produce`: appends lines as messages.
 
 Invariants
-- What has arrived is appended at once, in one batch: a typed line is a message as soon as Enter is pressed, and a file
-  of a million lines is a few hundred batches.
-- A record is the bytes between two separators, untouched: no decoding, no stripping. An empty line is an empty message.
-- When something fails or Ctrl-C ends it, what was accepted before is synced, and the note says how much that is.
+- Input is appended as soon as it arrives, in one batch: a typed line is a message as soon as Enter is pressed, and a
+  file of a million lines is a few hundred batches.
+- A record is the bytes between two separators, unchanged: no decoding, no stripping. An empty line is an empty message.
+- After an error or Ctrl-C, everything accepted before is synced, and the note says how much that is.
 """
 
 from __future__ import annotations
 
 import sys
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, BinaryIO
+from typing import Annotated, BinaryIO
 
 import typer
 
-from tidelog.cli.output import counted
+from tidelog.cli.output import counted, from_json_line
 from tidelog.cli.session import HeldOption, Session, command
-
-if TYPE_CHECKING:
-    from tidelog.topics.message import Message
-    from tidelog.topics.storage import LogDirectory
-    from tidelog.topics.topic import Topic
+from tidelog.cli.topic.names import require_kept
+from tidelog.errors import InputError, MessageTooLargeError, RetryError, TidelogError, offsets_text
+from tidelog.topics.directory import LogDirectory
+from tidelog.topics.message import Message
+from tidelog.topics.names import parse_topic_name
+from tidelog.topics.partitioned import PartitionedTopic
+from tidelog.topics.topic import Topic
 
 _READ_BYTES = 1 << 20
 # Well below what the log lets wait at once, so that a batch never has to be split by the log.
@@ -58,6 +61,9 @@ def produce(
     from_json: Annotated[
         bool, typer.Option("--from-json", help="Lines are messages as `consume --json` writes them.")
     ] = False,
+    partition: Annotated[
+        int | None, typer.Option("--partition", metavar="N", help="The partition, instead of that of the key.")
+    ] = None,
     take_over: HeldOption = False,
 ) -> None:
     """Appends a message a line from FILE or stdin to TOPIC.
@@ -65,25 +71,27 @@ def produce(
     Bytes are taken as they are. Everything is on the disk when the command ends, and in the store if there is one; a
     note on stderr (a document on stdout with --json) says how many messages there were and which offsets they got. With
     --sync what was read is on the disk before more is read. With --from-json a line gives key, headers and time too;
-    offsets are given anew. A topic that another node has open is refused: produce there, or say --take-over.
+    offsets are assigned again. A topic that another node has open is refused: produce there, or say --take-over.
 
     \b
     tidelog produce shop/orders orders.jsonl
-    echo 'c7:two apples' | tidelog produce shop/orders --key-separator : -H source=till
+    echo 'c7:two apples' | tidelog produce shop/orders --key-separator :
     find . -print0 | tidelog produce files/names --null
     """
-    from tidelog.cli.topic_choice import require_kept
-    from tidelog.topics.names import parse_topic_name
-
     parse_topic_name(topic)  # before anything is made for it
     to_message = _json_reader(key_separator, header, null) if from_json else message_maker(key_separator, header or [])
     separator = b"\x00" if null else b"\n"
     with _source(session, file) as (stream, on_read), session.open() as log:
-        require_kept(log, topic)  # nobody could read a live topic of this process
-        target = log.topic(topic, reliable=True, take_over=take_over)
+        require_kept(log, topic)  # a live topic of this process has no readers
+        opened: Topic | PartitionedTopic = log.topic(topic, reliable=True, take_over=take_over)
+        pieces = split_records(stream, separator, session.settings.log.max_message_bytes, on_read)
+        if isinstance(opened, PartitionedTopic) and partition is None:
+            _spread(session, opened, pieces, to_message, sync, no_ship or log._tier is None)
+            return
+        target = opened.partition(partition or 0)
         count = _Count(target)
         try:
-            for records in split_records(stream, separator, session.settings.log.max_message_bytes, on_read):
+            for records in pieces:
                 _append(target, records, to_message, sync, count.accepted)
             target.flush()
         except BaseException as error:
@@ -94,11 +102,36 @@ def produce(
             _ship(session, log, target)
 
 
-def _ship(session: Session, log: LogDirectory, topic: Topic) -> None:
-    """Nobody ships after this process has ended; what the store does not take now stays on the disk until later."""
-    from tidelog.errors import RetryError
+def _spread(
+    session: Session,
+    topic: PartitionedTopic,
+    pieces: Iterator[list[bytes]],
+    to_message: ToMessage,
+    sync: bool,
+    no_ship: bool,
+) -> None:
+    """Appends to the partitions of the keys; a record that cannot be a message ends it."""
+    done: Counter[int] = Counter()
+    try:
+        for records in pieces:
+            for start in range(0, len(records), _BATCH_MESSAGES):
+                batch = list(map(to_message, records[start : start + _BATCH_MESSAGES]))
+                done.update(offset.partition for offset in topic.append_many(batch, sync=sync))
+        topic.flush()
+        if not no_ship:
+            topic.ship()
+    finally:
+        by_partition = {str(number): done[number] for number in range(topic.partitions)}
+        if session.as_json:
+            session.output.document({"topic": topic.name, "messages": done.total(), "partitions": by_partition})
+        else:
+            where = counted(len(done), "partition")
+            session.output.note(f"produced {counted(done.total(), 'message')} to {where} of {topic.name}")
 
-    if log.tier is None:
+
+def _ship(session: Session, log: LogDirectory, topic: Topic) -> None:
+    """Ships at once, because no process does later; if the store does not answer, the messages stay on the disk."""
+    if log._tier is None:
         return
     try:
         with session.output.progress(f"shipping {topic.name}", topic.next_offset - topic.shipped_offset):
@@ -110,7 +143,7 @@ def _ship(session: Session, log: LogDirectory, topic: Topic) -> None:
 
 
 class _Count:
-    """How many messages this run has put on the disk, and which offsets they got: nobody else appends meanwhile."""
+    """How many messages this run has put on the disk, and which offsets they got: only this process appends."""
 
     def __init__(self, topic: Topic) -> None:
         self.topic = topic
@@ -130,8 +163,6 @@ class _Count:
         return self.topic.next_offset - self.on_disk.stop
 
     def sentence(self) -> str:
-        from tidelog.errors import offsets_text
-
         offsets = self.on_disk
         if not offsets:
             return f"produced no messages to {self.topic.name}"
@@ -142,8 +173,6 @@ class _Count:
 
 def _tell_end(session: Session, count: _Count, error: BaseException) -> None:
     """What of the input is on the disk although the command did not get to its end."""
-    from tidelog.errors import TidelogError
-
     with suppress(TidelogError):  # the disk may be what failed; then the error says so
         count.topic.flush()
     is_interrupted = isinstance(error, KeyboardInterrupt)
@@ -161,6 +190,7 @@ def _tell(session: Session, count: _Count) -> None:
     session.output.document(
         {
             "topic": count.topic.name,
+            "partition": count.topic._partition,
             "messages": len(offsets),
             "first_offset": offsets[0] if offsets else None,
             "last_offset": offsets[-1] if offsets else None,
@@ -170,8 +200,6 @@ def _tell(session: Session, count: _Count) -> None:
 
 def _append(topic: Topic, records: Sequence[bytes], to_message: ToMessage, sync: bool, done: int) -> None:
     """Appends in batches; a record that cannot be a message ends it, after those before it were appended."""
-    from tidelog.errors import InputError
-
     for start in range(0, len(records), _BATCH_MESSAGES):
         batch = records[start : start + _BATCH_MESSAGES]
         try:
@@ -182,8 +210,6 @@ def _append(topic: Topic, records: Sequence[bytes], to_message: ToMessage, sync:
 
 def _append_up_to_the_culprit(topic: Topic, records: Sequence[bytes], to_message: ToMessage, done: int) -> None:
     """None of the batch was accepted; one by one, the one that is wrong can be named. What is before it is synced."""
-    from tidelog.errors import InputError
-
     for number, record in enumerate(records, done + 1):
         try:
             topic.append(to_message(record))
@@ -205,9 +231,7 @@ def _source(session: Session, path: Path | None) -> Iterator[tuple[BinaryIO, Cal
 def split_records(
     stream: BinaryIO, separator: bytes, max_bytes: int, on_read: Callable[[int], None]
 ) -> Iterator[list[bytes]]:
-    """Whole records, as many at a time as have arrived; the last one needs no separator behind it."""
-    from tidelog.errors import MessageTooLargeError
-
+    """Whole records, as many at a time as have arrived; the last one needs no separator after it."""
     begun: list[bytes] = []
     begun_bytes = done = 0
     while chunk := stream.read1(_READ_BYTES):  # type: ignore[attr-defined]
@@ -220,7 +244,7 @@ def split_records(
             yield [b"".join(begun), *others]
             begun, begun_bytes = [rest], len(rest)
         if begun_bytes > max_bytes:
-            hint = "Split it, raise max_message_bytes, or use --null if lines are not what separates the messages"
+            hint = "Split it, raise max_message_bytes, or use --null if messages do not end with a line end"
             raise MessageTooLargeError(f"a record is longer than max_message_bytes ({max_bytes})", hint=hint)
         on_read(done)
     if begun_bytes:
@@ -228,9 +252,6 @@ def split_records(
 
 
 def _json_reader(key_separator: str | None, header: Sequence[str] | None, null: bool) -> ToMessage:
-    from tidelog.cli.message_format import from_json_line
-    from tidelog.errors import InputError
-
     if key_separator is not None or header or null:
         raise InputError("--from-json cannot be combined with --key-separator, --header or --null")
     return from_json_line
@@ -238,9 +259,6 @@ def _json_reader(key_separator: str | None, header: Sequence[str] | None, null: 
 
 def message_maker(key_separator: str | None, headers: Sequence[str]) -> ToMessage:
     """What turns a record into a message; bytes stay bytes where there is nothing to add."""
-    from tidelog.errors import InputError
-    from tidelog.topics.message import Message
-
     fixed = parse_headers(headers)
     if key_separator == "":
         raise InputError("the key separator is empty", hint="Give it one character or more")
@@ -259,8 +277,6 @@ def message_maker(key_separator: str | None, headers: Sequence[str]) -> ToMessag
 
 def parse_headers(headers: Sequence[str]) -> dict[str, bytes]:
     """`NAME=VALUE` each; a value may contain another `=`."""
-    from tidelog.errors import InputError
-
     parsed: dict[str, bytes] = {}
     for text in headers:
         name, found, value = text.partition("=")

@@ -1,38 +1,99 @@
-"""What every command has: the common options, the log directory they lead to, and one way to fail.
+"""What every command has: the common options, the log directory they select, and one way to fail.
 
 Invariants
 - A common option may stand before or after the name of a command; the later one wins.
-- A command raises what went wrong; only here does it become a text on stderr and an exit code.
+- A command raises its errors; only this module turns them into text on stderr and an exit code.
 - A command that a hint names in backticks can be pasted: it gets the path of this program and the directory in use.
-- When the reader of stdout goes away (`| head`), the command ends quietly and with success.
+- When the reader of stdout exits (`| head`), the command ends quietly and with success.
 """
 
 from __future__ import annotations
 
 import functools
 import inspect
+import json
+import logging
 import os
 import re
 import shlex
 import sys
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, TypeVar, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, TypeVar, get_type_hints
 
 import typer
 from typer.core import TyperCommand
 
-from tidelog.cli.errors import ExitCode, exit_code_of, hint_of, text_of
-from tidelog.cli.log_warnings import shown_warnings
-from tidelog.cli.output import Output
-from tidelog.cli.program import program
-from tidelog.cli.wrapping import say
+from tidelog.cli.errors import ExitCode, exit_code_of, hint_of, program, text_of
+from tidelog.cli.output import Output, say
+from tidelog.errors import InputError
+from tidelog.events import LOGGER, log_mode, turn_on_output
 
 if TYPE_CHECKING:
     from tidelog.config import Settings
-    from tidelog.topics.storage import LogDirectory
+    from tidelog.topics.directory import LogDirectory
+
+
+# The log records of the library while a command runs, formatted as the command line's own messages.
+#
+# A failing write is reported twice: by the writer, at once, and by the error that ends the command. The first is held
+# back until the command has ended, and dropped if the error says the same.
+
+
+_WRITER = "writer"
+
+
+@contextmanager
+def shown_warnings() -> Iterator[None]:
+    """Shows on stderr what the log reports meanwhile, as events and messages where TIDELOG_LOG asks for that."""
+    handler, logger = _Handler(), logging.getLogger(LOGGER)
+    has_own_lines = log_mode() not in (None, "warning")
+    if has_own_lines:
+        turn_on_output()
+    propagate, logger.propagate = logger.propagate, False
+    if not has_own_lines:
+        logger.addHandler(handler)
+    try:
+        yield
+    except BaseException as error:
+        if _is_told_by(error):
+            handler.held.clear()
+        raise
+    finally:
+        logger.removeHandler(handler)
+        logger.propagate = propagate
+        handler.let_go()
+
+
+def _is_told_by(error: BaseException) -> bool:
+    """Whether the writer ended this way, so that its own report is a repetition."""
+    from tidelog.errors import DiskFullError, LogFailedError
+
+    return isinstance(error, DiskFullError | LogFailedError)
+
+
+class _Handler(logging.Handler):
+    def __init__(self) -> None:
+        super().__init__(logging.WARNING)
+        self.held: list[str] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        text = f"warning: {record.getMessage()}"
+        if record.module == _WRITER and record.levelno >= logging.ERROR:
+            self.held.append(text)
+            return
+        self.let_go()
+        say(text, sys.stderr)
+
+    def let_go(self) -> None:
+        """What was held back is not repeated by anything: it is shown after all."""
+        held, self.held = self.held, []
+        for text in held:
+            say(text, sys.stderr)
+
 
 DEFAULT_DIRECTORY = "data"
 
@@ -40,7 +101,8 @@ DirectoryOption = Annotated[
     Path | None,
     # Whether it can be read is for the log to say: its errors come with a hint.
     typer.Option(
-        *("--dir", "-d"),
+        "--dir",
+        "-d",
         metavar="DIR",
         readable=False,
         help="The log directory [default: TIDELOG_DIR, the settings, ./data].",
@@ -58,10 +120,8 @@ MetadataOption = Annotated[
     str | None,
     typer.Option("--metadata", metavar="URL", help="Where the catalog is: bucket, etcd://host:port, sqlite:///path."),
 ]
-HeldOption = Annotated[
-    bool, typer.Option("--take-over", help="Also if another node has it open, which is fenced then.")
-]
-JsonOption = Annotated[bool, typer.Option("--json", help="Write JSON to stdout.")]
+HeldOption = Annotated[bool, typer.Option("--take-over", help="Even if another node has it open; that node is fenced.")]
+JsonOption = Annotated[bool, typer.Option("--json", help="Write JSON: results to stdout, an error to stderr.")]
 DebugOption = Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")]
 
 
@@ -90,7 +150,7 @@ class Session:
         )
 
     def at_root(self, root: str) -> Session:
-        """The same with the place that a job is told by --root, so that a command in a hint is about that place."""
+        """The same with the --root of a job, so that a command in a hint is about that place."""
         if "://" in root:
             return replace(self, store=root, metadata=self.metadata or "bucket")
         return replace(self, directory=Path(root))
@@ -119,7 +179,7 @@ class Session:
         return open_directory(self.root, self.settings, runs_in_background=runs_in_background, renews_lease=True)
 
     def look(self) -> LogDirectory:
-        """Opens the log directory for reading, whoever owns it; a store with its catalog is enough."""
+        """Opens the log directory for reading, regardless of its owner; a store with its catalog is enough."""
         from tidelog.errors import NotFoundError
         from tidelog.files import explained
         from tidelog.wiring import open_directory
@@ -156,7 +216,7 @@ class Session:
         """What follows the program: the command's own words, the topic where it was left out, and where the log is."""
         if words.endswith("--help"):
             return words
-        about = [topic] if topic is not None and words in _ABOUT_A_TOPIC else []
+        about = [shlex.quote(topic)] if topic is not None and words in _ABOUT_A_TOPIC else []
         options = [
             ("--dir", self.directory),
             ("--config", self.config),
@@ -179,7 +239,7 @@ class Session:
 
 _COMMAND = re.compile("`tidelog ([^`]+)`")
 # Named in hints without the topic, which the command line knows.
-_ABOUT_A_TOPIC = ("verify", "repair", "topic rescue", "topic rebuild-catalog", "topic sweep")
+_ABOUT_A_TOPIC = ("verify", "repair", "topic rescue", "topic rebuild-catalog", "topic remove-orphans")
 
 Command = TypeVar("Command", bound=Callable[..., None])
 
@@ -204,11 +264,17 @@ def command_group(help_text: str) -> typer.Typer:
 
 
 def command(
-    group: typer.Typer, name: str, directory_option: object = DirectoryOption, *, takes_negative_numbers: bool = False
+    group: typer.Typer,
+    name: str,
+    directory_option: object = DirectoryOption,
+    *,
+    takes_negative_numbers: bool = False,
+    is_hidden: bool = False,
 ) -> Callable[[Command], Command]:
     """Registers a function whose first parameter is the session and whose others are its own options.
 
     With `takes_negative_numbers` an argument may be -3; what looks like an option and is none is an argument then.
+    A hidden one works, and no help shows it.
     """
 
     def register(work: Command) -> Command:
@@ -234,7 +300,7 @@ def command(
         run.__doc__ = inspect.getdoc(work)
         _take_signature(run, work, directory_option)
         settings = {"ignore_unknown_options": True} if takes_negative_numbers else None
-        group.command(name, cls=_PlainUsage, context_settings=settings)(run)
+        group.command(name, cls=_PlainUsage, context_settings=settings, hidden=is_hidden)(run)
         return work
 
     return register
@@ -271,21 +337,43 @@ def run_reporting(work: Callable[[], None], session: Session) -> int:
     except BrokenPipeError:
         _forget_stdout()
     except Exception as error:  # the last line of defence: every error ends in a text and a code
-        if session.debug:
+        if session.debug and not session.as_json:
             traceback.print_exc()
         if getattr(error, "format_message", None) is not None:
-            raise  # a usage error: it knows its command, and is told by `app.run`
+            raise  # a usage error: it knows its command, and `app.run` reports it
         hint = hint_of(error)
-        report(text_of(error), None if hint is None else session.pasteable(hint, session.topic_of(error)))
-        return exit_code_of(error)
+        code = exit_code_of(error)
+        told = Failure(
+            type(error).__name__,
+            text_of(error),
+            None if hint is None else session.pasteable(hint, session.topic_of(error)),
+            code,
+            traceback.format_exc() if session.debug else None,
+        )
+        report(told, as_json=session.as_json)
+        return code
     return ExitCode.OK
 
 
-def report(text: str, hint: str | None) -> None:
-    """An error, for people."""
-    say(f"error: {text}", sys.stderr)
-    if hint:
-        say(f"hint: {hint}", sys.stderr)
+class Failure(NamedTuple):
+    """An error as it is reported: the class, what went wrong, what to do about it, and the exit code."""
+
+    type: str
+    message: str
+    hint: str | None
+    exit_code: ExitCode
+    traceback: str | None = None
+
+
+def report(failure: Failure, *, as_json: bool) -> None:
+    """Writes to stderr: text for people, or one line of JSON with --json."""
+    if as_json:
+        told = {name: value for name, value in failure._asdict().items() if name != "traceback" or value is not None}
+        print(json.dumps({"error": told}), file=sys.stderr, flush=True)
+        return
+    say(f"error: {failure.message}", sys.stderr)
+    if failure.hint:
+        say(f"hint: {failure.hint}", sys.stderr)
 
 
 def _flush_stdout() -> None:
@@ -302,3 +390,20 @@ def _forget_stdout() -> None:
     nowhere = os.open(os.devnull, os.O_WRONLY)
     os.dup2(nowhere, sys.stdout.fileno())
     os.close(nowhere)
+
+
+# Asking before something is deleted for good.
+
+
+def confirm(session: Session, yes: bool, question: str, what: str) -> None:
+    """Asks before something is deleted, unless --yes was given; after a no the command ends with code 1.
+
+    InputError if there is no terminal to ask on.
+    """
+    if yes:
+        return
+    if not sys.stdin.isatty():
+        raise InputError(f"refusing to {what} without confirmation", hint="Pass --yes")
+    if not typer.confirm(question, err=True):
+        session.output.note("nothing was deleted")
+        raise typer.Exit(ExitCode.FOUND_WRONG)

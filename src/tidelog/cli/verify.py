@@ -1,54 +1,42 @@
-"""`tidelog verify`: is every frame what was written, on this disk and, if asked for, in the store."""
+"""`tidelog verify` checks every frame on this disk and, on request, in the store. `tidelog repair` plans and applies
+the repair of a damaged log, from the store where it has a copy.
+"""
 
 from __future__ import annotations
 
-import time
-from collections.abc import Sequence
+import shlex
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, NamedTuple
+from typing import TYPE_CHECKING, Annotated
 
 import typer
-from msgspec import to_builtins
 
-from tidelog.cli.errors import ExitCode
+from tidelog.cli.errors import ExitCode, hint_of, text_of
 from tidelog.cli.session import Session, command
+from tidelog.cli.topic.names import Target, all_targets, find_target, require_files, require_store
+from tidelog.cold.ownership import read_local_claim
+from tidelog.cold.verify import ColdCopy
+from tidelog.errors import NotFoundError, StoreUnavailableError, TidelogError, TopicNameError
+from tidelog.files import LocalFiles
+from tidelog.findings import Finding, VerifyReport
+from tidelog.log.repair import OtherCopy, RepairPlan, plan_repair
+from tidelog.topics.directory import LogDirectory
+from tidelog.topics.names import parse_topic_name
+from tidelog.topics.verify import verify_topic
 
 if TYPE_CHECKING:
-    from tidelog.cli.output import OnDone
-    from tidelog.cli.targets import Target
-    from tidelog.log.examine import LogExamination, Problem
-    from tidelog.tier.history_check import HistoryExamination
-    from tidelog.topics.storage import LogDirectory
+    from collections.abc import Iterable
+
 
 _COLUMNS = ("target", "files", "frames", "bytes", "problems")
 _COLD_COLUMNS = ("target", "files", "frames", "bytes", "objects", "object_messages", "object_bytes", "problems")
-_GROWTH_WAIT_SECONDS = 0.2
-_UNREADABLE_HINT = (
-    "The bytes are as they were written, and no message can be read from them: "
-    '`consume --skip-gaps` and on_gap="skip" leave out that one'
-)
 
 
 def add_to(app: typer.Typer) -> None:
-    """Registers the command."""
+    """Registers both commands."""
     command(app, "verify")(verify)
-
-
-class Finding(NamedTuple):
-    """Something wrong with a target: in words, as JSON, and what to do about it."""
-
-    text: str
-    document: dict[str, object]
-    hint: str | None
-
-
-class Result(NamedTuple):
-    """What is known of a target; it could not be read at all when there is no examination."""
-
-    target: Target
-    examined: LogExamination | None
-    findings: list[Finding]
-    history: HistoryExamination | None = None
+    command(app, "repair")(repair)
 
 
 def verify(
@@ -59,147 +47,167 @@ def verify(
     ] = None,
     cold: Annotated[bool, typer.Option("--cold", help="Read every object in the store as well.")] = False,
 ) -> None:
-    """Reads every frame: its checksum and length, that its offset is the next one, and that a message is in it.
+    """Reads and checks every frame. Its checksum and length, that its offset is the next one, and that it contains a
+    message.
 
     It takes no lock and changes nothing, so it works on a topic that is in use. Problems are listed on stderr with file
-    and byte, and the exit code is then 1; a topic that cannot be read is a problem, and the others are read all the
-    same. A torn tail, which a killed process leaves behind, counts too, though the next opening cuts it off by itself.
+    and byte, and the exit code is then 1; a topic that cannot be read is a problem, and the others are still read. A
+    torn tail, which a killed process leaves, counts too, though the next opening truncates it by itself.
 
-    With --cold the objects in the store are read too, all of them: frames, order, sizes and checksums, and that no
-    offset is missing between them.
+    With --cold the objects in the store are read too, all of them: frames, order, sizes and checksums, the catalog, and
+    that no offset is missing between them.
     """
-    from tidelog.cli.targets import all_targets, find_target
-
     found = [find_target(session, target) for target in targets] if targets else all_targets(session)
-    results = [_examine(session, target) for target in found]
-    if cold:
-        results = _with_history(session, results)
-    columns = _COLD_COLUMNS if cold else _COLUMNS
-    rows = [_row(result, columns) for result in results]
-    if session.as_json:
-        details = [[finding.document for finding in result.findings] for result in results]
-        session.output.document([{**row, "problems": one} for row, one in zip(rows, details, strict=True)])
+    if not cold:
+        reports = [_verify(session, target) for target in found]
     else:
-        session.output.table(columns, rows)
-    _tell_findings(session, results)
-    if any(result.findings for result in results):
+        with session.look() as log:
+            require_store(log)
+            reports = [_verify(session, target, log) for target in found]
+    columns = _COLD_COLUMNS if cold else _COLUMNS
+    rows = [{**dict.fromkeys(columns), "target": one.subject, **one.read} for one in reports]
+    if session.as_json:
+        session.output.document(
+            [{**row, **_verdict(one), "problems": len(one.findings)} for row, one in zip(rows, reports, strict=True)]
+        )
+    else:
+        session.output.table(
+            columns, [{**row, "problems": len(one.findings)} for row, one in zip(rows, reports, strict=True)]
+        )
+    tell_findings(session, [finding for one in reports for finding in one.findings])
+
+
+def _verdict(report: VerifyReport) -> dict[str, object]:
+    return {"ok": report.ok, "verdict": report.verdict, "findings": documents(report.findings)}
+
+
+def documents(findings: Iterable[Finding]) -> list[dict[str, object]]:
+    """Findings as JSON: what they have, and their text."""
+    from msgspec import to_builtins
+
+    return [{**to_builtins(one), "text": one.text} for one in findings]
+
+
+def tell_findings(session: Session, findings: list[Finding]) -> None:
+    """Lists them on stderr, each fix once, and leaves with 1 if there are any."""
+    for one in findings:
+        session.output.note(f"problem: {one}")
+    for hint in dict.fromkeys(session.pasteable(one.fix, one.subject) for one in findings if one.fix is not None):
+        session.output.note(f"hint: {hint}")
+    if findings:
         raise typer.Exit(ExitCode.FOUND_WRONG)
 
 
-def _tell_findings(session: Session, results: list[Result]) -> None:
-    for result in results:
-        for finding in result.findings:
-            session.output.note(f"problem: {result.target.name}: {finding.text}")
-    hints = [finding.hint for result in results for finding in result.findings if finding.hint is not None]
-    for hint in dict.fromkeys(hints):
-        session.output.note(f"hint: {hint}")
+def _verify(session: Session, target: Target, log: LogDirectory | None = None) -> VerifyReport:
+    """A topic that cannot be read is a finding; if the store fails, the disk is still reported."""
+    import msgspec
 
-
-def _examine(session: Session, target: Target) -> Result:
-    from tidelog.cli.errors import hint_of, text_of
-    from tidelog.cli.targets import check_topic_file, examine_target
-    from tidelog.errors import TidelogError
-
-    examined: LogExamination | None = None
-    findings: list[Finding] = []
     try:
-        examined = examine_target(session, target, "verifying")
-        problems = [p for p in examined.problems if not _is_being_written(target.directory, examined, p)]
-        repair = session.repair_hint(target.name)
-        findings += [Finding(str(p), _describe(p), _hint_for(p, repair)) for p in problems]
-        check_topic_file(target.directory)
+        return _verified(session, target, log)
     except (TidelogError, OSError) as error:
-        findings.append(Finding(text_of(error), {"reason": text_of(error), "text": text_of(error)}, hint_of(error)))
-    return Result(target, examined, findings)
+        finding = Finding(subject=target.name, kind="access", message=text_of(error), fix=hint_of(error))
+    read = VerifyReport(subject=target.name) if log is None else _verify(session, target)
+    return msgspec.structs.replace(read, findings=(*read.findings, finding))
 
 
-def _hint_for(problem: Problem, repair_hint: str) -> str | None:
-    if problem.is_torn_tail:
-        return None
-    return _UNREADABLE_HINT if problem.is_unreadable else repair_hint
+def _verified(session: Session, target: Target, log: LogDirectory | None) -> VerifyReport:
+    catalog = objects = None
+    if log is not None:
+        try:
+            parsed, tier = parse_topic_name(target.name), require_store(log)
+            catalog, objects = tier.catalog(parsed.namespace, parsed.name), tier.objects
+        except TopicNameError:
+            catalog = objects = None  # a directory of files, of which no store knows
+    with session.output.steps() as on_step:
+        return verify_topic(
+            target.name,
+            target.directory,
+            catalog,
+            objects,
+            holds_messages=target.time_field is not None,
+            on_step=on_step,
+        )
 
 
-def _is_being_written(directory: Path, examined: LogExamination, problem: Problem) -> bool:
-    """A frame without an end in a file that grows is one that its owner is writing right now."""
-    if not problem.is_torn_tail:
-        return False
-    from tidelog.log.binding import BINDING_BYTES
-
-    time.sleep(_GROWTH_WAIT_SECONDS)
-    size = next(file.size for file in examined.files if file.name == problem.file)
-    return (directory / problem.file).stat().st_size > BINDING_BYTES + size
+# `tidelog repair`: plans and applies the repair of a damaged log, from the store where it has a copy.
 
 
-def _with_history(session: Session, results: list[Result]) -> list[Result]:
-    from tidelog.cli.topic_choice import require_store
+def repair(
+    session: Session,
+    target: Annotated[str, typer.Argument(metavar="TARGET", help="A topic, or a directory with WAL files.")],
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do it.")] = False,
+    local_only: Annotated[
+        bool, typer.Option("--local-only", help="Do not ask the store: what is damaged here is marked as lost.")
+    ] = False,
+) -> None:
+    """Shows how a damaged log can be repaired, and does it with --yes.
 
-    with session.look() as log:
-        require_store(log)
-        return [_read_history(session, log, result) for result in results]
+    Every good message keeps its offset and its bytes. Damaged or missing messages are restored from the store, if it
+    has them; otherwise they are marked as lost, so that readers get an error, and can skip them (`consume
+    --skip-gaps`). Everything that is removed is kept beside the log, in removed/. Without --yes nothing is changed, and
+    the exit code is 1 if there is something to repair.
+    """
+    found = find_target(session, target)
+    require_files(found)
+    with nullcontext() if local_only else _other_copy(session, found) as copy, _hinted():
+        plan = plan_repair(found.directory, copy=copy)
+        kept = plan.apply() if yes and plan.is_needed else None
+    _tell_plan(session, found, plan, kept)
+    if plan.is_needed and not yes:
+        raise typer.Exit(ExitCode.FOUND_WRONG)
 
 
-def _read_history(session: Session, log: LogDirectory, result: Result) -> Result:
-    from tidelog.cli.errors import hint_of, text_of
-    from tidelog.cli.targets import unreadable_in
-    from tidelog.cli.topic_choice import require_store
-    from tidelog.errors import TidelogError, TopicNameError
-    from tidelog.tier.history_check import check_history
-    from tidelog.topics.names import parse_topic_name
-
+@contextmanager
+def _other_copy(session: Session, target: Target) -> Iterator[OtherCopy | None]:
+    """What the store has of a topic; None for files that no store knows, or that are not known to be the topic's."""
     try:
-        parsed, tier = parse_topic_name(result.target.name), require_store(log)
-    except TopicNameError:
-        return result  # a directory of files, of which no store knows
+        name, log = parse_topic_name(target.name), session.look()
+    except (TopicNameError, NotFoundError):
+        yield None
+        return
+    with log:
+        claim = None if log._tier is None else read_local_claim(LocalFiles(), target.directory)
+        if log._tier is None or claim is None or name.directory(log.root) != target.directory.absolute():
+            yield None
+        else:
+            history = log._tier.view(name.namespace, name.name, None, target.time_field).history
+            yield ColdCopy(history, claim.epoch)
+
+
+@contextmanager
+def _hinted() -> Iterator[None]:
     try:
-        catalog = tier.catalog(parsed.namespace, parsed.name)
-        total_bytes = sum(descriptor.size for descriptor in catalog.walk(catalog.start_offset()))
-        with session.output.progress(f"reading objects of {result.target.name}", total_bytes) as on_done:
-            count = _Counting(on_done)
-            history = check_history(
-                *(catalog, tier.objects, result.target.time_field, count.add), unreadable=unreadable_in(result.target)
-            )
-    except TidelogError as error:
-        finding = Finding(text_of(error), {"reason": text_of(error), "text": text_of(error)}, hint_of(error))
-        return result._replace(findings=[*result.findings, finding])
-    advice = "Put a good copy of the object in its place; `tidelog topic sweep` shows what is gone"
-    hint = session.pasteable(advice, result.target.name)
-    found = [
-        Finding(str(p), {**to_builtins(p), "text": str(p)}, _UNREADABLE_HINT if p.is_unreadable else hint)
-        for p in history.problems
-    ]
-    return result._replace(findings=[*result.findings, *found], history=history)
+        yield
+    except StoreUnavailableError as error:
+        hint = "Try again when the store can be reached, or mark what is damaged here as lost with --local-only"
+        raise StoreUnavailableError(error.message, operation=error.operation, path=error.path, hint=hint) from error
 
 
-class _Counting:
-    """Sums up the pieces that were read."""
-
-    def __init__(self, on_done: OnDone) -> None:
-        self._on_done = on_done
-        self._done_bytes = 0
-
-    def add(self, size: int) -> None:
-        self._done_bytes += size
-        self._on_done(self._done_bytes)
-
-
-def _row(result: Result, columns: Sequence[str]) -> dict[str, object]:
-    examined, history = result.examined, result.history
-    row: dict[str, object] = dict.fromkeys(columns) | {"target": result.target.name}
-    if examined is not None:
-        row |= {"files": len(examined.files), "frames": examined.frames, "bytes": examined.total_bytes}
-    if history is not None:
-        row |= {"objects": history.objects, "object_messages": history.messages, "object_bytes": history.bytes}
-    return row | {"problems": len(result.findings)}
+def _tell_plan(session: Session, target: Target, plan: RepairPlan, kept: list[Path] | None) -> None:
+    """`kept` is None when nothing was done."""
+    if session.as_json:
+        session.output.document(
+            {
+                "target": target.name,
+                "is_needed": plan.is_needed,
+                "is_done": kept is not None,
+                "actions": plan.actions,
+                "restored": plan.restored,
+                "lost": plan.lost,
+                "kept": [str(path) for path in kept or []],
+            }
+        )
+    elif not plan.is_needed:
+        session.output.note(f"{target.name} needs no repair")
+    else:
+        _tell_actions(session, target, plan, kept)
 
 
-def _describe(problem: Problem) -> dict[str, object]:
-    return {
-        "file": problem.file,
-        "byte": problem.byte,
-        "reason": problem.reason,
-        "lost_first": problem.lost_first,
-        "lost_last": problem.lost_last,
-        "is_torn_tail": problem.is_torn_tail,
-        "is_unreadable": problem.is_unreadable,
-        "text": str(problem),
-    }
+def _tell_actions(session: Session, target: Target, plan: RepairPlan, kept: list[Path] | None) -> None:
+    for action in plan.actions:
+        session.output.line(f"{'would' if kept is None else 'did'}: {action}", indent="  ")
+    for path in kept or []:
+        print(f"kept: {path}")
+    if kept is None:
+        again = session.pasteable(f"`tidelog repair {shlex.quote(target.name)} --yes`")
+        session.output.note(f"nothing was changed; do it with {again}")

@@ -1,16 +1,194 @@
-"""From the three sources to one `Settings`; the later source wins, setting by setting."""
+"""Merges the three sources into one `Settings`; the later source wins, setting by setting."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+import re
+import tomllib
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
-from tidelog.config.settings import EngineConfig, Setting, Settings, describe, settings_of, tables_of
-from tidelog.config.sources import CONFIG_VARIABLE, Given, from_environment, from_file, from_keywords
-from tidelog.config.values import convert
+from tidelog.cold.settings import TierOptions
+from tidelog.config.settings import EngineConfig, Setting, Settings, catalogue, settings_of, tables_of
+from tidelog.engine.settings import EngineOptions
+from tidelog.errors import ConfigError
+from tidelog.events import VARIABLE as LOG_VARIABLE
+from tidelog.fields import nearest
+from tidelog.log.settings import LogOptions
+from tidelog.secret import HIDDEN
+from tidelog.store.settings import MetadataOptions, StoreOptions
 
+# The three sources of settings: a TOML file, the environment, keywords.
+#
+# They resolve which setting is meant, and the location that an error points to; its field checks the value
+# (`fields.py`). An empty variable counts as unset, and a keyword that is None as not given. A source that names a
+# setting twice, by two of its names or in two places, is refused.
+
+
+PREFIX = "TIDELOG_"
+CONFIG_VARIABLE = "TIDELOG_CONFIG"
+# Ours, but read elsewhere.
+_OTHER_VARIABLES = frozenset({CONFIG_VARIABLE, LOG_VARIABLE})
+# Kubernetes sets these in every pod next to a service that is called "tidelog"; nobody chose them.
+_SERVICE_LINK = re.compile(r"TIDELOG_(SERVICE_(HOST|PORT)(_.+)?|PORT(_\d+_(TCP|UDP|SCTP)(_(PROTO|PORT|ADDR))?)?)")
+_REFERENCE = re.compile(r"\$?\$\{([^}]*)\}")
+_VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+_SHOWN_CHARACTERS = 60
+
+
+class Given(NamedTuple):
+    """A value as given, and how to name its location in an error."""
+
+    setting: Setting
+    value: object
+    place: str
+    path: Path | None = None
+    is_text: bool = False  # it came as text whatever its type, so numbers and truth values are read out of it
+    is_hidden: bool = False
+
+    def __repr__(self) -> str:
+        """For tracebacks that print local variables."""
+        return f"{type(self).__name__}({self.place}: {self.shown})"
+
+    def error(self, problem: str, hint: str | None = None) -> ConfigError:
+        """Points at the location."""
+        return ConfigError(f"{self.place} {problem}", path=self.path, hint=hint)
+
+    def convert(self) -> object:
+        """The typed value; ConfigError names the location, the value and what is expected."""
+        try:
+            return self.setting.field.read(self.value, is_text=self.is_text)
+        except ValueError as error:
+            problem = str(error)
+        # Outside the except block, so that nothing which knows the value hangs on to the error.
+        raise self.error(f"{problem}, not {self.shown}")
+
+    @property
+    def shown(self) -> str:
+        """The value for an error, if it may be seen."""
+        if self.is_hidden or self.setting.field.is_secret:
+            return HIDDEN
+        text = repr(self.value)
+        return text if len(text) <= _SHOWN_CHARACTERS else text[:_SHOWN_CHARACTERS] + "..."
+
+
+Found = dict[tuple[str | None, str], Given]
+
+
+def _add(found: Found, given: Given) -> None:
+    """One source names a setting once, by one name."""
+    before = found.setdefault(given.setting.key, given)
+    if before is not given:
+        raise given.error(f"is given twice: it is the same setting as {before.place}", "Give one of them")
+
+
+def from_file(known: Sequence[Setting], path: Path, environment: Mapping[str, str]) -> Found:
+    """What the file says, with every `${NAME}` replaced."""
+    by_table: dict[str | None, dict[str, Setting]] = {None: {}}
+    for setting in known:
+        by_table[None].setdefault(setting.given_as, setting)  # a name that topics and engines share is a topic's there
+        by_table.setdefault(setting.table, {})[setting.given_as] = setting
+    found: Found = {}
+    for table, key, value in _entries(_read_toml(path), [name for name in by_table if name], path):
+        place = f"[{table}] {key}" if table else key
+        setting = _setting_at(by_table, table, key, path)
+        _add(found, _expand(Given(setting, value, place, path), environment))
+    return found
+
+
+def from_environment(known: Sequence[Setting], environment: Mapping[str, str]) -> Found:
+    """What the TIDELOG_* variables say."""
+    by_variable = {setting.variable: setting for setting in known}
+    found: Found = {}
+    for variable in sorted(environment):
+        if not variable.startswith(PREFIX) or variable in _OTHER_VARIABLES:
+            continue
+        setting = by_variable.get(variable)
+        if setting is not None and environment[variable]:
+            _add(found, Given(setting, environment[variable], variable, is_text=True))
+        if setting is None and not _SERVICE_LINK.fullmatch(variable):
+            hint = nearest(variable, by_variable.keys() | _OTHER_VARIABLES)
+            raise ConfigError(f"the environment variable {variable} is not a setting", hint=hint)
+    return found
+
+
+def from_keywords(known: Mapping[str, Setting], overrides: Mapping[str, object], elsewhere: Mapping[str, str]) -> Found:
+    """What the caller says. `elsewhere` has the settings that others take, with where to give them."""
+    found: Found = {}
+    for name, value in overrides.items():
+        if name not in known:
+            hint = elsewhere.get(name) or nearest(name, known)
+            raise ConfigError(f"the keyword {name} is not a setting{' here' * (name in elsewhere)}", hint=hint)
+        if value is not None:
+            plain = os.fspath(value) if isinstance(value, os.PathLike) else value
+            _add(found, Given(known[name], plain, f"the keyword {name}"))
+    return found
+
+
+def _read_toml(path: Path) -> dict[str, object]:
+    try:
+        return tomllib.loads(path.read_text("utf-8"))
+    except FileNotFoundError:
+        raise ConfigError(f"there is no settings file {path}", path=path) from None
+    except OSError as error:
+        raise ConfigError(f"the settings file cannot be read: {error.strerror}", path=path) from error
+    except UnicodeDecodeError:
+        raise ConfigError("the settings file is not UTF-8", path=path) from None
+    except tomllib.TOMLDecodeError as error:
+        raise ConfigError(f"the settings file is not TOML: {error}", path=path) from None
+
+
+def _entries(
+    document: Mapping[str, object], tables: Collection[str], path: Path
+) -> Iterator[tuple[str | None, str, object]]:
+    """(table, key, value) of everything in the file."""
+    for key, value in document.items():
+        if not isinstance(value, dict):
+            if key in tables:
+                raise ConfigError(f"{key} must be a table", path=path, hint=f"Write [{key}] and its settings below it")
+            yield None, key, value
+            continue
+        if key not in tables:
+            raise ConfigError(f"[{key}] is not a table of settings", path=path, hint=nearest(key, tables))
+        for name, entry in value.items():
+            yield key, name, entry
+
+
+def _setting_at(
+    by_table: Mapping[str | None, Mapping[str, Setting]], table: str | None, key: str, path: Path
+) -> Setting:
+    setting = by_table[table].get(key)
+    if setting is not None:
+        return setting
+    place = f"[{table}] {key}" if table else key
+    elsewhere = by_table[None].get(key)
+    if elsewhere is not None:
+        home = f"below [{elsewhere.table}]" if elsewhere.table else "at the top of the file"
+        raise ConfigError(f"{place} is in the wrong table", path=path, hint=f"Put {key} {home}")
+    candidates = by_table[None] if table else {*by_table[None], *filter(None, by_table)}
+    raise ConfigError(f"{place} is not a setting", path=path, hint=nearest(key, candidates))
+
+
+def _expand(given: Given, environment: Mapping[str, str]) -> Given:
+    """Replaces every `${NAME}`; `$${` stands for a `${` that is meant."""
+    if not isinstance(given.value, str) or "${" not in given.value:
+        return given
+    names = [match[1] for match in _REFERENCE.finditer(given.value) if not _is_escaped(match)]
+    for name in names:
+        if not _VARIABLE.fullmatch(name):
+            raise given.error("has a ${...} without the name of a variable in it", "Write $${ for a ${ that is meant")
+        if name not in environment:
+            raise given.error(f"needs the environment variable {name}, which is not set")
+    value = _REFERENCE.sub(lambda match: match[0][1:] if _is_escaped(match) else environment[match[1]], given.value)
+    return given._replace(value=value, is_text=bool(names), is_hidden=bool(names))
+
+
+def _is_escaped(match: re.Match[str]) -> bool:
+    return match[0].startswith("$$")
+
+
+_URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+://")
 _SHARED_WITH_ENGINES = ("dir", "store", "lease_seconds", "ownership_check_seconds")
 SettingsType = TypeVar("SettingsType", bound=Settings)
 
@@ -20,17 +198,15 @@ def load_settings(
     environment: Mapping[str, str] | None = None,
     overrides: Mapping[str, object] | None = None,
 ) -> Settings:
-    """The settings of this process; ConfigError names the place, the value and what was expected.
+    """The settings of this process; ConfigError names the location, the value and what was expected.
 
     `config` defaults to TIDELOG_CONFIG, `environment` to that of the process.
     """
     known = settings_of(Settings)
     elsewhere = dict.fromkeys(settings_of(EngineConfig).keys() - known, "It is for an engine: tidelog.open_engine")
-    environment = os.environ if environment is None else environment
-    given = _given(settings_of(EngineConfig), config, environment)
-    given |= from_keywords(known, overrides or {}, elsewhere)
-    _build(EngineConfig, given)  # what a file says about engines is checked, whoever reads it first
-    return _build(Settings, {name: one for name, one in given.items() if name in known})
+    given = _given(EngineConfig, config, environment) | from_keywords(known, overrides or {}, elsewhere)
+    _build(EngineConfig, given)  # engine settings in a file are checked, whatever is opened first
+    return _build(Settings, {key: one for key, one in given.items() if key[0] in (None, *tables_of(Settings))})
 
 
 def load_engine_config(
@@ -38,22 +214,22 @@ def load_engine_config(
     environment: Mapping[str, str] | None = None,
     overrides: Mapping[str, object] | None = None,
 ) -> EngineConfig:
-    """As `load_settings`, for whoever opens an engine. Keywords are an engine's and those of its store."""
+    """As `load_settings`, for opening an engine. Keywords are an engine's and those of its store."""
     known = settings_of(EngineConfig)
     accepted = {name: setting for name, setting in known.items() if _is_for_engines(setting)}
     elsewhere = dict.fromkeys(known.keys() - accepted, "It is for topics: tidelog.open")
-    given = _given(known, config, os.environ if environment is None else environment)
-    given |= from_keywords(accepted, overrides or {}, elsewhere)
-    return _build(EngineConfig, given)
+    given = _given(EngineConfig, config, environment)
+    return _build(EngineConfig, given | from_keywords(accepted, overrides or {}, elsewhere))
 
 
 class InForce(NamedTuple):
-    """A setting, its value (hidden if it must not be seen) and where that comes from."""
+    """A setting, its value (hidden if it must not be seen), where that comes from, and the alias it was given by."""
 
     name: str
     table: str | None
     value: object
     source: str
+    alias: str | None
 
 
 def explain_settings(
@@ -62,17 +238,27 @@ def explain_settings(
     overrides: Mapping[str, object],
 ) -> list[InForce]:
     """Every setting that is in force here, topics' and engines', in the order in which they are documented."""
-    known = settings_of(EngineConfig)
-    given = _given(known, config, environment)
-    sources = {name: f"{one.path}" if one.path is not None else one.place for name, one in given.items()}
-    overriding = from_keywords(known, overrides, {})
+    given = _given(EngineConfig, config, environment)
+    sources = {key: one.place if one.path is None else str(one.path) for key, one in given.items()}
+    overriding = from_keywords({**settings_of(EngineConfig), **settings_of(Settings)}, overrides, {})
     sources |= dict.fromkeys(overriding, "command line")
-    shown = describe(_build(EngineConfig, given | overriding))
-    return [InForce(name, known[name].table, value, sources.get(name, "default")) for name, value in shown.items()]
+    given |= overriding
+    settings = _build(EngineConfig, given)
+    return [
+        InForce(
+            setting.name,
+            setting.table,
+            setting.shown_in(settings),
+            sources.get(setting.key, "default"),
+            given[setting.key].setting.alias if setting.key in given else None,
+        )
+        for setting in catalogue(EngineConfig)
+        if setting.alias is None
+    ]
 
 
 def _is_for_engines(setting: Setting) -> bool:
-    return setting.table in ("storage_engine", "object_store") or setting.name in _SHARED_WITH_ENGINES
+    return setting.table in ("storage_engine", "object_store", "metadata_store") or setting.name in _SHARED_WITH_ENGINES
 
 
 def load_as(
@@ -82,25 +268,67 @@ def load_as(
     overrides: Mapping[str, object],
 ) -> SettingsType:
     """`load_settings` for a subclass with more tables."""
-    known = settings_of(settings_type)
-    return _build(settings_type, _given(known, config, environment) | from_keywords(known, overrides, {}))
+    given = _given(settings_type, config, environment)
+    return _build(settings_type, given | from_keywords(settings_of(settings_type), overrides, {}))
 
 
 def _given(
-    known: Mapping[str, Setting], config: str | os.PathLike[str] | None, environment: Mapping[str, str]
-) -> dict[str, Given]:
+    settings_type: type[Settings], config: str | os.PathLike[str] | None, environment: Mapping[str, str] | None
+) -> Found:
     """What the file and the environment say."""
+    known = catalogue(settings_type)
+    environment = os.environ if environment is None else environment
     config = config or environment.get(CONFIG_VARIABLE)
     given = from_file(known, Path(config), environment) if config else {}
     return given | from_environment(known, environment)
 
 
-def _build(settings_type: type[SettingsType], given: Mapping[str, Given]) -> SettingsType:
-    top: dict[str, Any] = {}
-    tables: dict[str, dict[str, Any]] = {table: {} for table in tables_of(settings_type)}
-    for name, one in given.items():
-        owner = top if one.setting.table is None else tables[one.setting.table]
-        owner[name] = convert(one)
-    for table, struct in tables_of(settings_type).items():
-        top[table] = struct(**tables[table])
-    return settings_type(**top, hidden_names=frozenset(name for name, one in given.items() if one.is_hidden))
+def _build(settings_type: type[SettingsType], given: Found) -> SettingsType:
+    values: dict[str | None, dict[str, Any]] = {table: {} for table in (None, *tables_of(settings_type))}
+    for (table, name), one in given.items():
+        values[table][name] = one.convert()
+    tables: dict[str, Any] = {table: struct(**values[table]) for table, struct in tables_of(settings_type).items()}
+    hidden = frozenset(key for key, one in given.items() if one.is_hidden)
+    return settings_type(**values[None], **tables, hidden=hidden)
+
+
+def checked_directory(path: object) -> str:
+    """The name of a directory as text. An empty one is refused: it usually comes from an unset variable."""
+    if not isinstance(path, str | os.PathLike) or not isinstance(text := os.fspath(path), str):
+        raise ConfigError(f"a directory is named by a str or a Path, not by {type(path).__name__}")
+    if not text:
+        raise ConfigError("the name of the directory is empty", hint='The working directory is "."')
+    if "\0" in text:
+        raise ConfigError(f"the name of the directory has a NUL in it: {text!r}")
+    if _URL.match(text):
+        raise ConfigError(
+            f"dir must be a directory on this machine, not the URL {text}",
+            hint='A store is named beside it, with store="s3://bucket/prefix"; a log in memory is tidelog.open(None)',
+        )
+    return text
+
+
+def directory_of(settings: Settings, example: str) -> Path:
+    """The directory that the settings name. It is absolute: a process may change its own while this one is open."""
+    if not settings.dir:
+        raise ConfigError("no directory was named", hint=f"Give it: {example}, `dir` in the config, or TIDELOG_DIR")
+    return Path(os.path.abspath(checked_directory(settings.dir)))
+
+
+# The settings as keywords, so that editors show them: `tidelog.open(rotate_max_bytes="64MiB")`.
+#
+# A test compares them with the settings themselves, which alone document each setting.
+
+
+class OpenOptions(LogOptions, TierOptions, StoreOptions, MetadataOptions, total=False):
+    """What `tidelog.open` takes besides its named arguments."""
+
+    metadata_root: str | None
+    lease_seconds: float | str
+
+
+class OpenEngineOptions(EngineOptions, StoreOptions, MetadataOptions, total=False):
+    """What `tidelog.open_engine` and `tidelog.restore_engine` take besides their named arguments."""
+
+    lease_seconds: float | str
+    ownership_check_seconds: float | str

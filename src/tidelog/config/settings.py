@@ -1,7 +1,7 @@
-"""What can be set: the tables, and the catalogue of settings that is read off them.
+"""The settings tables, and the catalogue of settings derived from them.
 
-A new table is one field of `Settings`; its names, its variables and what they accept follow from the struct's types.
-Every setting has a default.
+A new table is one field of `Settings`; its names, its variables and the values they accept follow from the struct's
+types. Every setting has a default.
 """
 
 from __future__ import annotations
@@ -12,13 +12,13 @@ from typing import Annotated, Any, NamedTuple
 import msgspec
 from msgspec import inspect
 
+from tidelog.cold.lease import DEFAULT_LEASE_SECONDS
+from tidelog.cold.settings import TierSettings
 from tidelog.engine.settings import EngineSettings
+from tidelog.fields import Field, aliases_of, fields_of
 from tidelog.log.settings import LogSettings
 from tidelog.secret import HIDDEN, Secret
-from tidelog.tier.keys import DEFAULT_ROOT
-from tidelog.tier.node_lease import DEFAULT_LEASE_SECONDS
-from tidelog.tier.store_settings import StoreSettings
-from tidelog.tier.tier_settings import TierSettings
+from tidelog.store.settings import MetadataSettings, StoreSettings
 
 
 class Settings(msgspec.Struct, frozen=True, kw_only=True):
@@ -32,11 +32,11 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     remembers, else nowhere."""
 
     metadata: str | None = None
-    """Where the catalog is: sqlite (in the log directory), sqlite:///path, etcd://host:port or bucket. Default: what
-    the directory remembers, else sqlite."""
+    """Where the catalog is: sqlite (in the log directory), sqlite:///path, etcd://host:port (several with commas,
+    etcds:// with TLS) or bucket. Default: what the directory remembers, else sqlite."""
 
-    metadata_root: str = DEFAULT_ROOT
-    """Keeps several installations in one metadata store apart."""
+    metadata_root: str | None = None
+    """Keeps several installations in one metadata store apart. Default: what the directory remembers, else tidelog."""
 
     lease_seconds: Annotated[float, msgspec.Meta(ge=1)] = DEFAULT_LEASE_SECONDS
     """How long after its last heartbeat an open log directory or engine with a store is taken for alive. Until then no
@@ -52,8 +52,11 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     object_store: StoreSettings = msgspec.field(default_factory=StoreSettings)
     """How the object store is reached."""
 
-    hidden_names: frozenset[str] = frozenset()
-    """Not a setting: the names of those whose values came out of the environment by `${NAME}`."""
+    metadata_store: MetadataSettings = msgspec.field(default_factory=MetadataSettings)
+    """How the metadata store is reached."""
+
+    hidden: frozenset[tuple[str | None, str]] = frozenset()
+    """Not a setting: the keys of those whose values came from the environment by `${NAME}`."""
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({', '.join(f'{name}={value!r}' for name, value in self.__rich_repr__())})"
@@ -64,8 +67,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class EngineConfig(Settings, frozen=True, kw_only=True):
-    """What can be set where engines are opened: one file may have both, and the variables of an engine say that they
-    are: `TIDELOG_ENGINE_WAL_SEGMENT_SIZE`."""
+    """What can be set where engines are opened. One file may have both; what topics and engines have in common has one
+    name, and the variables of an engine say that they are: `TIDELOG_ENGINE_ROTATE_MAX_BYTES`."""
 
     storage_engine: EngineSettings = msgspec.field(default_factory=EngineSettings)
     """How an engine writes, remembers, ships and forgets."""
@@ -75,71 +78,78 @@ _VARIABLE_PREFIXES = {"storage_engine": "TIDELOG_ENGINE_"}
 
 
 class Setting(NamedTuple):
-    """One setting of the catalogue. `kind` is its type as msgspec sees it, without the `| None`."""
+    """One name under which something can be set: the setting's own, or an alias."""
 
-    name: str
+    field: Field
     table: str | None
-    type: Any
-    kind: inspect.Type
+    given_as: str
 
     @property
-    def is_secret(self) -> bool:
-        return isinstance(self.kind, inspect.CustomType) and self.kind.cls is Secret
+    def name(self) -> str:
+        """The setting's own name."""
+        return self.field.name
 
     @property
-    def is_number(self) -> bool:
-        return isinstance(self.kind, inspect.IntType | inspect.FloatType)
+    def key(self) -> tuple[str | None, str]:
+        """Which setting it is, by whatever name."""
+        return self.table, self.name
+
+    @property
+    def alias(self) -> str | None:
+        """The alias that this is; None for the setting's own name."""
+        return None if self.given_as == self.name else self.given_as
 
     @property
     def variable(self) -> str:
         """The environment variable that sets it."""
-        return _VARIABLE_PREFIXES.get(self.table or "", "TIDELOG_") + self.name.upper()
+        return _VARIABLE_PREFIXES.get(self.table or "", "TIDELOG_") + self.given_as.upper()
 
     def value_in(self, settings: Settings) -> Any:
         """Its value there."""
         return getattr(settings if self.table is None else getattr(settings, self.table), self.name)
 
+    def shown_in(self, settings: Settings) -> object:
+        """Its value there, or `***` instead of a secret one."""
+        value = self.value_in(settings)
+        return HIDDEN if self.key in settings.hidden or isinstance(value, Secret) else value
+
 
 def describe(settings: Settings) -> dict[str, object]:
-    """Every setting by its name with its value, or `***` in the place of one that must not be seen."""
+    """Every setting by its name with its value, or `***` instead of a secret one. An engine's whose name topics have
+    too is `storage_engine.<name>`."""
     shown: dict[str, object] = {}
-    for name, setting in settings_of(type(settings)).items():
-        value = setting.value_in(settings)
-        is_hidden = name in settings.hidden_names or isinstance(value, Secret)
-        shown[name] = HIDDEN if is_hidden else value
+    for setting in catalogue(type(settings)):
+        if setting.alias is None:
+            name = f"{setting.table}.{setting.name}" if setting.name in shown else setting.name
+            shown[name] = setting.shown_in(settings)
     return shown
 
 
 @cache
-def settings_of(settings_type: type[Settings]) -> dict[str, Setting]:
-    """The catalogue: all settings by name."""
+def catalogue(settings_type: type[Settings]) -> tuple[Setting, ...]:
+    """All settings under all their names, in the order in which they are documented."""
     found: dict[str, Setting] = {}
     owners: list[tuple[str | None, type[msgspec.Struct]]] = [(None, settings_type), *tables_of(settings_type).items()]
     for table, owner in owners:
-        types = {field.name: field.type for field in msgspec.structs.fields(owner)}
-        for field in _fields_of(owner):
-            if isinstance(field.type, inspect.StructType) or field.name == "hidden_names":
+        fields = fields_of(owner)
+        names = {name: name for name in fields} | dict(aliases_of(owner))
+        for given_as, name in names.items():
+            if isinstance(fields[name].kind, inspect.StructType) or name == "hidden":
                 continue
-            assert field.name not in found, f"two settings are called {field.name}"
-            found[field.name] = Setting(field.name, table, types[field.name], _without_none(field.type))
-    return found
+            setting = Setting(fields[name], table, given_as)
+            assert setting.variable not in found, f"two settings are called {given_as}"
+            found[setting.variable] = setting
+    return tuple(found.values())
+
+
+@cache
+def settings_of(settings_type: type[Settings]) -> dict[str, Setting]:
+    """All settings by each of their names. Where topics and engines share a name, an engine's settings have its own."""
+    return {setting.given_as: setting for setting in catalogue(settings_type)}
 
 
 @cache
 def tables_of(settings_type: type[Settings]) -> dict[str, type[msgspec.Struct]]:
     """The tables by name."""
-    return {f.name: f.type.cls for f in _fields_of(settings_type) if isinstance(f.type, inspect.StructType)}
-
-
-def _fields_of(struct: type[msgspec.Struct]) -> tuple[inspect.Field, ...]:
-    info = inspect.type_info(struct)
-    assert isinstance(info, inspect.StructType)
-    return info.fields
-
-
-def _without_none(kind: inspect.Type) -> inspect.Type:
-    """`int | None` accepts what `int` accepts: no file or variable can say None."""
-    if not isinstance(kind, inspect.UnionType):
-        return kind
-    others = [member for member in kind.types if not isinstance(member, inspect.NoneType)]
-    return others[0] if len(others) == 1 else kind
+    fields = fields_of(settings_type).items()
+    return {name: field.kind.cls for name, field in fields if isinstance(field.kind, inspect.StructType)}

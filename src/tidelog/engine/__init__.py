@@ -1,1 +1,1 @@
-"""The engine: a materialised view of a log that somebody else owns, hot on the disk and cold in a bucket."""
+"""The engine: a materialised view of a log that somebody else owns, hot on local disk and cold in a bucket."""

@@ -1,14 +1,14 @@
-"""The hot half of an engine: its log, its pages and what is built on them, opened and recovered.
+"""The hot tier of an engine: its WAL, its pages and the structures on top of them, opened and recovered.
 
-    wal/          the log: records of entries, with their values
+    wal/          the WAL: records of entries, with their values
     pages.db      the version index
     engine.ckpt   the last complete checkpoint
 
 Invariants
-- The lock of the log is the lock of the engine: one process has it open.
-- What is found when it opens is the state after the last entry that is whole in the log, whatever was cut off where.
-- Pages can be made from the log as long as all of it is here. Once files of it have left, `engine.ckpt` and the page
-  file are needed, or a restore from the store.
+- The WAL's lock is the engine's lock: one process has the engine open.
+- Opening recovers the state after the last entry that is complete in the WAL, wherever a crash interrupted it.
+- Pages can be rebuilt from the WAL as long as all of it is on this disk. Once files of it have been purged, opening
+  needs `engine.ckpt` and the page file, or a restore from the store.
 """
 
 from __future__ import annotations
@@ -20,31 +20,37 @@ from threading import RLock
 
 import msgspec
 
+from tidelog._native import survey
 from tidelog.clock import Clock
-from tidelog.engine.applier import Applier
-from tidelog.engine.btree import Tree
-from tidelog.engine.buckets import Buckets
-from tidelog.engine.buffer_pool import BufferPool
-from tidelog.engine.checkpointer import Checkpointer
-from tidelog.engine.index_compaction_file import NewIndex, build_new_index, remove_unused_index, use_new_index
-from tidelog.engine.known_results import KnownResults, ResultTable
-from tidelog.engine.lost_log import refuse_lost_end, refuse_missing_files, refuse_older_than_pages
-from tidelog.engine.marks import Marks
-from tidelog.engine.master import MASTER, CheckpointState, read_master
-from tidelog.engine.page_file import PageFile
-from tidelog.engine.page_rebuild import rebuild_page
-from tidelog.engine.record import CheckpointEndRecord, decode_record, encode_marks, encode_structure
-from tidelog.engine.record_header import CHECKPOINT_END
-from tidelog.engine.recovery import Recovery
-from tidelog.engine.restore_marker import refuse_half_restored
-from tidelog.engine.retention import History
+from tidelog.engine.btree.buffer_pool import BufferPool
+from tidelog.engine.btree.page_file import PageFile, rebuild_page
+from tidelog.engine.btree.tree import NewIndex, Tree, build_new_index, remove_unused_index, use_new_index
+from tidelog.engine.mvcc.applier import Applier
+from tidelog.engine.mvcc.known_results import KnownResults, ResultTable
+from tidelog.engine.mvcc.retention import History, Marks
+from tidelog.engine.mvcc.versions import Buckets, Versions
+from tidelog.engine.recovery.checkpoint import MASTER, Checkpointer, read_master, refuse_half_restored
+from tidelog.engine.recovery.recovery import (
+    Recovery,
+    Undo,
+    refuse_lost_end,
+    refuse_missing_files,
+    refuse_older_than_pages,
+)
 from tidelog.engine.settings import EngineSettings
-from tidelog.engine.survey import survey
-from tidelog.engine.undo import Undo
-from tidelog.engine.versions import Versions
-from tidelog.engine.wal import FIRST, Wal
-from tidelog.engine.wal_files import Anchor
+from tidelog.engine.wal.files import Anchor
+from tidelog.engine.wal.record_header import CHECKPOINT_END
+from tidelog.engine.wal.records import (
+    CheckpointEndRecord,
+    CheckpointState,
+    decode_record,
+    encode_marks,
+    encode_repack,
+    encode_structure,
+)
+from tidelog.engine.wal.wal import FIRST, Wal
 from tidelog.errors import CorruptionError, DataError, GapError, LockedError
+from tidelog.events import tell
 from tidelog.files import Files, explained
 from tidelog.log.frame import Frames
 
@@ -55,7 +61,7 @@ PAGES = "pages.db"
 
 
 class Core:
-    """The parts of an open engine. `applying` is held by whoever changes anything."""
+    """The parts of an open engine. Every writer holds `applying`."""
 
     def __init__(
         self,
@@ -83,13 +89,13 @@ class Core:
             raise
 
     def _load(self, state: CheckpointState | None) -> None:
-        """Everything that is in memory, from the pages and the log."""
+        """Loads the in-memory structures from the pages and the WAL."""
         directory, settings, files, clock, wal = self.directory, self.settings, self.files, self.clock, self.wal
         is_new = state is None and wal.next_lsn == 1
         refuse_older_than_pages(self.page_file, wal)
         self.pool = BufferPool(
             self.page_file,
-            settings.buffer_pool_size,
+            settings.buffer_pool_bytes,
             wait_durable=wal.wait_durable,
             is_durable=lambda lsn: lsn <= wal.durable_lsn,
             rebuild=self._rebuild,
@@ -106,6 +112,16 @@ class Core:
         recovery = Recovery(wal, self.tree, state, self.page_file.made_lsn, self._repack, self.results)
         report = recovery.run()
         self.recovery = msgspec.structs.replace(report, seconds=clock.monotonic() - begin)
+        tell(
+            _logger,
+            "engine_opened",
+            engine=directory,
+            seq=recovery.found.applied_seq,
+            first_lsn=report.begin_lsn,
+            next_lsn=report.next_lsn,
+            undone_seq=report.undone_seq,
+            seconds=self.recovery.seconds,
+        )
         self.buckets = Buckets()
         self.buckets.load(self.tree)
         self.versions = Versions(self.tree, self.buckets)
@@ -137,9 +153,10 @@ class Core:
         clock: Clock,
         shipped_pieces: ShippedPieces | None = None,
     ) -> Core:
-        """Opens what is in a directory, or begins a new engine in an empty one.
+        """Opens the engine in a directory, or starts a new one in an empty directory.
 
-        `shipped_pieces` gives the log below an LSN as it is in the store, newest object first: for damaged pages.
+        `shipped_pieces` yields the shipped log below an LSN, newest object first; it serves the rebuild of damaged
+        pages.
         """
         with explained("open engine", directory):
             files.make_directories(directory)
@@ -159,48 +176,50 @@ class Core:
                 raise
 
     def close(self) -> None:
-        """Lets go of the files. Pages that are dirty stay what they were: the log has it all."""
+        """Closes the files. Dirty pages are not flushed: the WAL has everything."""
         try:
             self.wal.close()
         finally:
             self.page_file.close()
 
     def fail(self) -> None:
-        """Pages and log do not belong together any more: from here on nothing of it is made durable."""
+        """Marks pages and WAL as inconsistent: nothing is made durable from here on."""
         self.checkpointer.stop()
         self.pool.abandon()
 
     def _tree_at(self, state: CheckpointState) -> Tree:
-        """The tree as the page file has it, which may have been written anew after the checkpoint."""
+        """Opens the tree as of the page file, which may have been rewritten after the checkpoint."""
         made_lsn = self.page_file.made_lsn
         is_newer = made_lsn >= state.begin_lsn
         tree = Tree(self.pool, self._log_structure, self.page_file.page_count if is_newer else state.next_page)
         tree.image_floor = max(state.begin_lsn, made_lsn + 1)
         return tree
 
-    # The page file, written anew: see `index_compaction.py`
+    # Rewriting the page file: see `compact_index`
 
     def build_new_index(self, lsn: int) -> NewIndex:
-        """All cells of now in a file of its own, which is not used yet; as the record with this LSN will say."""
+        """Writes all current cells to a new file, which is not in use yet; the record with this LSN will switch to
+        it.
+        """
         return build_new_index(self.files, self.directory / PAGES, self.tree, lsn)
 
     def use_new_index(self, new: NewIndex) -> None:
-        """Takes it for the page file. Nobody changes anything meanwhile."""
+        """Switches to the new page file. The caller excludes all writers."""
         self.page_file = use_new_index(self.files, self.directory / PAGES, self.tree, new)
 
     def _repack(self, lsn: int, cells: int) -> None:
-        """Redo of the record that says so."""
+        """Redoes the record of a page file rewrite."""
         new = self.build_new_index(lsn)
         if new.cells != cells:
             raise DataError(
-                f"the index had {cells} cells when it was written anew at LSN {lsn}, and has {new.cells} now",
+                f"the index had {cells} cells when it was rewritten at LSN {lsn}, and has {new.cells} now",
                 path=self.directory,
                 hint="Restore the engine from its store into a new directory",
             )
         self.use_new_index(new)
 
     def note_low_water_mark(self, seq: int) -> None:
-        """Remembered across restarts: what is at or below it is never rolled back. No sync is worth waiting for it."""
+        """Persists the low-water mark: nothing at or below it is ever rolled back. Does not wait for a sync."""
         self.wal.add(encode_marks(seq))
         self.wal.hand_over()
 
@@ -213,11 +232,11 @@ class Core:
         return self.wal.add(encode_structure(updates))
 
     def _rebuild(self, page_id: int) -> bytearray:
-        """A page of the file is damaged: the log has all that was ever done to it."""
+        """Rebuilds a damaged page of the file from the WAL, which has every update to it."""
         return rebuild_page(page_id, self._pieces_of_log())
 
     def _pieces_of_log(self) -> Iterator[Iterable[Frames]]:
-        """The log since the page file was made, newest file first, then what is in the store."""
+        """Yields the WAL since the page file was created, newest file first, then the shipped log."""
         first_lsn, stop_lsn = self.page_file.made_lsn + 1, self.wal.durable_lsn + 1
         for span in reversed(self.wal.spans()):
             if span.first_lsn < stop_lsn and first_lsn < span.next_lsn:
@@ -228,7 +247,7 @@ class Core:
 
 
 def _known_at(state: CheckpointState | None) -> KnownResults:
-    """What a checkpoint knows of the entries before it; before the first of all there was none."""
+    """Returns what a checkpoint knows of the entries before it; nothing if there was no checkpoint yet."""
     if state is None:
         return KnownResults(floor=0)
     return state.results or KnownResults(floor=state.applied_seq)
@@ -248,16 +267,18 @@ def _open_wal(directory: Path, settings: EngineSettings, files: Files, clock: Cl
         raise
     except (CorruptionError, GapError) as error:
         error.hint = "Nothing was changed. `tidelog engine verify` lists all damage; restore into a new directory"
+        if isinstance(error, GapError) and error.unit is not None:
+            error.unit = "LSN"
         raise
 
 
 def _page_file(files: Files, path: Path, *, is_new: bool) -> PageFile:
-    """Without a checkpoint nothing in the file is believed: all pages are in the log."""
+    """Opens the page file. Without a checkpoint its contents are ignored: all pages come from the WAL."""
     return PageFile.create(files, path) if is_new or not files.exists(path) else PageFile(files, path)
 
 
 def _found_in_log(wal: Wal, directory: Path, reason: str | None) -> CheckpointState | None:
-    """Without `engine.ckpt`: the last checkpoint that the log says is complete."""
+    """Without `engine.ckpt`: finds the last checkpoint that the WAL records as complete."""
     if wal.first_lsn == 1 and reason is None:
         return None  # a new engine, or one that never made a checkpoint
     found: CheckpointState | None = None
@@ -282,7 +303,7 @@ def _found_in_log(wal: Wal, directory: Path, reason: str | None) -> CheckpointSt
 
 
 def _usable(state: CheckpointState | None, wal: Wal, files: Files, directory: Path) -> CheckpointState | None:
-    """The checkpoint, if the page file that it speaks of is there; else all pages come from the log, from its start."""
+    """Returns the checkpoint if its page file exists; otherwise all pages are rebuilt from the start of the WAL."""
     if state is None or state.next_page <= 1 or files.exists(directory / PAGES):
         return state
     if wal.first_lsn > 1:
@@ -291,5 +312,63 @@ def _usable(state: CheckpointState | None, wal: Wal, files: Files, directory: Pa
             path=directory,
             hint="Restore the engine from its store into a new directory",
         )
-    _logger.warning("%s: %s is gone; the index is made anew from the log", directory, PAGES)
+    _logger.warning("%s: %s is gone; the index is rebuilt from the log", directory, PAGES)
     return None
+
+
+# Repack: rewrites the version index in full pages, since random inserts and vacuums leave pages half empty.
+#
+#     all cells, in order -> pages.db.new, synced -> REPACK in the log -> renamed to pages.db -> in use -> checkpoint
+#
+# The pages have other numbers then, so page updates of the WAL before the REPACK record and after it refer to different
+# trees. Why a crash anywhere is harmless:
+#
+# - Before the record is in the WAL, nothing has happened: the next open removes `pages.db.new`.
+# - With the record and the old file, redo applies the updates before the record, then repeats the repack (the new tree
+#   follows from the cells and the LSN alone), then applies the updates after it. The whole WAL builds an index this
+#   way too.
+# - With the record and the new file, whose header names the record it belongs to (`made_lsn`), redo skips everything up
+#   to that record: all pages of the file have its LSN, and have those changes.
+# - A changed page of the new file has its image in the WAL first, as after a checkpoint: `image_floor` is after the
+#   record. So a torn page does not matter, though no checkpoint was taken since.
+# - A damaged page is rebuilt from images after the record only: those before are of pages with other numbers.
+#
+# Invariants
+# - Appliers wait while it runs, as long as it takes to read and write the whole index. Readers go on; one that was
+#   about to load a page of the old file restarts its search, and finds the same cells.
+# - No cell changes: every state is read as before.
+# - If it fails before the record, the engine continues unchanged. After it, the engine must be reopened.
+
+
+class IndexCompactionReport(msgspec.Struct, frozen=True, kw_only=True):
+    """What became of the index. Appliers waited for `seconds`."""
+
+    cells: int
+    pages_before: int
+    pages_after: int
+    seconds: float
+
+
+def compact_index(
+    core: Core, *, check: Callable[[], None], on_failure: Callable[[BaseException], None]
+) -> IndexCompactionReport:
+    """Rewrites the index. `check` raises if the engine cannot be changed; `on_failure` is called for unrecoverable
+    failures.
+    """
+    checkpointer = core.checkpointer
+    with checkpointer.one_at_a_time, core.applying:
+        check()
+        begin, before = core.clock.monotonic(), core.tree.next_page
+        core.wal.commit()
+        core.tree.settle()
+        new = core.build_new_index(core.wal.next_lsn)
+        try:
+            core.wal.add(encode_repack(new.cells))
+            core.wal.commit()
+            core.use_new_index(new)
+        except BaseException as error:
+            on_failure(error)
+            raise
+        seconds = core.clock.monotonic() - begin
+    checkpointer.checkpoint()
+    return IndexCompactionReport(cells=new.cells, pages_before=before, pages_after=new.next_page, seconds=seconds)

@@ -1,54 +1,244 @@
-"""The engine: a transactional store of objects that is built from an ordered log, and nothing but that.
+"""The engine: a transactional, multi-version object store that is materialised from an ordered log of entries.
 
     apply(seq, entry)              record -> log -> page in memory -> on the disk -> visible
     read(bucket, key, seq)         version index -> value in the log, on this disk or in the store
 
-This file is what users hold; the work is done by its parts (`core.py` puts those of the hot half together).
+This module is the public interface, including the garbage collection calls; the work is done by its parts (`core.py`
+assembles those of the hot tier).
 
 Invariants
-- `apply` returns when the entry is on the disk, and only then is it visible. Entries that were accepted and could not
-  be brought to the disk yet (a full disk) are neither visible nor lost: the same call waits for them again.
-- high_water_mark <= low_water_mark <= applied_seq, at every moment (`marks.py`).
-- The same seq with the same entry does nothing the second time; with another entry it is refused, and so is a new entry
-  whose seq is not above all before.
-- Readers take no lock and never wait for whoever applies.
+- `apply` returns once the entry is durable, and only then is the entry visible. Entries that were accepted but could
+  not be synced yet (a full disk) are neither visible nor lost: the same call waits for them again.
+- high_water_mark <= low_water_mark <= applied_seq, at every moment (`engine/mvcc/retention.py`).
+- Applying the same entry with the same seq again is a no-op; another entry with that seq is refused, and so is a new
+  entry whose seq is not greater than all before.
+- Readers take no lock and never wait for a writer.
 """
 
 from __future__ import annotations
 
+import _thread
+import asyncio
 import contextlib
+import logging
+import os
+import warnings
 import weakref
 from collections.abc import Iterable, Iterator
-from types import TracebackType
-from typing import Self
+from threading import Event
 
-from tidelog.engine.arguments import checked_entries, checked_seq
-from tidelog.engine.cold import ColdReader
-from tidelog.engine.compaction_calls import Compaction, CompactionCalls
+import msgspec
+
+from tidelog.engine.aio import TaskThreads, in_order, reaching_store, reading
+from tidelog.engine.btree.buffer_pool import BufferPoolStatistics
+from tidelog.engine.changes import ChangeCalls, ChangeLog, News
+from tidelog.engine.cold.garbage import Garbage, GarbagePlan, GarbageReport, GarbageStatistics
+from tidelog.engine.cold.merge import Compaction, CompactionCalls, CompactionStatistics
+from tidelog.engine.cold.reader import ColdReader
+from tidelog.engine.cold.shipping import Shipping, ShippingStatistics
 from tidelog.engine.core import Core
-from tidelog.engine.engine_stat import EngineStat
-from tidelog.engine.engine_statistics import EngineStatistics, snapshot
-from tidelog.engine.engine_tasks import EngineTasks, TaskThreads
-from tidelog.engine.entry import Entry
-from tidelog.engine.entry_codec import Carried
-from tidelog.engine.garbage import Garbage
-from tidelog.engine.garbage_calls import GarbageCalls
-from tidelog.engine.guard import batch_of
-from tidelog.engine.holding import Holding
-from tidelog.engine.replayed import Replayed
-from tidelog.engine.results import Result
-from tidelog.engine.standing import Standing
-from tidelog.engine.transaction import DEFAULT_LOCK_TIMEOUT_SECONDS, Transaction, Transactions
-from tidelog.engine.turn import Turn
-from tidelog.engine.upkeep import ColdTier, Upkeep
-from tidelog.errors import DiskFullError, ExhaustedError, LogFailedError, TidelogError
+from tidelog.engine.entry import Entry, Result
+from tidelog.engine.maintenance import ColdTier, Maintenance
+from tidelog.engine.mvcc.applier import Replayed
+from tidelog.engine.mvcc.cells import MAX_SEQ
+from tidelog.engine.orchestrator.base import Turn
+from tidelog.engine.reads import EngineStat, Standing, checked_entries, checked_seq
+from tidelog.engine.recovery.recovery import RecoveryReport
+from tidelog.engine.scan import EngineScans
+from tidelog.engine.txn.locks import LockStatistics
+from tidelog.engine.txn.read_set import Carried, batch_of
+from tidelog.engine.txn.transaction import DEFAULT_LOCK_TIMEOUT_SECONDS, Transaction, Transactions
+from tidelog.engine.verify.local import verify_open_engine
+from tidelog.engine.wal.wal import WalStatistics
+from tidelog.errors import (
+    ClosedError,
+    DiskFullError,
+    ExhaustedError,
+    InputError,
+    LogFailedError,
+    TidelogError,
+)
+from tidelog.findings import VerifyReport
+from tidelog.store.aio import ClosedAtExit, twin, twin_iterator, twin_of
+from tidelog.store.scheduler import Threads
 from tidelog.units import to_seconds
+
+# Engine statistics as one immutable snapshot.
+
+
+class EngineStatistics(msgspec.Struct, frozen=True, kw_only=True):
+    """A snapshot of an engine's statistics.
+
+    `applied_seq` is the last applied seq, `redo_lsn` the LSN where redo would start after a crash. `hot_tier_bytes` is
+    the size of the WAL on this disk, `index_bytes` the size of the page file. `checkpoint_seconds` is the duration of
+    the last checkpoint. `shipping` is None for an engine without a store.
+    """
+
+    applied_seq: int
+    low_water_mark: int
+    high_water_mark: int
+    truncation_mark: int
+    history_start_seq: int
+    wal: WalStatistics
+    buffer_pool: BufferPoolStatistics
+    hot_tier_bytes: int
+    index_bytes: int
+    redo_lsn: int
+    checkpoints: int
+    checkpoint_seconds: float
+    failed_checkpoints: int
+    recovery: RecoveryReport
+    locks: LockStatistics
+    garbage: GarbageStatistics | None
+    compaction: CompactionStatistics
+    shipping: ShippingStatistics | None
+
+
+def snapshot(core: Core, upkeep: Maintenance, transactions: Transactions, compaction: Compaction) -> EngineStatistics:
+    """Collects the statistics. Makes no request to the store."""
+    wal = core.wal.statistics()
+    cold = upkeep.cold
+    return EngineStatistics(
+        applied_seq=core.marks.applied_seq,
+        low_water_mark=core.marks.low_water_mark,
+        high_water_mark=core.marks.high_water_mark,
+        truncation_mark=upkeep.truncation_mark(),
+        history_start_seq=core.checkpointer.history_start_seq,
+        wal=wal,
+        buffer_pool=core.pool.statistics(),
+        hot_tier_bytes=wal.file_bytes,
+        index_bytes=core.tree.next_page * core.settings.page_bytes,
+        redo_lsn=core.checkpointer.redo_lsn,
+        checkpoints=core.checkpointer.count,
+        checkpoint_seconds=core.checkpointer.seconds,
+        failed_checkpoints=upkeep.failed_checkpoints,
+        recovery=core.recovery,
+        locks=transactions.statistics(),
+        garbage=None if upkeep.garbage is None else upkeep.garbage.statistics(),
+        compaction=compaction.statistics(),
+        shipping=cold.statistics() if isinstance(cold, Shipping) else None,
+    )
+
+
+# The resources of an open engine (its directory, its threads) and their release, including those of an engine that was
+# dropped without being closed.
+#
+# Invariants
+# - It references the parts and not the engine, so that the garbage collection of an engine is noticed: it is reported
+#   as a ResourceWarning and in the log, and everything is released, without a last checkpoint.
+# - A dropped engine may be collected at any point, in a thread that holds one of its own locks. So another thread
+#   releases the resources, and the finalizer waits for it only briefly.
+# - A forked child releases nothing: everything belongs to its parent.
+
+
+_logger = logging.getLogger("tidelog.engine")
+_PATIENCE_SECONDS = 2.0
+
+
+class Holding:
+    """The parts of an open engine that must be shut down."""
+
+    def __init__(
+        self,
+        core: Core,
+        standing: Standing,
+        upkeep: Maintenance,
+        compaction: Compaction,
+        transactions: Transactions,
+        tasks: TaskThreads,
+    ) -> None:
+        self._core = core
+        self._standing = standing
+        self._upkeep = upkeep
+        self._compaction = compaction
+        self._transactions = transactions
+        self._tasks = tasks
+        self._process_id = os.getpid()
+
+    def stop(self) -> None:
+        """Stops background work, and wakes waiters for locks. Waits a few seconds at most."""
+        self._standing.is_closed = True
+        self._transactions.close()
+        self._compaction.stop()
+        self._upkeep.stop()
+
+    def give_back(self) -> None:
+        """Releases the task threads and the directory."""
+        self._tasks.close()
+        with self._core.applying:
+            self._core.close()
+
+    def on_dropped(self) -> None:
+        """Called when the engine was garbage collected without being closed."""
+        if self._process_id != os.getpid():
+            return
+        self._give_back_aside()
+        text = f"the engine in {self._core.directory} was dropped without being closed"
+        _logger.warning("%s: no last checkpoint was made; use `with`, or call close()", text)
+        warnings.warn(text, ResourceWarning, stacklevel=3)
+
+    def _give_back_aside(self) -> None:
+        done = Event()
+        try:
+            # Not a `Thread`: starting one takes locks of `threading` that the interrupted code may hold.
+            _thread.start_new_thread(self._end, (done,))
+        except RuntimeError:
+            return  # the interpreter ends, and the logs are closed by their own ways
+        done.wait(_PATIENCE_SECONDS)
+
+    def _end(self, done: Event) -> None:
+        try:
+            self.stop()
+            self.give_back()
+        except BaseException as error:  # noqa: BLE001 - a thread that nobody waits for has nobody else to tell
+            _logger.warning("%s: was not given back as it should be: %s", self._core.directory, error)
+        finally:
+            done.set()
+
+
+# The public garbage collection calls, sync and async.
+
+
+class GarbageCalls:
+    """The garbage collection calls of an engine."""
+
+    _garbage: Garbage
+    _tasks: TaskThreads
+
+    def plan_garbage(self, horizon: int | None = None) -> GarbagePlan:
+        """Returns what a collection would do now: which versions and which pieces of the log it removes, and how much
+        of each piece is in use.
+
+        It removes versions that the settings no longer keep (`keep_versions`, `keep_seconds`), or with a `horizon`
+        those that no state from that seq on needs. Changes nothing.
+        """
+        return self._garbage.plan(_checked(horizon))
+
+    def collect_garbage(self, plan: GarbagePlan | None = None, horizon: int | None = None) -> GarbageReport:
+        """Removes versions that are no longer kept, and drops the parts of the log that are no longer needed.
+
+        With a `plan`, executes exactly that; without one, what `plan_garbage` would plan now. States before
+        `history_start_seq` of the report can no longer be read.
+        """
+        if plan is not None and horizon is not None:
+            raise InputError("a plan has its own horizon", hint="Give one of them")
+        return self._garbage.collect(plan, _checked(horizon))
+
+    plan_garbage_async = twin(plan_garbage, reaching_store)
+    collect_garbage_async = twin(collect_garbage, reaching_store)
+
+
+def _checked(horizon: int | None) -> int | None:
+    if horizon is not None and (type(horizon) is not int or not 0 <= horizon <= MAX_SEQ):
+        raise InputError(f"horizon must be a seq, a whole number from 0 to 2**64 - 1, not {horizon!r}")
+    return horizon
+
 
 _MAX_CHUNK_BYTES = 2 << 20
 
 
-class Engine(EngineStat, EngineTasks, GarbageCalls, CompactionCalls):
-    """An open engine. Make one with `tidelog.open_engine`; it owns its directory until it is closed."""
+class Engine(EngineScans, ChangeCalls, GarbageCalls, CompactionCalls, ClosedAtExit):
+    """An open engine. Create one with `tidelog.open_engine`; it owns its directory until it is closed."""
 
     def __init__(
         self,
@@ -56,43 +246,70 @@ class Engine(EngineStat, EngineTasks, GarbageCalls, CompactionCalls):
         reader: ColdReader | None = None,
         cold: ColdTier | None = None,
         *,
+        threads: Threads | None = None,
         runs_in_background: bool = True,
     ) -> None:
-        # Whatever a thread may hold is told of these, never of the engine: one that is dropped must be noticed.
-        standing = Standing(core, _nothing if cold is None else cold.check_not_fenced)
+        threads = threads or Threads()
+        # Threads may hold references to these objects, never to the engine: a dropped engine must be detected.
+        standing = Standing(core, cold)
         super().__init__(core, reader, standing)
         self._check_open = standing.check
         self._fail = standing.fail
         self._applying = core.applying
         self._replayed = Replayed(core.wal, core.versions, core.results)
+        self._news = News()
+        self._change_log = ChangeLog(core, reader, standing)
         self._transactions = Transactions()
         self._tasks = TaskThreads()
         self._unsettled: list[tuple[list[tuple[int, Carried]], list[Result]]] = []
         self._garbage = Garbage(
-            *(core, cold),
+            core,
+            cold,
             check=standing.check,
             on_failure=standing.fail,
             least_read_seq=self._transactions.locks.least_seq,
         )
-        self.upkeep = Upkeep(core, cold, self._garbage, runs_in_background=runs_in_background)
+        self._upkeep = Maintenance(core, cold, self._garbage, threads=threads, runs_in_background=runs_in_background)
         """What runs beside: checkpoints, and shipping where there is a store."""
-        self.driving = Turn()
+        self._driving = Turn()
         """Whose turn it is to drive this engine: `drive` takes it."""
-        self._compaction = Compaction(core, cold, check=standing.check, on_failure=standing.fail)
+        self._compaction = Compaction(
+            core, cold, check=standing.check, on_failure=standing.fail, background=threads.store_work
+        )
         if runs_in_background:
             self._compaction.start()
-        self._holding = Holding(core, standing, self.upkeep, self._compaction, self._transactions, self._tasks)
+        self._holding = Holding(core, standing, self._upkeep, self._compaction, self._transactions, self._tasks)
         self._when_dropped = weakref.finalize(self, self._holding.on_dropped)
         self._when_dropped.atexit = False  # at exit the logs are closed by their own ways
+
+    # Reading, in tasks
+
+    read_async = twin(EngineStat.read, reading)
+    stat_async = twin(EngineStat.stat, reading)
+    has_bucket_async = twin(EngineStat.has_bucket, reading)
+    find_object_async = twin(EngineStat.find_object, reading)
+    scan_async = twin_iterator(EngineScans.scan, reading)
+    read_many_async = twin(EngineScans.read_many, reading)
+    list_objects_async = twin_iterator(EngineStat.list_objects, reading)
+    list_buckets_async = twin(EngineStat.list_buckets, reading)
+    versions_async = twin(EngineStat.versions, reading)
+    digest_async = twin(EngineStat.digest, reading)
 
     # Applying
 
     def apply(self, seq: int, entry: Carried) -> Result:
-        """Applies an entry; returns once it is on the disk. What the state does not allow is a result, not an error."""
+        """Applies an entry; returns once it is durable. An entry that the state does not allow yields a result, not an
+        error.
+        """
         return self.apply_many([(seq, entry)])[0]
 
+    @twin_of(apply)
+    async def apply_async(self, seq: int, entry: Carried) -> Result:
+        """Tasks that wait at the same time share a sync; entries are applied in the order of the calls."""
+        return await self._tasks.apply(self, seq, entry)
+
     def apply_many(self, entries: Iterable[tuple[int, Carried]]) -> list[Result]:
-        """Applies entries in order, each by itself, and syncs once."""
+        """Applies entries in order, each by itself, with one sync."""
         wanted = checked_entries(entries)
         with self._applying:
             self._check_open()
@@ -104,8 +321,13 @@ class Engine(EngineStat, EngineTasks, GarbageCalls, CompactionCalls):
             self._commit()
         return results
 
+    @twin_of(apply_many)
+    async def apply_many_async(self, entries: Iterable[tuple[int, Carried]]) -> list[Result]:
+        given = list(entries)
+        return await self._tasks.run_in_order(lambda: self.apply_many(given))
+
     def _apply_chunk(self, entries: list[tuple[int, Carried]], begin: int, results: list[Result]) -> int:
-        """Applies some of them, and gives them to the log; the index of the first that is left."""
+        """Applies a chunk of entries and appends them to the log; returns the index of the first entry that is left."""
         core, wal = self._core, self._wal
         core.tree.settle()
         first_lsn, stop, limit = wal.next_lsn, begin, wal.next_position + _MAX_CHUNK_BYTES
@@ -124,7 +346,7 @@ class Engine(EngineStat, EngineTasks, GarbageCalls, CompactionCalls):
         return stop
 
     def _take_back(self, error: BaseException, first_lsn: int) -> None:
-        """Of a chunk that the log did not take, nothing stays. If it took a part of it, only opening again helps."""
+        """Undoes a chunk that the log rejected. If the log took part of it, the engine fails and must be reopened."""
         self._wal.discard()
         if self._wal.next_lsn > first_lsn:
             self._fail(error)
@@ -133,7 +355,7 @@ class Engine(EngineStat, EngineTasks, GarbageCalls, CompactionCalls):
             self._core.buckets.load(self._core.tree)
 
     def _commit(self) -> None:
-        """Waits for the disk and makes what was accepted visible."""
+        """Waits for the sync, then makes the accepted entries visible."""
         if self._marks.applied_seq < self._marks.accepted_seq:
             try:
                 self._wal.commit()
@@ -148,23 +370,29 @@ class Engine(EngineStat, EngineTasks, GarbageCalls, CompactionCalls):
         self._marks.applied(seq)
         self._transactions.settle(seq, _that_changed(self._unsettled))
         self._unsettled = []
+        self._news.tell()
 
     def _again(self, seq: int, entry: Carried) -> Result:
-        """An entry that was accepted before: what became of it."""
+        """Returns the result of an entry that was accepted before."""
         return self._replayed.result(seq, batch_of(entry))
 
     def update_low_water_mark(self, seq: int) -> None:
-        """All replicas have applied everything up to a seq: it may be shipped, and is not rolled back any more."""
+        """Records that all replicas have applied everything up to a seq: it may be shipped, and is never rolled
+        back.
+        """
         checked_seq(seq, least=0)
         with self._applying:
             self._check_open()
             if self._marks.raise_low_water_mark(seq):
                 self._core.note_low_water_mark(seq)
+                self._news.tell()
+
+    update_low_water_mark_async = twin(update_low_water_mark, in_order)
 
     def rollback_to(self, seq: int) -> None:
-        """Takes back every entry above a seq: the orchestrator threw them away before they were everywhere.
+        """Rolls back every entry above a seq: the orchestrator discarded them before they were on every replica.
 
-        An engine that has none above it, because it has not come that far, has nothing to take back: that is no error.
+        If the engine has applied nothing above the seq, there is nothing to roll back; that is no error.
         """
         checked_seq(seq, least=0)
         with self._applying:
@@ -184,10 +412,14 @@ class Engine(EngineStat, EngineTasks, GarbageCalls, CompactionCalls):
             self._publish(seq)  # what was accepted up to it is on the disk by now
             self._transactions.rolled_back(seq)
 
+    rollback_to_async = twin(rollback_to, in_order)
+
     # Transactions
 
     def transaction(self, timeout_seconds: float | str | None = DEFAULT_LOCK_TIMEOUT_SECONDS) -> Transaction:
-        """Reads and writes that become one batch for the orchestrator; a context manager. See `transaction.py`."""
+        """Starts a transaction: reads and writes that become one batch for the orchestrator. A context manager; see
+        `transaction.py`.
+        """
         self._check_open()
         return self._transactions.begin(self, to_seconds(timeout_seconds, "timeout_seconds"))
 
@@ -195,64 +427,83 @@ class Engine(EngineStat, EngineTasks, GarbageCalls, CompactionCalls):
 
     @property
     def applied_seq(self) -> int:
-        """The last seq that is on the disk and visible; 0 before the first."""
+        """The last seq that is durable and visible; 0 before the first."""
         return self._marks.applied_seq
 
     @property
     def low_water_mark(self) -> int:
-        """All replicas have applied everything up to it, as far as this one was told."""
+        """All replicas have applied everything up to this seq, as far as this engine knows."""
         return self._marks.low_water_mark
 
     @property
     def high_water_mark(self) -> int:
-        """Everything up to it is in the store."""
+        """Everything up to this seq is in the store."""
         return self._marks.high_water_mark
 
     @property
     def truncation_mark(self) -> int:
-        """The orchestrator may truncate its log up to here: the high-water mark as the published manifest has it."""
-        return self.upkeep.truncation_mark()
+        """The orchestrator may truncate its log up to this seq: the high-water mark of the published manifest."""
+        return self._upkeep.truncation_mark()
+
+    def verify(self, *, cold: bool = True) -> VerifyReport:
+        """Reads everything and checks it: the log, the pages, the index and every value, here and, with `cold`, in the
+        store, with its manifest and snapshots. Changes nothing; the engine may be used meanwhile.
+
+        The report is true if nothing is wrong; `findings` say what is, with path, byte, LSNs and fix.
+        """
+        self._check_open()
+        return verify_open_engine(self._core, self._cold, cold=cold)
+
+    verify_async = twin(verify, reaching_store)
 
     def create_checkpoint(self) -> int:
-        """Makes a checkpoint now, here and in the store; the seq that it is of."""
+        """Takes a checkpoint now, locally and in the store; returns its seq."""
         self._check_open()
-        return self.upkeep.checkpoint()
+        return self._upkeep.checkpoint()
+
+    create_checkpoint_async = twin(create_checkpoint, reaching_store)
 
     def ship(self) -> int:
-        """Ships everything up to the low-water mark now; the new high-water mark. NotSupportedError without a store."""
+        """Ships everything up to the low-water mark now; returns the new high-water mark. NotSupportedError without a
+        store.
+        """
         self._check_open()
-        return self.upkeep.ship()
+        return self._upkeep.ship()
+
+    ship_async = twin(ship, reaching_store)
 
     def statistics(self) -> EngineStatistics:
-        """One moment of the engine."""
-        return snapshot(self._core, self.upkeep, self._transactions, self._compaction)
+        """Returns a snapshot of the engine's statistics."""
+        return snapshot(self._core, self._upkeep, self._transactions, self._compaction)
 
     # Ending
 
     def close(self, *, checkpoint: bool = True) -> None:
-        """Stops what runs beside, makes a last checkpoint and gives the directory back. Closing twice is fine.
+        """Stops background work, takes a last checkpoint and releases the directory. Idempotent.
 
-        The checkpoint spares the next opening work, and may be left out.
+        The checkpoint shortens the next open, and may be skipped.
         """
         if self._standing.is_closed:
             return
         self._when_dropped.detach()
         self._end_reading()
+        self._news.tell()
         self._holding.stop()
         try:
-            if checkpoint and not self._standing.has_failed:
+            if checkpoint and not self._standing.has_failed and not self._core.checkpointer.is_current:
                 with contextlib.suppress(TidelogError, OSError):  # the log has everything that a checkpoint has
                     self._core.checkpointer.checkpoint()
         finally:
             self._holding.give_back()
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        self.close()
+    @twin_of(close)
+    async def close_async(self, *, checkpoint: bool = True) -> None:
+        """Entries that tasks queued before are applied first."""
+        try:
+            closing = self._tasks.submit_in_order(lambda: self.close(checkpoint=checkpoint))
+        except ClosedError:
+            return
+        await asyncio.wrap_future(closing)
 
     def __repr__(self) -> str:
         where = str(self._core.directory)
@@ -260,7 +511,7 @@ class Engine(EngineStat, EngineTasks, GarbageCalls, CompactionCalls):
 
 
 def _that_changed(applied: list[tuple[list[tuple[int, Carried]], list[Result]]]) -> Iterator[Entry]:
-    """The entries that changed the state: transactions need not be told of the others."""
+    """Yields the entries that changed the state; transactions ignore the others."""
     for entries, results in applied:
         for (_, entry), result in zip(entries, results, strict=True):
             if result.applied:
@@ -268,14 +519,12 @@ def _that_changed(applied: list[tuple[list[tuple[int, Carried]], list[Result]]])
 
 
 def _cut_off(error: DiskFullError | ExhaustedError) -> LogFailedError:
-    """A rollback cannot wait halfway, as an entry can: others would be applied to what is neither old nor new."""
+    """Fails the engine when a rollback is interrupted. Unlike an entry, a rollback cannot wait halfway: further entries
+    would be applied to a state that is neither old nor new.
+    """
     return LogFailedError(
         f"there was no room to finish a rollback: {error.message}",
         operation="roll back",
         path=error.path,
         hint="Make room, close the engine and open it again, which finishes it; then roll back once more, to be sure",
     )
-
-
-def _nothing() -> None:
-    """There is no store that another node could own."""

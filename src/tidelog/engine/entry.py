@@ -1,21 +1,23 @@
-"""Entries: what an orchestrator's log tells an engine to do.
+"""Entries: the operations that an orchestrator's log tells an engine to apply; and the results of applying and reading.
 
     CreateBucket("photos")
     PutObject("photos", "cat.png", data, {"type": "image/png"})
     Batch([CopyObject("photos", "cat.png", "backup", "cat.png"), DeleteObject("photos", "cat.png")])
 
 Invariants
-- An entry that exists is right: names, lengths and types are checked when it is made, and nothing in it can change
-  afterwards. Data and metadata are copied if the caller's could.
-- Names are UTF-8 without NUL, so that keys of the tree can be put together from them; 255 bytes for a bucket and 1024
-  for a key, so that a key of the tree fits into a page several times.
-- A batch holds lone operations, at least one of them, and no batch.
+- Every entry is valid: names, lengths and types are checked when it is constructed, and it is immutable. Data and
+  metadata are copied if the caller could change them.
+- Names are UTF-8 without NUL, so that tree keys can be composed from them; 255 bytes for a bucket and 1024 for a key,
+  so that several tree keys fit into a page.
+- A batch contains single operations, at least one, and no batch.
+- A condition of an operation (`if_absent`, `if_match`, `if_match_crc`) is decided once, where the entry is applied,
+  from the entries before it alone: all replicas decide the same. The verdict is in the log, the condition is not.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 import msgspec
 from msgspec.structs import force_setattr
@@ -28,14 +30,46 @@ MAX_DATA_BYTES: Final = 1000 << 20
 """A record must fit into a frame of the log, its metadata and page updates included."""
 MAX_METADATA_BYTES: Final = 1 << 20
 MAX_BATCH_OPERATIONS: Final = 1 << 20
+_MAX_SEQ: Final = (1 << 64) - 1
+_U32: Final = (1 << 32) - 1
 _INTEGERS: Final = range(-(1 << 63), 1 << 64)
 
 MetadataValue = str | int | float | bool | None | bytes
 _pack = msgspec.msgpack.Encoder(order="deterministic").encode
 
 
+class Matching(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, repr_omit_defaults=True):
+    """Conditions on the object that an operation writes. If one does not hold, the entry is refused."""
+
+    if_match: int | None = None
+    """Its newest version must have this seq."""
+    if_match_crc: int | None = None
+    """Its newest version must have this checksum: `crc` of `stat` and `scan`, or `tidelog.object_crc`."""
+
+    def _check_conditions(self) -> None:
+        for field, value, most in (("if_match", self.if_match, _MAX_SEQ), ("if_match_crc", self.if_match_crc, _U32)):
+            if value is not None and (type(value) is not int or not 0 <= value <= most):
+                raise _wrong(field, f"must be a whole number from 0 to {most}, not {value!r}")
+        if self.if_match == 0:
+            raise _wrong("if_match", "is 0, which is the seq of no version; give if_absent=True to a put or a copy")
+
+
+class Conditional(Matching, frozen=True, kw_only=True, omit_defaults=True, repr_omit_defaults=True):
+    """The same, or that there is no such object."""
+
+    if_absent: bool = False
+    """There must be no such object."""
+
+    def _check_conditions(self) -> None:
+        Matching._check_conditions(self)
+        if type(self.if_absent) is not bool:
+            raise _wrong("if_absent", f"must be True or False, not {self.if_absent!r}")
+        if self.if_absent and (self.if_match is not None or self.if_match_crc is not None):
+            raise _wrong("if_absent", "contradicts if_match and if_match_crc; give one of them")
+
+
 class CreateBucket(msgspec.Struct, frozen=True, tag=True):
-    """A new, empty bucket. Refused where there is one of this name."""
+    """Creates an empty bucket. Refused if a bucket of this name exists."""
 
     bucket: str
 
@@ -44,7 +78,7 @@ class CreateBucket(msgspec.Struct, frozen=True, tag=True):
 
 
 class DeleteBucket(msgspec.Struct, frozen=True, tag=True):
-    """Ends a bucket. Refused while there are objects in it, unless `force` takes them with it."""
+    """Deletes a bucket. Refused if it contains objects, unless `force` deletes them too."""
 
     bucket: str
     force: bool = False
@@ -55,8 +89,11 @@ class DeleteBucket(msgspec.Struct, frozen=True, tag=True):
             raise _wrong("force", f"must be True or False, not {self.force!r}")
 
 
-class PutObject(msgspec.Struct, frozen=True, tag=True):
-    """A new version of an object. Metadata is a small dict of text to text, numbers, truth values, None or bytes."""
+class PutObject(Conditional, frozen=True, tag=True, omit_defaults=True, repr_omit_defaults=True):
+    """Puts a new version of an object. Metadata is a small dict of text to text, numbers, booleans, None or bytes.
+
+    With `if_absent=True`, `if_match=seq` or `if_match_crc=crc` it is refused unless that is true of the object before.
+    """
 
     bucket: str
     key: str
@@ -65,7 +102,7 @@ class PutObject(msgspec.Struct, frozen=True, tag=True):
 
     def __post_init__(self) -> None:
         bucket, key, data = self.bucket, self.key, self.data
-        # The common case in as few steps as possible; whatever is not that is looked at by name.
+        # The fast path for the common case; anything else is checked field by field.
         if (
             type(bucket) is not str
             or not (0 < len(bucket) <= MAX_BUCKET_BYTES and bucket.isascii())
@@ -80,13 +117,18 @@ class PutObject(msgspec.Struct, frozen=True, tag=True):
             force_setattr(self, "data", _checked_data(data))
         if self.metadata or type(self.metadata) is not dict:
             metadata = checked_metadata(self.metadata)
-            # Here, since an entry that no engine can apply must not come into a log that all of them follow.
+            # Checked here, since an entry that no engine can apply must not enter a log that all of them follow.
             packed_metadata(metadata)
             force_setattr(self, "metadata", metadata)
+        if self.if_absent is not False or self.if_match is not None or self.if_match_crc is not None:
+            self._check_conditions()
 
 
-class DeleteObject(msgspec.Struct, frozen=True, tag=True):
-    """A tombstone. To delete what is not there changes nothing."""
+class DeleteObject(Matching, frozen=True, tag=True, omit_defaults=True, repr_omit_defaults=True):
+    """Writes a tombstone. Deleting an object that does not exist changes nothing.
+
+    With `if_match=seq` or `if_match_crc=crc` it is refused unless that is true of the object.
+    """
 
     bucket: str
     key: str
@@ -94,10 +136,14 @@ class DeleteObject(msgspec.Struct, frozen=True, tag=True):
     def __post_init__(self) -> None:
         _check_name("bucket", self.bucket, MAX_BUCKET_BYTES)
         _check_name("key", self.key, MAX_KEY_BYTES)
+        self._check_conditions()
 
 
-class CopyObject(msgspec.Struct, frozen=True, tag=True):
-    """A new version of one object with data and metadata of another, whose bytes are not written again."""
+class CopyObject(Conditional, frozen=True, tag=True, omit_defaults=True, repr_omit_defaults=True):
+    """Writes a new version of one object with data and metadata of another, without copying its bytes.
+
+    With `if_absent=True`, `if_match=seq` or `if_match_crc=crc` it is refused unless that is true of its destination.
+    """
 
     src_bucket: str
     src_key: str
@@ -109,6 +155,7 @@ class CopyObject(msgspec.Struct, frozen=True, tag=True):
         _check_name("src_key", self.src_key, MAX_KEY_BYTES)
         _check_name("dest_bucket", self.dest_bucket, MAX_BUCKET_BYTES)
         _check_name("dest_key", self.dest_key, MAX_KEY_BYTES)
+        self._check_conditions()
 
 
 Operation = CreateBucket | DeleteBucket | PutObject | DeleteObject | CopyObject
@@ -116,10 +163,10 @@ _OPERATIONS: Final = (CreateBucket, DeleteBucket, PutObject, DeleteObject, CopyO
 
 
 class Batch(msgspec.Struct, frozen=True, tag=True):
-    """Several operations that are applied together, in order, or refused together."""
+    """Several operations that are applied atomically, in order, or refused together."""
 
     entries: Sequence[Operation]
-    """A tuple, whatever it was made from."""
+    """The operations, as a tuple."""
 
     def __post_init__(self) -> None:
         force_setattr(self, "entries", _checked_operations(self.entries))
@@ -128,8 +175,16 @@ class Batch(msgspec.Struct, frozen=True, tag=True):
 Entry = Operation | Batch
 
 
+def has_condition(operation: Operation) -> bool:
+    """Whether an operation depends on the object that it writes."""
+    if not isinstance(operation, Matching):
+        return False
+    is_matching = operation.if_match is not None or operation.if_match_crc is not None
+    return is_matching or (isinstance(operation, Conditional) and operation.if_absent)
+
+
 def operations(entry: Entry) -> tuple[Operation, ...]:
-    """The lone operations of an entry, in order."""
+    """Returns the single operations of an entry, in order."""
     if isinstance(entry, Batch):
         return tuple(entry.entries)
     if not isinstance(entry, _OPERATIONS):
@@ -141,7 +196,7 @@ def operations(entry: Entry) -> tuple[Operation, ...]:
 
 
 def checked_metadata(metadata: object) -> dict[str, MetadataValue]:
-    """A copy, sorted by key, of what may be the metadata of an object."""
+    """Returns a copy of an object's metadata, validated and sorted by key."""
     if type(metadata) is not dict and not isinstance(metadata, Mapping):
         raise _wrong("metadata", f"must be a dict, not {_kind(metadata)}")
     plain: dict[str, MetadataValue] = {}
@@ -155,7 +210,7 @@ def checked_metadata(metadata: object) -> dict[str, MetadataValue]:
 
 
 def packed_metadata(metadata: dict[str, MetadataValue]) -> bytes:
-    """Metadata as it is stored, the same for the same metadata. InputError where it takes more than it may."""
+    """Encodes metadata deterministically. InputError if it exceeds the limit."""
     packed = _pack(metadata)
     if len(packed) > MAX_METADATA_BYTES:
         raise _wrong(
@@ -169,7 +224,7 @@ def _first(item: tuple[str, MetadataValue]) -> str:
 
 
 def _plain(name: str, value: object) -> MetadataValue:
-    """The value, if it can be one: what cannot change afterwards, and equals what is read back later."""
+    """Returns the value if it is allowed: immutable, and equal to what is read back later."""
     if value is None or isinstance(value, bool):
         return value
     if isinstance(value, bytes | bytearray | memoryview):
@@ -218,7 +273,7 @@ def _check_name(field: str, name: object, max_bytes: int) -> None:
 
 
 def _check_text(field: str, text: str) -> int:
-    """How many bytes it has in UTF-8."""
+    """Returns its length in bytes as UTF-8."""
     try:
         return len(text.encode("utf-8"))
     except UnicodeEncodeError:
@@ -243,3 +298,84 @@ def _kind(value: object) -> str:
 
 def _wrong(field: str, problem: str) -> InputError:
     return InputError(f"{field} {problem}")
+
+
+# Results of an engine, as immutable values.
+
+
+Status = Literal["applied", "nothing", "refused", "unverified"]
+Tier = Literal["hot", "cold"]
+
+
+class Result(msgspec.Struct, frozen=True, gc=False):
+    """The result of an entry. Every status but the last is the same on all replicas.
+
+    "applied"      it changed the state
+    "nothing"      it was allowed and changed nothing: an object was to be deleted that is not there
+    "refused"      the state did not allow it (`reason`); nothing changed, and its seq is used
+    "unverified"   its seq was used so long ago that this engine knows neither whether this is the same entry, nor what
+                   became of it (`reason`); nothing changed
+    """
+
+    seq: int
+    status: Status
+    reason: str | None = None
+
+    @property
+    def applied(self) -> bool:
+        """Whether it changed the state."""
+        return self.status == "applied"
+
+
+class StoredObject(msgspec.Struct, frozen=True):
+    """A version of an object: what was put, the seq that put it, and where it was read from."""
+
+    data: bytes
+    metadata: dict[str, MetadataValue]
+    seq: int
+    tier: Tier
+
+
+class ObjectStat(msgspec.Struct, frozen=True):
+    """A version of an object without its data; `size` is the data's length in bytes, `crc` the checksum of data and
+    metadata.
+    """
+
+    size: int
+    metadata: dict[str, MetadataValue]
+    seq: int
+    tier: Tier
+    crc: int
+
+
+class ObjectInfo(msgspec.Struct, frozen=True, gc=False):
+    """An object in a listing; `size` is the data's length in bytes. With a delimiter, also the common prefix of several
+    objects (`is_prefix`), with no size and no seq.
+    """
+
+    key: str
+    size: int
+    seq: int
+    is_prefix: bool = False
+
+
+class ScannedObject(msgspec.Struct, frozen=True):
+    """An object in a scan: `size` is the data's length in bytes, `crc` the checksum of data and metadata. `data` and
+    `metadata` are None in a scan without values.
+    """
+
+    key: str
+    size: int
+    seq: int
+    crc: int
+    data: bytes | None = None
+    metadata: dict[str, MetadataValue] | None = None
+
+
+class VersionInfo(msgspec.Struct, frozen=True, gc=False):
+    """A version in an object's history; a deletion is a version too."""
+
+    seq: int
+    size: int
+    is_deleted: bool
+    tier: Tier | None

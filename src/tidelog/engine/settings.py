@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Annotated, Final, Literal, TypedDict
+from collections.abc import Mapping, Sequence
+from typing import Annotated, ClassVar, Final, Literal, TypedDict
 
 import msgspec
 
@@ -16,15 +16,32 @@ PAGE_BYTES: Final = 8192
 
 
 class EngineSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """How an engine writes, remembers, ships and forgets."""
+    """The settings of an engine: writing, caching, shipping and retention. What topics have too has the same name."""
+
+    ALIASES: ClassVar[Mapping[str, str]] = {
+        "wal_segment_size": "rotate_max_bytes",
+        "wal_segment_max_secs": "rotate_max_seconds",
+        "buffer_pool_size": "buffer_pool_bytes",
+        "checkpoint_interval_secs": "checkpoint_interval_seconds",
+        "checkpoint_max_age_secs": "checkpoint_max_age_seconds",
+        "shipping_interval_secs": "ship_interval_seconds",
+        "shipping_batch_size": "ship_batch_objects",
+        "shipping_concurrency": "ship_concurrency",
+        "s3_compression": "ship_compression",
+        "cold_compression_level": "ship_compression_level",
+        "hot_tier_bytes": "local_retention_bytes",
+        "compaction_interval_secs": "compaction_interval_seconds",
+        "compaction_size_threshold": "compaction_max_bytes",
+    }
+    """Names of the original design of the engine, which are accepted too."""
 
     # The log
 
-    wal_segment_size: Annotated[int, msgspec.Meta(ge=4096)] = 100_000_000
+    rotate_max_bytes: Annotated[int, msgspec.Meta(ge=4096)] = 100_000_000
     """Size at which a new file of the log is begun. Files leave the disk as a whole, so smaller ones free room sooner;
     there are more of them, and each costs a few syncs."""
 
-    wal_segment_max_secs: Positive = 3600
+    rotate_max_seconds: Positive = 3600
     """Age at which a file is ended however small it is, so that a quiet engine can let go of it too."""
 
     wal_sync_mode: Literal["fsync", "fdatasync", "none"] = "fdatasync"
@@ -45,7 +62,7 @@ class EngineSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
 
     # The index
 
-    buffer_pool_size: Annotated[int, msgspec.Meta(ge=64 * PAGE_BYTES)] = 256 * MIB
+    buffer_pool_bytes: Annotated[int, msgspec.Meta(ge=64 * PAGE_BYTES)] = 256 * MIB
     """Memory for pages of the index, taken as they come to be used. About a tenth of the index is a good start; a
     version takes some 100 bytes of it, so that the default holds the whole index of two million objects and a tenth of
     that of twenty million. An index that fits is also redone faster after a crash."""
@@ -56,11 +73,11 @@ class EngineSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     eviction_policy: Literal["lru"] = "lru"
     """Which pages leave a full buffer pool: those that were not used for the longest time (second chance)."""
 
-    checkpoint_interval_secs: Annotated[float, msgspec.Meta(gt=0)] = 300
+    checkpoint_interval_seconds: Annotated[float, msgspec.Meta(gt=0)] = 300
     """How often dirty pages are written, so that opening after a crash has little to do again. More often means more
     page images in the log."""
 
-    checkpoint_max_age_secs: Annotated[float, msgspec.Meta(gt=0)] = 3600
+    checkpoint_max_age_seconds: Annotated[float, msgspec.Meta(gt=0)] = 3600
     """How old the newest checkpoint in the store may become while there are new entries: what a restore has to replay.
     Each is a full copy of the index."""
 
@@ -73,24 +90,31 @@ class EngineSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     s3_prefix: str = ""
     """Where in `s3_bucket` the engine is; it may share the bucket with others."""
 
-    shipping_interval_secs: Annotated[float, msgspec.Meta(gt=0)] = 10
+    metadata: str | None = None
+    """Where the engine's catalog and manifest are: bucket (the store itself), sqlite:///path, etcd://host:port (several
+    with commas, etcds:// with TLS) or memory://. Default: what the directory remembers, else bucket."""
+
+    metadata_root: str | None = None
+    """Keeps several engines in one metadata store apart. Default: what the directory remembers, else tidelog."""
+
+    ship_interval_seconds: Annotated[float, msgspec.Meta(gt=0)] = 10
     """How often it is looked whether something can be shipped. It bounds the lag behind the low-water mark; each time
     costs a few requests."""
 
-    shipping_batch_size: Positive = 100
+    ship_batch_objects: Positive = 100
     """Most objects that are shipped at one time before it is looked again whether the engine still owns its store."""
 
-    shipping_concurrency: Annotated[int, msgspec.Meta(ge=1, le=64)] = 4
+    ship_concurrency: Annotated[int, msgspec.Meta(ge=1, le=64)] = 4
     """Uploads at the same time. More is faster where the way to the store is long, and takes memory for each."""
 
-    s3_compression: Literal["none", "zstd"] = "none"
+    ship_compression: Literal["none", "zstd"] = "none"
     """Compresses what is shipped. "none" lets an object be read by one exact range request; "zstd" is smaller, and a
     read fetches a block of about 1 MiB."""
 
-    cold_compression_level: Annotated[int, msgspec.Meta(ge=1, le=19)] = 9
+    ship_compression_level: Annotated[int, msgspec.Meta(ge=1, le=19)] = 9
     """Higher is smaller and slower to ship; reading costs the same."""
 
-    hot_tier_bytes: Annotated[int, msgspec.Meta(ge=0)] = 1 << 30
+    local_retention_bytes: Annotated[int, msgspec.Meta(ge=0)] = 1 << 30
     """Bytes of the log that stay on the disk although they are shipped, the newest ones. More serves more reads without
     the store."""
 
@@ -109,10 +133,10 @@ class EngineSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     """Whether small shipped objects are put together, and what nobody can read any more is removed, in the
     background."""
 
-    compaction_interval_secs: Annotated[float, msgspec.Meta(gt=0)] = 3600
+    compaction_interval_seconds: Annotated[float, msgspec.Meta(gt=0)] = 3600
     """How often it is looked for something to compact."""
 
-    compaction_size_threshold: Positive = 100_000_000
+    compaction_max_bytes: Positive = 100_000_000
     """Objects of the store are put together up to this size; those of more than half of it stay as they are. Larger
     makes fewer objects, which are written and let go of as a whole."""
 
@@ -122,7 +146,7 @@ class EngineSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     keep_seconds: Positive | None = None
     """How long a version stays readable after a newer one replaced it. Default: for ever."""
 
-    # For those who test
+    # For tests
 
     checks_invariants: bool = False
     """Checks at run time what must always hold, such as that no page is written before its log. Costs time on every
@@ -130,12 +154,12 @@ class EngineSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
 
     @property
     def page_bytes(self) -> int:
-        """The one page size."""
+        """The only page size."""
         return PAGE_BYTES
 
     @property
     def store_url(self) -> str | None:
-        """The store that `s3_bucket` and `s3_prefix` mean."""
+        """The store URL that `s3_bucket` and `s3_prefix` denote."""
         if self.s3_bucket is None:
             if self.s3_prefix:
                 raise ConfigError("s3_prefix is given without s3_bucket", hint="Name the bucket too, or give a store")
@@ -144,33 +168,48 @@ class EngineSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
 
 
 class EngineOptions(TypedDict, total=False):
-    """`EngineSettings` as keywords, with units where a name ends in one."""
+    """`EngineSettings` as keyword arguments, with units where a name ends in one."""
 
-    wal_segment_size: int | str
-    wal_segment_max_secs: int | str
+    rotate_max_bytes: int | str
+    rotate_max_seconds: int | str
     wal_sync_mode: Literal["fdatasync", "fsync", "none"]
     wal_compression: Literal["none", "zstd"]
     wal_compression_level: int
     inline_value_bytes: int | str
-    buffer_pool_size: int | str
+    buffer_pool_bytes: int | str
     page_size: Literal[8192, "8192", "8KB", "8KiB"]
     eviction_policy: Literal["lru"]
-    checkpoint_interval_secs: float | str
-    checkpoint_max_age_secs: float | str
+    checkpoint_interval_seconds: float | str
+    checkpoint_max_age_seconds: float | str
     s3_bucket: str | None
     s3_prefix: str
+    metadata_root: str | None
+    ship_interval_seconds: float | str
+    ship_batch_objects: int
+    ship_concurrency: int
+    ship_compression: Literal["none", "zstd"]
+    ship_compression_level: int
+    local_retention_bytes: int | str
+    cold_cache_bytes: int | str
+    replicas: Sequence[str] | str
+    replication_mode: Literal["async", "sync"]
+    compaction_enabled: bool
+    compaction_interval_seconds: float | str
+    compaction_max_bytes: int | str
+    keep_versions: int | None
+    keep_seconds: int | str | None
+    checks_invariants: bool
+    # By another name
+    wal_segment_size: int | str
+    wal_segment_max_secs: int | str
+    buffer_pool_size: int | str
+    checkpoint_interval_secs: float | str
+    checkpoint_max_age_secs: float | str
     shipping_interval_secs: float | str
     shipping_batch_size: int
     shipping_concurrency: int
     s3_compression: Literal["none", "zstd"]
     cold_compression_level: int
     hot_tier_bytes: int | str
-    cold_cache_bytes: int | str
-    replicas: Sequence[str] | str
-    replication_mode: Literal["async", "sync"]
-    compaction_enabled: bool
     compaction_interval_secs: float | str
     compaction_size_threshold: int | str
-    keep_versions: int | None
-    keep_seconds: int | str | None
-    checks_invariants: bool

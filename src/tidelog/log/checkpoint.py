@@ -1,8 +1,8 @@
-"""`wal.ckpt`: what the writer knew about its files when it last rotated or closed, or began a log without files; that
-of an engine also when it first synced a file.
+"""`wal.ckpt`: the writer's view of its files when it last rotated or closed, or began a log without files; an engine
+also writes it when it first syncs a file.
 
-It is a hint. Opening trusts an entry only where the file agrees with it, and finds the same state without it; what it
-buys is that old files need not be read. It is replaced atomically, so it is whole or it is the previous one.
+It is a hint. Recovery trusts an entry only where the file agrees with it, and finds the same state without it; the
+checkpoint only saves reading old files. It is replaced atomically: a crash leaves the new one or the previous one.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import msgspec
 from tidelog.codec import decode_document, encode_document
 from tidelog.errors import DataError
 from tidelog.files import Files
-from tidelog.log.names import CHECKPOINT
+from tidelog.log.directory import CHECKPOINT
 from tidelog.log.segment import Segment
 
 _KIND = "wal-checkpoint"

@@ -1,19 +1,20 @@
 """A log: an ordered, durable sequence of payloads in one directory.
 
-This file only puts the parts together; `handover` gives offsets, `writer` brings them to disk, `recovery` finds them
-again, `reader` reads them. Payloads are opaque here, except that an i64 of microseconds at a fixed byte (`time_field`)
-may be used to find an offset by time.
+This module only assembles the parts: `append_queue` assigns offsets, `writer` writes messages to disk, `recovery` finds
+them again, `reader` reads them. Payloads are opaque here, except that an i64 of microseconds at a fixed byte
+(`time_field`) may be used to find an offset by time.
 """
 
 from __future__ import annotations
 
 import contextlib
+import logging
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from threading import Lock
 
-from tidelog.clock import Clock, SystemClock
+from tidelog.clock import Clock, Stopwatch, SystemClock
 from tidelog.errors import (
     ClosedError,
     DiskFullError,
@@ -23,28 +24,24 @@ from tidelog.errors import (
     TidelogError,
     offsets_text,
 )
+from tidelog.events import subject_of, tell
 from tidelog.files import Files, explained
 from tidelog.files import Lock as FileLock
-from tidelog.log import stopping
-from tidelog.log.active_file import ActiveFile
-from tidelog.log.bound_files import BoundFiles
-from tidelog.log.cache import Batch
+from tidelog.log import shutdown as stopping
+from tidelog.log.append_queue import AppendQueue, Waiter
+from tidelog.log.atomic_batches import GroupOf, cut_unfinished, whole_below, without_unfinished
+from tidelog.log.binding import BoundFiles
 from tidelog.log.checkpoint import describe_segments, write_checkpoint
+from tidelog.log.directory import marked_offset, take_directory
 from tidelog.log.frame import Frames
-from tidelog.log.groups import GroupOf, cut_unfinished, whole_below, without_unfinished
-from tidelog.log.handover import Handover
-from tidelog.log.prepared import PreparedFiles, remove_prepared
-from tidelog.log.readable import Position, ReadableLog
-from tidelog.log.reader import FilePart, Reader
-from tidelog.log.recovery import Recovered, cut_torn_tail, recover
-from tidelog.log.segment import Segment
-from tidelog.log.segments import FileSpan, Segments
-from tidelog.log.settings import LogSettings
-from tidelog.log.start_mark import KeptElsewhere, move_start, settle_start
-from tidelog.log.statistics import LogStatistics, Stopwatch
-from tidelog.log.taking import take_directory
-from tidelog.log.waiting import Waiter
-from tidelog.log.writer import Writer
+from tidelog.log.reader import Position, ReadableLog, Reader, check_first_offset
+from tidelog.log.recovery import KeptElsewhere, Recovered, cut_torn_tail, move_start, recover, settle_start
+from tidelog.log.segment import FilePart, FileSpan, Segment, Segments
+from tidelog.log.settings import LogSettings, LogStatistics
+from tidelog.log.tail_cache import Batch
+from tidelog.log.writer import ActiveFile, IngestedSegments, Writer, remove_ingested
+
+_logger = logging.getLogger("tidelog.log")
 
 
 class Log(ReadableLog):
@@ -59,18 +56,30 @@ class Log(ReadableLog):
         time_field: int | None,
         recovered: Recovered,
         notes_new_files: bool = False,
+        noun: str = "topic",
+        marked_start: int | None = None,
     ) -> None:
         super().__init__(directory, files, settings.read_chunk_bytes, time_field)
         self.recovery = recovered.report
+        self.subject = subject_of(noun, directory)
+        """The subject of events in this log."""
         self._clock = clock
         self._settings = settings
         self._segments = Segments(recovered.segments, recovered.start_offset)
-        self._handover = Handover(recovered.next_offset, settings)
+        self._segments.floor = min(marked_start or 0, recovered.next_offset)
+        self._append_queue = AppendQueue(recovered.next_offset, settings)
         self._active = ActiveFile(
-            files, clock, directory, settings, self._segments, self._handover.mutex, time_field, recovered.next_seq
+            files, clock, directory, settings, self._segments, self._append_queue.mutex, time_field, recovered.next_seq
         )
         self._writer = Writer(
-            *(self._handover, self._active, settings, clock, directory, self._save_checkpoint, notes_new_files)
+            self._append_queue,
+            self._active,
+            settings,
+            clock,
+            directory,
+            self._save_checkpoint,
+            notes_new_files,
+            subject=self.subject,
         )
         self._pruning = Lock()
         self._leaving: Segment | None = None
@@ -78,7 +87,7 @@ class Log(ReadableLog):
         self._closed = False
         self._counting = Lock()
         self._append_wait_seconds = Stopwatch()
-        self.try_append = self._handover.try_append
+        self.try_append = self._append_queue.try_append
         """Accepts a payload if there is room at once: its offset, or None."""
         self._lock: FileLock | None = None
         self._group_of: GroupOf | None = None
@@ -97,30 +106,38 @@ class Log(ReadableLog):
         notes_new_files: bool = False,
         kept_elsewhere: KeptElsewhere | None = None,
         is_covered: bool = False,
+        noun: str = "topic",
     ) -> Log:
-        """Takes the directory (made when absent), recovers what is in it and starts the writer.
+        """Takes the directory (created if absent), recovers what is in it and starts the writer.
 
-        `first_offset` is where a log begins that has no frames yet. `group_of` tells which payloads are there only
-        together with others. With `notes_new_files` the checkpoint knows every file from its first sync on, so that
-        one that is missing later is missed. `kept_elsewhere` is asked about the start of a log whose files are gone.
-        `is_covered`: the directory is there and durable, and the caller holds a lock that covers it.
+        `first_offset` is where a log begins that has no frames yet. `group_of` tells which payloads are atomic batches.
+        With `notes_new_files` the checkpoint lists every file from its first sync on, so that recovery notices one that
+        is missing later. `kept_elsewhere` is asked about the start of a log whose files are gone.
+        `is_covered`: the directory exists and is durable, and the caller holds a lock that covers it. `noun` is whose
+        log it is, for events: that of a topic, or of an engine.
         """
+        begin = time.perf_counter()
         settings = settings or LogSettings()
         files = files or BoundFiles()
         clock = clock or SystemClock()
+        check_first_offset(first_offset)
         log: Log | None = None
         with explained("open", directory):
             if not is_covered:
                 files.make_directories(directory)
             lock = None if is_covered else take_directory(files, directory)
             try:
-                remove_prepared(files, directory, files.list(directory))
-                recovered = recover(files, clock, directory, settings, time_field, first_offset)
-                settle_start(files, directory, recovered.segments, recovered.start_offset, kept_elsewhere)
+                names = files.list(directory)
+                remove_ingested(files, directory, names)
+                recovered = recover(files, clock, directory, settings, time_field, first_offset, names)
+                settle_start(
+                    files, directory, marked_offset(names), recovered.segments, recovered.start_offset, kept_elsewhere
+                )
                 cut_torn_tail(files, directory, recovered.report)
                 whole = without_unfinished(files, recovered, group_of, time_field)
                 cut_unfinished(files, clock, directory, recovered, whole)
-                log = cls(directory, settings, files, clock, time_field, whole, notes_new_files)
+                marked = marked_offset(names)
+                log = cls(directory, settings, files, clock, time_field, whole, notes_new_files, noun, marked)
                 log._lock = lock
                 log._group_of = group_of
                 log._go_on_in_last_file(is_synced=whole.is_synced)
@@ -132,12 +149,40 @@ class Log(ReadableLog):
                     lock.release()
                 raise
         stopping.closes_at_exit(log)
+        log._tell_opened(time.perf_counter() - begin)
         return log
 
-    def _go_on_in_last_file(self, *, is_synced: bool) -> None:
-        """What was found is synced before it counts as durable: it may have been in the system's memory only.
+    def _tell_opened(self, seconds: float) -> None:
+        report = self.recovery
+        tail = report.torn_tail
+        if tail is not None or report.missing_synced is not None or report.unfinished is not None:
+            tell(
+                _logger,
+                "log_recovered",
+                **self.subject,
+                next_offset=self.next_offset,
+                file=None if tail is None else tail.file,
+                cut_at_byte=None if tail is None else tail.byte,
+                cut_bytes=0 if tail is None else tail.size,
+                reason=None if tail is None else tail.reason,
+                unfinished_offsets=report.unfinished,
+                missing_offsets=report.missing_synced,
+            )
+        tell(
+            _logger,
+            "log_opened",
+            **self.subject,
+            start_offset=self.start_offset,
+            next_offset=self.next_offset,
+            files=report.files,
+            checked_bytes=report.checked_bytes,
+            seconds=seconds,
+        )
 
-        Where the checkpoint vouches for all of it, whoever wrote that has synced it before.
+    def _go_on_in_last_file(self, *, is_synced: bool) -> None:
+        """Syncs the recovered data before it counts as durable: it may have been in the page cache only.
+
+        Where the checkpoint vouches for all of it, the writer of the checkpoint has synced it before.
         """
         last = self._segments.last
         if last is None:
@@ -146,7 +191,7 @@ class Log(ReadableLog):
             file = self.files.open(last.path, write=True)
             try:
                 file.sync()
-                # Its name too: whoever made the file may have been killed before that was durable.
+                # Its name too: the process that created the file may have been killed before that was durable.
                 self.files.sync_directory(self.directory)
             finally:
                 file.close()
@@ -157,13 +202,13 @@ class Log(ReadableLog):
 
     def append(self, payload: bytes, *, sync: bool = False, timeout_seconds: float | None = None) -> int:
         """Accepts a payload and returns its offset, with `sync` once it is on the disk."""
-        return self.finish_append(payload, self._handover.try_append(payload), sync, timeout_seconds)
+        return self.finish_append(payload, self._append_queue.try_append(payload), sync, timeout_seconds)
 
     def finish_append(self, payload: bytes, offset: int | None, sync: bool, timeout_seconds: float | None) -> int:
-        """What is left to do after `try_append`: wait for room if there was none, and for the disk if asked to."""
+        """Completes an append after `try_append`: waits for room if there was none, and for the disk if requested."""
         begin = time.perf_counter()
         if offset is None:
-            offset = self._handover.append_many((payload,), timeout_seconds)
+            offset = self._append_queue.append_many((payload,), timeout_seconds)
         if sync:
             self.wait_durable(offset, 1)
         self._waited(begin)
@@ -179,17 +224,31 @@ class Log(ReadableLog):
     ) -> range:
         """Accepts all payloads with consecutive offsets, or none of them."""
         begin = time.perf_counter()
-        first = self._handover.append_many(payloads, timeout_seconds)
+        first = self._append_queue.append_many(payloads, timeout_seconds)
         if sync:
             self.wait_durable(first, len(payloads))
         self._waited(begin)
         return range(first, first + len(payloads))
 
+    def append_frames(self, frames: Frames, *, sync: bool = False, timeout_seconds: float | None = None) -> int:
+        """Accepts payloads that are framed (`frame.encode_many`) with consecutive offsets, or none: the first offset.
+
+        Whatever offsets the frames have, the log gives them its own and completes the checksums. The caller gives up
+        the frames: in a buffer that can be written to (a bytearray) that happens without a copy, once it comes to the
+        disk. The checksums must be right: they are not checked.
+        """
+        begin = time.perf_counter()
+        first = self._append_queue.append_frames(frames, timeout_seconds)
+        if sync:
+            self.wait_durable(first, frames.count)
+        self._waited(begin)
+        return first
+
     async def append_async(self, payload: bytes, *, sync: bool = False, timeout_seconds: float | None = None) -> int:
         """As `append`, suspending the task instead of blocking the thread."""
-        offset = self._handover.try_append(payload)
+        offset = self._append_queue.try_append(payload)
         if offset is None:
-            offset = await self._handover.append_many_async((payload,), timeout_seconds)
+            offset = await self._append_queue.append_many_async((payload,), timeout_seconds)
         if sync:
             await self.wait_durable_async(offset, 1)
         return offset
@@ -198,44 +257,53 @@ class Log(ReadableLog):
         self, payloads: Sequence[bytes], *, sync: bool = False, timeout_seconds: float | None = None
     ) -> range:
         """As `append_many`, suspending the task instead of blocking the thread."""
-        first = await self._handover.append_many_async(payloads, timeout_seconds)
+        first = await self._append_queue.append_many_async(payloads, timeout_seconds)
         if sync:
             await self.wait_durable_async(first, len(payloads))
         return range(first, first + len(payloads))
 
+    async def append_frames_async(
+        self, frames: Frames, *, sync: bool = False, timeout_seconds: float | None = None
+    ) -> int:
+        """As `append_frames`, suspending the task instead of blocking the thread."""
+        first = await self._append_queue.append_frames_async(frames, timeout_seconds)
+        if sync:
+            await self.wait_durable_async(first, frames.count)
+        return first
+
     def hold_appends(self) -> int:
         """From here on only `append_held` appends, and others wait, until `release_appends`; the next offset."""
-        self._handover.hold()
-        return self._handover.next_offset
+        self._append_queue.hold()
+        return self._append_queue.next_offset
 
     def release_appends(self) -> None:
-        """Ends that: those who waited are served in order of arrival."""
-        self._handover.release()
+        """Ends `hold_appends`: the appends that waited are served in order of arrival."""
+        self._append_queue.release()
 
     def append_held(self, frames: Frames) -> None:
-        """Accepts frames of whoever holds the appends of others back; they are numbered anew."""
+        """As `append_frames`, by the caller that holds back other appends."""
         if frames.count:
-            self._handover.append_held(frames.renumbered(self._handover.next_offset))
+            self._append_queue.append_held(frames)
 
-    def prepare_files(self, first_offset: int, number: int = 0) -> PreparedFiles:
-        """For whoever holds the appends of others back: files beside the log, whose messages get offsets from here on.
+    def prepare_files(self, first_offset: int, number: int = 0) -> IngestedSegments:
+        """For the caller that holds back other appends: files beside the log, whose messages get offsets from here on.
 
-        `number` tells several apart that are written by several threads.
+        `number` distinguishes the files of several writing threads.
         """
         place = self.files, self._clock, self.directory, self._settings, self._time_field
-        return PreparedFiles(*place, first_offset, number)
+        return IngestedSegments(*place, first_offset, number)
 
     def adopt_held(self, prepared: Sequence[Segment]) -> None:
         """Such files become the next ones of the log, in this order. When it returns, all of it is on the disk."""
-        self._handover.adopt_held(prepared)
+        self._append_queue.adopt_held(prepared)
 
     def wait_durable(self, first: int, count: int) -> None:
-        """Returns once these messages, which were accepted, are on the disk.
+        """Returns once these accepted messages are on the disk.
 
-        Who hears of a full disk hears that they were accepted, and at which offset: not to be repeated.
+        An error about a full disk says that they were accepted, and at which offset: they are not to be repeated.
         """
         try:
-            self._handover.wait_durable(first + count)
+            self._append_queue.wait_durable(first + count)
         except (DiskFullError, ExhaustedError) as error:
             error.offset = first
             raise
@@ -243,65 +311,78 @@ class Log(ReadableLog):
     async def wait_durable_async(self, first: int, count: int) -> None:
         """As `wait_durable`, suspending the task."""
         try:
-            if (durable := self._handover.durable_future(first + count)) is not None:
+            if (durable := self._append_queue.durable_future(first + count)) is not None:
                 await durable
         except (DiskFullError, ExhaustedError) as error:
             error.offset = first
             raise
 
+    def on_written(self, callback: Callable[[], None] | None) -> None:
+        """Calls this whenever more is in the files than before: it must be quick, and raise nothing."""
+        self._append_queue.on_written = callback
+
     def on_durable(self, callback: Callable[[], None]) -> None:
         """Calls this whenever more is on the disk than before: it must be quick, and raise nothing."""
-        self._handover.on_durable = callback
+        self._append_queue.on_durable = callback
 
     def flush(self) -> None:
         """Returns once everything accepted so far is on the disk."""
-        self._handover.wait_durable(self._handover.next_offset)
+        self._append_queue.wait_durable(self._append_queue.next_offset)
 
     def end_file(self) -> None:
-        """Ends the file at the end: everything accepted so far is in files that nothing is added to any more."""
-        self._handover.wait_file_end()
+        """Seals the current file: everything accepted so far is then in sealed files."""
+        self._append_queue.wait_file_end()
 
     async def flush_async(self) -> None:
         """As `flush`, suspending the task."""
-        if (durable := self._handover.durable_future(self._handover.next_offset)) is not None:
+        if (durable := self._append_queue.durable_future(self._append_queue.next_offset)) is not None:
             await durable
 
     # Where it stands
 
     @property
     def next_offset(self) -> int:
-        return self._handover.next_offset
+        return self._append_queue.next_offset
+
+    @property
+    def written_offset(self) -> int:
+        """Everything below is in a file: it outlives this process, though not a loss of power."""
+        return self._append_queue.written_offset
 
     @property
     def durable_offset(self) -> int:
         """Everything below is on the disk. It may lie inside a group of messages that count only together."""
-        return self._handover.durable_offset
+        return self._append_queue.durable_offset
 
     @property
     def start_offset(self) -> int:
-        with self._handover.mutex:
+        with self._append_queue.mutex:
             return self._start_offset()
 
     def _start_offset(self) -> int:
-        return self._segments.start_offset if len(self._segments) else self._handover.cache.start_offset
+        return self._segments.start_offset if len(self._segments) else self._append_queue.cache.start_offset
 
     # Reading
 
-    def read(self, start: Position = "earliest", stop: Position | None = None, *, follow: bool = False) -> Reader:
-        """As every readable log; a closed one raises."""
+    def check_open(self) -> None:
+        """ClosedError once it is closed, and in a forked child, whose parent runs on."""
         if self._closed:
             raise self._closed_error()
+
+    def read(self, start: Position = "earliest", stop: Position | None = None, *, follow: bool = False) -> Reader:
+        """As every readable log; a closed one raises."""
+        self.check_open()
         return super().read(start, stop, follow=follow)
 
     def locate(self, offset: int, stop_offset: int) -> Batch | FilePart | None:
-        with self._handover.mutex:
-            batch = self._handover.cache.read(offset, stop_offset)
-            if batch is not None:
+        with self._append_queue.mutex:
+            batch = self._append_queue.cache.read(offset, stop_offset)
+            if batch is not None and offset >= self._segments.floor:
                 return batch
             segment = self._segments.find(offset)
             if segment is not None:
                 return FilePart(segment, offset)
-            if offset >= self._handover.next_offset:
+            if offset >= self._append_queue.next_offset:
                 return None
             earliest = self._start_offset()
         raise OffsetOutOfRangeError(
@@ -309,61 +390,81 @@ class Log(ReadableLog):
         )
 
     def place_of(self, offset: int) -> Path:
-        with self._handover.mutex:
+        with self._append_queue.mutex:
             segment = self._segments.find(offset)
         return self.directory if segment is None else segment.path
 
     def _file_for_time(self, time_us: int) -> int:
-        with self._handover.mutex:
+        with self._append_queue.mutex:
             segment = self._segments.first_for_time(time_us)
-            return segment.first_offset if segment is not None else self._handover.written_offset
+            return segment.first_offset if segment is not None else self._append_queue.written_offset
 
     def wait_for_news(self, offset: int, timeout_seconds: float | None) -> bool:
-        return self._handover.wait_for_news(offset, timeout_seconds)
+        return self._append_queue.wait_for_news(offset, timeout_seconds)
 
     async def wait_for_news_async(self, offset: int) -> None:
-        await self._handover.wait_for_news_async(offset)
+        await self._append_queue.wait_for_news_async(offset)
 
     def listen(self, waiter: Waiter, offset: int) -> bool:
         """Finishes the waiter when there is something at `offset`; False when there is already, or never will be."""
-        return self._handover.listen(waiter, offset)
+        return self._append_queue.listen(waiter, offset)
 
     def stop_listening(self, waiter: Waiter) -> bool:
-        """Whether it was still listening: only then is it the caller's to finish."""
-        return self._handover.stop_listening(waiter)
+        """Whether it was still listening: only then must the caller finish it."""
+        return self._append_queue.stop_listening(waiter)
 
     @property
     def over(self) -> bool:
         """Closed, or failed."""
-        return self._handover.over
+        return self._append_queue.over
 
     @property
     def failure(self) -> TidelogError | None:
-        stall = self._handover.stall
+        stall = self._append_queue.stall
         return stall() if self._writer.error is not None and not self._closed and stall is not None else None
 
-    # For those who ship and prune
+    # For shipping and pruning
+
+    def ends_whole_at(self, offset: int) -> bool:
+        """Whether no group of messages lies across an offset because the log ends there: groups are accepted whole,
+        unless they are being ingested."""
+        return self._append_queue.ends_whole_at(offset)
 
     def parts(self, offset: int, stop_offset: int) -> list[FilePart]:
         """Where the messages from `offset` up to `stop_offset` (exclusive) are in the files, oldest first."""
-        with self._handover.mutex:
+        with self._append_queue.mutex:
             overlapping = [s for s in self._segments if s.next_offset > offset and s.first_offset < stop_offset]
             return [FilePart(segment, max(offset, segment.first_offset)) for segment in overlapping]
 
     def file_spans(self) -> list[FileSpan]:
         """The files as they are at this moment, oldest first."""
-        with self._handover.mutex:
+        with self._append_queue.mutex:
             return [
                 FileSpan(s.first_offset, s.next_offset, s.size, s.created_us, s.max_time_us) for s in self._segments
             ]
 
+    def delete_before(self, offset: int) -> None:
+        """Nothing below an offset can be read from now on, for good; files that lie wholly below it are removed.
+
+        The mark of the start is durable before readers notice, and everything below it is on the disk: a log never
+        ends before its start.
+        """
+        self.flush()
+        with self._pruning:
+            if offset > self.start_offset:
+                with explained("delete", self.directory):
+                    move_start(self.files, self.directory, offset)
+                with self._append_queue.mutex:
+                    self._segments.floor = offset
+        self.remove_below(offset)
+
     def remove_below(self, offset: int) -> int:
         """Deletes files all of whose messages are below an offset, never the last one; returns the bytes freed.
 
-        That the log begins behind them is marked first. Each deletion is durable before the next begins, so that what a
-        crash leaves has no hole in it.
+        The new start of the log is marked first. Each deletion is durable before the next begins, so that a crash
+        leaves no hole.
         """
-        freed_bytes = 0
+        freed_bytes, files, begin = 0, 0, time.perf_counter()
         with self._pruning:
             start_offset = self._mark_start(offset)
             while not self._closed and (segment := self._next_to_remove(start_offset)) is not None:
@@ -373,28 +474,39 @@ class Log(ReadableLog):
                     self.files.sync_directory(self.directory)
                 self._leaving = None
                 self._writer.is_noted = False
-                freed_bytes += segment.size
+                freed_bytes, files = freed_bytes + segment.size, files + 1
+        if files:
+            tell(
+                _logger,
+                "local_pruned",
+                **self.subject,
+                start_offset=start_offset,
+                files=files,
+                bytes=freed_bytes,
+                seconds=time.perf_counter() - begin,
+            )
         return freed_bytes
 
     def _mark_start(self, offset: int) -> int:
         """Where the log begins when all files below an offset are gone. Files that become removable later stay."""
-        with self._handover.mutex:
-            before, after = self._segments.start_offset, self._segments.start_without(offset)
-        if not self._closed and (after > before or self._leaving is not None):
+        with self._append_queue.mutex:
+            first, after = self._segments.first_offset, self._segments.start_without(offset)
+        if not self._closed and (after > first or self._leaving is not None):
             with explained("remove", self.directory):
                 move_start(self.files, self.directory, after)
         return after
 
     def _next_to_remove(self, offset: int) -> Segment | None:
-        """One whose removal failed comes first: if what is behind it went, the files would have a hole."""
+        """One whose removal failed comes first: removing a later file would leave a hole."""
         if self._leaving is None:
-            with self._handover.mutex:
+            with self._append_queue.mutex:
                 self._leaving = self._segments.remove_first_below(offset)
         return self._leaving
 
     def refuse_appends(self, make_error: Callable[[], TidelogError] | None) -> None:
-        """From now on every append raises this; what was accepted is written, and reading goes on. None ends that."""
-        self._handover.bar(make_error)
+        """From now on every append raises this; accepted messages are written, and reading continues. None ends
+        that."""
+        self._append_queue.bar(make_error)
 
     # Ending
 
@@ -403,31 +515,32 @@ class Log(ReadableLog):
         with self._closing:
             if self._closed:
                 return
-            self._handover.close(self._closed_error)
+            self._append_queue.close(self._closed_error)
             self._writer.join()
             self._closed = True
-            self._handover.stop_short(self._closed_error, over=True)
+            self._append_queue.stop_short(self._closed_error, over=True)
             self._release_lock()
             stopping.no_longer_open(self)
-        if self._writer.error is not None and self._handover.next_offset > self._handover.durable_offset:
+        if self._writer.error is not None and self._append_queue.next_offset > self._append_queue.durable_offset:
             raise self._unwritten_error(self._writer.error)
 
-    def abandon(self) -> None:
-        """In a forked child: the parent goes on writing, this copy never does."""
+    def _abandon(self) -> None:
+        """In a forked child: the parent keeps writing, this copy never does."""
         self._closed = True
         self._closing, self._pruning = Lock(), Lock()  # other threads of the parent may have held them
-        self._handover = Handover(self._handover.next_offset, LogSettings())
-        self.try_append = self._handover.try_append
-        self._handover.close(self._forked_error)
-        self._handover.stop_short(self._forked_error, over=True)
+        self._append_queue = AppendQueue(self._append_queue.next_offset, LogSettings())
+        self.try_append = self._append_queue.try_append
+        self._append_queue.close(self._forked_error)
+        self._append_queue.stop_short(self._forked_error, over=True)
         if self._lock is not None:
             self._lock.abandon()
 
     def forget(self) -> None:
-        """After closing, when the files go: readers must not look for them, their names may soon be another log's."""
-        self._handover.forget()
-        with self._handover.mutex:
-            self._segments = Segments([], self._handover.next_offset)
+        """After closing, when the files are deleted: readers must not look for them, another log may soon use their
+        names."""
+        self._append_queue.forget()
+        with self._append_queue.mutex:
+            self._segments = Segments([], self._append_queue.next_offset)
 
     def _release_lock(self) -> None:
         if self._lock is not None:
@@ -442,38 +555,38 @@ class Log(ReadableLog):
         )
 
     def _unwritten_error(self, cause: TidelogError) -> LogFailedError:
-        first = whole_below(self, self._handover.durable_offset, self._group_of)
-        lost = offsets_text(first, self._handover.next_offset - 1)
+        first = whole_below(self, self._append_queue.durable_offset, self._group_of)
+        lost = offsets_text(first, self._append_queue.next_offset - 1)
         error = LogFailedError(
-            f"closed, but {lost} accepted before could not be brought to the disk: {cause.message}",
+            f"closed, but {lost} accepted before could not be written to the disk: {cause.message}",
             path=self.directory,
-            hint="What did not reach the disk is lost with this process; once the disk is well, append it again",
+            hint="What did not reach the disk is lost with this process; append it again once the disk works",
         )
         error.__cause__ = cause
         return error
 
     def _save_checkpoint(self) -> None:
         """Called by the writer when everything in the files is synced."""
-        with self._handover.mutex:
+        with self._append_queue.mutex:
             checkpoint = describe_segments(tuple(self._segments), self._start_offset(), self._clock.now_us())
         write_checkpoint(self.files, self.directory, checkpoint)
 
     def statistics(self) -> LogStatistics:
         """One moment of the log."""
-        handover, writer = self._handover, self._writer
-        with handover.mutex:
+        append_queue, writer = self._append_queue, self._writer
+        with append_queue.mutex:
             return LogStatistics(
                 state=self._state(),
                 start_offset=self._start_offset(),
-                next_offset=handover.next_offset,
-                written_offset=handover.written_offset,
-                durable_offset=handover.durable_offset,
+                next_offset=append_queue.next_offset,
+                written_offset=append_queue.written_offset,
+                durable_offset=append_queue.durable_offset,
                 files=len(self._segments),
                 file_bytes=self._segments.total_bytes,
-                cached_messages=handover.cache.cached_messages,
-                cached_bytes=handover.cache.cached_bytes,
-                handover_messages=handover.next_offset - handover.written_offset,
-                handover_bytes=handover.held_bytes,
+                cached_messages=append_queue.cache.cached_messages,
+                cached_bytes=append_queue.cache.cached_bytes,
+                queued_messages=append_queue.next_offset - append_queue.written_offset,
+                queued_bytes=append_queue.held_bytes,
                 writes=writer.writes,
                 written_bytes=writer.written_bytes,
                 rotations=self._active.sealed_files,
@@ -490,4 +603,4 @@ class Log(ReadableLog):
             return "closed"
         if self._writer.error is not None:
             return "failed"
-        return "disk full" if self._handover.stall is not None else "open"
+        return "disk full" if self._append_queue.stall is not None else "open"

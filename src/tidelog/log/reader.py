@@ -1,43 +1,35 @@
-"""Reading: files, then memory, then whatever comes, as one stream of batches.
+"""Readers: files, then memory, then new messages, as one stream of batches.
 
 Invariants
-- A reader tracks the next offset and hands out exactly that one next: no gap, no overlap, no duplicate.
-- It holds no lock while it reads a file or while its caller works, so a slow reader never holds up an append.
-- What is not in memory is in a file: memory is looked at first, and both are looked up under one hold of the mutex.
-- Only whole, checked frames are handed out. Damage raises and names the file and the byte.
+- A reader tracks the next offset and returns exactly that one next: no gap, no overlap, no duplicate.
+- It holds no lock while it reads a file or while its caller works, so a slow reader never blocks an append.
+- A message that is not in memory is in a file: memory is checked first, and both lookups happen under one hold of the
+  mutex.
+- Only whole, verified frames are returned. Damage raises an error that names the file and the byte.
 """
 
 from __future__ import annotations
 
 import asyncio
 import time
+from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Iterator
+from datetime import datetime
 from pathlib import Path
 from typing import Protocol
 
-from tidelog.errors import CorruptionError, OffsetOutOfRangeError, TidelogError
+from tidelog.clock import to_microseconds
+from tidelog.codec import MAX_OFFSET
+from tidelog.errors import CorruptionError, InputError, OffsetOutOfRangeError, TidelogError
 from tidelog.files import File, Files, explained
-from tidelog.log.cache import Batch, framed_batch
+from tidelog.log.frame import encode_many
 from tidelog.log.recovery import REPAIR_HINT
-from tidelog.log.scanner import FileScanner
-from tidelog.log.segment import Segment
-
-
-class FilePart:
-    """Where an offset is in the files: the segment, and how far it goes at this moment."""
-
-    __slots__ = ("end_byte", "next_offset", "offset", "position", "segment")
-
-    def __init__(self, segment: Segment, offset: int) -> None:
-        start = segment.index.floor(offset)
-        self.segment = segment
-        self.offset, self.position = start if start is not None else (segment.first_offset, 0)
-        self.next_offset = segment.next_offset
-        self.end_byte = segment.size
+from tidelog.log.segment import FilePart, FileScanner, Segment
+from tidelog.log.tail_cache import Batch, framed_batch
 
 
 class Source(Protocol):
-    """What a reader reads from."""
+    """The source that a reader reads from."""
 
     @property
     def files(self) -> Files: ...
@@ -56,7 +48,7 @@ class Source(Protocol):
         ...
 
     def locate(self, offset: int, stop_offset: int) -> Batch | FilePart | None:
-        """The messages themselves when they are in memory, else their place in a file; None when not there yet."""
+        """The messages themselves when they are in memory, else their location in a file; None when not there yet."""
         ...
 
     def place_of(self, offset: int) -> Path:
@@ -68,6 +60,37 @@ class Source(Protocol):
         ...
 
     async def wait_for_news_async(self, offset: int) -> None: ...
+
+
+class BatchReader(Protocol):
+    """What all readers of a log or a topic have in common: `Reader`, `TieredReader`, `CommittedReader`."""
+
+    @property
+    def offset(self) -> int:
+        """The next one."""
+        ...
+
+    @property
+    def is_at_stop(self) -> bool:
+        """Whether it has reached where it was to stop, so that it never returns anything again."""
+        ...
+
+    @property
+    def waits_at(self) -> int:
+        """Where messages have to come for it to have more; behind `offset` while an open transaction holds it up."""
+        ...
+
+    def __iter__(self) -> Iterator[Batch]: ...
+
+    def __aiter__(self) -> AsyncIterator[Batch]: ...
+
+    def next_batch(self, timeout_seconds: float | None = None) -> Batch | None: ...
+
+    async def next_batch_async(self) -> Batch | None: ...
+
+    def place_of(self, offset: int) -> Path | str: ...
+
+    def close(self) -> None: ...
 
 
 class Reader:
@@ -82,6 +105,16 @@ class Reader:
         self._segment: Segment | None = None
         self._file: File | None = None
         self._scanner: FileScanner | None = None
+
+    @property
+    def is_at_stop(self) -> bool:
+        """Whether it has reached where it was to stop, so that it never returns anything again."""
+        return self.offset >= self._stop_offset
+
+    @property
+    def waits_at(self) -> int:
+        """Where messages have to come for it to have more."""
+        return self.offset
 
     def __iter__(self) -> Iterator[Batch]:
         try:
@@ -114,7 +147,7 @@ class Reader:
         return None
 
     async def next_batch_async(self) -> Batch | None:
-        """As `next_batch`; files are read in a worker thread, so that the loop goes on."""
+        """As `next_batch`; files are read in a worker thread, so that the event loop is not blocked."""
         while self.offset < self._stop_offset:
             over = self._source.over
             found = self._source.locate(self.offset, self._stop_offset)
@@ -143,7 +176,7 @@ class Reader:
             file.close()
 
     def _check_failure(self) -> None:
-        """Who follows must not take a failed log for one that was closed in order."""
+        """A follower must not mistake a failed log for one that was closed in order."""
         failure = self._source.failure if self._follow else None
         if failure is not None:
             raise failure
@@ -194,7 +227,138 @@ class Reader:
             return self._source.files.open(segment.path)
         except FileNotFoundError:
             raise OffsetOutOfRangeError(
-                f"offset {self.offset} is gone: its file was removed while it was about to be read",
+                f"offset {self.offset} is gone: its file was removed before it could be read",
                 operation="read",
                 path=segment.path,
             ) from None
+
+
+# What every readable log offers, the owner's and a view alike: positions, and readers from one to another.
+
+
+Position = int | str | datetime
+
+NO_STOP = 1 << 64
+
+
+class ReadableLog(ABC):
+    """A log that can be read from any position. It is the `Source` of its readers."""
+
+    def __init__(self, directory: Path, files: Files, read_chunk_bytes: int, time_field: int | None) -> None:
+        self.directory = directory
+        self.files = files
+        self.read_chunk_bytes = read_chunk_bytes
+        self._time_field = time_field
+
+    @property
+    @abstractmethod
+    def start_offset(self) -> int:
+        """The oldest offset that is still here."""
+
+    @property
+    @abstractmethod
+    def next_offset(self) -> int:
+        """The offset that the next message gets."""
+
+    @property
+    @abstractmethod
+    def over(self) -> bool:
+        """Whether nothing will ever be added."""
+
+    def check_open(self) -> None:
+        """Raises ClosedError once nothing can be read here any more."""
+        return
+
+    @property
+    def is_gone(self) -> bool:
+        """Whether nothing is left here, so that its messages have to be read from elsewhere."""
+        return False
+
+    @property
+    def failure(self) -> TidelogError | None:
+        """Why nothing will ever be added, when that is not because it was closed."""
+        return None
+
+    @abstractmethod
+    def locate(self, offset: int, stop_offset: int) -> Batch | FilePart | None: ...
+
+    @abstractmethod
+    def wait_for_news(self, offset: int, timeout_seconds: float | None) -> bool: ...
+
+    @abstractmethod
+    async def wait_for_news_async(self, offset: int) -> None: ...
+
+    @abstractmethod
+    def _file_for_time(self, time_us: int) -> int:
+        """An offset at or before the first message of this time or later, as close as the files' times tell."""
+
+    def read(self, start: Position = "earliest", stop: Position | None = None, *, follow: bool = False) -> Reader:
+        """A reader from `start` (an offset, "earliest", "latest" or a time) to `stop` (exclusive).
+
+        Without `follow` it ends at the offset that is next now.
+        """
+        first, latest = self.resolve(start), self.next_offset
+        if stop is None:
+            return Reader(self, first, NO_STOP if follow else latest, follow)
+        end = self._resolve_stop(stop)
+        return Reader(self, first, end if follow else min(end, latest), follow)
+
+    def scout(self, offset: int, *, follow: bool) -> Reader:
+        """A reader from an offset to wherever the log ends by then; with `follow` it waits there."""
+        return Reader(self, offset, NO_STOP, follow)
+
+    def resolve(self, position: Position) -> int:
+        """The offset that a position means now."""
+        if isinstance(position, datetime):
+            return self.offset_at(to_microseconds(position))
+        if position == "latest":
+            return self.next_offset
+        if position == "earliest":
+            return self.start_offset
+        offset = checked_offset(position)
+        earliest, latest = self.start_offset, self.next_offset
+        if not earliest <= offset <= latest:
+            raise OffsetOutOfRangeError(
+                f"offset {offset} is not in the log, which holds {earliest} up to {latest} (exclusive)",
+                operation="read",
+                path=self.directory,
+            )
+        return offset
+
+    def _resolve_stop(self, stop: Position) -> int:
+        """A stop may lie in the future; a start may not."""
+        return self.resolve(stop) if isinstance(stop, (str, datetime)) else checked_offset(stop)
+
+    def place_of(self, offset: int) -> Path:
+        """The file that an offset is in; the directory if no file has it."""
+        return self.directory
+
+    def offset_at(self, time_us: int, first_offset: int = 0) -> int:
+        """The first offset from `first_offset` on whose time is `time_us` or later; the next offset if none is."""
+        if self._time_field is None:
+            raise InputError("this log stores no timestamps", operation="read")
+        latest = self.next_offset
+        first = max(first_offset, self._file_for_time(time_us), self.start_offset)
+        for batch in Reader(self, first, latest, follow=False):
+            frames = batch.frames or encode_many(batch.first_offset, batch.bare)
+            found = frames.first_at_least(self._time_field, time_us, batch.start)
+            if found is not None and found < batch.stop:
+                return frames.first_offset + found
+        return latest
+
+
+def check_first_offset(offset: int) -> None:
+    """InputError when no log can begin there."""
+    if not 0 <= offset <= MAX_OFFSET + 1:  # one whose offsets are all used, and whose files are elsewhere, begins there
+        raise InputError(
+            f"the first offset of a log must be between 0 and {MAX_OFFSET}, not {offset}", operation="open"
+        )
+
+
+def checked_offset(position: object) -> int:
+    """The same offset, if it can be one."""
+    if isinstance(position, bool) or not isinstance(position, int):
+        raise InputError(f'position must be an offset, "earliest", "latest" or a datetime, not {position!r}')
+    if position < 0:
+        raise OffsetOutOfRangeError(f"offset must be 0 or more, not {position}", operation="read")
+    return position

@@ -1,11 +1,11 @@
-"""Mending a damaged log: first a plan in words, then, if asked for, the deed.
+"""Repairs a damaged log: first makes a readable plan, then applies it on request.
 
 Invariants
-- Every good frame keeps its offset and its bytes. What is damaged or missing is put back from another copy, where there
-  is one that has it; offsets that are lost for good get a frame that says so (its payload is the single byte 0), so
-  that the log is contiguous again and readers can tell lost from present.
-- A damaged file is replaced in one step, after its old content was put aside in `removed/`; a crash leaves the old file
-  or the new one. Planning and applying again after a crash ends in the same state.
+- Every good frame keeps its offset and its bytes. Damaged or missing frames are restored from another copy if one has
+  them; offsets that are lost for good get a frame that says so (its payload is the single byte 0), so that the log is
+  contiguous again and readers can tell lost from present.
+- A damaged file is replaced atomically, after its old content is saved in `removed/`; a crash leaves the old file or
+  the new one. Planning and applying again after a crash ends in the same state.
 """
 
 from __future__ import annotations
@@ -18,13 +18,12 @@ import msgspec
 
 from tidelog.errors import RetryError, offsets_text
 from tidelog.files import TEMPORARY_SUFFIX, Files
-from tidelog.log.bound_files import BoundFiles
-from tidelog.log.examine import FileExamination, LogExamination, Run, examine_log
+from tidelog.log.binding import BoundFiles
+from tidelog.log.directory import CHECKPOINT, take_directory
 from tidelog.log.frame import encode_many
-from tidelog.log.names import CHECKPOINT
 from tidelog.log.recovery import keep_aside
 from tidelog.log.settings import MIB
-from tidelog.log.taking import take_directory
+from tidelog.log.verify import FileFindings, LogFindings, Run, verify_files
 
 LOST_PAYLOAD = b"\x00"
 _COPY_BYTES = 4 * MIB
@@ -40,7 +39,7 @@ class OtherCopy(Protocol):
     """The same messages, elsewhere. What it cannot answer it raises; that is never taken for "not there"."""
 
     def ranges(self, first: int, last: int) -> Sequence[tuple[int, int]]:
-        """What it has of a range of offsets, and has checked: first and last of each stretch, in order."""
+        """Which offsets of a range it has, verified: first and last of each stretch, in order."""
         ...
 
     def payloads(self, first: int, last: int) -> Iterator[list[bytes]]:
@@ -59,7 +58,7 @@ Piece = Run | Restored | tuple[int, int]
 
 
 class _Rewrite(NamedTuple):
-    """A file to be built anew, from stretches of the old one and of the other copy, and from lost offsets as
+    """A file to be rebuilt, from stretches of the old one and of the other copy, and from lost offsets as
     (first, last); of nothing: removed."""
 
     name: str
@@ -67,7 +66,7 @@ class _Rewrite(NamedTuple):
 
 
 class RepairPlan:
-    """What is to be done. Nothing has happened yet; `apply` does it."""
+    """The planned repair. Nothing has happened yet; `apply` does it."""
 
     def __init__(self, directory: Path, files: Files, planner: _Planner, copy: OtherCopy | None) -> None:
         self.actions = tuple(planner.actions)
@@ -83,7 +82,7 @@ class RepairPlan:
         return bool(self._rewrites)
 
     def apply(self) -> list[Path]:
-        """Takes the directory's lock and carries out the plan; returns what was put aside."""
+        """Takes the directory's lock and applies the plan; returns what was set aside."""
         lock = take_directory(self._files, self._directory)
         try:
             current = plan_repair(self._directory, files=self._files, copy=self._copied_from)
@@ -91,7 +90,7 @@ class RepairPlan:
                 raise RetryError("the log has changed since the plan was made", hint="Plan the repair again")
             kept = [self._rewrite(rewrite) for rewrite in self._rewrites]
             if self._rewrites and self._files.exists(self._directory / CHECKPOINT):
-                # It describes files that are no more; opening finds everything without it.
+                # It describes files that were replaced; opening finds everything without it.
                 self._files.remove(self._directory / CHECKPOINT)
                 self._files.sync_directory(self._directory)
             return [path for path in kept if path is not None]
@@ -99,7 +98,7 @@ class RepairPlan:
             lock.release()
 
     def _rewrite(self, rewrite: _Rewrite) -> Path | None:
-        """Where the old content is kept; None when there was no such file any more."""
+        """Where the old content is kept; None if the file was already gone."""
         path = self._directory / rewrite.name
         kept = None
         if self._files.exists(path):
@@ -142,7 +141,7 @@ class RepairPlan:
             yield encode_many(offset, payloads).buffer
             offset += len(payloads)
         if offset != piece.last + 1:
-            raise RetryError("the other copy of the log has changed meanwhile", hint="Plan the repair again")
+            raise RetryError("the other copy of the log has changed since", hint="Plan the repair again")
 
     def _copy(self, path: Path, run: Run) -> Iterator[bytes]:
         old = self._files.open(path)
@@ -160,9 +159,9 @@ def _lost_frames(first: int, last: int) -> Iterator[bytes]:
 
 
 def plan_repair(directory: Path, *, files: Files | None = None, copy: OtherCopy | None = None) -> RepairPlan:
-    """Looks at every frame and decides what to do; changes nothing. `copy` may have what is damaged or missing here."""
+    """Reads every frame and decides what to do; changes nothing. `copy` may have what is damaged or missing here."""
     files = files or BoundFiles(examining=True)
-    planner = _Planner(examine_log(directory, files=files), copy)
+    planner = _Planner(verify_files(directory, files=files), copy)
     planner.plan()
     return RepairPlan(directory, files, planner, copy)
 
@@ -170,7 +169,7 @@ def plan_repair(directory: Path, *, files: Files | None = None, copy: OtherCopy 
 class _Planner:
     """Goes through the files in order and keeps the offset that must come next."""
 
-    def __init__(self, examination: LogExamination, copy: OtherCopy | None) -> None:
+    def __init__(self, examination: LogFindings, copy: OtherCopy | None) -> None:
         self._files = examination.files
         self._expected = examination.first_offset
         self._copy = copy
@@ -189,7 +188,7 @@ class _Planner:
     def _start_behind(self, index: int) -> int | None:
         return next((file.first_offset for file in self._files[index + 1 :] if file.first_offset is not None), None)
 
-    def _pieces(self, file: FileExamination, following: int | None) -> list[Piece]:
+    def _pieces(self, file: FileFindings, following: int | None) -> list[Piece]:
         """The good runs, with what is lost between them.
 
         A damaged end is filled up to the next file, and the end of the log up to what is known to have been synced, so
@@ -200,7 +199,7 @@ class _Planner:
             self._fill(pieces, run.first_offset)
             pieces.append(run)
             self._expected = run.next_offset
-        ends_early = bool(file.problems) and (not file.runs or file.runs[-1].end < file.size)
+        ends_early = bool(file.findings) and (not file.runs or file.runs[-1].end < file.size)
         if ends_early and following is not None:
             self._fill(pieces, following)
         if following is None and file.known_next_offset is not None:
@@ -223,7 +222,7 @@ class _Planner:
         if reached <= last:
             yield reached, last
 
-    def _say(self, file: FileExamination, pieces: list[Piece]) -> None:
+    def _say(self, file: FileFindings, pieces: list[Piece]) -> None:
         kept = sum(piece.end - piece.start for piece in pieces if isinstance(piece, Run))
         verb = "rewrite" if pieces else "remove"
         self.actions.append(
@@ -239,7 +238,7 @@ class _Planner:
                 self.actions.append(f"mark {offsets_text(*piece)} as lost in {file.name}")
 
 
-def _is_unchanged(file: FileExamination, pieces: list[Piece], *, is_last: bool) -> bool:
+def _is_unchanged(file: FileFindings, pieces: list[Piece], *, is_last: bool) -> bool:
     """One run from the first byte to the last, or an empty file at the end, where the next message goes."""
     if file.header_problem is not None:
         return False

@@ -1,4 +1,4 @@
-"""The log's settings: each with its default, its effect and what it costs."""
+"""The log's settings, each with its default, its effect and its cost, and the log's statistics."""
 
 from __future__ import annotations
 
@@ -6,10 +6,13 @@ from typing import Annotated, TypedDict
 
 import msgspec
 
+from tidelog.clock import Histogram
+
 Positive = Annotated[int, msgspec.Meta(ge=1)]
 
 KIB = 1 << 10
 MIB = 1 << 20
+DEFAULT_MAX_MESSAGE_BYTES = 16 * MIB
 
 
 class LogSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -27,10 +30,10 @@ class LogSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     rotate_max_seconds: Positive = 3600
     """Age at which a file that holds messages is closed, so that a quiet log can be shipped and pruned too."""
 
-    handover_max_bytes: Positive = 64 * MIB
+    append_queue_max_bytes: Positive = 64 * MIB
     """Accepted bytes that may wait for the file. More absorbs longer bursts, and is what a killed process can lose."""
 
-    handover_max_messages: Positive = 65536
+    append_queue_max_messages: Positive = 65536
     """Accepted messages that may wait for the file."""
 
     append_timeout_ms: Annotated[int, msgspec.Meta(ge=0)] = 30_000
@@ -42,8 +45,9 @@ class LogSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     cache_max_bytes: Annotated[int, msgspec.Meta(ge=0)] = 32 * MIB
     """Memory of that cache, its own overhead included."""
 
-    max_message_bytes: Annotated[int, msgspec.Meta(ge=1, le=1 << 30)] = 16 * MIB
-    """Largest message that is accepted, its envelope included. It bounds what a reader must hold at once."""
+    max_message_bytes: Annotated[int, msgspec.Meta(ge=1, le=1 << 30)] = DEFAULT_MAX_MESSAGE_BYTES
+    """Largest message that is accepted, its envelope included. It bounds what a reader must hold at once. What was
+    accepted under a larger one stays readable: files and the catalog say how large it is."""
 
     open_check_bytes: Annotated[int, msgspec.Meta(ge=0)] = 64 * MIB
     """Newest bytes that opening checks frame by frame although the checkpoint vouches for them."""
@@ -59,11 +63,66 @@ class LogOptions(TypedDict, total=False):
     fsync_max_batch_bytes: int | str
     rotate_max_bytes: int | str
     rotate_max_seconds: int | str
-    handover_max_bytes: int | str
-    handover_max_messages: int
+    append_queue_max_bytes: int | str
+    append_queue_max_messages: int
     append_timeout_ms: int | str
     cache_max_messages: int
     cache_max_bytes: int | str
     max_message_bytes: int | str
     open_check_bytes: int | str
     read_chunk_bytes: int | str
+
+
+# The statistics of a log, as an immutable snapshot; only the service knows how to export them.
+
+
+class TornTail(msgspec.Struct, frozen=True, kw_only=True):
+    """What was cut off the end of the last file: `size` bytes from `byte` on, for `reason`."""
+
+    file: str
+    byte: int
+    size: int
+    reason: str
+
+
+class RecoveryReport(msgspec.Struct, frozen=True, kw_only=True):
+    """What recovery found. `missing_synced` are the first and last offset that the checkpoint says were synced and that
+    the files no longer have; None when nothing is missing. `unfinished` are the first and last offset of a batch whose
+    end was missing, so that none of it counts; None when there was none."""
+
+    checkpoint_used: bool
+    checkpoint_problem: str | None
+    files: int
+    checked_bytes: int
+    seconds: float
+    torn_tail: TornTail | None
+    missing_synced: tuple[int, int] | None
+    unfinished: tuple[int, int] | None = None
+
+
+class LogStatistics(msgspec.Struct, frozen=True, kw_only=True):
+    """One moment of a log. Offsets are exclusive ends, as everywhere.
+
+    `append_wait_seconds` has the appends that waited for room or for the disk, and those of several messages.
+    """
+
+    state: str
+    start_offset: int
+    next_offset: int
+    written_offset: int
+    durable_offset: int
+    files: int
+    file_bytes: int
+    cached_messages: int
+    cached_bytes: int
+    queued_messages: int
+    queued_bytes: int
+    writes: int
+    written_bytes: int
+    rotations: int
+    checkpoint_failures: int
+    full_disk_waits: int
+    append_wait_seconds: Histogram
+    write_seconds: Histogram
+    sync_seconds: Histogram
+    recovery: RecoveryReport

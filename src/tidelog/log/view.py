@@ -1,10 +1,10 @@
-"""An onlooker: reads a log that another process may own, from its files and without its lock.
+"""A read-only view of a log that another process may own, from its files and without its lock.
 
 Invariants
 - It changes nothing. It sees what the owner has written (synced or not), whole frames only.
-- It learns of growth by looking again; what it has checked once it does not read again.
-- An unfinished frame at the very end is "not there yet", and so is a group of messages (see `groups`) whose end is
-  missing; anything else that is not a frame is damage and is named.
+- It polls for growth and does not read again what it has verified once.
+- An unfinished frame at the very end is "not there yet", and so is an atomic batch (see `atomic_batches`) whose end is
+  missing; anything else that is not a frame is damage, and the error names it.
 """
 
 from __future__ import annotations
@@ -17,19 +17,15 @@ from threading import Lock
 from tidelog.clock import Clock, SystemClock
 from tidelog.errors import NotFoundError, OffsetOutOfRangeError
 from tidelog.files import Files
-from tidelog.log.bound_files import BoundFiles
-from tidelog.log.cache import Batch
+from tidelog.log.atomic_batches import GroupOf, without_unfinished
+from tidelog.log.binding import BoundFiles
 from tidelog.log.checkpoint import describe_segments
-from tidelog.log.groups import GroupOf, without_unfinished
-from tidelog.log.names import wal_files
-from tidelog.log.readable import ReadableLog
-from tidelog.log.reader import FilePart
-from tidelog.log.recovery import Recovered, Recovery, recover
-from tidelog.log.segment import Segment
-from tidelog.log.segments import Segments
-from tidelog.log.settings import LogSettings
-from tidelog.log.start_mark import refuse_missing_start
-from tidelog.log.statistics import RecoveryReport
+from tidelog.log.directory import wal_files
+from tidelog.log.reader import ReadableLog
+from tidelog.log.recovery import Recovered, Recovery, read_start, recover, refuse_missing_start
+from tidelog.log.segment import FilePart, Segment, Segments
+from tidelog.log.settings import LogSettings, RecoveryReport
+from tidelog.log.tail_cache import Batch
 
 _POLL_SECONDS = 0.05
 _ATTEMPTS = 5
@@ -50,7 +46,8 @@ class LogView(ReadableLog):
         group_of: GroupOf | None = None,
         refuses_missing_start: bool = False,
     ) -> None:
-        """`first_offset` is where a log begins that has no frames yet; `group_of` tells what is there only together.
+        """`first_offset` is where a log begins that has no frames yet; `group_of` tells which payloads are atomic
+        batches.
 
         With `refuses_missing_start` a log whose oldest files are gone is not opened.
         """
@@ -64,10 +61,10 @@ class LogView(ReadableLog):
         self._had_files = False
         self._group_of = group_of
         if not self.files.is_directory(directory):
-            raise NotFoundError("there is no log here", path=directory)
+            raise NotFoundError("there is no log in this directory", path=directory)
         found = self._whole(recover(self.files, self._clock, directory, settings, time_field, first_offset))
         if refuses_missing_start:
-            refuse_missing_start(self.files, directory, found.segments)
+            refuse_missing_start(read_start(self.files, directory), found.segments)
         self.recovery: RecoveryReport = found.report
         self._adopt(found)
 
@@ -77,12 +74,12 @@ class LogView(ReadableLog):
 
     @property
     def next_offset(self) -> int:
-        """What the owner has written by now; it looks again."""
+        """The end of what the owner has written by now; polls the files."""
         self._look()
         return self._next_offset
 
     def segments(self) -> tuple[Segment, ...]:
-        """The files as they were when it last looked; they only grow, or go."""
+        """The files as of the last poll; they only grow, or are deleted."""
         with self._looking:
             return tuple(self._segments)
 
@@ -139,11 +136,12 @@ class LogView(ReadableLog):
 
     def _adopt(self, found: Recovered) -> None:
         self._segments = Segments(found.segments, found.start_offset)
+        self._segments.floor = min(read_start(self.files, self.directory) or 0, found.next_offset)
         self._next_offset = found.next_offset
         self._had_files = self._had_files or bool(found.segments)
 
     def _look(self) -> None:
-        """Takes in what was written since it last looked."""
+        """Reads what was written since the last poll."""
         with self._looking:
             for _ in range(_ATTEMPTS):
                 try:

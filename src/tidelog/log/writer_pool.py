@@ -5,20 +5,22 @@
                                    +------ the timer, when it is due again ------+
 
 Invariants
-- One worker at a time serves one log (`Handover.begin_service`): the order of offsets, of frames and of delivery
-  stays one order. Which thread that is does not matter: each finds what the one before left behind.
-- A log that was called is served: it is queued in the same step in which an idle worker is woken, or one more is begun,
-  or, where as many work as may, before one of them goes to rest. To call it twice does no harm.
-- Who is served for long while others wait goes behind them (`is_crowded`): no busy log starves the others.
-- A disk that hangs holds up the logs on it and no others: each file system (`Files.device`) has workers of its own. On
-  one file system so many logs may hang as there are workers before the others there wait too.
-- Nothing waits in a worker, except for the disk: who has to wait for a time gives the worker back and is called by the
-  timer. It wakes at the earliest time that was asked for, and too often is fine: who is called for nothing looks again.
+- One worker at a time serves one log (`AppendQueue.begin_service`): offsets, frames and deliveries keep one order. Any
+  thread will do: each continues from the state that the previous one left.
+- A log that was called is served: in the same step in which it is queued, an idle worker is woken, or another one is
+  started, or, if the maximum number is working, one of them serves it before it rests. Calling twice is harmless.
+- A log that is served for long while others wait is requeued after them (`is_crowded`): no busy log starves the others.
+- A disk that hangs blocks only the logs on it: each file system (`Files.device`) has workers of its own. On one file
+  system, as many logs may hang as there are workers before the others there wait too.
+- A worker blocks on nothing but the disk: a log that has to wait for a time releases the worker, and the timer calls
+  it. The timer wakes at the earliest time requested; spurious calls are harmless: a log called for
+  nothing checks again.
 - A log at rest keeps its file open only while few do (`may_keep_file`): ten thousand logs need a few hundred
-  descriptors. What is not synced keeps its file open while that is possible, so that a sync covers many writes.
-- The threads end with the last log. They are daemons: an exit does not wait for them, and `stopping` closes the logs.
-- A forked child has none of these threads; it begins with pools of its own.
-- Locks are taken in one order: a log's mutex, then the pool's. Nothing in here calls a log while it holds a lock.
+  descriptors. Unsynced data keeps its file open while that is possible, so that a sync covers many writes.
+- While there are logs, a few descriptors are kept in reserve for closing them (`limits.reserve`).
+- The threads end with the last log. They are daemons: exit does not wait for them, and `shutdown` closes the logs.
+- A forked child has none of these threads; it starts with pools of its own.
+- Lock order: a log's mutex, then the pool's. Nothing in here calls a log while it holds a lock.
 """
 
 from __future__ import annotations
@@ -36,18 +38,18 @@ from typing import Protocol
 
 from tidelog.errors import ExhaustedError
 from tidelog.files import Files
-from tidelog.limits import start_thread
+from tidelog.limits import reserve, start_thread
 
 MAX_WORKERS = 16
 """On one file system. More syncs than this at once make no disk faster."""
 MAX_IDLE_FILES = 128
-"""So many logs at rest may keep their files open: to open one again takes microseconds."""
+"""This many idle logs may keep their files open; opening one again takes microseconds."""
 MAX_UNSYNCED_FILES = 384
-"""So many may have a file open that waits for its sync; one more is synced at once. Half of a usual limit of 1,024."""
+"""This many may have an unsynced file open; one more is synced at once. Half of the usual limit of 1,024."""
 
 
 class Served(Protocol):
-    """What the pool knows of a log. `alarm_at` is the pool's: when the timer calls it next."""
+    """A log as the pool sees it. `alarm_at` is the pool's: when the timer calls it next."""
 
     alarm_at: float | None
 
@@ -80,7 +82,7 @@ class WriterPool:
 
     @property
     def is_crowded(self) -> bool:
-        """Whether others wait and nobody is free to serve them."""
+        """Whether other logs wait and no worker is free to serve them."""
         return bool(self._queue) and not self._idle and self._workers >= MAX_WORKERS
 
     def call(self, log: Served) -> None:
@@ -89,12 +91,12 @@ class WriterPool:
             self._queue.append(log)
             idle = self._idle
             if idle:
-                # No call in between: Ctrl-C may raise after any, and a worker that nobody wakes would be lost.
+                # No call in between: Ctrl-C may raise after any, and a worker that is never woken would be lost.
                 bed = idle[-1]
                 del idle[-1]
                 bed.release()
             elif self._workers < MAX_WORKERS:
-                # No more threads for now, or the interpreter ends: those that are there serve it in their turn.
+                # No thread can be started, or the interpreter ends: the existing ones serve it in turn.
                 with contextlib.suppress(RuntimeError, ExhaustedError):
                     self._start_worker()
 
@@ -124,7 +126,7 @@ class WriterPool:
             self._open_files.discard(log)
 
     def leave(self, log: Served) -> None:
-        """When it ends, for whatever reason."""
+        """Called when it ends."""
         self.file_is_closed(log)
         with _guard:
             self.members.discard(log)
@@ -132,11 +134,12 @@ class WriterPool:
                 return
             _pools.pop(self._device, None)
             self._end()
+        reserve.let_go()
 
     # Workers
 
     def start(self) -> None:
-        """The first worker and the timer: later, when the interpreter ends, no thread may begin any more."""
+        """The first worker and the timer: when the interpreter ends, no thread can be started."""
         self._start_worker()
         try:
             start_thread(Thread(target=self._keep_time, name="tidelog-timer", daemon=True))
@@ -210,12 +213,15 @@ def join_pool(log: Served, files: Files, directory: Path) -> WriterPool:
     device = files.device(directory)
     with _guard:
         pool = _pools.get(device)
+        is_new = pool is None
         if pool is None:
             pool = WriterPool(device)
             pool.start()
             _pools[device] = pool
         pool.members.add(log)
-        return pool
+    if is_new:
+        reserve.hold()  # without the guard: the user of the reserve may wait for a disk
+    return pool
 
 
 def _forget_pools() -> None:
@@ -223,6 +229,7 @@ def _forget_pools() -> None:
     global _guard
     _guard = Lock()
     _pools.clear()
+    reserve.forget()
 
 
 os.register_at_fork(after_in_child=_forget_pools)

@@ -1,7 +1,7 @@
-"""Spark reads and writes topics, and runs the jobs on them.
+"""Spark integration: reads and writes topics and engines, and runs the bulk jobs on them.
 
-Importing this package imports neither Spark nor Arrow: the code that runs on executors lies in it too, and a command
-line that only asks for help passes through it. What it offers is loaded when it is first asked for.
+Importing this package imports neither Spark nor Arrow: it also contains the code that runs on executors, and a command
+that only prints help imports it. Its public names are loaded on first use.
 """
 
 from __future__ import annotations
@@ -9,21 +9,19 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from tidelog.pipeline.cluster_package import cluster_settings, pack_for_cluster
-    from tidelog.pipeline.engine_jobs.checkpoint import checkpoint_engine
-    from tidelog.pipeline.engine_jobs.compact import compact_engine
-    from tidelog.pipeline.engine_jobs.cost import engine_cost
-    from tidelog.pipeline.engine_jobs.digest import digest_engine
-    from tidelog.pipeline.engine_jobs.gc import apply_engine_gc, plan_engine_gc
-    from tidelog.pipeline.engine_jobs.replay import replay_engine
-    from tidelog.pipeline.engine_jobs.replay_topic import replay_engine_to_topic
-    from tidelog.pipeline.engine_jobs.restore import restore_engine_directory
-    from tidelog.pipeline.engine_jobs.verify import verify_engine
-    from tidelog.pipeline.engines.place import EngineRoot, find_engine
-    from tidelog.pipeline.jobs.table_reader import read_table
+    from tidelog.pipeline.address import EngineRoot, Root, find_engine, find_root
+    from tidelog.pipeline.cost.cost import engine_cost
+    from tidelog.pipeline.jobs.engine.compact import compact_engine
+    from tidelog.pipeline.jobs.engine.digest import digest_engine
+    from tidelog.pipeline.jobs.engine.replay import replay_engine, replay_engine_to_topic
+    from tidelog.pipeline.jobs.engine.restore import restore_engine_directory
+    from tidelog.pipeline.jobs.engine.snapshot import checkpoint_engine
+    from tidelog.pipeline.jobs.engine.verify import verify_engine
+    from tidelog.pipeline.jobs.gc import apply_engine_gc, plan_engine_gc
     from tidelog.pipeline.listener import LagListener
-    from tidelog.pipeline.root import Root, find_root
-    from tidelog.pipeline.session import register, spark_session
+    from tidelog.pipeline.session.cluster import cluster_settings, pack_for_cluster
+    from tidelog.pipeline.session.session import register, spark_session
+    from tidelog.pipeline.tables.tasks import read_table
 
 __all__ = [
     "EngineRoot",
@@ -49,26 +47,26 @@ __all__ = [
 ]
 
 _HOMES = {
-    "EngineRoot": "tidelog.pipeline.engines.place",
-    "find_engine": "tidelog.pipeline.engines.place",
-    "apply_engine_gc": "tidelog.pipeline.engine_jobs.gc",
-    "plan_engine_gc": "tidelog.pipeline.engine_jobs.gc",
-    "replay_engine": "tidelog.pipeline.engine_jobs.replay",
-    "replay_engine_to_topic": "tidelog.pipeline.engine_jobs.replay_topic",
-    "restore_engine_directory": "tidelog.pipeline.engine_jobs.restore",
-    "compact_engine": "tidelog.pipeline.engine_jobs.compact",
-    "checkpoint_engine": "tidelog.pipeline.engine_jobs.checkpoint",
-    "digest_engine": "tidelog.pipeline.engine_jobs.digest",
-    "engine_cost": "tidelog.pipeline.engine_jobs.cost",
-    "verify_engine": "tidelog.pipeline.engine_jobs.verify",
+    "EngineRoot": "tidelog.pipeline.address",
+    "find_engine": "tidelog.pipeline.address",
+    "apply_engine_gc": "tidelog.pipeline.jobs.gc",
+    "plan_engine_gc": "tidelog.pipeline.jobs.gc",
+    "replay_engine": "tidelog.pipeline.jobs.engine.replay",
+    "replay_engine_to_topic": "tidelog.pipeline.jobs.engine.replay",
+    "restore_engine_directory": "tidelog.pipeline.jobs.engine.restore",
+    "compact_engine": "tidelog.pipeline.jobs.engine.compact",
+    "checkpoint_engine": "tidelog.pipeline.jobs.engine.snapshot",
+    "digest_engine": "tidelog.pipeline.jobs.engine.digest",
+    "engine_cost": "tidelog.pipeline.cost.cost",
+    "verify_engine": "tidelog.pipeline.jobs.engine.verify",
     "LagListener": "tidelog.pipeline.listener",
-    "Root": "tidelog.pipeline.root",
-    "find_root": "tidelog.pipeline.root",
-    "pack_for_cluster": "tidelog.pipeline.cluster_package",
-    "cluster_settings": "tidelog.pipeline.cluster_package",
-    "read_table": "tidelog.pipeline.jobs.table_reader",
-    "register": "tidelog.pipeline.session",
-    "spark_session": "tidelog.pipeline.session",
+    "Root": "tidelog.pipeline.address",
+    "find_root": "tidelog.pipeline.address",
+    "pack_for_cluster": "tidelog.pipeline.session.cluster",
+    "cluster_settings": "tidelog.pipeline.session.cluster",
+    "read_table": "tidelog.pipeline.tables.tasks",
+    "register": "tidelog.pipeline.session.session",
+    "spark_session": "tidelog.pipeline.session.session",
 }
 
 

@@ -1,16 +1,16 @@
-"""How far streaming queries are behind their topics, told at every micro-batch.
+"""Reports the lag of streaming queries behind their topics, at every micro-batch.
 
     lag = LagListener(warn_messages=1_000_000)
     spark.streams.addListener(lag)
-    lag.lags()          # one entry for each query and topic, as of its newest batch
+    lag.lags()          # one entry for each query, topic and partition, as of its newest batch
 
-Spark asks the source at every batch where the topics end (`reportLatestOffset`); the lag is what lies between that and
-the end of the batch. No store and no topic is asked for it once more.
+At every batch Spark asks the source where the topics end (`reportLatestOffset`); the lag is the distance from the end
+of the batch to that. It costs no further request to a store or a topic.
 
 Invariants
-- A query that has ended has no lag: it is forgotten, or it would be shown for ever as it was.
-- Whatever the callback raises is logged. A query must not end because nobody could be told how it is doing.
-- Sources of other kinds are passed over: their offsets mean something else.
+- A query that has ended has no lag: it is forgotten, or its last lag would be shown forever.
+- Exceptions of the callback are logged. A query must not fail because its lag could not be reported.
+- Sources of other kinds are skipped: their offsets mean something else.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterator, Sequence
 from threading import Lock
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 from pyspark.sql.streaming.listener import StreamingQueryListener
@@ -36,11 +36,14 @@ if TYPE_CHECKING:
 _logger = logging.getLogger("tidelog.pipeline")
 # Spark does not say which format a source has. Those in Python have this in common, and ours the form of its offsets.
 _PYTHON_SOURCE = "PythonMicroBatchStream"
-_PARTITION = "0"
+_Partition = tuple[str, int]
 
 
 class TopicLag(msgspec.Struct, frozen=True, kw_only=True):
-    """How far a query is with one topic. Both offsets are exclusive ends, so their difference is what is left."""
+    """How far a query is with one partition of a topic; a topic without partitions has the partition 0.
+
+    Both offsets are exclusive ends, so their difference is what is left.
+    """
 
     query_id: str
     query_name: str | None
@@ -52,6 +55,12 @@ class TopicLag(msgspec.Struct, frozen=True, kw_only=True):
     """What the query got through of this source, of all its topics together, in its newest batch."""
     moment: str
     """When that batch began, as Spark says it."""
+    partition: int = 0
+
+    @property
+    def where(self) -> str:
+        """The topic, and the partition where it is not the first."""
+        return self.topic if self.partition == 0 else f"{self.topic}, partition {self.partition}"
 
     @property
     def lag_messages(self) -> int:
@@ -69,13 +78,13 @@ class LagListener(StreamingQueryListener):
         self._on_lag = on_lag
         self._warn_messages = warn_messages
         self._guard = Lock()
-        self._newest: dict[tuple[str, str], TopicLag] = {}
+        self._newest: dict[tuple[str, str, int], TopicLag] = {}
 
     def lags(self) -> tuple[TopicLag, ...]:
-        """The queries that run now with their topics, the largest lag first."""
+        """The queries that run now with their topics and partitions, the largest lag first."""
         with self._guard:
             found = list(self._newest.values())
-        return tuple(sorted(found, key=lambda one: (-one.lag_messages, one.query_id, one.topic)))
+        return tuple(sorted(found, key=lambda one: (-one.lag_messages, one.query_id, one.topic, one.partition)))
 
     # What Spark tells
 
@@ -87,7 +96,7 @@ class LagListener(StreamingQueryListener):
         if not found:
             return
         with self._guard:
-            self._newest |= {(one.query_id, one.topic): one for one in found}
+            self._newest |= {(one.query_id, one.topic, one.partition): one for one in found}
         for one in found:
             self._log(one)
         self._tell(found)
@@ -104,7 +113,7 @@ class LagListener(StreamingQueryListener):
         is_late = self._warn_messages is not None and one.lag_messages >= self._warn_messages
         level = logging.WARNING if is_late else logging.INFO
         name = one.query_name or one.query_id
-        _logger.log(level, "query %s is %d messages behind the end of %s", name, one.lag_messages, one.topic)
+        _logger.log(level, "query %s is %d messages behind the end of %s", name, one.lag_messages, one.where)
 
     def _tell(self, found: Sequence[TopicLag]) -> None:
         if self._on_lag is None:
@@ -119,26 +128,32 @@ def lags_of(progress: StreamingQueryProgress) -> Iterator[TopicLag]:
     """The topics in the progress of a query, each with where it stands."""
     for source in progress.sources:
         read, latest = _offsets(source, source.endOffset), _offsets(source, source.latestOffset)
-        for topic, offset in read.items():
-            if topic in latest:
+        for (topic, partition), offset in read.items():
+            if (topic, partition) in latest:
                 yield TopicLag(
                     query_id=str(progress.id),
                     query_name=progress.name,
                     batch_id=progress.batchId,
                     topic=topic,
                     read_offset=offset,
-                    latest_offset=latest[topic],
+                    latest_offset=latest[topic, partition],
                     rows_per_second=source.processedRowsPerSecond,
                     moment=progress.timestamp,
+                    partition=partition,
                 )
 
 
-def _offsets(source: SourceProgress, text: str) -> dict[str, int]:
-    """The offsets of the topics in a position of the source; none when it is not one of ours."""
+def _offsets(source: SourceProgress, text: str) -> dict[_Partition, int]:
+    """The offsets of the partitions in a position of the source; none when it is not one of ours."""
     if _PYTHON_SOURCE not in source.description:
         return {}
     try:
-        found = msgspec.json.decode(text, type=dict[str, dict[str, int]])
+        found = msgspec.json.decode(text, type=dict[str, dict[str, Any]])
     except msgspec.MsgspecError:
         return {}
-    return {topic: ends[_PARTITION] for topic, ends in found.items() if "/" in topic and set(ends) == {_PARTITION}}
+    return {
+        (topic, int(number)): end
+        for topic, ends in found.items()
+        for number, end in ends.items()
+        if "/" in topic and number.isdecimal() and isinstance(end, int)
+    }

@@ -1,14 +1,14 @@
-"""Work spread over Spark's workers: one function, many items, a result for each as soon as it is known.
+"""Distributes work over Spark's workers: one function, many items, one result per item as soon as it is known.
 
     results = run_on_workers(spark, check_object, [ObjectWork(...), ObjectWork(...)])
 
 Invariants
-- It works in classic sessions and over Spark Connect alike: nothing but a range and a plain UDF is asked of Spark.
-- The function is found by its name, in a module that the workers can import. Items travel as pickles, which Spark does
-  with all that goes to a worker; results come back as msgpack of the type that the function promises.
-- An error of ours that a worker meets is raised here as the same error. Any other is a failed task, which Spark tries
-  again as its settings say, so the function must do no harm when it runs twice for an item.
-- Results come in any order. Whoever stops taking them ends the work that has not begun.
+- It works in classic sessions and over Spark Connect alike: it needs only a range and a plain UDF of Spark.
+- The function is found by its name, in a module that the workers can import. Items travel as pickles, as everything
+  does that Spark sends to a worker; results come back as msgpack of the function's return type.
+- A tidelog error raised in a worker is raised here as the same error. Any other is a failed task, which Spark retries
+  as its settings say, so the function must be idempotent.
+- Results come in any order. A caller that stops iterating cancels the work that has not begun.
 """
 
 from __future__ import annotations
@@ -18,7 +18,8 @@ import pickle
 import secrets
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
-from typing import TYPE_CHECKING, Any, TypeVar, get_type_hints
+from operator import attrgetter
+from typing import TYPE_CHECKING, Any, TypeVar, cast, get_type_hints
 
 import msgspec
 
@@ -71,7 +72,7 @@ def run_on_workers(
         for future in running:
             future.cancel()
         if not all(future.done() for future in running):
-            spark.interruptTag(tag)  # whoever has seen enough does not wait for the rest
+            spark.interruptTag(tag)  # a caller that has seen enough does not wait for the rest
         pool.shutdown(wait=True)
 
 
@@ -158,17 +159,22 @@ def _details_of(error: TidelogError) -> dict[str, str | int | None]:
     return {name: value if isinstance(value, int) else str(value) for name, value in found.items() if value is not None}
 
 
+def error_with_text(kind: type[TidelogError], message: str, path: str | None = None) -> TidelogError:
+    """An error of a kind that has this message: it is not put together once more from parts that may be missing."""
+    made = cast(type[TidelogError], type(kind.__name__, (kind,), {"message": property(attrgetter("reason"))}))
+    error = made.__new__(made)
+    TidelogError.__init__(error, message, path=path)
+    return error
+
+
 def _error_of(answer: _Answer) -> TidelogError:
     """The error that the worker met; what an error of another version carries is left out rather than guessed."""
     kind = getattr(errors, answer.error or "", InternalError)
     if not (isinstance(kind, type) and issubclass(kind, TidelogError)):
         kind = InternalError
-    error = kind.__new__(kind)
     details = dict(answer.details)
     path = details.pop("path", None)
-    TidelogError.__init__(
-        error, str(details.pop("message", "")), path=None if path is None else str(path)
-    )  # its own constructor would build the message once more
+    error = error_with_text(kind, str(details.pop("message", "")), None if path is None else str(path))
     for name, value in details.items():
         setattr(error, name, value)
     return error

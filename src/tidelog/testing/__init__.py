@@ -1,6 +1,6 @@
-"""The test kit: for tidelog's own tests, and for whoever builds on its log.
+"""The test kit: for tidelog's own tests, and for applications built on its log.
 
-A crash test in three steps. A workload uses the product on a disk that can die, and writes down what it was promised:
+A crash test in three steps. A workload uses the product on a disk that can die, and records what it was promised:
 
     def workload(files: FaultyFiles, history: History) -> None:
         log = Log.open(Path("/log"), LogSettings(), files=files)
@@ -13,7 +13,7 @@ A crash test in three steps. A workload uses the product on a disk that can die,
         finally:
             log.close()
 
-A check opens what the crash left and looks whether the promises hold:
+A check opens what the crash left and verifies the promises:
 
     def check(files: FaultyFiles, history: History) -> None:
         log = Log.open(Path("/log"), LogSettings(), files=files)
@@ -28,7 +28,7 @@ The driver kills the workload at every write, sync, rename, ... in turn:
 
     crash_everywhere(workload, check)
 
-When a promise is broken, the error names a command that plays that one crash again. `CrashPlan` says how thoroughly to
+When a promise is broken, the error names a command that replays that one crash. `CrashPlan` says how thoroughly to
 look, `crash_machine_everywhere` takes anything that crashes in place of an empty disk.
 
 `cut_world_everywhere` does the same to a `World`: disks of several nodes, an object store and a metadata store under
@@ -43,21 +43,21 @@ after the power failed there, `fail("sync", error=errno.EIO)` and `capacity_byte
 from tidelog.clock import ManualClock
 from tidelog.testing.crash import (
     BrokenPromiseError,
+    CrashPlan,
+    CrashPoint,
     CrashSummary,
     Machine,
+    World,
     crash_everywhere,
     crash_machine_everywhere,
+    cut_world_everywhere,
 )
-from tidelog.testing.crash_plan import CrashPlan, CrashPoint
-from tidelog.testing.faults import Call, Crash, Faults
+from tidelog.testing.faults import STORE_FAULTS, Call, Crash, Faults, StoreFault
 from tidelog.testing.faulty_files import FaultyFiles
-from tidelog.testing.faulty_metadata import FaultyMetadata
-from tidelog.testing.faulty_store import FaultyStore
+from tidelog.testing.faulty_store import FaultyMetadata, FaultyStore
 from tidelog.testing.history import History, Violation, assert_history, check_history
-from tidelog.testing.store_failures import STORE_FAULTS, StoreFault
+from tidelog.testing.remote import Traffic
 from tidelog.testing.survival import POLICIES, Policy
-from tidelog.testing.traffic import Traffic
-from tidelog.testing.world import World, cut_world_everywhere
 
 __all__ = [
     "POLICIES",

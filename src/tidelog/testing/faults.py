@@ -1,14 +1,27 @@
-"""What goes wrong, and when: the numbering of calls, the crash, the planned failures.
+"""Fault injection: the numbering of calls, the crash, the planned failures.
 
 Invariants
-- Every changing call has a number, from 1 on; the trace lists them in that order. Looking around is not numbered.
-- The call with the number `crash_at` raises Crash instead of taking effect, and so does every call after it, looking
+- Every changing call has a number, from 1 on; the trace lists them in that order. Reading calls are not numbered.
+- The call with the number `crash_at` raises Crash instead of taking effect, and so does every call after it, reads
   included: the process is dead.
-- A planned failure is met by exactly the calls it names; a crash wins over it.
-- Those who share a numbering (`sharing`) die together and fail each for itself.
+- A planned failure hits exactly the calls it names; a crash takes precedence.
+- Components that share a numbering (`sharing`) die together but fail separately.
 
-It knows nothing of files. Anything that a crash or an error can hit (a disk, an object store) asks it at each call, and
-several that share one numbering can be cut between by the driver.
+This module knows nothing of files. Anything that a crash or an error can hit (a disk, an object store) consults it at
+each call, and the driver can crash between several components that share one numbering.
+
+The ways in which a store reached over a network fails.
+
+    unavailable   no answer, and nothing was done
+    unanswered    it was done, and the answer was lost: the caller sees the same as with `unavailable`
+    late          nothing was done yet, the caller sees the same again, and it is done later (`land_late_writes`)
+    denied        the credentials are refused
+    conflict      the store reports that another writer was first; nothing was done
+    not_found     the store reports that there is no such object
+    truncated     the answer has fewer bytes than the object
+    flipped       one bit of the answer is wrong
+
+A call that only reads has no effect to be late or unanswered: for it the first three are the same.
 """
 
 from __future__ import annotations
@@ -20,7 +33,9 @@ import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Literal, NamedTuple, get_args
+
+from tidelog.errors import AccessDeniedError, ConflictError, NotFoundError, StoreUnavailableError, TidelogError
 
 
 class Call(NamedTuple):
@@ -38,7 +53,7 @@ class Crash(BaseException):
     """The process died here.
 
     Not an Exception: code under test that catches those must not live on. `call` is set where the cut was, and None in
-    whatever the dead process still tries afterwards.
+    later calls of the dead process.
     """
 
     def __init__(self, call: Call | None = None) -> None:
@@ -95,7 +110,7 @@ class DiskFailure(Failure):
 
 
 class _Trace:
-    """What those who share a numbering share."""
+    """The state that components with one numbering share."""
 
     def __init__(self, crash_at: int | None, on_call: Callable[[Call], None] | None) -> None:
         self.crash_at = crash_at
@@ -106,7 +121,7 @@ class _Trace:
 
 
 class Faults:
-    """The plan of what goes wrong, and the trace of what was called. Safe to use from any thread."""
+    """The planned failures, and the trace of calls. Thread-safe."""
 
     def __init__(self, *, crash_at: int | None = None, on_call: Callable[[Call], None] | None = None) -> None:
         self._trace = _Trace(crash_at, on_call)
@@ -114,7 +129,7 @@ class Faults:
         self._failures: list[Failure] = []
 
     def sharing(self, name: str) -> Faults:
-        """For one of several: the same numbering and the same death, failures of its own, its name in the trace."""
+        """A plan for one of several components: the same numbering and the same crash, its own failures and name."""
         one = Faults()
         one._trace = self._trace
         one._prefix = f"{name}."
@@ -122,7 +137,7 @@ class Faults:
 
     @property
     def crash_at(self) -> int | None:
-        """The number of the call that will be the cut."""
+        """The number of the call at which the process dies."""
         return self._trace.crash_at
 
     @crash_at.setter
@@ -158,9 +173,9 @@ class Faults:
             raise Crash
 
     def enter(self, operation: str, path: str, at_crash: Callable[[], None] | None = None) -> Failure | None:
-        """Numbers a changing call; the failure it meets, if any, is the caller's to act out and raise.
+        """Numbers a changing call; returns the failure it hits, if any, for the caller to perform and raise.
 
-        `at_crash` runs when this very call is the cut, before anybody can see the crash.
+        `at_crash` runs when this very call is the crash point, before anyone can see the crash.
         """
         trace = self._trace
         with trace.lock:
@@ -192,7 +207,7 @@ class Faults:
             raise failure.as_error(path)
 
     def plan(self, failure: Failure) -> None:
-        """From now on calls may meet this failure."""
+        """Adds a failure that later calls may meet."""
         with self._trace.lock:
             self._failures.append(failure)
 
@@ -221,3 +236,64 @@ class Faults:
         """Forgets the planned failures. A crash stays a crash."""
         with self._trace.lock:
             self._failures.clear()
+
+
+class Crashing:
+    """What every component with faults answers to the crash driver."""
+
+    faults: Faults
+
+    @property
+    def calls(self) -> list[Call]:
+        """The changing calls so far, of all components that share the numbering. A rename is listed by its target."""
+        return self.faults.calls
+
+    @property
+    def crashed(self) -> bool:
+        return self.faults.crashed
+
+    def crash(self) -> None:
+        """The process dies now, between two calls."""
+        self.faults.crash()
+
+
+StoreFault = Literal["unavailable", "unanswered", "late", "denied", "conflict", "not_found", "truncated", "flipped"]
+STORE_FAULTS: tuple[StoreFault, ...] = get_args(StoreFault)
+DAMAGES: frozenset[StoreFault] = frozenset({"truncated", "flipped"})
+
+
+@dataclass(kw_only=True)
+class StoreFailure(Failure):
+    """What some calls of a store meet. `at_byte` says where an answer is cut or wrong; by default in its middle."""
+
+    fault: StoreFault = "unavailable"
+    at_byte: int | None = None
+
+    @property
+    def is_damage(self) -> bool:
+        """Whether the caller gets an answer, and a wrong one."""
+        return self.fault in DAMAGES
+
+    def matches(self, path: str) -> bool:
+        """A call may be about several keys; one of them is enough."""
+        return any(map(super().matches, path.split(",")))
+
+    def damaged(self, data: bytes) -> bytes:
+        """What arrives in place of this. An answer shorter than `at_byte` arrives unchanged."""
+        at = len(data) // 2 if self.at_byte is None else self.at_byte
+        if self.fault == "truncated":
+            return data[:at]
+        return data[:at] + bytes([data[at] ^ 1]) + data[at + 1 :] if at < len(data) else data
+
+    def as_error(self, path: str) -> TidelogError:
+        """The error that a real store's client would raise."""
+        assert not self.is_damage
+        if self.fault == "denied":
+            return AccessDeniedError(f"{path}: access is denied")
+        if self.fault == "conflict":
+            return ConflictError(
+                f"{path}: another writer changed it first", hint="Read it again, then decide whether to write"
+            )
+        if self.fault == "not_found":
+            return NotFoundError(f"{path}: there is no such object")
+        return StoreUnavailableError(f"{path}: the store is not available")

@@ -1,29 +1,33 @@
-"""A file system in memory that crashes, fills up and fails where a test says so.
+"""An in-memory file system that crashes, fills up and fails where a test says so.
 
 Invariants
-- It keeps the contract of `tidelog.files.Files` (one suite runs over this and the real one), paths being looked up from
+- It keeps the contract of `tidelog.files.Files` (one suite runs over this and the real one); paths are resolved from
   one root that always exists.
-- What survives a crash is what was synced, and beyond that what the policy of `after_crash` grants (see `survival`).
-- A dead file system never changes again, so `after_crash` may be asked as often as one likes.
-- Closing files and releasing locks works in a dead process too: the system does that for it.
+- A crash preserves what was synced, and beyond that what the policy of `after_crash` grants (see `survival`).
+- A dead file system never changes again, so `after_crash` may be called any number of times.
+- Closing files and releasing locks works in a dead process too: the operating system does that for it.
 """
 
 from __future__ import annotations
 
+import contextlib
 import errno
-from collections.abc import Callable
+import os
+import threading
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Literal, get_args
+from typing import Literal, NamedTuple, get_args
 
+from tidelog.errors import LockedError
 from tidelog.files import File, Files, Lock
 from tidelog.testing import survival
-from tidelog.testing.faults import Call, Faults
-from tidelog.testing.faulty_handles import Device, FaultyFile, FaultyLock
-from tidelog.testing.nodes import (
+from tidelog.testing.faults import Call, Crashing, DiskFailure, Faults
+from tidelog.testing.survival import (
     ContentChange,
     DirectoryNode,
     FileNode,
     Node,
+    Policy,
     directory_at,
     find,
     next_change_number,
@@ -31,7 +35,141 @@ from tidelog.testing.nodes import (
     os_error,
     parent_of,
 )
-from tidelog.testing.survival import Policy
+
+# Open files and held locks of a faulty disk.
+
+
+_UNLIMITED_FREE_BYTES = 1 << 50
+
+
+class InterruptedWrite(NamedTuple):
+    """The write that the crash cut short."""
+
+    node: FileNode
+    position: int
+    data: bytes
+
+
+class Device:
+    """What all handles of one disk share: its faults, its room and the lock under which it changes."""
+
+    def __init__(self, faults: Faults, root: DirectoryNode, capacity_bytes: int | None) -> None:
+        self.faults = faults
+        self.root = root
+        self.capacity_bytes = capacity_bytes
+        self.interrupted_write: InterruptedWrite | None = None
+        self.lock = threading.RLock()
+
+    @contextlib.contextmanager
+    def changing(self, operation: str, path: str) -> Iterator[None]:
+        """Around the effect of a call that either happens or does not."""
+        with self.changing_or_failing(operation, path) as failure:
+            if failure is not None:
+                raise failure.as_error(path)
+            yield
+
+    @contextlib.contextmanager
+    def changing_or_failing(
+        self, operation: str, path: str, write: InterruptedWrite | None = None
+    ) -> Iterator[DiskFailure | None]:
+        """Around the effect of a call whose failure has an effect of its own, which the block acts out."""
+
+        def interrupt() -> None:
+            self.interrupted_write = write
+
+        failure = self.faults.enter(operation, path, interrupt)
+        assert failure is None or isinstance(failure, DiskFailure)
+        with self.lock:
+            # Another thread may have met the crash in the meantime, and a dead disk does not change.
+            self.faults.check_alive()
+            yield failure
+
+    def free_bytes(self) -> int:
+        """Room left for contents."""
+        if self.capacity_bytes is None:
+            return _UNLIMITED_FREE_BYTES
+        files = {node for _, node in self.root.walk() if isinstance(node, FileNode)}
+        return max(0, self.capacity_bytes - sum(len(node.content) for node in files))
+
+
+class FaultyFile:
+    """An open file."""
+
+    def __init__(self, device: Device, path: Path, node: FileNode, *, write: bool) -> None:
+        self._device = device
+        self._path = str(path)
+        self._node = node
+        self._writable = write
+        self._open = True
+
+    def write_at(self, position: int, data: bytes | memoryview) -> None:
+        self._check_open(write=True)
+        whole = bytes(data)
+        interrupted = InterruptedWrite(self._node, position, whole)
+        with self._device.changing_or_failing("write_at", self._path, interrupted) as failure:
+            fitting_bytes = max(0, len(self._node.content) - position) + self._device.free_bytes()
+            written = whole[: fitting_bytes if failure is None else min(fitting_bytes, failure.partial_bytes)]
+            self._node.change(ContentChange(position, written))
+        if failure is not None:
+            raise failure.as_error(self._path)
+        if len(written) < len(whole):
+            raise os_error(errno.ENOSPC, self._path)
+
+    def read_at(self, position: int, size: int) -> bytes:
+        self._device.faults.look("read_at", self._path)
+        self._check_open()
+        with self._device.lock:
+            return bytes(self._node.content[position : position + size])
+
+    def sync(self) -> None:
+        self._check_open()
+        with self._device.changing_or_failing("sync", self._path) as failure:
+            if failure is not None:
+                self._node.forget_unsynced()
+                raise failure.as_error(self._path)
+            self._node.sync()
+
+    def truncate(self, size: int) -> None:
+        self._check_open(write=True)
+        with self._device.changing("truncate", self._path):
+            self._node.change(ContentChange(size, None))
+
+    def size(self) -> int:
+        self._device.faults.look("size", self._path)
+        self._check_open()
+        return len(self._node.content)
+
+    def close(self) -> None:
+        self._open = False
+
+    def _check_open(self, *, write: bool = False) -> None:
+        if not self._open or (write and not self._writable):
+            raise os_error(errno.EBADF, self._path)
+
+
+class FaultyLock:
+    """A held lock. It belongs to the file, not to its name, as with flock."""
+
+    def __init__(self, path: Path, node: FileNode) -> None:
+        if node.locked:
+            raise LockedError(
+                f"{path.parent} is already open in process {node.content.decode('ascii', 'replace')}",
+                path=path,
+                hint="Close it there, or open this directory with read_only=True",
+            )
+        node.locked = True
+        node.change(ContentChange(0, None))
+        node.change(ContentChange(0, str(os.getpid()).encode("ascii")))
+        self._node: FileNode | None = node
+
+    def release(self) -> None:
+        node, self._node = self._node, None
+        if node is not None:
+            node.locked = False
+
+    def abandon(self) -> None:
+        self._node = None
+
 
 ChangingOperation = Literal[
     "create",
@@ -49,11 +187,11 @@ Operation = ChangingOperation | LookingOperation
 OPERATIONS: frozenset[str] = frozenset(get_args(ChangingOperation) + get_args(LookingOperation))
 
 
-class FaultyFiles(Files):
+class FaultyFiles(Crashing, Files):
     """A disk in memory. Give it to the product in place of `LocalFiles`.
 
     crash_at        the changing call with this number (from 1) raises Crash instead of taking effect
-    torn_bytes      if that call is a write, so many of its bytes take effect all the same
+    torn_bytes      if that call is a write, this many of its bytes take effect
     capacity_bytes  room for the contents of files; a write beyond it is cut there and raises ENOSPC
     on_call         called with every changing call before it takes effect, on the calling thread
     faults          in place of `crash_at` and `on_call`: a plan of what goes wrong that is shared with another store
@@ -73,17 +211,8 @@ class FaultyFiles(Files):
         self._device = Device(self.faults, DirectoryNode(), capacity_bytes)
 
     @property
-    def calls(self) -> list[Call]:
-        """The changing calls so far: (number, operation, path). A rename is listed by its target."""
-        return self.faults.calls
-
-    @property
-    def crashed(self) -> bool:
-        return self.faults.crashed
-
-    @property
     def capacity_bytes(self) -> int | None:
-        """Room for contents; None for as much as one likes. May be set at any time."""
+        """Room for contents; None: unlimited. May be set at any time."""
         return self._device.capacity_bytes
 
     @capacity_bytes.setter
@@ -95,10 +224,6 @@ class FaultyFiles(Files):
         """Size of the write that the crash interrupted; 0 when it was no write."""
         write = self._device.interrupted_write
         return 0 if write is None else len(write.data)
-
-    def crash(self) -> None:
-        """The process dies now, between two calls."""
-        self.faults.crash()
 
     def fail(
         self,
@@ -113,14 +238,14 @@ class FaultyFiles(Files):
         """The `nth` call of `operation` from now on, and the `times - 1` after it, raise OSError (None: until `heal`).
 
         `matching` narrows it to file names (as in a shell). A failing write takes effect for its first `partial_bytes`;
-        a failing sync loses what was not synced for ever.
+        a failing sync loses unsynced data for good.
         """
         if operation not in OPERATIONS:
             raise ValueError(f"no operation {operation!r}, only {', '.join(sorted(OPERATIONS))}")
         self.faults.fail(operation, nth=nth, times=times, error=error, partial_bytes=partial_bytes, matching=matching)
 
     def heal(self) -> None:
-        """Nothing fails any more and there is room again. What was lost stays lost."""
+        """Ends all failures; there is room again. What was lost stays lost."""
         self.faults.heal()
         self.capacity_bytes = None
 
@@ -133,7 +258,7 @@ class FaultyFiles(Files):
         crash_at: int | None = None,
         faults: Faults | None = None,
     ) -> FaultyFiles:
-        """The file system that is found afterwards; this one is left as it is. Locks are gone.
+        """The file system after a restart; this one stays unchanged. Locks are released.
 
         `torn_bytes` (by default those this one was made with) of the interrupted write count as written. `crash_at`
         cuts the next life short; `faults` in its place is what it shares with others.

@@ -1,25 +1,164 @@
-"""An object store in memory that dies and fails where a test says so.
+"""An in-memory object store that dies and fails where a test says so.
 
 Invariants
-- It keeps the contract of `tidelog.tier.object_store.ObjectStore` (one suite runs over this and the real ones).
-- A changing call is numbered with those of the disk that shares its `Faults`. Many keys that are deleted at once are as
-  many calls, since no store deletes them in one step.
-- An upload whose writer died is there for `unfinished_uploads`, and never an object.
+- It keeps the contract of `tidelog.store.object_store.ObjectStore` (one suite runs over this and the real ones).
+- A changing call is numbered together with those of the disk that shares its `Faults`. Deleting many keys at once
+  counts as that many calls, since no store deletes them in one step.
+- An upload whose writer died is listed by `unfinished_uploads`, and never becomes an object.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
-from typing import Literal, NoReturn, Self, get_args
+from bisect import bisect_left, bisect_right
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Literal, NamedTuple, NoReturn, Self, get_args
 
 from tidelog.clock import Clock, SystemClock
-from tidelog.errors import InputError, NotSupportedError
-from tidelog.testing.faults import Call, Faults
-from tidelog.testing.objects import Objects
+from tidelog.errors import ConflictError, InputError, NotFoundError, NotSupportedError
+from tidelog.store.keys import check_key, check_prefix, is_node_key
+from tidelog.store.metadata.base import Check, Delete, Entry, MetadataStore, Put, Write
+from tidelog.store.metadata.memory import MemoryMetadataStore
+from tidelog.store.object_store import ObjectInfo, ObjectStore, ObjectWriter, StoredObject
+from tidelog.testing.faults import STORE_FAULTS, Call, Faults, StoreFailure
 from tidelog.testing.remote import Client, OnRequest, Server
-from tidelog.testing.store_failures import STORE_FAULTS
-from tidelog.tier.keys import check_key, check_prefix, is_node_key
-from tidelog.tier.object_store import ObjectInfo, ObjectStore, ObjectWriter, StoredObject
+
+# The content of a faulty object store: objects, and uploads that were begun.
+#
+# Invariants
+# - An etag is used once, even where contents are equal or an object is created again.
+# - The parts of an upload are not visible as an object before it is completed. Its id is `<key>#<number>`, no key.
+# - A condition is evaluated in the same step in which the object changes. (The caller holds the lock.)
+
+
+class HeldObject(NamedTuple):
+    """An object and what the store knows about it."""
+
+    data: bytes
+    etag: str
+    modified_us: int
+
+    def info(self, key: str) -> ObjectInfo:
+        """As it is listed."""
+        return ObjectInfo(key, len(self.data), self.etag, self.modified_us)
+
+
+class Upload(NamedTuple):
+    """The parts of an object that is not published yet."""
+
+    key: str
+    parts: tuple[bytes, ...]
+    etag: str
+    modified_us: int
+
+    def info(self, upload_id: str) -> ObjectInfo:
+        """As it is listed, by its id."""
+        return ObjectInfo(upload_id, sum(map(len, self.parts)), self.etag, self.modified_us)
+
+
+class Objects:
+    """Everything in one store."""
+
+    def __init__(self) -> None:
+        self.objects: dict[str, HeldObject] = {}
+        self.uploads: dict[str, Upload] = {}
+        self._last_number = 0
+
+    def copy(self) -> Objects:
+        """The contents themselves are shared: they never change."""
+        fresh = Objects()
+        fresh.objects = dict(self.objects)
+        fresh.uploads = dict(self.uploads)
+        fresh._last_number = self._last_number
+        return fresh
+
+    def image(self) -> object:
+        """Equal for two that show the same, etags and times included."""
+        return dict(self.objects), dict(self.uploads)
+
+    def find(self, key: str) -> HeldObject:
+        """NotFoundError when it is not there."""
+        found = self.objects.get(key)
+        if found is None:
+            raise NotFoundError(f"{key}: there is no such object")
+        return found
+
+    def page(self, prefix: str, start_after: str | None, limit: int) -> list[ObjectInfo]:
+        """The next ones by key."""
+        keys = sorted(self.objects)
+        start = bisect_left(keys, prefix)
+        if start_after is not None:
+            start = max(start, bisect_right(keys, start_after))
+        found = [key for key in keys[start : start + limit] if key.startswith(prefix)]
+        return [self.objects[key].info(key) for key in found]
+
+    def put(self, key: str, data: bytes, now_us: int) -> ObjectInfo:
+        """Replaces what was there."""
+        self.objects[key] = HeldObject(data, self._next_etag(), now_us)
+        return self.objects[key].info(key)
+
+    def put_if_absent(self, key: str, data: bytes, now_us: int) -> ObjectInfo:
+        """ConflictError when something is there."""
+        if key in self.objects:
+            raise _conflict(key)
+        return self.put(key, data, now_us)
+
+    def put_if_match(self, key: str, data: bytes, etag: str, now_us: int) -> ObjectInfo:
+        """ConflictError when something else is there, or nothing."""
+        if key not in self.objects or self.objects[key].etag != etag:
+            raise _conflict(key)
+        return self.put(key, data, now_us)
+
+    def copy_object(self, source: str, target: str, now_us: int) -> None:
+        """Replaces what was at the target."""
+        self.put(target, self.find(source).data, now_us)
+
+    def delete(self, key: str) -> None:
+        """Deletes an object; it need not exist."""
+        self.objects.pop(key, None)
+
+    def begin_upload(self, key: str, now_us: int) -> str:
+        """Returns the id of the upload."""
+        upload_id = f"{key}#{self._next_number()}"
+        self.uploads[upload_id] = Upload(key, (), self._next_etag(), now_us)
+        return upload_id
+
+    def add_part(self, upload_id: str, data: bytes, now_us: int) -> None:
+        """Takes the next bytes."""
+        upload = self._upload(upload_id)
+        self.uploads[upload_id] = Upload(upload.key, (*upload.parts, data), self._next_etag(), now_us)
+
+    def complete_upload(self, upload_id: str, now_us: int) -> ObjectInfo:
+        """Makes it an object, all at once."""
+        upload = self._upload(upload_id)
+        del self.uploads[upload_id]
+        return self.put(upload.key, b"".join(upload.parts), now_us)
+
+    def abort_upload(self, upload_id: str) -> None:
+        """Forgets what was sent."""
+        self.uploads.pop(upload_id, None)
+
+    def _upload(self, upload_id: str) -> Upload:
+        if upload_id not in self.uploads:
+            raise NotFoundError(f"there is no such upload: {upload_id}")
+        return self.uploads[upload_id]
+
+    def delete_upload(self, listed: ObjectInfo) -> None:
+        """Forgets an upload, unless something was sent since it was listed."""
+        upload = self.uploads.get(listed.key)
+        if upload is not None and upload.info(listed.key) == listed:
+            self.abort_upload(listed.key)
+
+    def _next_etag(self) -> str:
+        return f'"{self._next_number():016x}"'
+
+    def _next_number(self) -> int:
+        self._last_number += 1
+        return self._last_number
+
+
+def _conflict(key: str) -> ConflictError:
+    return ConflictError(f"{key}: another writer changed it first", hint="Read it again, then decide whether to write")
+
 
 ChangingRequest = Literal[
     "put",
@@ -72,19 +211,19 @@ class FaultyStore(Client[Objects], ObjectStore):
         self._conditional_update = conditional_update
         self._clock = clock or SystemClock()
 
-    # What a test sees and does behind the back of the product
+    # For tests: inspects and changes the content without the product
 
     def contents(self) -> dict[str, bytes]:
         """Every object with its content. Also in a dead process."""
         return self._read(lambda held: {key: held.objects[key].data for key in sorted(held.objects)})
 
     def end_leases(self) -> None:
-        """The heartbeats that are kept in this bucket have run out. No call is counted, and none fails."""
+        """Ends the leases that are kept in this bucket. No call is counted, and none fails."""
         for key in filter(is_node_key, self.contents()):
             self._server.do(lambda held, key=key: held.delete(key))  # type: ignore[misc]  # binds the loop's value
 
     def uploads(self) -> dict[str, bytes]:
-        """What was begun and neither published nor aborted, by the id of the upload. Also in a dead process."""
+        """Unfinished uploads, by id. Also in a dead process."""
         return self._read(lambda held: {name: b"".join(held.uploads[name].parts) for name in sorted(held.uploads)})
 
     def tamper(self, key: str, data: bytes) -> None:
@@ -135,7 +274,7 @@ class FaultyStore(Client[Objects], ObjectStore):
         """One request a page, when it is needed; what changes meanwhile is in it or not."""
         while True:
             self._look("list", prefix)
-            page = self._read(lambda held, behind=start_after: held.page(prefix, behind, KEYS_PER_PAGE))  # type: ignore[misc]
+            page = self._read(lambda held, after=start_after: held.page(prefix, after, KEYS_PER_PAGE))  # type: ignore[misc]
             yield from page
             if len(page) < KEYS_PER_PAGE:
                 return
@@ -203,7 +342,7 @@ class FaultyStore(Client[Objects], ObjectStore):
         return f"<{type(self).__name__} of {len(self.contents())} objects>"
 
     def __reduce__(self) -> NoReturn:
-        raise InputError(f"{self.url} lives in this process alone and cannot be pickled")
+        raise InputError(f"{self.url} exists only in this process and cannot be pickled")
 
 
 class _FaultyWriter(ObjectWriter):
@@ -237,12 +376,12 @@ class _FaultyWriter(ObjectWriter):
 
     def _abort(self) -> None:
         upload_id, store = self._upload_id, self._store
-        # The dead send nothing, and what they died of is the exception on its way.
+        # A dead writer sends nothing, and the exception being propagated is its cause of death.
         if upload_id is not None and not store.crashed:
             try:
                 store._request("abort_upload", self.key)
                 store._change("abort_upload", self.key, lambda held: held.abort_upload(upload_id))
-            except Exception:  # noqa: BLE001  # the exception on its way is the one to be seen
+            except Exception:  # noqa: BLE001  # the exception being propagated is the one to be seen
                 return
 
     def _send(self, part: bytes) -> None:
@@ -253,3 +392,122 @@ class _FaultyWriter(ObjectWriter):
         upload_id = self._upload_id
         store._request("upload_part", self.key, bytes_written=len(part))
         store._change("upload_part", self.key, lambda held: held.add_part(upload_id, part, now_us))
+
+
+# An in-memory metadata store that dies and fails where a test says so.
+#
+# Invariants
+# - It keeps the contract of `tidelog.store.metadata.MetadataStore` (one suite runs over this and the real ones).
+# - A commit is one numbered, atomic call. `put` and `delete` are commits.
+# - With `multi_key=False` it offers what a bucket offers: one key at a time.
+
+
+MetadataRequest = Literal["get", "range", "keys", "floor", "commit"]
+
+
+class Entries(MemoryMetadataStore):
+    """What the faulty store holds: a memory store that can be copied."""
+
+    def copy(self) -> Entries:
+        """The entries themselves are shared: they never change."""
+        fresh = Entries()
+        with self._guard:
+            fresh._entries = dict(self._entries)
+            fresh._last_version = self._last_version
+        return fresh
+
+    def image(self) -> object:
+        """Equal for two that show the same, versions included."""
+        with self._guard:
+            return dict(self._entries)
+
+
+class FaultyMetadata(Client[Entries], MetadataStore):
+    """A metadata store in memory. Give it to the product in place of a real one.
+
+    crash_at    the changing call with this number (from 1) raises Crash; `after_crash` has it done or not done
+    on_call     called with every changing call before it takes effect, on the calling thread
+    faults      in place of those two: what is shared with a disk or a store, so that their calls have one numbering
+    on_request  called with (operation, keys) of every request, reading ones too; it may wait, or raise
+    multi_key   whether one commit may name several keys
+    """
+
+    url = "memory://"
+    supports_leases = False
+    operations = frozenset(get_args(MetadataRequest))
+    reading_operations = frozenset({"get", "range", "floor"})
+    possible_faults = frozenset(STORE_FAULTS) - {"not_found"}
+
+    def __init__(
+        self,
+        *,
+        crash_at: int | None = None,
+        on_call: Callable[[Call], None] | None = None,
+        faults: Faults | None = None,
+        on_request: OnRequest | None = None,
+        multi_key: bool = True,
+    ) -> None:
+        shared = faults or Faults(crash_at=crash_at, on_call=on_call)
+        super().__init__(Server(Entries()), shared.sharing("metadata"), on_request)
+        self._multi_key = multi_key
+
+    @property
+    def supports_multi_key(self) -> bool:
+        return self._multi_key
+
+    @property
+    def floor_is_cheap(self) -> bool:
+        return self._multi_key
+
+    def contents(self) -> dict[str, bytes]:
+        """Every key with its value. Also in a dead process."""
+        return self._read(lambda held: {entry.key: entry.value for entry in held.range("")})
+
+    def end_leases(self) -> None:
+        """Ends the leases of all nodes. No call is counted, and none fails."""
+        writes = [Delete(key) for key in self.contents() if is_node_key(key)]
+        self._read(lambda held: held.commit([], writes))
+
+    def get(self, key: str) -> Entry | None:
+        failure = self._look("get", check_key(key))
+        return self._one(self._read(lambda held: held.get(key)), failure)
+
+    def floor(self, prefix: str, key: str) -> Entry | None:
+        check_prefix(prefix)
+        failure = self._look("floor", check_key(key))
+        return self._one(self._read(lambda held: held.floor(prefix, key)), failure)
+
+    def close(self) -> None:
+        """Nothing to give back."""
+
+    def _range(self, prefix: str, start: str, limit: int | None) -> list[Entry]:
+        failure = self._look("range", prefix)
+        return self._arrived(self._read(lambda held: held.range(prefix, start=start, limit=limit)), failure)
+
+    def _keys(self, prefix: str, start: str, limit: int | None) -> list[str]:
+        self._look("keys", prefix)
+        return self._read(lambda held: held.keys(prefix, start=start, limit=limit))
+
+    def _commit(self, checks: Sequence[Check], writes: Sequence[Write]) -> Mapping[str, str]:
+        # A caller that keeps using these lists must not change what is done late.
+        checked, written = list(checks), list(writes)
+        place = ",".join(dict.fromkeys(change.key for change in (*written, *checked)))
+        sent_bytes = sum(len(write.value) for write in written if isinstance(write, Put))
+        self._request("commit", place, bytes_written=sent_bytes)
+        return self._change("commit", place, lambda held: held.commit(checked, written))
+
+    def _one(self, entry: Entry | None, failure: StoreFailure | None) -> Entry | None:
+        return None if entry is None else self._arrived([entry], failure)[0]
+
+    def _arrived(self, entries: Iterable[Entry], failure: StoreFailure | None) -> list[Entry]:
+        found = [entry._replace(value=failure.damaged(entry.value)) if failure else entry for entry in entries]
+        self._meter.answered(sum(len(entry.value) for entry in found))
+        return found
+
+    def _connected_to(self, server: Server[Entries], faults: Faults) -> Self:
+        fresh = type(self)(faults=faults, multi_key=self._multi_key)
+        fresh._server = server
+        return fresh
+
+    def __reduce__(self) -> NoReturn:
+        raise InputError(f"{self.url} exists only in this process and cannot be pickled")

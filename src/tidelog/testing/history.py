@@ -1,16 +1,17 @@
-"""What a log was asked and what it answered, and whether that can be.
+"""Records the calls made to a log and its answers, and checks whether they are consistent.
 
-A test records while it runs, from any thread; `check_history` looks at the whole afterwards and lists what cannot be.
+A test records while it runs, from any thread; `check_history` then examines the whole history and lists every
+contradiction.
 
-Lives: a history is cut at every `reopened`. Within one life
+Lives: a history is divided at every `reopened`. Within one life
 - an offset is accepted once, and the accepted ones leave no gap (at a crash: at most one for each attempt that
   got no answer);
 - each thread gets growing offsets;
 - each reader gets offsets that grow by one, and every reader gets the same value at the same offset, which is the one
   that was accepted there.
 From one life to the next
-- what was acknowledged as synced is still there: below the next offset, and read by somebody;
-- accepting goes on at the next offset that the reopened log named, which may reuse offsets that were never synced.
+- every message acknowledged as synced is still there: below the next offset, and read by some reader;
+- appends continue at the next offset that the reopened log named, which may reuse offsets that were never synced.
 """
 
 from __future__ import annotations
@@ -77,7 +78,7 @@ class History:
             self._lives[-1].reads.setdefault(reader, []).append((offset, value))
 
     def reopened(self, next_offset: Offset, start_offset: Offset = 0) -> None:
-        """The log was opened again and says that it goes on at `next_offset` and still keeps `start_offset`."""
+        """The log was reopened and reports that it continues at `next_offset` and still keeps `start_offset`."""
         with self._lock:
             self._lives.append(Life(start_offset, next_offset))
 
@@ -100,7 +101,7 @@ class History:
         return {offset for life in lives for offset in life.synced} | set(range(through + 1))
 
     def copy(self) -> History:
-        """A history of its own that begins with this one."""
+        """An independent copy."""
         other = History()
         other._lives = self.lives
         return other
@@ -108,7 +109,7 @@ class History:
 
 @dataclass(frozen=True)
 class Violation:
-    """Something that cannot be, if the log kept its promises."""
+    """A broken promise of the log."""
 
     promise: str
     detail: str
@@ -179,10 +180,10 @@ class _Checker:
             return
         first = min(offsets) if life.next_offset is None else life.next_offset
         if min(offsets) < first:
-            self._report("accepting goes on where the log said", f"offset {min(offsets)}, expected {first}")
+            self._report("appends continue where the log said", f"offset {min(offsets)}, expected {first}")
         missing = sorted(set(range(first, max(offsets))) - offsets)
         if len(missing) > excused:
-            self._report("accepted offsets leave no gap", f"nobody was given {_some(missing)}")
+            self._report("accepted offsets leave no gap", f"missing: {_some(missing)}")
 
     def _check_thread_order(self, life: Life) -> None:
         last: dict[Hashable, Offset] = {}
@@ -214,7 +215,7 @@ class _Checker:
         read = {offset for messages in life.reads.values() for offset, _ in messages}
         missing = sorted(offset for offset in self._synced - read if offset >= (life.start_offset or 0))
         if missing:
-            self._report("synced is read again", f"nobody read {_some(missing)} after reopening")
+            self._report("synced is read again", f"not read after reopening: {_some(missing)}")
 
     def _report(self, promise: str, detail: str) -> None:
         self.violations.append(Violation(promise, detail))

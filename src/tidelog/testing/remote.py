@@ -1,11 +1,11 @@
-"""A store in a network, as a client that can die or fail sees it.
+"""A store reached over a network, as seen by a client that can die or fail.
 
 Invariants
-- A server survives the death of its clients as it is. The call that was the cut was done or was not: both can be asked
-  for, and nothing in between exists.
-- A dead client changes nothing any more, so `after_crash` may be asked as often as one likes.
-- Effects are the same functions whether they happen at once, unanswered, late or in a crash, and conditions are looked
-  at when they happen.
+- A server survives the death of its clients unchanged. The call at the crash point was done or was not: a test can ask
+  for either, and nothing in between exists.
+- A dead client changes nothing, so `after_crash` may be called any number of times.
+- The same functions apply an effect whether it happens at once, unanswered, late or in a crash, and conditions are
+  evaluated when the effect happens.
 """
 
 from __future__ import annotations
@@ -15,14 +15,60 @@ import fnmatch
 import os
 import threading
 from abc import ABC, abstractmethod
+from collections import Counter
 from collections.abc import Callable
-from typing import Generic, Protocol, Self, TypeVar
+from typing import Generic, NamedTuple, Protocol, Self, TypeVar
 
 from tidelog.errors import InputError, TidelogError
-from tidelog.testing.faults import Call, Faults
-from tidelog.testing.store_failures import StoreFailure, StoreFault
+from tidelog.testing.faults import Crashing, Faults, StoreFailure, StoreFault
 from tidelog.testing.survival import Policy
-from tidelog.testing.traffic import Meter, Traffic
+
+# What went to a store and back: for tests that prove how little is asked and read.
+
+
+class Traffic(NamedTuple):
+    """A snapshot. `requests` are counted by operation, failed ones included; bytes are those of contents."""
+
+    requests: dict[str, int]
+    bytes_read: int
+    bytes_written: int
+
+    @property
+    def request_count(self) -> int:
+        """The number of all requests."""
+        return sum(self.requests.values())
+
+
+class Meter:
+    """Counts from any thread."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self.reset()
+
+    def reset(self) -> None:
+        """From here on again."""
+        with self._lock:
+            self._requests: Counter[str] = Counter()
+            self._bytes_read = 0
+            self._bytes_written = 0
+
+    def request(self, operation: str, *, bytes_written: int = 0) -> None:
+        """One more."""
+        with self._lock:
+            self._requests[operation] += 1
+            self._bytes_written += bytes_written
+
+    def answered(self, bytes_read: int) -> None:
+        """What came back."""
+        with self._lock:
+            self._bytes_read += bytes_read
+
+    def snapshot(self) -> Traffic:
+        """What was counted so far."""
+        with self._lock:
+            return Traffic(dict(self._requests), self._bytes_read, self._bytes_written)
+
 
 OnRequest = Callable[[str, str], None]
 
@@ -59,12 +105,12 @@ class Server(Generic[AnyContent]):
         return fresh
 
     def do(self, effect: Callable[[AnyContent], object]) -> None:
-        """What is done without anybody to be told how it ended."""
+        """An effect without an answer."""
         with self.lock, contextlib.suppress(TidelogError):
             effect(self.content)
 
 
-class Client(ABC, Generic[AnyContent]):
+class Client(Crashing, ABC, Generic[AnyContent]):
     """The faulty half of a store; what it can be asked is in the class that is both this and a store."""
 
     operations: frozenset[str]
@@ -103,11 +149,11 @@ class Client(ABC, Generic[AnyContent]):
         )
 
     def heal(self) -> None:
-        """Nothing fails any more. Late writes stay on their way."""
+        """Ends all failures. Late writes stay pending."""
         self.faults.heal()
 
     def land_late_writes(self) -> int:
-        """Now what was `late` is done, in order, conditions and all. Returns how many there were."""
+        """Performs the `late` writes in order, with their conditions. Returns how many there were."""
         with self._server.lock:
             late, self._server.late = self._server.late, []
             for effect in late:
@@ -120,32 +166,19 @@ class Client(ABC, Generic[AnyContent]):
         return self._meter.snapshot()
 
     def reset_traffic(self) -> None:
-        """Counts from here on."""
+        """Resets the counts."""
         self._meter.reset()
 
     def another_client(self, faults: Faults | None = None) -> Self:
-        """Of the same server, with a life of its own (or one that is shared with `faults`), failures and counts."""
+        """Another client of the same server, with its own crash (or that of `faults`), failures and counts."""
         return self._connected_to(self._server, faults or Faults())
 
     # What the crash driver asks
 
     @property
-    def calls(self) -> list[Call]:
-        """The changing calls so far, those of all who share the numbering."""
-        return self.faults.calls
-
-    @property
-    def crashed(self) -> bool:
-        return self.faults.crashed
-
-    @property
     def in_flight_bytes(self) -> int:
         """1 when the crash interrupted a call of this client, which then was done or was not; else 0."""
         return 0 if self._interrupted is None else 1
-
-    def crash(self) -> None:
-        """The process dies now, between two calls."""
-        self.faults.crash()
 
     def after_crash(
         self,

@@ -1,0 +1,1 @@
+"""Topics: messages, producers, subscriptions, over one log and the cold tier."""

@@ -1,65 +1,73 @@
-"""Messages as columns: the buffers that Arrow arrays are made of, from frames and to frames, no object a message.
+"""Columnar codec for messages: converts between log frames and the buffers of Arrow arrays, with no object per message.
 
     column      buffers (all little-endian)
     offsets     i64 a row
     timestamps  i64 a row, microseconds since 1970 UTC
     keys        validity (one bit a row, lowest first; None when every row has a key), i32 ends, data
-    values      i32 ends, data
+    values      validity (None when no value is null), i32 ends, data
     headers     validity (none set where a row has no headers), i32 ends of the lists; names (UTF-8): i32 ends, data;
-                contents: i32 ends, data
+                contents: validity (None when none is null), i32 ends, data
 
 Ends are `count + 1` numbers that begin with 0: row i is data[ends[i]:ends[i + 1]].
 
 Invariants
-- Bytes are checked as `decode_frames` checks them, whichever columns are asked for.
-- Frames that a compaction emptied give no row. A lost offset, or a payload that is no message, ends the columns before
-  it: what it means is the caller's to decide.
-- All data of one call is at most 2**31 - 1 bytes, so that 32-bit ends are always enough; what is over is left for the
-  next call, which begins at `stopped_at`.
-- Rows become frames only if all of them can: each is checked before the first is written, and what was taken can be
-  read back.
+- Bytes are checked as `decode_frames` checks them, whichever columns are requested.
+- Frames emptied by compaction produce no row. A lost offset, or a payload that is not a message, ends the columns just
+  before it; the caller decides how to handle it.
+- One call returns at most 2**31 - 1 bytes of data, so 32-bit ends always suffice. The remainder is left for the next
+  call, which begins at `stopped_at`.
+- Encoding is all or nothing: every row is checked before the first frame is written, and every accepted row can be read
+  back.
+- What is null in a column is null in the message, and the other way round; headers keep their order, and names may
+  repeat.
 
-This module knows nothing of Arrow itself. The loops are in C (`_envelope_columns.h`, `_envelope_rows.h`);
-`columns_python` gives the same answers where the extension could not be built.
+This module does not depend on Arrow. The loops are written in C (`native/envelopes_columns.h`,
+`native/envelopes_rows.h`).
 """
 
 from __future__ import annotations
 
 import enum
-import os
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import msgspec
 
+from tidelog import _native
 from tidelog.errors import DataError, InputError, MessageTooLargeError
-from tidelog.log.frame import MAX_PAYLOAD_BYTES, Frames
-from tidelog.log.frame_python import Buffer
+from tidelog.log.frame import MAX_PAYLOAD_BYTES, Buffer, Frames
 from tidelog.log.repair import is_lost
-from tidelog.topics import columns_python, rows_python
 from tidelog.topics.message import decode_frames
 
-if TYPE_CHECKING:
-    _kernel = columns_python
-else:
-    try:
-        if os.environ.get("TIDELOG_PURE_PYTHON"):
-            raise ImportError
-        from tidelog.topics import _envelope as _kernel
-    except ImportError:
-        _kernel = columns_python
-
-KERNEL_IS_NATIVE = _kernel is not columns_python
-MAX_COLUMN_BYTES = columns_python.MAX_COLUMN_BYTES
+MAX_COLUMN_BYTES = (1 << 31) - 1
+MAX_HEADERS = MAX_NAME_BYTES = 0xFFFF
+MAX_NULL_HEADERS = 2032
+WANT_OFFSETS, WANT_TIMESTAMPS, WANT_KEYS, WANT_VALUES, WANT_HEADERS = 1, 2, 4, 8, 16
 
 
 class Ended(enum.IntEnum):
     """Why a batch of columns ends where it does."""
 
-    ALL = columns_python.TOOK_ALL
-    LIMIT = columns_python.REACHED_LIMIT
-    LOST = columns_python.MET_LOST
-    UNREADABLE = columns_python.MET_FAULT
+    ALL = 0
+    LIMIT = 1
+    LOST = 2
+    UNREADABLE = 3
+
+
+class RowFault(enum.IntEnum):
+    """What keeps a row from becoming a message."""
+
+    SOUND = 0
+    SHORT_COLUMN = 1
+    BAD_ENDS = 2
+    BAD_TIME = 3
+    TOO_MANY_HEADERS = 4
+    NULL_NAME = 5
+    LONG_NAME = 6
+    NULL_CONTENT = 7
+    NAME_NOT_UTF8 = 8
+    TOO_LARGE = 9
+    CHANGED = 10
 
 
 class VarColumn(NamedTuple):
@@ -129,19 +137,19 @@ def gather_columns(
     if max_bytes < 1 or (max_rows is not None and max_rows < 1):
         raise InputError("max_rows and max_bytes must be 1 or more")
     wanted = (
-        columns_python.WANT_OFFSETS * offsets
-        | columns_python.WANT_TIMESTAMPS * timestamps
-        | columns_python.WANT_KEYS * keys
-        | columns_python.WANT_VALUES * values
-        | columns_python.WANT_HEADERS * headers
+        WANT_OFFSETS * offsets
+        | WANT_TIMESTAMPS * timestamps
+        | WANT_KEYS * keys
+        | WANT_VALUES * values
+        | WANT_HEADERS * headers
     )
     rows = frames.count if max_rows is None else max_rows
     places = frames.buffer, frames.positions, frames.lengths
-    return _columns(*_kernel.gather_columns(frames.first_offset, *places, start, stop, wanted, rows, max_bytes))
+    return _columns(*_native.gather_columns(frames.first_offset, *places, start, stop, wanted, rows, max_bytes))
 
 
 def _columns(count: int, stopped_at: int, ended: int, buffers: tuple[bytes | None, ...]) -> Columns:
-    offsets, timestamps, key_validity, key_ends, key_data, value_ends, value_data, *list_buffers = buffers
+    offsets, timestamps, key_validity, key_ends, key_data, value_validity, value_ends, value_data, *lists = buffers
     return Columns(
         count=count,
         stopped_at=stopped_at,
@@ -149,8 +157,8 @@ def _columns(count: int, stopped_at: int, ended: int, buffers: tuple[bytes | Non
         offsets=offsets,
         timestamps=timestamps,
         keys=_variable(key_validity, key_ends, key_data),
-        values=_variable(None, value_ends, value_data),
-        headers=_headers(*list_buffers),
+        values=_variable(value_validity, value_ends, value_data),
+        headers=_headers(*lists),
     )
 
 
@@ -159,8 +167,8 @@ def _variable(validity: bytes | None, ends: bytes | None, data: bytes | None) ->
 
 
 def _headers(validity: bytes | None, ends: bytes | None, *buffers: bytes | None) -> HeadersColumn | None:
-    name_ends, name_data, content_ends, content_data = buffers
-    names, contents = _variable(None, name_ends, name_data), _variable(None, content_ends, content_data)
+    name_ends, name_data, *content_buffers = buffers
+    names, contents = _variable(None, name_ends, name_data), _variable(*content_buffers)
     if ends is None or names is None or contents is None:
         return None
     return HeadersColumn(validity, ends, names, contents)
@@ -189,7 +197,7 @@ def unreadable_frames(frames: Frames) -> Iterator[tuple[int, str]]:
 
 
 def check_readable(frames: Frames) -> None:
-    """DataError when not every frame is a message. Those of rows that were handed over are numbered from 0."""
+    """Raises DataError unless every frame is a message. Frames of rows that the caller supplied are numbered from 0."""
     found = next(unreadable_frames(frames), None)
     if found is not None:
         raise DataError(f"a row is no message: {found[1]}")
@@ -216,43 +224,40 @@ def encode_columns(
 ) -> Frames:
     """Rows 0 to `count` (exclusive) of the columns as frames, numbered from `first_offset`.
 
-    A null key is no key, null headers are none, a null time is `timestamp_us`, as are all where there are no times. A
-    null value, or anything that could not be read back, is an InputError that names the row.
+    A null key is no key, null headers are none, a null time is `timestamp_us`, as are all where there are no times.
+    Null values, of messages and of headers, stay null. Anything that could not be read back is an InputError that names
+    the row.
     """
     most = min(max_message_bytes, MAX_PAYLOAD_BYTES)
-    result = _kernel.encode_columns(first_offset, count, timestamp_us, most, values, keys, headers, timestamps)
+    result = _native.encode_columns(first_offset, count, timestamp_us, most, values, keys, headers, timestamps)
     if len(result) == 3:
         raise _row_error(*result, most)
     return Frames(first_offset, *result[1:])
 
 
-_ROW_FAULTS = {
-    rows_python.BAD_ENDS: "lies outside the data of its column",
-    rows_python.NULL_VALUE: "has no value",
-    rows_python.NULL_NAME: "has a header without a name",
-    rows_python.LONG_NAME: f"has a header name of more than {rows_python.MAX_NAME_BYTES} bytes",
-    rows_python.NULL_CONTENT: "has a header without a value",
-    rows_python.NAME_NOT_UTF8: "has a header name that is not UTF-8",
-    rows_python.NAME_TWICE: "has two headers of the same name",
-    rows_python.CHANGED: "was changed by somebody while it was read",
+_ROW_FAULTS: dict[int, str] = {
+    RowFault.BAD_ENDS: "lies outside the data of its column",
+    RowFault.NULL_NAME: "has a header without a name",
+    RowFault.LONG_NAME: f"has a header name of more than {MAX_NAME_BYTES} bytes",
+    RowFault.NULL_CONTENT: f"has a null among its header values after the first {MAX_NULL_HEADERS}",
+    RowFault.NAME_NOT_UTF8: "has a header name that is not UTF-8",
+    RowFault.CHANGED: "was changed by somebody while it was read",
 }
-_ROW_HINTS = {
-    rows_python.NULL_VALUE: "Leave the row out, or give it an empty value",
-    rows_python.NULL_CONTENT: "Give it an empty value",
-    rows_python.NAME_TWICE: "Header names are unique within a message: keep one of them, or name them apart",
+_ROW_HINTS: dict[int, str] = {
+    RowFault.NULL_CONTENT: "Give it an empty value",
 }
 
 
 def _row_error(fault: int, row: int, detail: int, most: int) -> InputError:
-    if fault == rows_python.TOO_LARGE:
+    if fault == RowFault.TOO_LARGE:
         text = f"row {row} makes a message of {detail} bytes, which is over max_message_bytes ({most})"
         return MessageTooLargeError(text, hint="Split it, or raise max_message_bytes")
-    if fault == rows_python.SHORT_COLUMN:
+    if fault == RowFault.SHORT_COLUMN:
         return InputError("a column has fewer rows than were announced")
-    if fault == rows_python.BAD_TIME:
+    if fault == RowFault.BAD_TIME:
         return InputError(f"row {row} has a time outside of the years 1 to 9999 ({detail} us since 1970)")
-    if fault == rows_python.TOO_MANY_HEADERS:
-        return InputError(f"row {row} has {detail} headers, a message has at most {rows_python.MAX_HEADERS}")
+    if fault == RowFault.TOO_MANY_HEADERS:
+        return InputError(f"row {row} has {detail} headers, a message has at most {MAX_HEADERS}")
     return InputError(f"row {row} {_ROW_FAULTS[fault]}", hint=_ROW_HINTS.get(fault))
 
 
@@ -263,4 +268,4 @@ def frames_digest(frames: Frames, start: int = 0, stop: int | None = None) -> in
     order. It speaks of offsets and of the bytes that are there, not of the checksums in the frames' headers.
     """
     last = frames.count if stop is None else stop
-    return _kernel.frames_digest(frames.first_offset, frames.buffer, frames.positions, frames.lengths, start, last)
+    return _native.frames_digest(frames.first_offset, frames.buffer, frames.positions, frames.lengths, start, last)

@@ -1,11 +1,14 @@
-"""`tidelog.json`: what a log directory is, remembered from its first opening.
+"""`tidelog.json`: the identity of a log directory, recorded when it is first opened.
 
 Invariants
-- A directory keeps its store and its metadata: opened without naming them it uses them, and naming others is refused,
-  because the topics' histories would stay behind.
-- A store is remembered once it has answered: a name that was mistyped binds nobody.
-- A directory without a store may be given one. What is in memory only is not remembered: there is nothing to come back
-  to.
+- The file records the directory's store, its metadata store and the root of its catalog. An open that does not name
+  them uses the recorded ones; an open that names different ones is refused, because it would leave the topics'
+  histories behind. Other members of the same etcd cluster are not a different location: the ones named last are
+  recorded. A metadata store binds a directory once something is in it: where every topic was refused, because the
+  bucket has only the copy of a catalog, the right one may follow.
+- A store is recorded only after it has answered, so a mistyped name has no lasting effect.
+- A directory without a store may be given one later. In-memory stores are not recorded: there would be nothing to
+  reopen.
 """
 
 from __future__ import annotations
@@ -21,10 +24,12 @@ from urllib.parse import quote
 import msgspec
 
 from tidelog.clock import Clock
-from tidelog.codec import JSON_ERRORS
-from tidelog.errors import ConfigError, DataError, InputError
-from tidelog.files import Files, LocalFiles
-from tidelog.tier.stores import canonical_url
+from tidelog.codec import JSON_ERRORS, from_json
+from tidelog.errors import ConfigError, DataError, InputError, NotFoundError
+from tidelog.files import Files, LocalFiles, explained
+from tidelog.store.keys import DEFAULT_ROOT, MAX_PART_LENGTH, is_part
+from tidelog.store.metadata.open import MEMORY, canonical_metadata_url, is_same_metadata
+from tidelog.store.urls import canonical_url
 
 DIRECTORY_FILE = "tidelog.json"
 _ENGINE_FILE = "engine.json"
@@ -32,14 +37,14 @@ METADATA_FILE = "metadata.db"
 INSIDE = "sqlite"
 """The metadata is an SQLite file in the directory itself."""
 _FORMAT = 1
-MEMORY = "memory://"
 
 
 class Place(NamedTuple):
-    """Where a directory's history is, as URLs; None: not named, or local mode."""
+    """Where a directory's history is, as URLs and the root of its catalog; None: not named, or local mode."""
 
     store: str | None = None
     metadata: str | None = None
+    metadata_root: str | None = None
 
 
 LOCAL = Place()
@@ -53,10 +58,11 @@ class DirectoryInfo(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
     node: str = ""
     store: str | None = None
     metadata: str | None = None
+    metadata_root: str | None = None
 
     @property
     def place(self) -> Place:
-        return Place(self.store, self.metadata)
+        return Place(self.store, self.metadata, self.metadata_root)
 
 
 def read_info(files: Files, root: Path) -> DirectoryInfo | None:
@@ -67,12 +73,12 @@ def read_info(files: Files, root: Path) -> DirectoryInfo | None:
     except FileNotFoundError:
         return None
     try:
-        info = msgspec.json.decode(data, type=DirectoryInfo)
+        info = from_json(data, DirectoryInfo)
     except JSON_ERRORS as error:
         raise DataError(
             f"{path.name} cannot be understood: {error}",
             path=path,
-            hint="Put it back from a copy, or move it away: it is written anew, messages are elsewhere",
+            hint="Put it back from a copy, or move it away: it is written again; messages are in other files",
         ) from error
     if info.format != _FORMAT:
         raise InputError(
@@ -86,7 +92,24 @@ def read_info(files: Files, root: Path) -> DirectoryInfo | None:
 def remembered_place(root: Path) -> dict[str, str | None]:
     """The settings that a directory remembers, by name; none where there is no directory."""
     info = read_info(LocalFiles(), root)
-    return {} if info is None else {"store": info.store, "metadata": info.metadata}
+    return {} if info is None else info.place._asdict()
+
+
+def look_at(files: Files, root: Path, named: Place) -> DirectoryInfo:
+    """What the directory is, for reading only; a place that is named is enough without one."""
+    is_there = files.is_directory(root)
+    with explained("open", root):
+        known = read_info(files, root) if is_there else None
+    if known is None and named.store is None:
+        why = f"there is no {DIRECTORY_FILE} in it" if is_there else "there is no such directory"
+        raise NotFoundError(
+            f"this is not a log directory: {why}",
+            path=root,
+            hint="Check the path; a log directory is made when a topic is first written there",
+        )
+    known = known or DirectoryInfo(format=_FORMAT, created_us=0)
+    settled = settle_place(root, known.place, named, is_bound=is_there and _is_bound(files, root))
+    return msgspec.structs.replace(known, **settled._asdict())
 
 
 def introduce(files: Files, root: Path, clock: Clock, named: Place) -> DirectoryInfo:
@@ -96,14 +119,21 @@ def introduce(files: Files, root: Path, clock: Clock, named: Place) -> Directory
         raise ConfigError(
             "this directory holds an engine", path=root, hint="Open it with tidelog.open_engine, or name another one"
         )
-    settled = settle_place(root, LOCAL if known is None else known.place, named)
+    settled = settle_place(
+        root, LOCAL if known is None else known.place, named, is_bound=known is None or _is_bound(files, root)
+    )
     return DirectoryInfo(
         format=_FORMAT,
         created_us=clock.now_us() if known is None else known.created_us,
         node=(known.node if known is not None else "") or ("" if settled.store is None else _new_node()),
-        store=settled.store,
-        metadata=settled.metadata,
+        **settled._asdict(),
     )
+
+
+def _is_bound(files: Files, root: Path) -> bool:
+    """Whether there is anything whose metadata would be left behind: namespaces of topics, or the metadata itself."""
+    names = files.list(root)
+    return METADATA_FILE in names or any(files.is_directory(root / name) for name in names)
 
 
 def is_remembered(files: Files, root: Path, info: DirectoryInfo) -> bool:
@@ -118,28 +148,51 @@ def remember(files: Files, root: Path, info: DirectoryInfo) -> None:
 
 def _lasting(info: DirectoryInfo) -> DirectoryInfo:
     """What is in memory only is not remembered."""
-    return msgspec.structs.replace(info, store=None, metadata=None) if info.store == MEMORY else info
+    return msgspec.structs.replace(info, **LOCAL._asdict()) if info.store == MEMORY else info
 
 
-def settle_place(root: Path, known: Place, named: Place) -> Place:
+def settle_place(root: Path, known: Place, named: Place, *, is_bound: bool = True) -> Place:
     """The place that is meant; ConfigError when it is not the one that the directory has."""
-    store = _one_of(root, "store", known.store, None if named.store is None else canonical_url(named.store))
-    if store is None and named.metadata is not None:
-        raise ConfigError("metadata is named without a store", hint='Name both: store="s3://bucket/prefix"')
-    metadata = _one_of(root, "metadata", known.metadata, named.metadata)
-    if store is not None and metadata is None:
-        metadata = MEMORY if store == MEMORY else INSIDE
-    return Place(store, metadata)
+    store = None if named.store is None else canonical_url(named.store)
+    if known.store is not None and store not in (None, known.store):
+        raise _moved(root, "store", f"keeps its store in {known.store}, not in {store}", "what is there")
+    store = store or known.store
+    if store is None:
+        _refuse_without_store(named)
+        return LOCAL
+    metadata = None if named.metadata is None else canonical_metadata_url(named.metadata)
+    is_named = known.metadata is not None and metadata is not None
+    if is_bound and is_named and not is_same_metadata(str(known.metadata), str(metadata)):
+        raise _moved(root, "metadata", f"keeps its metadata in {known.metadata}, not in {metadata}", "what is there")
+    metadata = metadata or known.metadata or (MEMORY if store == MEMORY else INSIDE)
+    return Place(store, metadata, _settle_metadata_root(root, known.metadata_root, named.metadata_root))
 
 
-def _one_of(root: Path, what: str, known: str | None, named: str | None) -> str | None:
-    if known is None or named is None or known == named:
-        return named or known
-    raise ConfigError(
-        f"this directory keeps its {what} in {known}, not in {named}",
+def _settle_metadata_root(root: Path, known: str | None, named: str | None) -> str:
+    if known is not None and named not in (None, known):
+        problem = f"has its catalog below metadata_root {known}, not below {named}"
+        raise _moved(root, "metadata_root", problem, f"what is below {known}/")
+    chosen = named or known or DEFAULT_ROOT
+    if not is_part(chosen):
+        raise ConfigError(
+            f"metadata_root must be 1 to {MAX_PART_LENGTH} of the characters A-Z a-z 0-9 . _ - and no dot in front, "
+            f"not {chosen[: MAX_PART_LENGTH + 1]!r}"
+        )
+    return chosen
+
+
+def _refuse_without_store(named: Place) -> None:
+    given = "metadata" if named.metadata is not None else "metadata_root"
+    if named != LOCAL:
+        raise ConfigError(f"{given} is named without a store", hint='Name both: store="s3://bucket/prefix"')
+
+
+def _moved(root: Path, what: str, problem: str, source: str) -> ConfigError:
+    return ConfigError(
+        f"this directory {problem}",
         path=root / DIRECTORY_FILE,
         hint=(
-            "To move: copy what is there to the new place while nobody has the directory open, then change "
+            f"To move: copy {source} to the new place while nobody has the directory open, then change "
             f"`{what}` in {DIRECTORY_FILE}. Or open another directory"
         ),
     )

@@ -1,35 +1,37 @@
-"""The newest message of every key: a topic as a table.
+"""A topic as a table: the newest message of every key.
 
 Invariants
-- A refreshed view is what a new one would be: keys whose newest message retention has deleted leave it.
-- Keys are in order of the offset of their newest message, oldest first: a key that gets a new one moves to the end.
-- A compaction by key changes nothing in it: what it removes was not in the view.
-- Every message is read once, in batches, over store, disk and memory; `refresh` reads only what came since.
-- After an error the view is the topic as of an earlier offset, and `refresh` goes on from there.
+- A refreshed view equals a newly built one: keys whose newest message was deleted by retention leave the view.
+- Keys are ordered by the offset of their newest message, oldest first: a key that gets a new message moves to the end.
+- Compaction by key does not change the view: the messages that it removes were not in it.
+- Every message is read once, in batches, across store, disk and memory; `refresh` reads only what was appended since.
+- After an error the view shows the topic as of an earlier offset, and `refresh` continues from there.
 
-A message with a key and an empty value is a tombstone: it takes the key out, as in a compacted topic of Kafka, where
-the value is null. Messages without a key have no place in a table and are passed over. An empty key is a key.
+A message with a key and a null value is a tombstone: it removes the key, as in a compacted Kafka topic. One with an
+empty value is a tombstone too. Messages without a key are not part of the table and are skipped. An empty key is a key.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
+from datetime import datetime
 from threading import Lock
 from typing import NamedTuple
 
 from tidelog.errors import InputError, OffsetOutOfRangeError
-from tidelog.log.readable import Position
-from tidelog.log.reader import Reader
-from tidelog.tier.daemon_pool import in_store_thread
-from tidelog.tier.joined import JoinedReader
-from tidelog.topics.message import Message
-from tidelog.topics.reading import OnGap, read_messages
+from tidelog.log.reader import BatchReader, Position
+from tidelog.store.aio import twin
+from tidelog.topics.message import Message, OnGap, read_messages
 
 
 class ReadableTopic(NamedTuple):
-    """The topic as a view sees it; `open_reader` takes where to begin and where to stop (exclusive)."""
+    """The topic as a view sees it; `open_reader` takes where to begin and where to stop (exclusive).
 
-    open_reader: Callable[[int, int | None], Reader | JoinedReader]
+    `open_at` reads one message that was found before, so that nobody looks for the end of its transaction again.
+    """
+
+    open_reader: Callable[[int, int | None], BatchReader]
+    open_at: Callable[[int], BatchReader]
     resolve: Callable[[Position], int]
     start_offset: Callable[[], int]
 
@@ -37,14 +39,21 @@ class ReadableTopic(NamedTuple):
 class LatestByKey(Mapping[bytes, Message]):
     """The newest message of every key, as of the last `refresh`. Any number of threads may use it at once.
 
-    With `values=False` it keeps keys and offsets only, and a message is read from the topic when it is asked for: one
-    that retention or a compaction has removed meanwhile raises OffsetOutOfRangeError until the next `refresh`.
+    With `values=False` it keeps keys and offsets only, and reads a message from the topic on access: one
+    that retention or a compaction has removed raises OffsetOutOfRangeError until the next `refresh`.
     """
 
     def __init__(
-        self, topic: ReadableTopic, *, prefix: bytes | None, stop: Position | None, values: bool, on_gap: OnGap
+        self,
+        topic: ReadableTopic,
+        *,
+        prefix: bytes | None,
+        stop: Position | None,
+        values: bool,
+        on_gap: OnGap,
+        tombstones: bool = False,
     ) -> None:
-        """Use `topic.latest_by_key()`."""
+        """Use `topic.latest_by_key()`. With `tombstones` it also keeps when keys were removed."""
         if prefix is not None and not isinstance(prefix, bytes):
             raise InputError(f"prefix must be bytes, not {type(prefix).__name__}")
         self._topic = topic
@@ -56,15 +65,16 @@ class LatestByKey(Mapping[bytes, Message]):
         self._next_offset = 0
         self._offsets: dict[bytes, int] = {}
         self._messages: dict[bytes, Message] | None = {} if values else None
+        self._tombstones: dict[bytes, tuple[int, datetime]] | None = {} if tombstones else None
         self.refresh()
 
     @property
     def next_offset(self) -> int:
-        """The view is the topic as of this offset: everything below has been looked at."""
+        """The view shows the topic as of this offset: all messages below it are applied."""
         return self._next_offset
 
     def refresh(self) -> int:
-        """Takes in what was appended since, and lets go of what was deleted; returns how far the view is now."""
+        """Applies the messages appended since, drops deleted ones, and returns the offset that the view has reached."""
         with self._refreshing:
             while True:
                 start = self._topic.start_offset()
@@ -77,9 +87,7 @@ class LatestByKey(Mapping[bytes, Message]):
                     if self._topic.start_offset() <= max(start, self._next_offset):
                         raise
 
-    async def refresh_async(self) -> int:
-        """As `refresh`, in a worker thread, so that the loop goes on."""
-        return await in_store_thread(self.refresh)
+    refresh_async = twin(refresh)
 
     def _read_from(self, offset: int) -> None:
         if self._stop is not None and offset >= self._stop:
@@ -103,17 +111,31 @@ class LatestByKey(Mapping[bytes, Message]):
                 if self._messages is not None:
                     self._messages[key] = message
                 self._offsets[key] = message.offset
+            elif self._tombstones is not None and message.timestamp is not None:
+                self._tombstones[key] = message.offset, message.timestamp
 
     def _drop(self, key: bytes) -> None:
         self._offsets.pop(key, None)
         if self._messages is not None:
             self._messages.pop(key, None)
+        if self._tombstones is not None:
+            self._tombstones.pop(key, None)
 
     def _forget_below(self, start_offset: int) -> None:
         """The oldest are first, so this costs only what it removes."""
         while (key := next(iter(self._offsets), None)) is not None and self._offsets[key] < start_offset:
             with self._guard:
                 self._drop(key)
+        tombstones = self._tombstones or {}
+        while (key := next(iter(tombstones), None)) is not None and tombstones[key][0] < start_offset:
+            with self._guard:
+                self._drop(key)
+
+    def _removed_at(self, key: bytes) -> datetime | None:
+        """The time of the tombstone that is the newest message of a key; None where there is none, or none is kept."""
+        with self._guard:
+            found = (self._tombstones or {}).get(key)
+        return None if found is None else found[1]
 
     # As a mapping
 
@@ -122,14 +144,14 @@ class LatestByKey(Mapping[bytes, Message]):
             if self._messages is not None:
                 return self._messages[key]
             offset = self._offsets[key]
-        found = list(read_messages(self._topic.open_reader(offset, offset + 1), self._on_gap))
+        found = list(read_messages(self._topic.open_at(offset), self._on_gap))
         if not found:
             message = f"offset {offset} was removed by a compaction: a later message has its key"
             raise OffsetOutOfRangeError(message, operation="read", hint="refresh() takes it in")
         return found[0]
 
     def offset_of(self, key: bytes) -> int:
-        """The offset of the newest message of a key; KeyError when there is none. Reads nothing."""
+        """The offset of the newest message of a key, from memory; KeyError if the key is absent."""
         with self._guard:
             return self._offsets[key]
 

@@ -1,14 +1,15 @@
-"""A log that is only in memory: the newest messages, for whoever reads at that moment.
+"""An in-memory log: keeps the newest messages for the readers that are connected.
 
     oldest                                newest
-    | chunk | chunk | chunk | ... | open chunk |        chunks are dropped from the left, whole, when over the bounds
+    | chunk | chunk | chunk | ... | open chunk |        whole chunks are dropped from the left when over the bounds
 
 Invariants
-- One mutex guards all of it: the order of offsets is the order of delivery.
-- An append never waits: what a reader has not read when there is no more room is dropped, and it goes on with the
-  oldest message that is there. How many messages it missed is counted, and logged the first time.
-- Memory is bounded by `cache_max_messages` and `cache_max_bytes`; the newest message is there in any case.
-- Nothing is on the disk. Offsets begin at 0 in each life of the log.
+- One mutex guards all state: the order of offsets is the order of delivery.
+- An append never waits. When the log is full, messages that a slow reader has not read are dropped, and the reader
+  continues with the oldest message that remains. The number of messages it missed is counted, and logged the first
+  time.
+- Memory is bounded by `cache_max_messages` and `cache_max_bytes`; the newest message is always kept.
+- Nothing is written to disk. Offsets begin at 0 each time the log is opened.
 """
 
 from __future__ import annotations
@@ -24,11 +25,11 @@ import msgspec
 
 from tidelog.errors import ClosedError, MessageTooLargeError, OffsetOutOfRangeError, TidelogError
 from tidelog.files import Files
-from tidelog.log import LogSettings, stopping
-from tidelog.log.cache import Batch
-from tidelog.log.readable import NO_STOP, Position, ReadableLog, checked_offset
-from tidelog.log.reader import Reader
-from tidelog.log.waiting import ThreadWaiter, Waiter, finish_all, task_waiter
+from tidelog.log import LogSettings
+from tidelog.log import shutdown as stopping
+from tidelog.log.append_queue import ThreadWaiter, Waiter, finish_all, task_waiter
+from tidelog.log.reader import NO_STOP, Position, ReadableLog, Reader, checked_offset
+from tidelog.log.tail_cache import Batch
 
 _logger = logging.getLogger("tidelog.topics")
 _TIME = Struct("<q")
@@ -63,7 +64,7 @@ def _first_offset(chunk: _Chunk) -> int:
 
 
 class LiveReader(Reader):
-    """A position in a live log, which is moved on to the oldest message when it has been left behind."""
+    """A position in a live log, which moves to the oldest message when the messages at it were dropped."""
 
     def __init__(
         self, log: LiveLog, offset: int, stop_offset: int, follow: bool, missed: Callable[[int], None]
@@ -114,7 +115,7 @@ class LiveLog(ReadableLog):
                 if room < 0 or offset >= self._chunk_end:
                     self._begin_chunk(size)
                 room = self._room_bytes - size
-            # In this order because Ctrl-C may raise after any call in here, and offsets must go on counting messages.
+            # In this order because Ctrl-C may raise after any call in here, and offsets must keep counting messages.
             self._next_offset = offset + 1
             self._room_bytes = room
             self._open_payloads.append(payload)
@@ -135,7 +136,7 @@ class LiveLog(ReadableLog):
             return range(first, self._next_offset)
 
     def _admit(self, size: int) -> None:
-        """Refuses what cannot be accepted, and wakes those who wait for it."""
+        """Raises if the append cannot be accepted; otherwise wakes the waiting readers."""
         if self._refusal is not None:
             raise self._refusal()
         if size > self._max_message_bytes:
@@ -208,7 +209,7 @@ class LiveLog(ReadableLog):
     # Reading
 
     def read(self, start: Position = "earliest", stop: Position | None = None, *, follow: bool = False) -> LiveReader:
-        """As every readable log, but an offset that was dropped is no error: the reader goes on with the oldest."""
+        """As every readable log, but a dropped offset is not an error: the reader continues with the oldest message."""
         if self._refusal is not None:
             raise self._refusal()
         first, latest = self.resolve(start), self._next_offset
@@ -230,7 +231,7 @@ class LiveLog(ReadableLog):
         return offset
 
     def locate(self, offset: int, stop_offset: int) -> Batch | None:
-        """Messages from `offset` on, or from the oldest one that is there; none when that is behind the stop."""
+        """Messages from `offset` on, or from the oldest one in memory; none if that is after the stop."""
         with self._mutex:
             if offset >= self._next_offset:
                 return None
@@ -321,7 +322,7 @@ class LiveLog(ReadableLog):
             self._sealed_bytes = 0
             self._room_bytes = self._chunk_bytes
 
-    def abandon(self) -> None:
+    def _abandon(self) -> None:
         """In a forked child: messages go to the readers of the parent, which this copy cannot reach."""
         self._mutex = Lock()  # another thread of the parent may have held it
         self._listeners = []

@@ -1,39 +1,40 @@
-"""A topic with `reliable=False`: messages go to whoever reads or subscribes at that moment, and are kept by nobody.
+"""A topic with `reliable=False`: messages go to current readers and subscribers and are not stored.
 
 Invariants
-- Nothing but `topic.json` is on the disk, nothing is shipped. With the process everything is gone, positions included,
+- Only `topic.json` is on disk, and nothing is shipped. When the process ends, everything is lost, positions included,
   and offsets begin at 0 again.
-- An append never waits for a reader, a disk or a store. Who is too slow misses messages, which is counted and no error.
-- What needs messages that last raises NotSupportedError and says so; `flush` and `prune` have nothing to do.
+- An append never waits for a reader, a disk or a store. A reader that is too slow misses messages; they are counted,
+  and this is not an error.
+- It has nothing that needs durable messages: asking for that raises NotSupportedError, which explains it. `flush` and
+  `prune` are no-ops.
 """
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator
 from datetime import datetime
-from typing import NoReturn, Unpack
+from typing import TYPE_CHECKING, NoReturn, Unpack
 
 import msgspec
 
 from tidelog.clock import Clock
+from tidelog.cold.cursor import Cursor
 from tidelog.errors import NotSupportedError
-from tidelog.log.readable import Position
-from tidelog.tier.background import Background
-from tidelog.tier.owner import Cursor
-from tidelog.tier.sweep_plan import SweepPlan, SweepReport
-from tidelog.topics.cursor_store import CursorStore
-from tidelog.topics.delivery_options import Kind, SubscribeOptions
-from tidelog.topics.durability import Sync
-from tidelog.topics.latest_by_key import LatestByKey
+from tidelog.log import Log, Position
+from tidelog.log.isolation import READ_COMMITTED, Isolation
+from tidelog.store.aio import at_once, twin, twin_of
+from tidelog.store.keys import group_of_cursor
+from tidelog.store.scheduler import Background
+from tidelog.topics.base import BaseTopic, TopicStatistics
 from tidelog.topics.live_log import LiveLog
-from tidelog.topics.message import Message
+from tidelog.topics.message import HeadersGiven, Message, OnGap, Sync, several
 from tidelog.topics.names import TopicName
-from tidelog.topics.payloads import several
-from tidelog.topics.producer import Producer
-from tidelog.topics.reading import OnGap
-from tidelog.topics.subscription_consumer import Consumer
-from tidelog.topics.subscription_feed import Filter
-from tidelog.topics.topic import Topic, TopicStatistics
+from tidelog.topics.subscription.consumer import Consumer
+from tidelog.topics.subscription.cursors import CursorStore
+from tidelog.topics.subscription.dead_letters import DeadLetterTopic
+from tidelog.topics.subscription.feed import Filter
+from tidelog.topics.subscription.options import Kind, SubscribeOptions
+from tidelog.topics.topic import Topic
 
 
 class MemoryCursors:
@@ -43,8 +44,12 @@ class MemoryCursors:
         self._cursors: dict[str, Cursor] = {}
 
     def names(self) -> list[str]:
-        """All of them."""
-        return list(self._cursors)
+        """Those of subscriptions."""
+        return [name for name in self._cursors if group_of_cursor(name) is None]
+
+    def groups(self) -> list[str]:
+        """The consumer groups among them."""
+        return [group for name in self._cursors if (group := group_of_cursor(name)) is not None]
 
     def load(self, name: str) -> Cursor | None:
         """None when there is none."""
@@ -59,7 +64,11 @@ class MemoryCursors:
         self._cursors.pop(name, None)
 
 
-class LiveTopic(Topic):
+class _OnlyOfTopicError(NotSupportedError, AttributeError):
+    """A live topic has no such method: `hasattr` says so too."""
+
+
+class LiveTopic(BaseTopic):
     """A topic whose messages are in memory only. Any number of threads and tasks may use it at once."""
 
     is_reliable = False
@@ -71,8 +80,13 @@ class LiveTopic(Topic):
         self._is_elsewhere = log.over
         self._try_append = log.try_append
 
-    def __repr__(self) -> str:
-        return f"<LiveTopic {self.name}>"
+    if not TYPE_CHECKING:  # a type checker knows it without
+
+        def __getattr__(self, name: str) -> NoReturn:
+            """Explains why there is nothing that needs messages that last."""
+            if name.startswith("__") or not hasattr(Topic, name):
+                raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}", name=name, obj=self)
+            self._refuse(name, kind=_OnlyOfTopicError)
 
     # Where it stands
 
@@ -87,19 +101,22 @@ class LiveTopic(Topic):
 
     # What the log directory does with it
 
-    def use_subscriptions(
-        self, cursors: CursorStore, background: Background, open_topic: Callable[[str], Topic]
+    def _use_subscriptions(
+        self, cursors: CursorStore, background: Background, open_topic: Callable[[str], DeadLetterTopic]
     ) -> None:
         """Positions are kept in memory, wherever those of other topics are."""
-        super().use_subscriptions(MemoryCursors(), background, open_topic)
+        super()._use_subscriptions(MemoryCursors(), background, open_topic)
 
     @property
-    def _subscribable(self) -> LiveLog | None:
+    def _subscribable(self) -> Log | LiveLog | None:
         return None if self._is_elsewhere else self._live
 
-    def delete_storage(self) -> None:
-        """Closes it; readers find nothing any more."""
-        super().delete_storage()
+    @property
+    def _is_owner(self) -> bool:
+        return True
+
+    def _delete_storage(self) -> None:
+        super()._delete_storage()
         self._live.forget()
 
     # Reading
@@ -111,13 +128,16 @@ class LiveTopic(Topic):
         *,
         follow: bool = True,
         on_gap: OnGap = "raise",
+        isolation: Isolation = READ_COMMITTED,
     ) -> Iterator[Message]:
-        """Messages as they come, until the topic is closed; `start` may reach back to what is still in memory.
+        """Yields messages as they arrive, until the topic is closed; `start` may go back to what is still in memory.
 
-        A reader that is too slow goes on with the oldest message in memory; what it missed is counted in statistics.
+        A reader that is too slow continues with the oldest message in memory; the statistics count what it missed.
+        A live topic has no transactions: both kinds of `isolation` show the same.
         """
-        return super().read(start, stop, follow=follow, on_gap=on_gap)
+        return self._messages(self._reader(start, stop, follow, on_gap, isolation), on_gap)
 
+    @twin_of(read)
     def read_async(
         self,
         start: Position = "latest",
@@ -125,20 +145,9 @@ class LiveTopic(Topic):
         *,
         follow: bool = True,
         on_gap: OnGap = "raise",
+        isolation: Isolation = READ_COMMITTED,
     ) -> AsyncIterator[Message]:
-        """As `read`, for `async for`."""
-        return super().read_async(start, stop, follow=follow, on_gap=on_gap)
-
-    def latest_by_key(
-        self,
-        *,
-        prefix: bytes | None = None,
-        stop: Position | None = None,
-        values: bool = True,
-        on_gap: OnGap = "raise",
-    ) -> LatestByKey:
-        """Not possible: the newest message of a key may be gone."""
-        self._refuse("latest_by_key")
+        return self._read_async(start, stop, follow, on_gap, isolation)
 
     def subscribe(
         self,
@@ -152,30 +161,32 @@ class LiveTopic(Topic):
     ) -> Consumer:
         """As for other topics, of every kind, with a position that lasts as long as the topic is open.
 
-        Nothing is held back for a subscription: one that is too slow goes on with the oldest message in memory, and
-        `lost` in its statistics counts what it missed. There are no dead letters: they are told apart by offsets, which
-        begin anew with every process.
+        Nothing is retained for a subscription: one that is too slow continues with the oldest message in memory, and
+        `lost` in its statistics counts what it missed. There are no dead letters: they are identified by offsets, which
+        start over with every process.
         """
         if options.get("hold_retention"):
             self._refuse("hold_retention")
         if options.get("max_deliveries") is not None and options.get("on_exhausted", "dead_letter") == "dead_letter":
             self._refuse("a dead letter", 'Choose on_exhausted="drop" or "block"')
-        return super().subscribe(name, kind, start=start, consumer=consumer, filter=filter, **options)
+        return self._subscribe(name, kind, start, consumer, filter, options)
+
+    subscribe_async = twin(subscribe, give_back=Consumer.close)
 
     # Appending
 
     def append(
         self,
-        value: bytes | Message,
+        value: bytes | Message | None,
         *,
         key: bytes | None = None,
-        headers: Mapping[str, bytes] | None = None,
+        headers: HeadersGiven | None = None,
         timestamp: datetime | None = None,
         deliver_at: datetime | None = None,
         sync: Sync = False,
         timeout: float | str | None = None,
     ) -> int:
-        """Hands a message to whoever reads now, and returns its offset. It never waits, so `timeout` has no effect."""
+        """Delivers a message to current readers and returns its offset. It never waits, so `timeout` has no effect."""
         if sync:
             self._refuse("sync")
         return self._try_append(self._payload(value, key, headers, timestamp, deliver_at))
@@ -188,62 +199,23 @@ class LiveTopic(Topic):
             self._refuse("sync")
         return list(self._live.append_many([self._payload(message, None, None, None) for message in several(messages)]))
 
-    async def append_async(
-        self,
-        value: bytes | Message,
-        *,
-        key: bytes | None = None,
-        headers: Mapping[str, bytes] | None = None,
-        timestamp: datetime | None = None,
-        deliver_at: datetime | None = None,
-        sync: Sync = False,
-        timeout: float | str | None = None,
-    ) -> int:
-        """As `append`, to be awaited; the task is never suspended."""
-        return self.append(value, key=key, headers=headers, timestamp=timestamp, deliver_at=deliver_at, sync=sync)
-
-    async def append_many_async(
-        self, messages: Iterable[bytes | Message], *, sync: Sync = False, timeout: float | str | None = None
-    ) -> list[int]:
-        """As `append_many`, to be awaited; the task is never suspended."""
-        return self.append_many(messages, sync=sync)
+    append_async = twin(append, at_once)
+    append_many_async = twin(append_many, at_once)
 
     def flush(self) -> None:
         """Does nothing: there is nothing to wait for."""
 
-    async def flush_async(self) -> None:
-        """Does nothing: there is nothing to wait for."""
-
-    # What needs messages that last
-
-    def producer(self, name: str) -> Producer:
-        """Not possible: what was stored is known from the messages."""
-        self._refuse("producer")
-
-    def append_lost(self, count: int) -> None:
-        """Not possible."""
-        self._refuse("append_lost")
-
-    def ship(self) -> int:
-        """Not possible."""
-        self._refuse("ship")
+    flush_async = twin(flush, at_once)
 
     def prune(self) -> None:
         """Does nothing: memory is bounded at every moment, by `cache_max_messages` and `cache_max_bytes`."""
 
-    def seal(self) -> None:
-        """Not possible: there is nothing that another node could go on with."""
-        self._refuse("seal")
+    prune_async = twin(prune, at_once)
 
-    def plan_sweep(self) -> SweepPlan:
-        """Not possible."""
-        self._refuse("sweep")
-
-    def sweep(self, plan: SweepPlan, *, drop_lost: bool = False, drop_uncovered: bool = False) -> SweepReport:
-        """Not possible."""
-        self._refuse("sweep")
-
-    def _refuse(self, operation: str, hint: str = "Use a topic that is reliable") -> NoReturn:
-        raise NotSupportedError(
-            f"{self.name} has reliable=False and keeps no messages: {operation} is not possible", hint=hint
-        )
+    def _refuse(
+        self,
+        operation: str,
+        hint: str = "Use a topic that is reliable",
+        kind: type[NotSupportedError] = NotSupportedError,
+    ) -> NoReturn:
+        raise kind(f"{self.name} has reliable=False and keeps no messages: {operation} is not possible", hint=hint)

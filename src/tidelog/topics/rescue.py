@@ -1,15 +1,16 @@
-"""Rescuing what a fenced owner had accepted and not shipped: looked at, written elsewhere, or given up by name.
+"""Rescues the messages that a fenced owner accepted but did not ship: inspects them, appends them to a topic, or
+discards them.
 
-    <topic>/fenced/e{epoch}-{claim}/rescued.json    into which topics the tail was appended, from which offset on
+    <topic>/fenced/e{epoch}-{claim}/rescued.json    the topics to which the tail was appended, and from which offset
 
 Invariants
-- A tail never becomes part of its topic's offsets again. It is appended as new messages, which say where they are from
-  in two headers: `tidelog-rescued-from` ("namespace/name e{epoch}-{claim}") and `tidelog-rescued-offset`.
-- Appending can be interrupted and made again: what the target has of the tail already is looked for by these headers,
-  and it goes on behind that. (If retention has deleted all of it from the target meanwhile, it is appended once more.)
-- Nothing is deleted but by `discard`.
-- A fenced log that was not opened since lies in the topic's own directory. It is put aside first, under the lock of the
-  log directory and without claiming anything.
+- A divergent tail never regains its offsets in its topic. It is appended as new messages, which carry their origin in
+  two headers: `tidelog-rescued-from` ("namespace/name e{epoch}-{claim}") and `tidelog-rescued-offset`.
+- Appending can be interrupted and repeated: it finds by these headers the part of the tail that the target already has
+  and continues after it. (If retention has deleted all of that part from the target meanwhile, it is appended again.)
+- Only `discard` deletes anything.
+- A fenced log that was not opened since is still in the topic's own directory. It is moved aside first, under the lock
+  of the log directory and without claiming anything.
 """
 
 from __future__ import annotations
@@ -22,19 +23,25 @@ import msgspec
 
 from tidelog.clock import Clock, SystemClock
 from tidelog.codec import decode_document, encode_document
+from tidelog.cold.takeover import (
+    DivergentTail,
+    discard,
+    divergent_tails,
+    fenced_files,
+    put_fenced_files_aside,
+    secure_tails,
+    tail_directory,
+)
 from tidelog.errors import DataError, InputError, NotFoundError
 from tidelog.files import Files
-from tidelog.log.bound_files import bound
-from tidelog.log.names import wal_files
+from tidelog.log.binding import bound
+from tidelog.log.directory import wal_files
+from tidelog.log.isolation import decided_batches
 from tidelog.log.view import LogView
-from tidelog.tier.fenced_tail import FencedTail, discard, fenced_tails, secure_tails, tail_directory
-from tidelog.tier.placed_rows import read_placed
-from tidelog.tier.takeover import fenced_files, put_fenced_files_aside
-from tidelog.topics.extension import group_of
-from tidelog.topics.message import Message
+from tidelog.staging.ingest import read_ingested_ranges
+from tidelog.topics.directory import LogDirectory
+from tidelog.topics.message import BatchDecoder, Message, group_of, with_headers
 from tidelog.topics.names import parse_topic_name
-from tidelog.topics.reading import read_messages
-from tidelog.topics.storage import LogDirectory
 from tidelog.topics.topic import Topic
 
 RESCUED_FROM = "tidelog-rescued-from"
@@ -73,8 +80,9 @@ class RescuableTail(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Rescued(msgspec.Struct, frozen=True, kw_only=True):
-    """What became of a tail: appended now, found in the target already, marked as lost by an earlier repair, and
-    handed over by others: whoever owns the topic now has taken these in from where they were staged."""
+    """The outcome for a tail: messages appended now, found in the target already, marked as lost by an earlier repair,
+    and staged by other processes: the topic's current owner has ingested these from where they were staged.
+    """
 
     appended: int
     already_there: int
@@ -107,19 +115,19 @@ class Rescue:
         """All of them, oldest first; one that still lies in the topic's own files is the last."""
         if not self._files.is_directory(self._directory):
             return []
-        aside = [self._shown(tail, is_aside=True) for tail in fenced_tails(self._files, self._directory)]
+        aside = [self._shown(tail, is_aside=True) for tail in divergent_tails(self._files, self._directory)]
         in_place = self._in_place()
         if in_place is not None and in_place.name not in {tail.name for tail in aside}:
             aside.append(self._shown(in_place, is_aside=False))
         return aside
 
-    def _in_place(self) -> FencedTail | None:
-        if self._log.tier is None:
+    def _in_place(self) -> DivergentTail | None:
+        if self._log._tier is None:
             return None
-        catalog = self._log.tier.catalog(self._name.namespace, self._name.name)
-        return fenced_files(self._files, self._directory, catalog, self._log.tier.objects, self._clock)
+        catalog = self._log._tier.catalog(self._name.namespace, self._name.name)
+        return fenced_files(self._files, self._directory, catalog, self._log._tier.objects, self._clock)
 
-    def _shown(self, tail: FencedTail, *, is_aside: bool) -> RescuableTail:
+    def _shown(self, tail: DivergentTail, *, is_aside: bool) -> RescuableTail:
         folder = tail_directory(self._files, self._directory, tail.name) if is_aside else self._directory
         return RescuableTail(
             topic=self.topic,
@@ -141,10 +149,10 @@ class Rescue:
     def set_aside(self) -> list[RescuableTail]:
         """Puts away what still lies in the topic's own files; returns all tails. The topic must not be open."""
         self._require_lock()
-        if self._log.tier is not None and self._files.is_directory(self._directory):
-            catalog = self._log.tier.catalog(self._name.namespace, self._name.name)
+        if self._log._tier is not None and self._files.is_directory(self._directory):
+            catalog = self._log._tier.catalog(self._name.namespace, self._name.name)
             secure_tails(self._files, self._directory)
-            put_fenced_files_aside(self._files, self._directory, catalog, self._log.tier.objects, self._clock)
+            put_fenced_files_aside(self._files, self._directory, catalog, self._log._tier.objects, self._clock)
         return self.tails()
 
     def _require_lock(self) -> None:
@@ -154,8 +162,10 @@ class Rescue:
     # Reading
 
     def messages(self, tail: RescuableTail, first_offset: int | None = None) -> Iterator[Message]:
-        """The messages of a tail with the offsets that they had here. Left out is what a repair marked as lost, a
-        batch whose end never reached the disk, and what others had handed over: that is taken in anew."""
+        """The messages of a tail with the offsets that they had here, without those that a repair marked as lost, a
+        batch whose end never reached the disk, those staged by other processes (these are ingested again), and those of
+        transactions that the tail does not know to be committed.
+        """
         folder = self._directory if tail.set_aside_us is None else self._folder(tail)
         view = LogView(folder, files=self._files, clock=self._clock)
         start = tail.first_offset if first_offset is None else first_offset
@@ -167,15 +177,17 @@ class Rescue:
             )
         whole = LogView(folder, files=self._files, clock=self._clock, group_of=group_of)
         end = min(tail.next_offset, whole.next_offset)
-        ranges = read_placed(self._files, folder)
-        found = read_messages(whole.read(min(start, end), end), "skip")
+        ranges = read_ingested_ranges(self._files, folder)
+        decode = BatchDecoder(Message, "skip", whole.place_of).decode
+        batches = decided_batches(lambda: whole.read(min(start, end), end))
+        found = (message for batch in batches for message in decode(batch))
         return (message for message in found if not any(first <= message.offset < stop for first, stop in ranges))
 
     def handed_over(self, tail: RescuableTail, first_offset: int | None = None) -> int:
-        """How many messages of a tail others had handed over: they are no part of a rescue."""
+        """Counts the messages of a tail that other processes had staged: they are not part of a rescue."""
         start = tail.first_offset if first_offset is None else first_offset
         folder = self._directory if tail.set_aside_us is None else self._folder(tail)
-        ranges = read_placed(self._files, folder)
+        ranges = read_ingested_ranges(self._files, folder)
         return sum(max(0, min(stop, tail.next_offset) - max(first, start)) for first, stop in ranges)
 
     def _folder(self, tail: RescuableTail) -> Path:
@@ -184,7 +196,7 @@ class Rescue:
     # Appending
 
     def append_to(self, tail: RescuableTail, target: Topic, on_done: OnDone | None = None) -> Rescued:
-        """Appends a tail to a topic, and returns once it is on the disk there. Made again, it goes on."""
+        """Appends a tail to a topic, and returns once it is on the disk there. A repeated call continues."""
         self._require_lock()
         if tail.set_aside_us is None:
             raise NotFoundError(f"the tail {tail.name} is not set aside yet", path=self._directory)
@@ -210,7 +222,7 @@ class Rescue:
             progress = _Progress(into={**known, target.name: target.next_offset})
             self._files.write_atomically(path, encode_document(_KIND, _VERSION, progress))
             return tail.first_offset
-        found = target.read(max(since, target.start_offset), on_gap="skip")
+        found = target.read(max(since, target.start_offset), on_gap="skip", isolation="read_uncommitted")
         offsets = [_rescued_offset(message) for message in found if message.headers.get(RESCUED_FROM) == tail.origin]
         return max([tail.first_offset, *(offset + 1 for offset in offsets)])
 
@@ -230,11 +242,11 @@ class Rescue:
 
 
 def _marked(message: Message, tail: RescuableTail) -> Message:
-    headers = {**message.headers, RESCUED_FROM: tail.origin, RESCUED_OFFSET: str(message.offset).encode()}
+    origin = {RESCUED_FROM: tail.origin, RESCUED_OFFSET: str(message.offset).encode()}
     return Message(
         message.value,
         key=message.key,
-        headers=headers,
+        headers=with_headers(message.headers, origin),
         timestamp=message.timestamp,
         deliver_at=message.deliver_at,
     )

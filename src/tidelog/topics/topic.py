@@ -1,139 +1,97 @@
-"""A topic: messages with keys, headers and times, over one log.
-
-Everything is done once a batch: a batch of frames becomes a list of messages in one call, and the iterator hands that
-list out.
-"""
+"""A topic that keeps its messages: with keys, headers and timestamps, over one log and its store."""
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Iterator, Mapping
+import functools
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Iterator
 from datetime import datetime
 from typing import Any, Unpack
 
 import msgspec
 
 from tidelog.clock import Clock
-from tidelog.errors import FencedError, InputError, NotFoundError, NotSupportedError, TidelogError
+from tidelog.cold.gc import Plan, Report
+from tidelog.cold.retention import LocalPruner
+from tidelog.cold.settings import TierSettings
+from tidelog.cold.tiered_log import TieredLog
+from tidelog.cold.tiered_reader import TieredView
+from tidelog.errors import InputError, NotSupportedError, OffsetOutOfRangeError
+from tidelog.findings import VerifyReport
 from tidelog.log import Log, Position
-from tidelog.log.reader import Reader
+from tidelog.log.frame import Frames
+from tidelog.log.isolation import READ_COMMITTED, CommittedReader, Isolation, check_isolation
+from tidelog.log.reader import BatchReader, checked_offset
 from tidelog.log.repair import LOST_PAYLOAD
-from tidelog.log.statistics import LogStatistics
+from tidelog.log.transactions import OpenTransaction
 from tidelog.log.view import LogView
-from tidelog.tier.background import Background
-from tidelog.tier.daemon_pool import in_store_thread
-from tidelog.tier.intake_taker import IntakeStatistics, IntakeTaker
-from tidelog.tier.joined import JoinedLog, JoinedReader
-from tidelog.tier.local_pruner import LocalPruner
-from tidelog.tier.sweep_plan import SweepPlan, SweepReport
-from tidelog.tier.tier_statistics import TierStatistics
-from tidelog.tier.tiered_log import TieredLog
-from tidelog.topics.cursor_store import CursorStore
-from tidelog.topics.delivery_counters import SubscriptionStatistics
-from tidelog.topics.delivery_options import Kind, SubscribeOptions
-from tidelog.topics.durability import SHIPPED, Sync, check_sync, wait_shipped, wait_shipped_async
+from tidelog.staging.ingest import Ingester
+from tidelog.store.aio import twin, twin_of
+from tidelog.store.scheduler import Background, in_store_thread
+from tidelog.topics.base import BaseTopic, TopicStatistics, check_on_gap
+from tidelog.topics.ingest import LocalStaging
 from tidelog.topics.latest_by_key import LatestByKey, ReadableTopic
-from tidelog.topics.live_log import LiveLog, LiveStatistics
-from tidelog.topics.local_intake import LocalIntake
-from tidelog.topics.message import Message
+from tidelog.topics.live_log import LiveLog
+from tidelog.topics.message import (
+    SHIPPED,
+    HeadersGiven,
+    Message,
+    OnGap,
+    Sync,
+    check_sync,
+    wait_shipped,
+    wait_shipped_async,
+)
 from tidelog.topics.names import TopicName
-from tidelog.topics.payloads import PayloadEncoder
-from tidelog.topics.producer import Producer
-from tidelog.topics.producer_registry import ProducerRegistry
-from tidelog.topics.reading import OnGap, read_messages, read_messages_async
-from tidelog.topics.subscription_consumer import Consumer
-from tidelog.topics.subscription_feed import Filter, Source
-from tidelog.topics.subscription_registry import SubscriptionInfo, SubscriptionRegistry
-from tidelog.topics.topic_tasks import TopicTasks
-from tidelog.topics.worker_thread import made_in_worker_thread
+from tidelog.topics.producer.producer import Producer
+from tidelog.topics.producer.registry import ProducerRegistry
+from tidelog.topics.subscription.consumer import Consumer
+from tidelog.topics.subscription.cursors import CursorStore
+from tidelog.topics.subscription.dead_letters import DeadLetterTopic
+from tidelog.topics.subscription.feed import Filter
+from tidelog.topics.subscription.options import Kind, SubscribeOptions
+from tidelog.topics.transactions import TopicTransactions
+from tidelog.topics.verify import verify_topic
 from tidelog.units import to_seconds
 
 
-class TopicStatistics(msgspec.Struct, frozen=True, kw_only=True):
-    """One moment of a topic; `log` is None when it was opened for reading only, `tier` when it has no store."""
-
-    name: str
-    start_offset: int
-    next_offset: int
-    hot_start_offset: int
-    shipped_offset: int
-    log: LogStatistics | None
-    tier: TierStatistics | None
-    subscriptions: tuple[SubscriptionStatistics, ...] = ()
-    intake: IntakeStatistics | None = None
-    """What was handed over by others and taken in; None when it was opened for reading only."""
-    live: LiveStatistics | None = None
-    """Of a topic with `reliable=False`, which has no `log`."""
-
-
-class Topic(TopicTasks):
-    """A topic. Any number of threads and tasks may use it at once."""
-
-    is_reliable = True
-    """Whether its messages are kept; those of a `LiveTopic` go to whoever reads at that moment."""
+class Topic(BaseTopic):
+    """A topic that keeps its messages. Any number of threads and tasks may use it at once."""
 
     def __init__(
         self,
         name: TopicName,
-        log: Log | LogView | LiveLog | None,
+        log: Log | LogView | None,
         clock: Clock,
-        tier: JoinedLog | None = None,
+        tier: TieredView | None = None,
         seal: Callable[[Topic], None] | None = None,
         pruner: LocalPruner | None = None,
-        intake: LocalIntake | None = None,
+        staging: LocalStaging | None = None,
+        partition: int = 0,
     ) -> None:
         """`log` is what this disk has, `tier` joins it to the store; `seal` has the directory let go of the topic."""
-        self._name = name
-        self._hot = log
+        super().__init__(name, log, clock, partition)
         self._owned = log if isinstance(log, Log) else None
         self._joined = tier
         self._tiered = tier if isinstance(tier, TieredLog) else None
         self._check_awake = None if self._tiered is None else self._tiered.check_awake
         self._seal = seal
         self._pruner = pruner
-        self._intake = intake
-        self._clock = clock
-        self._subscriptions: SubscriptionRegistry | None = None
-        self.delivery_defaults: Mapping[str, object] = {}
-        """Options of subscriptions that the topic's settings say, for those who do not say them."""
-        self._encoder = PayloadEncoder(clock.now_us)
-        self._payload = self._encoder.one
+        self._staging = staging
         self._producers: ProducerRegistry | None = None
         if self._owned is not None:
             self._producers = ProducerRegistry(
-                self._owned, self._tiered, lambda start, stop: self._reader(start, stop, False, "skip")
+                self._owned,
+                self._tiered,
+                lambda start, stop: self._reader(start, stop, False, "skip", "read_uncommitted"),
             )
 
-    @property
-    def name(self) -> str:
-        """`namespace/name`."""
-        return str(self._name)
-
-    def __repr__(self) -> str:
-        return f"<Topic {self.name}>"
-
     # Where it stands
-
-    @property
-    def next_offset(self) -> int:
-        """The offset that the next message gets."""
-        return self._readable.next_offset
 
     @property
     def durable_offset(self) -> int:
         """Everything below is synced to the disk. It may lie inside the messages of one `append_many`: while that is
         so, a crash takes all of them."""
         return self._log.durable_offset
-
-    @property
-    def start_offset(self) -> int:
-        """The oldest offset that can be read. It never goes back."""
-        return self._readable.start_offset
-
-    @property
-    def hot_start_offset(self) -> int:
-        """The oldest offset that is on this machine's disk."""
-        return self.next_offset if self._hot is None else self._hot.start_offset
 
     @property
     def shipped_offset(self) -> int:
@@ -143,35 +101,38 @@ class Topic(TopicTasks):
         return 0 if self._joined is None else self._joined.history.catalog.next_offset()
 
     @property
-    def readable(self) -> JoinedLog | Log | LogView | LiveLog:
-        """What its messages are read from, for those who want frames rather than messages."""
-        return self._readable
-
-    @property
-    def _readable(self) -> JoinedLog | Log | LogView | LiveLog:
-        readable = self._joined or self._hot
-        assert readable is not None, "a topic is on this disk, in a store, or both"
-        return readable
+    def _readable(self) -> TieredView | Log | LogView | LiveLog:
+        return self._joined or super()._readable
 
     def statistics(self) -> TopicStatistics:
         """An immutable snapshot."""
-        return TopicStatistics(
-            name=self.name,
-            start_offset=self.start_offset,
-            next_offset=self.next_offset,
-            hot_start_offset=self.hot_start_offset,
-            shipped_offset=self.shipped_offset,
+        return msgspec.structs.replace(
+            super().statistics(),
             log=None if self._owned is None else self._owned.statistics(),
             tier=None if self._tiered is None else self._tiered.statistics(),
-            subscriptions=() if self._subscriptions is None else self._subscriptions.statistics(),
-            intake=None if self._taker is None else self._taker.statistics(),
+            ingest=None if self._taker is None else self._taker.statistics(),
         )
+
+    def verify(self, *, cold: bool = True) -> VerifyReport:
+        """Reads and checks every frame on this disk and, with `cold`, every object in the store. Changes nothing.
+
+        The report is true if nothing is wrong; `findings` say what is, with path, byte, offsets and fix.
+        """
+        hot, tier = self._hot, self._joined if cold else None
+        directory, files = (hot.directory, hot.files) if isinstance(hot, Log | LogView) else (None, None)
+        store = () if tier is None else (tier.history.catalog, tier.history.objects)
+        synced = 0 if self._owned is None else self._owned.durable_offset
+        return verify_topic(self.name, directory, *store, files=files, durable_offset=synced)
+
+    verify_async = twin(verify)
 
     # The store
 
     def ship(self) -> int:
-        """Brings everything accepted so far to the object store; returns the first offset that is not there yet."""
+        """Ships everything accepted so far to the object store; returns the first offset that is not shipped."""
         return self._with_store("ship").ship()
+
+    ship_async = twin(ship)
 
     def prune(self) -> None:
         """Deletes now what the retention settings say; it happens by itself every `retention_interval_seconds`."""
@@ -181,41 +142,76 @@ class Topic(TopicTasks):
         elif self._pruner is not None:
             self._pruner.prune()
 
-    def take_in(self) -> int:
-        """Appends now what others have handed over to the topic, Spark as a rule; returns how many consignments.
+    prune_async = twin(prune)
 
-        It happens by itself when the topic is opened, and every `intake_check_seconds`.
+    def delete_before(self, offset: int) -> int:
+        """Deletes every message below an offset, for good, and returns the offset that the topic begins with then.
+
+        It is durable when it returns: nobody reads these messages any more, from the disk or the store, and readers and
+        subscriptions that are below continue at the new start or raise OffsetOutOfRangeError, as with retention. Whole
+        files and objects are deleted at once; one that holds later messages too goes with the last of them. With a
+        store, messages that are not shipped yet are shipped first. `topic.next_offset` deletes everything; an offset
+        that is deleted already changes nothing, and one after the end raises OffsetOutOfRangeError.
+        """
+        log = self._log
+        if checked_offset(offset) > log.next_offset:
+            raise OffsetOutOfRangeError(
+                f"offset {offset} is after the end of {self.name}, which is {log.next_offset}", operation="delete"
+            )
+        if offset > self.start_offset:
+            if self._tiered is not None:
+                self._tiered.delete_before(offset)
+            else:
+                log.delete_before(offset)
+        return self.start_offset
+
+    delete_before_async = twin(delete_before)
+
+    def ingest(self) -> int:
+        """Ingests the commits that others, usually Spark, have staged for the topic; returns how many.
+
+        It happens automatically when the topic is opened, and every `ingest_check_seconds`.
         """
         _ = self._log
         if self._tiered is not None:
-            return self._tiered.take_in()
-        return 0 if self._taker is None else self._taker.take_in()
+            return self._tiered.ingest()
+        return 0 if self._taker is None else self._taker.ingest()
+
+    ingest_async = twin(ingest)
 
     @property
-    def _taker(self) -> IntakeTaker | None:
+    def _taker(self) -> Ingester | None:
         if self._tiered is not None:
-            return self._tiered.intake
-        return None if self._intake is None else self._intake.taker
+            return self._tiered.staged if isinstance(self._tiered.staged, Ingester) else None
+        return None if self._staging is None else self._staging.taker
 
     def seal(self) -> None:
-        """Hands the topic over: everything is shipped, where to go on is written down, and it is closed here.
+        """Seals the topic for another owner: ships everything, records where to continue, and closes it here.
 
-        Another node that opens it goes on without a gap. Without a store there is no other node: NotSupportedError.
+        Another node that opens it continues without a gap. Without a store there is no other node: NotSupportedError.
         """
         self._with_store("seal")
         assert self._seal is not None, "whoever opens a topic for writing can seal it"
         self._seal(self)
 
-    def plan_sweep(self) -> SweepPlan:
-        """What a sweep of the store would remove for this topic, and what it found to be lost. Changes nothing."""
-        return self._with_store("sweep").plan_sweep()
+    seal_async = twin(seal)
 
-    def sweep(self, plan: SweepPlan, *, drop_lost: bool = False, drop_uncovered: bool = False) -> SweepReport:
-        """Carries out a plan, looking at each thing again before it goes.
+    def plan_orphans(self) -> Plan:
+        """What orphan removal would delete for this topic, and what it found to be lost. Changes nothing."""
+        return self._with_store("remove-orphans").plan_orphans()
 
-        What is lost, and what an earlier owner uploaded and never published, stays unless it is asked for.
+    plan_orphans_async = twin(plan_orphans)
+
+    def remove_orphans(self, plan: Plan, *, drop_lost: bool = False, drop_uncovered: bool = False) -> Report:
+        """Carries out a plan; each object is checked again before it is deleted.
+
+        `drop_lost` and `drop_uncovered` also remove descriptors of lost objects, and objects that were never published.
         """
-        return self._with_store("sweep").sweep(plan, drop_lost=drop_lost, drop_uncovered=drop_uncovered)
+        return self._with_store("remove-orphans").remove_orphans(
+            plan, drop_lost=drop_lost, drop_uncovered=drop_uncovered
+        )
+
+    remove_orphans_async = twin(remove_orphans)
 
     def _with_store(self, operation: str) -> TieredLog:
         if self._tiered is None:
@@ -229,92 +225,68 @@ class Topic(TopicTasks):
 
     # What the log directory does with it
 
-    @property
-    def is_open(self) -> bool:
-        """Whether what is below the topic still goes on."""
-        return self._hot is not None and not self._hot.over
+    def _configure(self, settings: TierSettings) -> None:
+        """Has changed settings take effect, as far as they can while it is open."""
+        if self._tiered is not None:
+            self._tiered.configure(settings)
+        elif self._pruner is not None:
+            self._pruner.configure(settings)
 
-    def seal_storage(self) -> None:
+    def _seal_storage(self) -> None:
         """Seals and closes what is below the topic."""
-        self.close_subscriptions()
+        self._close_subscriptions()
         if self._producers is not None:
             self._producers.before_seal()
         self._with_store("seal").seal()
 
-    def close_storage(self) -> None:
+    def _close_storage(self) -> None:
         """Flushes and closes what is below the topic."""
-        self.close_subscriptions()
+        self._close_subscriptions()
         if self._pruner is not None:
             self._pruner.stop()
-        if self._intake is not None:
-            self._intake.stop()
+        if self._staging is not None:
+            self._staging.stop()
         try:
             if self._producers is not None:
                 self._producers.close()
         finally:
             if self._tiered is not None:
                 self._tiered.close()
-            elif self._hot is not None:
-                self._hot.close()
+            else:
+                super()._close_storage()
 
-    def delete_storage(self) -> None:
+    def _delete_storage(self) -> None:
         """Takes the topic out of the store and closes its log; readers find nothing any more."""
-        # What is stored of them goes with the rest: not before it, should that fail.
-        self.close_subscriptions(self._deleted_error)
-        if self._tiered is not None:
-            self._tiered.delete()
+        if self._tiered is None:
+            super()._delete_storage()
         else:
-            with contextlib.suppress(TidelogError):
-                self.close_storage()
+            # What is stored of subscriptions goes with the rest: not before it, should that fail.
+            self._close_subscriptions(self._deleted_error)
+            self._tiered.delete()
         if self._owned is not None:
             self._owned.forget()
 
     @property
-    def has_store(self) -> bool:
+    def _has_store(self) -> bool:
         """Whether its messages go to an object store."""
         return self._joined is not None
 
-    @property
-    def tiered(self) -> TieredLog | None:
-        """What is below it, when this process owns it and it has a store."""
-        return self._tiered
-
-    def use_subscriptions(
-        self, cursors: CursorStore, background: Background, open_topic: Callable[[str], Topic]
+    def _use_subscriptions(
+        self, cursors: CursorStore, background: Background, open_topic: Callable[[str], DeadLetterTopic]
     ) -> None:
-        """Says where the positions of subscriptions are kept, and how the topics for dead letters are opened."""
-        log = self._subscribable
-        source = None if log is None else self._subscription_source(log)
-        self._subscriptions = SubscriptionRegistry(
-            *(self.name, source, lambda: self.next_offset, cursors, self._clock, background, open_topic)
-        )
-        if self._pruner is not None:
-            self._pruner.keep_from = self._subscriptions.lowest_held_offset
-        if self._tiered is not None:
-            self._tiered.pruner.keep_from = self._subscriptions.lowest_held_offset
+        super()._use_subscriptions(cursors, background, open_topic)
+        assert self._subscriptions is not None
+        pruner = self._pruner if self._tiered is None else self._tiered.pruner
+        if pruner is not None:
+            pruner.keep_from = self._subscriptions.lowest_held_offset
 
     @property
     def _subscribable(self) -> Log | LiveLog | None:
-        """What subscriptions read from; None when it was opened for reading only."""
         return self._owned
 
-    def _subscription_source(self, log: Log | LiveLog) -> Source:
-        check_owned = (lambda: None) if self._tiered is None else self._tiered.check_not_fenced
-        return Source(
-            self.name,
-            log,
-            lambda offset, on_gap: self._reader(offset, None, True, on_gap),
-            self._readable.resolve,
-            lambda: self.start_offset,
-            check_owned,
-        )
-
-    def close_subscriptions(self, make_error: Callable[[], TidelogError] | None = None) -> list[FencedError]:
-        """Stores how far they are and ends them; consumers get an error. Returns one for each that lost something."""
-        return [] if self._subscriptions is None else self._subscriptions.close(make_error)
-
-    def _deleted_error(self) -> NotFoundError:
-        return NotFoundError(f"the topic {self.name} was deleted", hint="Close this consumer")
+    def _check_owned(self) -> None:
+        if self._tiered is not None:
+            self._tiered.check_not_fenced()
 
     # Subscriptions
 
@@ -328,35 +300,16 @@ class Topic(TopicTasks):
         filter: Filter | None = None,
         **options: Unpack[SubscribeOptions],
     ) -> Consumer:
-        """A consumer of the subscription of this name, which is made when it is new, at `start`.
+        """Returns a consumer of the subscription of this name, which is created at `start` if it is new.
 
-        A subscription goes on where it was left: `start` (an offset, "earliest", "latest" or a datetime) counts for a
+        A subscription resumes where it left off: `start` (an offset, "earliest", "latest" or a datetime) applies to a
         new one only. `kind` is "exclusive", "failover", "shared" or "key_shared". `filter` is a mapping of headers to
-        the values that they must have, or a function of a message; others are passed over. `options` are those of
+        their required values, or a function of a message; other messages are skipped. `options` are those of
         `DeliveryOptions`, such as `max_unacked=1000`, `ack_timeout_seconds=30` or `max_deliveries=5`.
         """
-        given = {**self.delivery_defaults, "kind": kind, **options}
-        return self._registry.subscribe(name, start=start, consumer=consumer, matches=filter, options=given)
+        return self._subscribe(name, kind, start, consumer, filter, options)
 
-    def subscriptions(self) -> list[str]:
-        """The names of all subscriptions."""
-        return self._registry.names()
-
-    def subscription_info(self, name: str) -> SubscriptionInfo:
-        """How far a subscription is, whether it is open or not."""
-        return self._registry.info(name)
-
-    def delete_subscription(self, name: str) -> None:
-        """Forgets a subscription and how far it was; ConflictError while it has consumers."""
-        self._registry.delete(name)
-
-    @property
-    def _registry(self) -> SubscriptionRegistry:
-        if self._subscriptions is None:
-            raise NotSupportedError("this topic was opened without a place for subscriptions")
-        if self._hot is not None and self._is_owner:
-            self._hot.read("latest").close()  # one that is closed says so, rather than the store of the positions
-        return self._subscriptions
+    subscribe_async = twin(subscribe, give_back=Consumer.close)
 
     # Reading
 
@@ -367,15 +320,20 @@ class Topic(TopicTasks):
         *,
         follow: bool = False,
         on_gap: OnGap = "raise",
+        isolation: Isolation = READ_COMMITTED,
     ) -> Iterator[Message]:
         """Messages from `start` (an offset, "earliest", "latest" or a datetime) up to `stop` (exclusive), in order.
 
         Without `follow` it ends at the offset that is next now; with it, it waits for more and ends when the log is
-        closed. Where the positions lie is settled by this call, not by the first message. Messages that a repair could
-        not save raise GapError, or are left out with `on_gap="skip"`.
-        """
-        return read_messages(self._reader(start, stop, follow, on_gap), on_gap)
+        closed. The positions are resolved by this call, not by the first message. Messages that a repair could
+        not restore raise GapError, or are skipped with `on_gap="skip"`.
 
+        Messages of transactions are seen once those are committed: at an open transaction it ends, or waits for the
+        outcome with `follow`. `isolation="read_uncommitted"` shows them at once, and those that are aborted too.
+        """
+        return self._messages(self._reader(start, stop, follow, on_gap, isolation), on_gap)
+
+    @twin_of(read)
     def read_async(
         self,
         start: Position = "earliest",
@@ -383,30 +341,11 @@ class Topic(TopicTasks):
         *,
         follow: bool = False,
         on_gap: OnGap = "raise",
+        isolation: Isolation = READ_COMMITTED,
     ) -> AsyncIterator[Message]:
-        """As `read`, for `async for`: waiting and reading files never block the event loop.
-
-        A time is looked up when the iteration begins, not by this call; so is every position in a topic that another
-        process owns.
-        """
-        _check_on_gap(on_gap)
-        if self._is_owner and not isinstance(start, datetime) and not isinstance(stop, datetime):
-            return read_messages_async(self._reader(start, stop, follow, on_gap), on_gap)
-        return self._look_up_and_read(start, stop, follow, on_gap)
-
-    async def _look_up_and_read(
-        self, start: Position, stop: Position | None, follow: bool, on_gap: OnGap
-    ) -> AsyncIterator[Message]:
-        reader = await made_in_worker_thread(
-            lambda: self._reader(start, stop, follow, on_gap), lambda reader: reader.close()
-        )
-        async for message in read_messages_async(reader, on_gap):
-            yield message
-
-    @property
-    def _is_owner(self) -> bool:
-        """Whether this process knows by itself where the topic begins and ends."""
-        return self._owned is not None or isinstance(self._hot, LiveLog)
+        """A time is looked up when the iteration begins, not by this call; so is every position in a topic that another
+        process owns."""
+        return self._read_async(start, stop, follow, on_gap, isolation)
 
     def latest_by_key(
         self,
@@ -415,27 +354,99 @@ class Topic(TopicTasks):
         stop: Position | None = None,
         values: bool = True,
         on_gap: OnGap = "raise",
+        isolation: Isolation = READ_COMMITTED,
     ) -> LatestByKey:
-        """The newest message of every key, as a mapping; `refresh()` takes in what was appended since.
+        """Returns the newest message of every key, as a mapping; `refresh()` applies later messages.
 
-        A message with a key and an empty value is a tombstone: it takes the key out. Messages without a key are left
-        out. `prefix` narrows it to keys that begin so, `stop` to messages below an offset or a time. It is in memory:
-        `values=False` keeps keys and offsets only, and reads a message when it is asked for.
+        A message with a key and a null or empty value is a tombstone: it removes the key. Messages without a key are
+        ignored.
+        `prefix` selects keys that begin with it, `stop` messages below an offset or a time. It is in memory:
+        `values=False` keeps keys and offsets only, and reads a message on access. `isolation` is as for `read`.
         """
-        _check_on_gap(on_gap)
+        return self._latest_by_key(prefix, stop, values, on_gap, isolation)
+
+    latest_by_key_async = twin(latest_by_key)
+
+    def _latest_by_key(
+        self,
+        prefix: bytes | None,
+        stop: Position | None,
+        values: bool,
+        on_gap: OnGap,
+        isolation: Isolation,
+        *,
+        tombstones: bool = False,
+    ) -> LatestByKey:
+        check_on_gap(on_gap)
+        check_isolation(isolation)
         topic = ReadableTopic(
-            lambda start, end: self._reader(start, end, False, on_gap),
+            lambda start, end: self._reader(start, end, False, on_gap, isolation),
+            lambda offset: self._reader(offset, offset + 1, False, on_gap, "read_uncommitted"),
             self._readable.resolve,
             lambda: self.start_offset,
         )
-        return LatestByKey(topic, prefix=prefix, stop=stop, values=values, on_gap=on_gap)
+        return LatestByKey(topic, prefix=prefix, stop=stop, values=values, on_gap=on_gap, tombstones=tombstones)
 
-    def _reader(self, start: Position, stop: Position | None, follow: bool, on_gap: OnGap) -> Reader | JoinedReader:
-        _check_on_gap(on_gap)
+    # Transactions
+
+    def open_transactions(self) -> list[OpenTransaction]:
+        """The transactions of Kafka's clients that are open, oldest first: at the first one readers end or wait.
+
+        The first call reads the whole topic, in the store too; later ones read what was appended since.
+        """
+        return self._transactions.open()
+
+    open_transactions_async = twin(open_transactions)
+
+    def last_stable_offset(self) -> int:
+        """The first offset of the oldest open transaction, else the next offset; reads as `open_transactions` does."""
+        return self._transactions.last_stable_offset()
+
+    last_stable_offset_async = twin(last_stable_offset)
+
+    def abort_transaction(self, producer_id: int) -> OpenTransaction:
+        """Ends the open transaction of a producer whose coordinator is gone; NotFoundError if it has none.
+
+        Its messages are never seen by readers of what is committed. Only for one that nobody else will end: a producer
+        that is alive would go on, and the rest of its messages would be a transaction of their own.
+        """
+        return self._transactions.abort(
+            producer_id, self._clock.now_us(), lambda payload: self._appendable.append(payload, sync=True)
+        )
+
+    abort_transaction_async = twin(abort_transaction)
+
+    @functools.cached_property
+    def _transactions(self) -> TopicTransactions:
+        return TopicTransactions(
+            self.name,
+            lambda offset: self._reader(offset, None, False, "skip", "read_uncommitted"),
+            lambda: self.start_offset,
+        )
+
+    def _reader(
+        self,
+        start: Position,
+        stop: Position | None,
+        follow: bool,
+        on_gap: OnGap,
+        isolation: Isolation = READ_COMMITTED,
+    ) -> BatchReader:
+        if self._joined is None:
+            reader = super()._reader(start, stop, follow, on_gap, isolation)
+        else:
+            check_on_gap(on_gap)
+            check_isolation(isolation)
+            reader = self._joined.read(start, stop, follow=follow, on_gap=on_gap)
+        if isolation != READ_COMMITTED:
+            return reader
+        return CommittedReader(reader, lambda offset: self._scout(offset, follow, on_gap))
+
+    def _scout(self, offset: int, follow: bool, on_gap: OnGap) -> BatchReader:
         if self._joined is not None:
-            return self._joined.read(start, stop, follow=follow, on_gap=on_gap)
-        assert self._hot is not None
-        return self._hot.read(start, stop, follow=follow)
+            return self._joined.scout(offset, follow=follow, on_gap=on_gap)
+        assert self._hot is not None, "a topic is on this disk, in a store, or both"
+        return self._hot.scout(offset, follow=follow)
 
     # Appending
 
@@ -458,21 +469,24 @@ class Topic(TopicTasks):
 
     def append(
         self,
-        value: bytes | Message,
+        value: bytes | Message | None,
         *,
         key: bytes | None = None,
-        headers: Mapping[str, bytes] | None = None,
+        headers: HeadersGiven | None = None,
         timestamp: datetime | None = None,
         deliver_at: datetime | None = None,
         sync: Sync = False,
         timeout: float | str | None = None,
     ) -> int:
-        """Accepts a message and returns its offset; with `sync` once it is on the disk, or, with `sync="shipped"`, in
-        the object store too (those who wait together share one object).
+        """Appends a message and returns its offset; with `sync` once it is on disk or, with `sync="shipped"`, also in
+        the object store (concurrent waiters share one object).
 
-        Subscriptions hand it out when it is time for `deliver_at`; reading the topic shows it at once.
-        Blocks while the writer is behind, for `timeout` seconds at most (default: `append_timeout_ms`), then raises
-        BackpressureError without having used an offset. With `sync="shipped"` it bounds the wait for the store too.
+        A value of None is null: with a key it is a tombstone. `headers` is a mapping, or a list of (name, value) pairs
+        whose names may repeat; a value may be None.
+
+        Subscriptions deliver it at `deliver_at`; reading the topic shows it at once. Blocks under backpressure, for
+        `timeout` seconds at most (default: `append_timeout_ms`), then raises BackpressureError without having used an
+        offset. With `sync="shipped"` the timeout also bounds the wait for the store.
         """
         log = self._owned or self._log
         if sync:
@@ -493,10 +507,10 @@ class Topic(TopicTasks):
     def append_many(
         self, messages: Iterable[bytes | Message], *, sync: Sync = False, timeout: float | str | None = None
     ) -> list[int]:
-        """Accepts all messages with consecutive offsets, or none of them; returns the offsets.
+        """Appends messages atomically with consecutive offsets; returns the offsets.
 
-        They stay together: after a crash, a move or the loss of the disk all of them are there, or none. With `sync`
-        it returns once all of them are on the disk.
+        After a crash, a move or the loss of the disk either all of them exist or none. With `sync`
+        it returns once all of them are on disk.
         """
         timeout = to_seconds(timeout)
         check_sync(sync, self._tiered)
@@ -506,18 +520,32 @@ class Topic(TopicTasks):
             wait_shipped(self._tiered, offsets[0], offsets[-1], timeout)
         return list(offsets)
 
+    def append_frames(self, frames: Frames, *, sync: Sync = False, timeout: float | str | None = None) -> int:
+        """Appends messages that are framed already (`tidelog.log.frame.encode_many` over payloads of
+        `tidelog.topics.message`), as `append_many` does; returns the first offset.
+
+        The log gives the frames its own offsets, whatever they have, and the caller gives them up: frames in a
+        bytearray are completed there, others in a copy. Messages that must survive together must say so themselves.
+        """
+        timeout = to_seconds(timeout)
+        check_sync(sync, self._tiered)
+        first = self._appendable.append_frames(frames, sync=sync is True, timeout_seconds=timeout)
+        if sync == SHIPPED and frames.count and self._tiered is not None:
+            wait_shipped(self._tiered, first, first + frames.count - 1, timeout)
+        return first
+
+    @twin_of(append)
     def append_async(
         self,
-        value: bytes | Message,
+        value: bytes | Message | None,
         *,
         key: bytes | None = None,
-        headers: Mapping[str, bytes] | None = None,
+        headers: HeadersGiven | None = None,
         timestamp: datetime | None = None,
         deliver_at: datetime | None = None,
         sync: Sync = False,
         timeout: float | str | None = None,
     ) -> Coroutine[Any, Any, int]:
-        """As `append`, to be awaited: the task is suspended instead of blocking the thread."""
         timeout = to_seconds(timeout)
         check_sync(sync, self._tiered)
         payload = self._payload(value, key, headers, timestamp, deliver_at)
@@ -533,7 +561,7 @@ class Topic(TopicTasks):
         return offset
 
     async def _check_awake_async(self) -> None:
-        """Who owns the topic is asked in a worker thread: the store may take its time, and the loop goes on."""
+        """Asks for the topic's owner in a worker thread: the store may be slow, and the event loop must not block."""
         if self._tiered is not None and self._tiered.may_have_slept:
             await in_store_thread(self._tiered.check_awake)
 
@@ -541,10 +569,10 @@ class Topic(TopicTasks):
         """None where the store has to be asked first who owns the topic."""
         return None if self._tiered is not None and self._tiered.may_have_slept else self._log
 
+    @twin_of(append_many)
     async def append_many_async(
         self, messages: Iterable[bytes | Message], *, sync: Sync = False, timeout: float | str | None = None
     ) -> list[int]:
-        """As `append_many`, suspending the task."""
         timeout = to_seconds(timeout)
         check_sync(sync, self._tiered)
         payloads = self._encoder.many(messages)
@@ -554,21 +582,35 @@ class Topic(TopicTasks):
             await wait_shipped_async(self._tiered, offsets[0], offsets[-1], timeout)
         return list(offsets)
 
-    def producer(self, name: str) -> Producer:
-        """Appends that can be made again: a message of the same producer and sequence is stored once.
+    @twin_of(append_frames)
+    async def append_frames_async(
+        self, frames: Frames, *, sync: Sync = False, timeout: float | str | None = None
+    ) -> int:
+        timeout = to_seconds(timeout)
+        check_sync(sync, self._tiered)
+        await self._check_awake_async()
+        first = await self._log.append_frames_async(frames, sync=sync is True, timeout_seconds=timeout)
+        if sync == SHIPPED and frames.count and self._tiered is not None:
+            await wait_shipped_async(self._tiered, first, first + frames.count - 1, timeout)
+        return first
 
-        What is stored is found again after a restart, a move to another node or the loss of the disk. A second
-        producer of the same name takes over: the first one's appends raise FencedError from then on. Of at most 10,000
-        producers a topic remembers what they stored; those that have been silent longest are forgotten.
+    def producer(self, name: str) -> Producer:
+        """Returns a producer: repeated appends of the same producer and sequence are stored once.
+
+        Deduplication survives a restart, a move to another node and the loss of the disk. A second
+        producer of the same name takes over: appends of the first one raise FencedError. A topic remembers at most
+        10,000 producers; the ones silent longest are forgotten.
         """
         _ = self._log
         assert self._producers is not None
         return Producer(self._producers, name, self._encoder, lambda: self._appendable, self._appendable_at_once)
 
-    def append_lost(self, count: int) -> None:
-        """Takes the next offsets for messages that are lost, as a repair does: for whoever copies a damaged log.
+    producer_async = twin(producer, give_back=Producer.close)
 
-        Readers get GapError there, or pass over them with `on_gap="skip"`.
+    def _append_lost(self, count: int) -> None:
+        """Uses up the next offsets for lost messages, as a repair does: for programs that copy a damaged log.
+
+        Readers get GapError there, or skip them with `on_gap="skip"`.
         """
         if count < 0:
             raise InputError(f"{count} messages cannot be lost")
@@ -578,11 +620,6 @@ class Topic(TopicTasks):
         """Returns once everything accepted so far is on the disk."""
         self._log.flush()
 
+    @twin_of(flush)
     async def flush_async(self) -> None:
-        """As `flush`, suspending the task."""
         await self._log.flush_async()
-
-
-def _check_on_gap(on_gap: object) -> None:
-    if on_gap not in ("raise", "skip"):
-        raise InputError(f'on_gap is "raise" or "skip", not {on_gap!r}')

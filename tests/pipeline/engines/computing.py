@@ -11,34 +11,38 @@ import msgspec
 import pyarrow as pa
 import pytest
 
-from tidelog.engine.compacted import Compaction
-from tidelog.engine.row_file import RowPart
-from tidelog.pipeline.engine_jobs import (
-    cost,
-    cost_store,
-    digest,
-    verify,
-    verify_compaction,
-    verify_replicas,
-    verify_states,
-    verify_values,
+from tidelog.engine.sst.sorted_index import Compaction
+from tidelog.engine.sst.sstable import RowPart
+from tidelog.pipeline.cost import cost
+from tidelog.pipeline.cost import cost as cost_store
+from tidelog.pipeline.cost.tasks import LiveCount, LiveCounter
+from tidelog.pipeline.jobs.engine import digest, verify, verify_replicas, verify_tasks
+from tidelog.pipeline.jobs.engine.digest_tasks import (
+    DAMAGE,
+    START,
+    ComputedState,
+    Merge,
+    PartResult,
+    RawRow,
+    RowItem,
+    _added_up,
+    rows_of,
 )
-from tidelog.pipeline.engine_jobs.cost_live import LiveCount, LiveCounter
-from tidelog.pipeline.engine_jobs.digest_merge import Merge, PartResult
-from tidelog.pipeline.engine_jobs.digest_rows import DAMAGE, START, RawRow, RowItem, rows_of
-from tidelog.pipeline.engine_jobs.digest_state import ComputedState, _added_up
-from tidelog.pipeline.engine_jobs.verify_bodies import BodiesResult, BodyChecker
-from tidelog.pipeline.engine_jobs.verify_places import (
-    BodyRow,
+from tidelog.pipeline.jobs.engine.verify_tasks import (
     IndexItem,
     IndexPart,
+    LostFinder,
+    LostValues,
+    NeededValues,
     PlaceMerge,
     PlaceRow,
+    ValueChecker,
+    ValueRow,
+    ValuesResult,
     place_rows,
     to_batches,
 )
-from tidelog.pipeline.engine_jobs.verify_values import LostFinder, LostValues, NeededValues
-from tidelog.pipeline.engines.store_place import EnginePlace
+from tidelog.pipeline.location import EngineLocation
 
 PARTS = 3
 
@@ -89,27 +93,29 @@ def _batches(rows: list[tuple[int, RawRow]]) -> Iterator[pa.RecordBatch]:
         )
 
 
-def bodies_here(spark: object, place: EnginePlace, root: Compaction, items: Sequence[IndexItem]) -> list[BodiesResult]:
+def values_here(
+    spark: object, place: EngineLocation, root: Compaction, items: Sequence[IndexItem]
+) -> list[ValuesResult]:
     """What Spark does with the indexes of a compaction and what they point to, in this process."""
     rows = [row for item in items for row in place_rows(item)]
     rows.sort(key=lambda row: (row.position, row.source, row.name))
-    bodies = to_rows(PlaceMerge(place.name, len(root.packs))(to_batches(rows, PlaceRow)))
-    ordered = sorted((BodyRow(**row) for row in bodies), key=lambda row: (row.file, row.byte, row.name))
-    found = to_rows(BodyChecker(place, root.packs)(to_batches(ordered, BodyRow)))
-    return [msgspec.msgpack.decode(row["result"], type=BodiesResult) for row in found]
+    values = to_rows(PlaceMerge(place.name, len(root.blob_files))(to_batches(rows, PlaceRow)))
+    ordered = sorted((ValueRow(**row) for row in values), key=lambda row: (row.file, row.byte, row.name))
+    found = to_rows(ValueChecker(place, root.blob_files)(to_batches(ordered, ValueRow)))
+    return [msgspec.msgpack.decode(row["result"], type=ValuesResult) for row in found]
 
 
 def lost_here(
     spark: object,
-    place: EnginePlace,
+    place: EngineLocation,
     items: Sequence[RowItem],
     size: int,
-    bodies: Sequence[RowPart],
+    values: Sequence[RowPart],
     needed: NeededValues,
 ) -> list[LostValues]:
     """What Spark does to find values that are nowhere."""
     rows = [PlaceRow(**row) for row in to_rows(needed(_sorted_batches(items)))]
-    parts = [IndexPart(place=place, part=part, is_bodies=True) for part in bodies]
+    parts = [IndexPart(place=place, part=part, is_values=True) for part in values]
     rows += [row for part in parts for row in place_rows(part)]
     rows.sort(key=lambda row: (row.position, row.source, row.name))
     found = to_rows(LostFinder()(to_batches(rows, PlaceRow)))
@@ -133,8 +139,8 @@ def work_without_spark(monkeypatch: pytest.MonkeyPatch) -> None:
     """The jobs that look at an engine do their work in this process from here on."""
     for module in (verify, verify_replicas, cost_store):
         monkeypatch.setattr(module, "run_on_workers", work_here)
-    for module in (digest, verify_states):
+    for module in (digest, verify):
         monkeypatch.setattr(module, "compute_state", compute_here)
-    monkeypatch.setattr(verify_compaction, "_results", bodies_here)
-    monkeypatch.setattr(verify_values, "_found", lost_here)
+    monkeypatch.setattr(verify_tasks, "_results", values_here)
+    monkeypatch.setattr(verify_tasks, "_found", lost_here)
     monkeypatch.setattr(cost, "count_live", count_here)

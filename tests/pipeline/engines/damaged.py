@@ -11,20 +11,18 @@ from tests.engine.compacting import compact_by_hand, manifest_of, rows_of
 from tests.engine.stations import EngineNode
 from tests.pipeline.engines.eventful import SETTINGS
 
-from tidelog.engine.cell_blocks import Row
-from tidelog.engine.compacted import Compaction, encode_compaction, read_compaction
-from tidelog.engine.manifest import Manifest, encode_manifest
-from tidelog.engine.place import encode_version
-from tidelog.engine.row_file import RowFile, RowKind, RowPart, encode_row_file
-from tidelog.engine.store_checkpoint import write_parts_state
-from tidelog.pipeline.engines.place import EngineRoot, find_engine
-from tidelog.tier.catalog import Catalog
-from tidelog.tier.compacted_names import CompactedId, StatePartId
-from tidelog.tier.descriptor import Descriptor, encode_descriptor
-from tidelog.tier.keys import CheckpointId, EngineKeys
-from tidelog.tier.metadata.bucket import BucketMetadataStore
-from tidelog.tier.store_settings import StoreSettings
-from tidelog.tier.stores import open_store
+from tidelog.cold.catalog import Catalog, Descriptor, encode_descriptor
+from tidelog.engine.cold.manifest import Manifest, encode_manifest
+from tidelog.engine.sst.blob_file import encode_version
+from tidelog.engine.sst.block import Row
+from tidelog.engine.sst.snapshot import write_parts_state
+from tidelog.engine.sst.sorted_index import Compaction, encode_compaction, read_compaction
+from tidelog.engine.sst.sstable import RowKind, RowPart, SSTable, encode_sstable
+from tidelog.pipeline.address import EngineRoot, find_engine
+from tidelog.store.keys import CheckpointId, CompactedId, EngineKeys, StatePartId
+from tidelog.store.metadata.bucket import BucketMetadataStore
+from tidelog.store.settings import StoreSettings
+from tidelog.store.urls import open_store
 
 KEYS = EngineKeys()
 Rows = Callable[[list[Row]], list[Row]]
@@ -128,13 +126,13 @@ class StoredEngine:
 
     # What somebody wrote who was wrong: all checksums are right
 
-    def rewrite_index(self, versions: Rows | None = None, bodies: Rows | None = None) -> None:
+    def rewrite_index(self, versions: Rows | None = None, values: Rows | None = None) -> None:
         """Another compaction, with changed rows."""
         root = self.compaction
         changed = msgspec.structs.replace(
             root,
             versions=self._index(root, "versions", root.versions, versions),
-            bodies=self._index(root, "bodies", root.bodies, bodies),
+            values=self._index(root, "values", root.values, values),
         )
         encoded = encode_compaction(changed)
         compacted = encoded.stored(KEYS, changed, 0)
@@ -146,7 +144,7 @@ class StoredEngine:
     ) -> tuple[RowPart, ...]:
         if change is None:
             return tuple(parts)
-        encoded = encode_row_file(kind, change([row for part in parts for row in RowFile(self.objects, part).rows()]))
+        encoded = encode_sstable(kind, change([row for part in parts for row in SSTable(self.objects, part).rows()]))
         key = KEYS.compacted(CompactedId(kind, root.generation, encoded.digest))
         self.objects.put(key, encoded.data)
         return (encoded.part(key),)
@@ -158,7 +156,7 @@ class StoredEngine:
             (key, encode_version(cell, None)) for key, cell in change(rows_of(self.objects, self.catalog, manifest))
         ]
         seq, lsn = manifest.high_water_mark, manifest.high_water_lsn + 1
-        encoded = encode_row_file("versions", rows)
+        encoded = encode_sstable("versions", rows)
         key = KEYS.state_part(StatePartId(seq, lsn, encoded.digest))
         self.objects.put(key, encoded.data)
         name = CheckpointId(seq, lsn, manifest.epoch)

@@ -13,8 +13,8 @@ from tests.engine.engines import RandomEntries
 
 import tidelog
 from tidelog.engine.entry import Batch, CreateBucket
-from tidelog.engine.guard import Guarded, ObjectRead
-from tidelog.pipeline.engines.place import EngineRoot, find_engine
+from tidelog.engine.txn.read_set import Guarded, ObjectRead
+from tidelog.pipeline.address import EngineRoot, find_engine
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
@@ -29,7 +29,7 @@ class EngineHome:
         self.entries = RandomEntries(seed)
         self.seq = 0
         self.url = self.store.as_uri()
-        self._settings: dict[str, Any] = {"wal_segment_size": "64KiB", "compaction_enabled": False, **settings}
+        self._settings: dict[str, Any] = {"rotate_max_bytes": "64KiB", "compaction_enabled": False, **settings}
 
     @property
     def root(self) -> EngineRoot:
@@ -73,4 +73,4 @@ def run_here(
 def work_here(monkeypatch: pytest.MonkeyPatch, *modules: str) -> None:
     """The jobs in these modules run their workers in this process."""
     for module in modules:
-        monkeypatch.setattr(f"tidelog.pipeline.engine_jobs.{module}.run_on_workers", run_here)
+        monkeypatch.setattr(f"tidelog.pipeline.jobs.{module}.run_on_workers", run_here)

@@ -8,11 +8,11 @@ from typing import Any
 
 from tests.engine.stations import EngineNode, successor
 
-from tidelog.pipeline.engines.place import EngineRoot, find_engine
-from tidelog.tier.store_settings import StoreSettings
-from tidelog.tier.stores import open_store
+from tidelog.pipeline.address import EngineRoot, find_engine
+from tidelog.store.settings import StoreSettings
+from tidelog.store.urls import open_store
 
-SETTINGS: dict[str, Any] = {"hot_tier_bytes": 0, "cold_cache_bytes": 0, "wal_segment_size": 4 << 10}
+SETTINGS: dict[str, Any] = {"local_retention_bytes": 0, "cold_cache_bytes": 0, "rotate_max_bytes": 4 << 10}
 
 
 class EventfulEngine:

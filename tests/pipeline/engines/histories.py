@@ -11,11 +11,11 @@ from tests.engine.engines import RandomEntries
 from tests.engine.model import Model
 
 import tidelog
+from tidelog.engine.cold.gc import drop_wal
 from tidelog.engine.engine import Engine
 from tidelog.engine.entry import Entry
-from tidelog.engine.raw_log import drop_raw_log
-from tidelog.pipeline.engines.place import find_engine
-from tidelog.tier.stores import open_store
+from tidelog.pipeline.address import find_engine
+from tidelog.store.urls import open_store
 
 
 class History:
@@ -32,7 +32,7 @@ class History:
 
     def open(self) -> Engine:
         """The engine, open."""
-        settings: dict[str, Any] = {"wal_segment_size": 16 << 10, **self._settings}
+        settings: dict[str, Any] = {"rotate_max_bytes": 16 << 10, **self._settings}
         return tidelog.open_engine(self.directory, store=self.store, **settings)
 
     def grow(self, engine: Engine, entries: int = 60, *, rolls_back: bool = True) -> None:
@@ -57,7 +57,7 @@ class History:
         """Everything that is shipped is compacted, and its raw log dropped; the LSN that the log begins with then."""
         compact_by_hand(open_store(self.store))
         with find_engine(self.store).open(read_only=False) as opened:
-            drop_raw_log(opened.objects, opened.metadata, opened.keys, opened.manifest.high_water_lsn)
+            drop_wal(opened.objects, opened.metadata, opened.keys, opened.manifest.high_water_lsn)
             return opened.catalog.start_offset()
 
     def objects_at(self, seq: int) -> list[tuple[Any, ...]]:

@@ -4,20 +4,20 @@ from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
 
-from tidelog.pipeline.engines.store_place import EnginePlace, OpenedPlace
-from tidelog.tier.catalog import Catalog
-from tidelog.tier.metadata.bucket import BucketMetadataStore
-from tidelog.tier.object_store import ObjectStore
+from tidelog.cold.catalog import Catalog
+from tidelog.pipeline.location import EngineLocation, OpenedLocation
+from tidelog.store.metadata.bucket import BucketMetadataStore
+from tidelog.store.object_store import ObjectStore
 
 _STORES: dict[str, ObjectStore] = {}
 _FETCHERS = ThreadPoolExecutor(2, "in-memory-place")
 
 
-class MemoryPlace(EnginePlace, frozen=True):
+class MemoryPlace(EngineLocation, frozen=True):
     """A place that leads to a store of this process."""
 
-    def opened(self) -> OpenedPlace:
-        return OpenedPlace(_STORES[self.store_url], self.keys, _FETCHERS)
+    def opened(self) -> OpenedLocation:
+        return OpenedLocation(_STORES[self.store_url], self.keys, _FETCHERS)
 
     def catalog(self) -> Catalog:
         return Catalog(BucketMetadataStore(_STORES[self.store_url], read_only=True), self.keys)

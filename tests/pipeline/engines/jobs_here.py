@@ -9,16 +9,16 @@ from tests.pipeline.engines.in_memory import place_of
 from tests.pipeline.engines.table_flow import TableFlow
 
 from tidelog.clock import ManualClock
-from tidelog.engine.compacted import CompactedData, Compaction, read_compaction
-from tidelog.pipeline.engine_jobs.checkpoint import CheckpointJob, CheckpointReport
-from tidelog.pipeline.engine_jobs.compact import CompactEngineJob, CompactEngineOptions, CompactEngineReport
-from tidelog.pipeline.engines.place import OpenedEngine
+from tidelog.cold.catalog import Catalog
+from tidelog.engine.sst.sorted_index import Compaction, SortedIndex, read_compaction
+from tidelog.pipeline.address import OpenedEngine
+from tidelog.pipeline.jobs.engine.compact import CompactEngineJob, CompactEngineOptions, CompactEngineReport
+from tidelog.pipeline.jobs.engine.snapshot import CheckpointJob, CheckpointReport
+from tidelog.store.metadata.bucket import BucketMetadataStore
+from tidelog.store.object_store import ObjectStore
 from tidelog.testing import FaultyStore
-from tidelog.tier.catalog import Catalog
-from tidelog.tier.metadata.bucket import BucketMetadataStore
-from tidelog.tier.object_store import ObjectStore
 
-SMALL_COMPACTION = {"large_bytes": 1500, "pack_bytes": 8 << 10, "rows_per_file": 40}
+SMALL_COMPACTION = {"large_bytes": 1500, "blob_file_bytes": 8 << 10, "rows_per_file": 40}
 
 
 def opened_engine(objects: ObjectStore) -> OpenedEngine:
@@ -53,9 +53,9 @@ def root_of(node: EngineNode) -> Compaction:
     return read_compaction(node.objects, KEYS, compacted)
 
 
-def data_of(node: EngineNode) -> CompactedData:
+def data_of(node: EngineNode) -> SortedIndex:
     """The same, to look things up in."""
-    return CompactedData(node.objects, KEYS, root_of(node))
+    return SortedIndex(node.objects, KEYS, root_of(node))
 
 
 def copy_of(objects: ObjectStore) -> FaultyStore:

@@ -8,8 +8,8 @@ from collections.abc import Iterator, Sequence
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from tidelog.pipeline.arrow_map import BatchFunction
-from tidelog.pipeline.engine_jobs.compact_flow import Flow, Rows, SourceFunction
+from tidelog.pipeline.flow import Flow, Rows, SourceFunction
+from tidelog.pipeline.tasks import BatchFunction
 
 _TYPES = {"binary": pa.binary(), "bigint": pa.int64(), "int": pa.int32()}
 _BATCH_ROWS = 50
@@ -65,7 +65,7 @@ class TableFlow(Flow):
     def source(self, function: SourceFunction, works: Sequence[object], schema: str) -> Rows:
         return TableRows([_table(function(work), schema) for work in works] or [_table(iter(()), schema)])
 
-    def release(self) -> None:
+    def close(self) -> None:
         return
 
 

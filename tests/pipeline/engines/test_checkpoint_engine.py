@@ -11,11 +11,11 @@ from tests.pipeline.engines.jobs_here import copy_of, keys_of, new_files, write_
 
 import tidelog
 from tidelog.cli.main import main
-from tidelog.engine.store_checkpoint import StoredState
-from tidelog.engine.version_keys import seq_of
+from tidelog.engine.mvcc.cells import seq_of
+from tidelog.engine.sst.snapshot import StoredState
 from tidelog.errors import DataError, InputError
-from tidelog.pipeline.engine_jobs.checkpoint import checkpoint_engine
-from tidelog.pipeline.engines.place import find_engine
+from tidelog.pipeline.address import find_engine
+from tidelog.pipeline.jobs.engine.snapshot import checkpoint_engine
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -130,7 +130,7 @@ def test_damage_of_the_log_is_told() -> None:
 def test_with_spark(spark: SparkSession, tmp_path: Path) -> None:
     """The job itself, on a store of files: a new node begins with its state, and a damaged one is passed over."""
     store = (tmp_path / "store").as_uri()
-    with tidelog.open_engine(tmp_path / "engine", store=store, shipping_interval_secs=3600) as engine:
+    with tidelog.open_engine(tmp_path / "engine", store=store, ship_interval_seconds=3600) as engine:
         engine.apply(1, tidelog.CreateBucket("b"))
         put_and_ship(engine, 300)
         report = checkpoint_engine(spark, find_engine(tmp_path / "engine"), rows_per_file=100)

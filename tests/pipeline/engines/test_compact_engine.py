@@ -7,56 +7,53 @@ from pathlib import Path
 
 import pytest
 from pyspark.sql import SparkSession
-from tests.engine.compacting import compact_by_hand
+from tests.engine.compacting import compact_by_hand, value_at
 from tests.engine.stations import KEYS, EngineNode, new_store, successor
 from tests.pipeline.engines.jobs_here import compact, copy_of, data_of, keys_of, new_files, root_of, write_state
 
 import tidelog
 from tidelog.cli.main import main
-from tidelog.engine.body import decode_body
-from tidelog.engine.cell import decode_cell
-from tidelog.engine.compacted import CompactedData
+from tidelog.engine.cold.manifest import move_history_start
 from tidelog.engine.entry import Batch, CopyObject, CreateBucket, DeleteBucket, DeleteObject, PutObject
-from tidelog.engine.pack import check_pack
-from tidelog.engine.place import FilePlace, PackPlace, decode_version
-from tidelog.engine.publishing import move_history_start
-from tidelog.engine.row_file import RowFile
-from tidelog.engine.store_checkpoint import StoredState
-from tidelog.engine.vacuum_rules import is_pointer
-from tidelog.engine.version_keys import object_prefix, seq_of
+from tidelog.engine.mvcc.cells import decode_cell, is_pointer, object_prefix, seq_of
+from tidelog.engine.sst.blob_file import BlobPointer, FilePointer, check_blob_file, decode_version
+from tidelog.engine.sst.snapshot import StoredState
+from tidelog.engine.sst.sorted_index import SortedIndex
+from tidelog.engine.sst.sstable import SSTable
+from tidelog.engine.wal.value import decode_value
 from tidelog.errors import DataError, InputError
-from tidelog.pipeline.engine_jobs.compact import CompactEngineOptions, compact_engine
-from tidelog.pipeline.engines.place import find_engine
-from tidelog.tier.metadata.bucket import BucketMetadataStore
-from tidelog.tier.store_settings import StoreSettings
-from tidelog.tier.stores import open_store
+from tidelog.pipeline.address import find_engine
+from tidelog.pipeline.jobs.engine.compact import CompactEngineOptions, compact_engine
+from tidelog.store.metadata.bucket import BucketMetadataStore
+from tidelog.store.settings import StoreSettings
+from tidelog.store.urls import open_store
 
 
-def rows_in(data: CompactedData, node: EngineNode) -> dict[bytes, bytes]:
-    """The cells of the version index; every body that one of them points to is read and checked on the way."""
+def rows_in(data: SortedIndex, node: EngineNode) -> dict[bytes, bytes]:
+    """The cells of the version index; every value that one of them points to is read and checked on the way."""
     found: dict[bytes, bytes] = {}
     for part in data.compaction.versions:
-        for key, value in RowFile(node.objects, part, kind="versions").rows():
+        for key, value in SSTable(node.objects, part, kind="versions").rows():
             found[key], place = decode_version(value)
             assert (place is not None) == (is_pointer(found[key]) and key.startswith(b"o"))
             if place is not None:
                 cell = decode_cell(found[key])
-                decode_body(data.read_body(place), place.codec, cell.size, cell.crc, cell.lsn)
-                assert data.find_body(cell.position) == place
+                decode_value(value_at(node.objects, data, place), place.codec, cell.size, cell.crc, cell.lsn)
+                assert data.find_value(cell.position) == place
     return found
 
 
 def assert_complete(node: EngineNode) -> None:
-    """The compaction has exactly the rows of the engine's tree, and every body."""
+    """The compaction has exactly the rows of the engine's tree, and every value."""
     data = data_of(node)
     assert rows_in(data, node) == dict(node.core.tree.scan())
-    for pack in data.compaction.packs:
-        assert len(check_pack(node.objects.get(pack.key).data)) == pack.bodies
+    for blob_file in data.compaction.blob_files:
+        assert len(check_blob_file(node.objects.get(blob_file.key).data)) == blob_file.values
 
 
 @pytest.mark.parametrize("seed", range(3))
 def test_everything_is_in_it(seed: int) -> None:
-    """Rows and bodies of a random history, rollbacks included, compacted three times; a restore from it is the same."""
+    """Rows and values of a random history, rollbacks included, compacted three times; a restore from it is the same."""
     with EngineNode(new_store(), name=f"compact-{seed}").open() as node:
         for turn in range(3):
             node.apply(90)
@@ -99,7 +96,7 @@ def test_bytes_depend_on_the_engine_alone() -> None:
 
 
 def test_it_is_what_is_made_by_hand() -> None:
-    """The same places hold the same bodies as in a compaction that is made without any tasks."""
+    """The same places hold the same values as in a compaction that is made without any tasks."""
     with EngineNode(new_store(), name="hand").open() as node:
         node.apply(120)
         node.ship_all()
@@ -111,8 +108,8 @@ def test_it_is_what_is_made_by_hand() -> None:
         assert ours == theirs
 
 
-def test_large_bodies_have_a_name() -> None:
-    """A large body is a file by the name of the put that wrote it; a copy leads to the same file."""
+def test_large_values_have_a_name() -> None:
+    """A large value is a file by the name of the put that wrote it; a copy leads to the same file."""
     with EngineNode(new_store()).open() as node:
         large, small = bytes(range(256)) * 10, bytes(600)
         node.apply_these(
@@ -130,18 +127,18 @@ def test_large_bodies_have_a_name() -> None:
         copy = data.find_version(object_prefix("photos", "copy"), 4)
         packed = data.find_version(object_prefix("photos", "small"), 4)
         assert original is not None
-        assert isinstance(original.place, FilePlace)
+        assert isinstance(original.place, FilePointer)
         assert original.place.name == "photos/2024_2fa_20b.jpg/v0000000002.dat"
         assert copy is not None
         assert copy.place == original.place
         assert packed is not None
-        assert isinstance(packed.place, PackPlace)
-        assert data.read_body(original.place)[4:] == large
+        assert isinstance(packed.place, BlobPointer)
+        assert value_at(node.objects, data, original.place)[4:] == large
         assert root_of(node).data_files == 1
 
 
-def test_two_bodies_never_share_a_name() -> None:
-    """A batch puts a key twice and copies what was there in between: both large bodies stay what they are."""
+def test_two_values_never_share_a_name() -> None:
+    """A batch puts a key twice and copies what was there in between: both large values stay what they are."""
     with EngineNode(new_store()).open() as node:
         first, second = bytes(3000), bytes([1]) * 3000
         batch = Batch([PutObject("b", "k", first), CopyObject("b", "k", "b", "other"), PutObject("b", "k", second)])
@@ -153,7 +150,7 @@ def test_two_bodies_never_share_a_name() -> None:
 
 
 def test_a_name_that_is_too_long_goes_into_a_pack() -> None:
-    """A large body whose file could not be named is packed, and stays there."""
+    """A large value whose file could not be named is packed, and stays there."""
     with EngineNode(new_store()).open() as node:
         node.apply_these([(1, CreateBucket("b")), (2, PutObject("b", "ä" * 100, bytes(5000)))])
         node.ship_all()
@@ -191,8 +188,8 @@ def test_a_dry_run_changes_nothing() -> None:
             key: node.objects.get(key).data for key in keys_of(node.objects)
         }
         made = compact(node.objects, keep_from=node.engine.applied_seq // 2)
-        assert (planned.bodies, planned.versions, planned.new_data_files) == (
-            *(made.bodies, made.versions),
+        assert (planned.values, planned.versions, planned.new_data_files) == (
+            *(made.values, made.versions),
             made.new_data_files,
         )
         assert planned.is_dry_run
@@ -293,7 +290,7 @@ def test_keep_from_lets_go_what_an_earlier_compaction_has_kept() -> None:
 
 
 def test_packs_that_are_mostly_dead_are_given_up() -> None:
-    """When more than half of a pack is no longer pointed to, what lives in it moves to a new one; others stay."""
+    """When more than half of a blob file is no longer pointed to, what lives in it moves to a new one; others stay."""
     with EngineNode(new_store(), name="dead").open() as node:
         keys = [f"key-{number:03}" for number in range(40)]
         puts = [PutObject("b", key, bytes([number]) * 900) for number, key in enumerate(keys)]
@@ -301,15 +298,17 @@ def test_packs_that_are_mostly_dead_are_given_up() -> None:
         node.ship_all()
         compact(node.objects)
         first = root_of(node)
-        assert len(first.packs) > 3
+        assert len(first.blob_files) > 3
         doomed = keys[:8] + keys[9:10]
         node.apply_these([(100 + number, DeleteObject("b", key)) for number, key in enumerate(doomed)])
         node.ship_all()
         report = compact(node.objects, keep_from=200 - 92)
         second = root_of(node)
-        assert report.rewritten_packs == 1
-        assert report.kept_packs == len(first.packs) - 1
-        assert {pack.key for pack in first.packs[1:]} == {pack.key for pack in second.packs[:-1]}
+        assert report.rewritten_blob_files == 1
+        assert report.kept_blob_files == len(first.blob_files) - 1
+        assert {blob_file.key for blob_file in first.blob_files[1:]} == {
+            blob_file.key for blob_file in second.blob_files[:-1]
+        }
         rows = rows_in(data_of(node), node)
         live = {key for key, cell in rows.items() if is_pointer(cell)}
         assert len(live) == len(keys) - len(doomed)
@@ -336,8 +335,8 @@ def test_an_engine_in_which_nothing_is_left() -> None:
 
 
 @pytest.mark.parametrize("codec", ["none", "zstd"])
-def test_bodies_can_be_stored_in_another_way(codec: str) -> None:
-    """Bodies in packs are compressed, or no longer are, as it is asked for; cells stay what they are."""
+def test_values_can_be_stored_in_another_way(codec: str) -> None:
+    """Values in blob files are compressed, or no longer are, as it is asked for; cells stay what they are."""
     for stored in ("none", "zstd"):
         with EngineNode(new_store(), name="codec", wal_compression=stored).open() as node:
             node.apply(60)
@@ -350,7 +349,7 @@ def test_objects_of_the_log_may_be_compressed_or_put_together() -> None:
     """Whatever the owner made of its log meanwhile, blocks or larger objects: the same files come of it."""
     files = []
     for compression in ("none", "zstd"):
-        with EngineNode(new_store(), name="blocks", s3_compression=compression, wal_segment_size=4096).open() as node:
+        with EngineNode(new_store(), name="blocks", ship_compression=compression, rotate_max_bytes=4096).open() as node:
             before = node.objects
             for _ in range(2):
                 node.apply(50)
@@ -368,12 +367,12 @@ def test_objects_of_the_log_may_be_compressed_or_put_together() -> None:
 
 
 def test_options_are_checked() -> None:
-    """What cannot be is told by name; from how many bytes on bodies are files is decided once."""
+    """What cannot be is told by name; from how many bytes on values are files is decided once."""
     with EngineNode(new_store(), name="options").open() as node:
         node.apply(30)
         node.ship_all()
-        with pytest.raises(InputError, match="pack_bytes"):
-            compact(node.objects, pack_bytes=0)
+        with pytest.raises(InputError, match="blob_file_bytes"):
+            compact(node.objects, blob_file_bytes=0)
         with pytest.raises(InputError, match="keep_from"):
             compact(node.objects, keep_versions=2)
         with pytest.raises(InputError, match="large_bytes"):
@@ -401,7 +400,7 @@ def test_damage_is_told_and_nothing_is_published() -> None:
         node.apply(60)
         node.ship_all()
         root, newest = root_of(node), KEYS.object(node.view.descriptors()[-1].name)
-        for key in (newest, root.versions[0].key, root.bodies[0].key):
+        for key in (newest, root.versions[0].key, root.values[0].key):
             copy = copy_of(node.objects)
             data = bytearray(copy.get(key).data)
             data[len(data) // 2] ^= 8
@@ -422,7 +421,7 @@ def test_damage_is_told_and_nothing_is_published() -> None:
         (["shop/orders", "--engine", "file:///nowhere"], "TOPIC is for topics"),
         (["--not-by-key", "--grace", "0", "--engine", "file:///nowhere"], "--by-key, --grace is for topics"),
         (["--keep-from", "7", "--large-bytes", "1MiB"], "--large-bytes, --keep-from is for engines"),
-        (["--engine", "file:///nowhere", "--pack-bytes", "many"], "--pack-bytes is a size"),
+        (["--engine", "file:///nowhere", "--blob-file-bytes", "many"], "--blob-file-bytes is a size"),
     ],
 )
 def test_a_command_is_about_topics_or_about_an_engine(
@@ -439,16 +438,18 @@ def test_a_command_is_about_topics_or_about_an_engine(
 def test_with_spark(spark: SparkSession, tmp_path: Path) -> None:
     """The job itself, on a store of files with a compaction; a new node begins with what it made, and reads from it."""
     store = (tmp_path / "store").as_uri()
-    with tidelog.open_engine(tmp_path / "engine", store=store, shipping_interval_secs=3600) as engine:
+    with tidelog.open_engine(tmp_path / "engine", store=store, ship_interval_seconds=3600) as engine:
         engine.apply(1, tidelog.CreateBucket("b"))
         put_and_ship(engine, 200)
-        compact_by_hand(open_store(store, StoreSettings()), large_bytes=4000, pack_bytes=200_000)
+        compact_by_hand(open_store(store, StoreSettings()), large_bytes=4000, blob_file_bytes=200_000)
         put_and_ship(engine, 200)
-        report = compact_engine(spark, find_engine(store), CompactEngineOptions(pack_bytes=1 << 20, rows_per_file=300))
+        report = compact_engine(
+            spark, find_engine(store), CompactEngineOptions(blob_file_bytes=1 << 20, rows_per_file=300)
+        )
         digest = engine.digest()
     assert (report.is_good, report.is_new, report.digest) == (True, True, digest)
     assert (report.generation, report.seq) == (2, 401)
-    assert report.kept_packs
+    assert report.kept_blob_files
     assert report.data_files
     with tidelog.restore_engine(tmp_path / "new", store=store) as restored:
         assert restored.digest() == digest

@@ -10,12 +10,12 @@ from tests.engine.compacting import compact_by_hand
 from tests.engine.stations import KEYS, EngineNode, new_store, successor
 from tests.pipeline.engines.jobs_here import compact, compaction_job, new_files, root_of, write_state
 
-from tidelog.engine.raw_log import drop_raw_log
-from tidelog.engine.row_file import RowFile
-from tidelog.engine.vacuum_rules import is_pointer
+from tidelog.engine.cold.gc import drop_wal
+from tidelog.engine.mvcc.cells import is_pointer
+from tidelog.engine.sst.sstable import SSTable
 from tidelog.errors import ConflictError
+from tidelog.store.metadata.bucket import BucketMetadataStore
 from tidelog.testing import Crash, Faults, FaultyStore
-from tidelog.tier.metadata.bucket import BucketMetadataStore
 
 
 def compacted_twice(name: str) -> EngineNode:
@@ -79,20 +79,20 @@ def test_a_state_killed_anywhere() -> None:
         assert call > 4
 
 
-@pytest.mark.parametrize("pack_bytes", [8 << 10, 3 << 10])
-def test_two_at_once(pack_bytes: int) -> None:
+@pytest.mark.parametrize("blob_file_bytes", [8 << 10, 3 << 10])
+def test_two_at_once(blob_file_bytes: int) -> None:
     """One wins; the other is told so, whenever that happens, be it another compaction or the very same."""
     with compacted_twice("two") as node:
         store = node.objects
         assert isinstance(store, FaultyStore)
         for request in range(2, 1000, 13):
             objects = store.after_crash(faults=Faults())
-            if not is_interrupted(objects, request, pack_bytes):
+            if not is_interrupted(objects, request, blob_file_bytes):
                 break
         assert request > 50
 
 
-def is_interrupted(objects: FaultyStore, at_request: int, pack_bytes: int) -> bool:
+def is_interrupted(objects: FaultyStore, at_request: int, blob_file_bytes: int) -> bool:
     """Runs a compaction, and a whole other one in the middle of it; whether there was a middle."""
     requests, published = 0, dict[str, bytes]()
 
@@ -101,7 +101,9 @@ def is_interrupted(objects: FaultyStore, at_request: int, pack_bytes: int) -> bo
         requests += 1
         if requests == at_request:
             objects.on_request = None
-            if compact(objects, pack_bytes=pack_bytes).is_new:  # otherwise the first one is behind its publishing
+            if compact(
+                objects, blob_file_bytes=blob_file_bytes
+            ).is_new:  # otherwise the first one is behind its publishing
                 published = files_in(objects)
 
     objects.on_request = on_request
@@ -129,10 +131,10 @@ def test_a_collected_base_is_told_as_a_conflict() -> None:
         job = compaction_job(store)
 
         def on_request(operation: str, key: str) -> None:
-            if operation == "read_range" and key == old.bodies[0].key:
+            if operation == "read_range" and key == old.values[0].key:
                 store.on_request = None
                 compact(store)
-                store.delete([part.key for part in (*old.versions, *old.bodies)])
+                store.delete([part.key for part in (*old.versions, *old.values)])
 
         store.on_request = on_request
         with pytest.raises(ConflictError, match="another compaction"):
@@ -169,7 +171,7 @@ def test_an_owner_at_work_is_not_in_the_way() -> None:
 @pytest.mark.parametrize("keeps_all", [False, True])
 def test_log_behind_a_compaction_that_its_owner_has_dropped(keeps_all: bool) -> None:
     """No value is in it, and there are newer states: compactions go on from one of those, without what was let go."""
-    with EngineNode(new_store(), name="dropped", hot_tier_bytes=0, wal_segment_size=4 << 10).open() as node:
+    with EngineNode(new_store(), name="dropped", local_retention_bytes=0, rotate_max_bytes=4 << 10).open() as node:
         node.apply(80)
         node.ship_all()
         compact(node.objects, **({} if keeps_all else {"keep_from": node.engine.applied_seq}))
@@ -194,7 +196,7 @@ def test_log_that_goes_while_a_job_reads_it(job: Callable[[FaultyStore], object]
     """In front of any request another compaction is published and the log dropped: that is told, or nobody minds."""
     outcomes = set()
     for request in range(1, 200, 3):
-        with EngineNode(new_store(), name="goes", wal_segment_size=4 << 10).open() as node:
+        with EngineNode(new_store(), name="goes", rotate_max_bytes=4 << 10).open() as node:
             node.apply(40)
             node.ship_all()
             store, requests = node.objects, itertools.count(1)
@@ -203,7 +205,7 @@ def test_log_that_goes_while_a_job_reads_it(job: Callable[[FaultyStore], object]
             def drop_log(*_: str, at: int = request, counted: Iterator[int] = requests) -> None:
                 if next(counted) == at:
                     compact_by_hand(store)  # noqa: B023  # called before the next one is made
-                    drop_raw_log(store, BucketMetadataStore(store), KEYS, 1 << 62)  # noqa: B023
+                    drop_wal(store, BucketMetadataStore(store), KEYS, 1 << 62)  # noqa: B023
 
             watched = FaultyStore(on_request=drop_log)
             watched._server = store._server
@@ -221,20 +223,20 @@ def test_log_that_goes_while_a_job_reads_it(job: Callable[[FaultyStore], object]
 def test_versions_that_a_node_keeps_by_their_number_outlive_dropped_log() -> None:
     """Below the start of history nothing goes whose value is still there: its node may have settings to keep it."""
     with EngineNode(
-        new_store(), name="numbered", hot_tier_bytes=0, wal_segment_size=4 << 10, keep_versions=3
+        new_store(), name="numbered", local_retention_bytes=0, rotate_max_bytes=4 << 10, keep_versions=3
     ).open() as node:
         node.apply(80)
         node.ship_all()
         compact(node.objects)
         compacted = node.view.manifest.compacted
         for _ in range(3):
-            node.apply(30)
+            node.apply(60)
             node.ship_all()
             node.engine.create_checkpoint()
         node.engine.collect_garbage(horizon=node.engine.applied_seq)
         assert compacted is not None
         compact(node.objects)
         kept = {key for key, cell in node.core.tree.scan() if is_pointer(cell)}
-        files = [RowFile(node.objects, part, kind="versions") for part in root_of(node).versions]
+        files = [SSTable(node.objects, part, kind="versions") for part in root_of(node).versions]
         assert node.view.descriptors()[0].start_offset > compacted.lsn
         assert kept <= {key for file in files for key, _ in file.rows()}

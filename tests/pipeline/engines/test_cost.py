@@ -13,21 +13,25 @@ from tests.engine.stations import EngineNode, new_store, successor
 from tests.pipeline.engines.computing import work_without_spark
 from tests.pipeline.engines.eventful import SETTINGS, EventfulEngine
 
-from tidelog.engine.store_checkpoint import StoredState
+from tidelog.engine.sst.snapshot import StoredState
 from tidelog.errors import ConfigError
-from tidelog.pipeline.engine_jobs.cost import CostReport, engine_cost
-from tidelog.pipeline.engine_jobs.cost_model import (
+from tidelog.pipeline.cost.cost import CostReport, engine_cost
+from tidelog.pipeline.cost.model import (
+    GIGABYTE,
     Holding,
     KindUse,
     LogObject,
+    PriceList,
+    Prices,
     Requests,
+    checked_prices,
     cold_read_requests,
     priced,
+    read_prices,
     restore_requests,
     scenario,
     uploads,
 )
-from tidelog.pipeline.engine_jobs.cost_prices import GIGABYTE, PriceList, Prices, checked_prices, read_prices
 
 NO_SPARK: Any = None
 DAY_US = 86_400 * 1_000_000
@@ -58,12 +62,12 @@ class TestModel:
     def test_a_restore_fetches_the_state_and_the_log_behind_it(self) -> None:
         """Objects before the state are not fetched; large ones take a request for each 4 MiB."""
         log = tuple(log_object(number, 9 << 20) for number in range(4))
-        holding = Holding(uses=(), log=log, state_bytes=5 << 20, state_lsn=31)
+        holding = Holding(uses=(), log=log, state_bytes=1000, state_parts=(5 << 20,), state_lsn=31)
         found = restore_requests(holding)
-        assert found.objects == 2
+        assert found.objects == 3
         before = restore_requests(Holding(uses=(), log=()))
-        assert found.gets - before.gets == 2 + 3 + 4 + 2
-        assert found.bytes == (9 << 20) + (5 << 20)
+        assert found.gets - before.gets == 2 + 3 + 1 + 1 + 2
+        assert found.bytes == (9 << 20) + 1000 + (5 << 20)
 
     def test_reads_of_compacted_values_take_two_requests(self) -> None:
         """Those in the log take one."""
@@ -114,7 +118,7 @@ class TestPrices:
 
     def test_a_file_that_is_not_there_is_told(self, tmp_path: Path) -> None:
         """And a price that is no number is none."""
-        with pytest.raises(ConfigError, match="no file of prices"):
+        with pytest.raises(ConfigError, match="the file of prices does not exist"):
             read_prices(tmp_path / "no.toml")
         with pytest.raises(ConfigError, match="0 or more"):
             checked_prices(Prices(get=float("nan")))
@@ -158,7 +162,7 @@ class TestEngine:
         """What it costs before, now and after; fewer objects, fewer requests for a restore, and nothing estimated."""
         work_without_spark(monkeypatch)
         estimated = engine_cost(NO_SPARK, engine.root).stores[0].scenarios[-1]
-        compact_by_hand(engine.node.objects, rows_a_file=100_000, pack_bytes=1 << 20)
+        compact_by_hand(engine.node.objects, rows_a_file=100_000, blob_file_bytes=1 << 20)
         report = engine_cost(NO_SPARK, engine.root)
         before, now, after = report.stores[0].scenarios
         assert [one.name for one in (before, now, after)] == ["before compaction", "now", "after compaction and gc"]

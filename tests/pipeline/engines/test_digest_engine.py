@@ -15,9 +15,9 @@ from tests.pipeline.engines.eventful import EventfulEngine
 
 import tidelog
 from tidelog.errors import DataError, InputError, NotFoundError
-from tidelog.pipeline.engine_jobs.digest import digest_engine
-from tidelog.pipeline.engine_jobs.verify import verify_engine
-from tidelog.pipeline.engines.place import find_engine
+from tidelog.pipeline.address import find_engine
+from tidelog.pipeline.jobs.engine.digest import digest_engine
+from tidelog.pipeline.jobs.engine.verify import verify_engine
 
 NO_SPARK: Any = None
 
@@ -46,8 +46,8 @@ def test_spark_computes_it(tmp_path: Path, spark: SparkSession) -> None:
     report = digest_engine(spark, history.root)
     assert report.digest == history.node.engine.digest(history.high_water_mark)
     assert report.is_good
-    assert report.proofs[0].went_in.messages == report.things > 0
-    assert "things, digest:" in str(report.proofs[0])
+    assert report.reconciliations[0].went_in.messages == report.things > 0
+    assert "things, digest:" in str(report.reconciliations[0])
     history.close()
 
 
@@ -98,4 +98,4 @@ def test_what_a_crash_tore_apart_does_not_count(tmp_path: Path, monkeypatch: pyt
     root = find_engine((tmp_path / "store").as_uri())
     for from_log in (False, True):
         assert digest_engine(NO_SPARK, root, from_log=from_log).digest == digest
-    assert verify_engine(NO_SPARK, root, digest=digest).problems == ()
+    assert verify_engine(NO_SPARK, root, digest=digest).findings == ()

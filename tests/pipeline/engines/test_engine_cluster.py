@@ -18,7 +18,7 @@ PROGRAM = """
 import contextlib, io, json, sys
 import tidelog
 from tidelog.cli.app import run
-from tidelog.pipeline.engine_jobs import restore_steps
+from tidelog.pipeline.jobs.engine import restore as restore_steps
 
 restore_steps._DONE_BY_DRIVER = 0  # this engine is so small that it would do everything itself
 master, engine, directory = sys.argv[1:]
@@ -73,7 +73,7 @@ def test_every_job_runs_on_a_cluster(
     spark_cluster: str, s3_server: S3Server, variables: dict[str, str], tmp_path: Path
 ) -> None:
     """One engine in a bucket: read, compacted, collected, verified, replayed and restored, with the same digest."""
-    home = EngineHome(tmp_path, hot_tier_bytes=0)
+    home = EngineHome(tmp_path, local_retention_bytes=0)
     home.url = s3_server.url("engine-on-a-cluster")
     with home.open() as engine:
         home.feed(engine, 250)
@@ -83,7 +83,7 @@ def test_every_job_runs_on_a_cluster(
         )
     told: dict[str, Any] = json.loads(run_driver(PROGRAM, spark_cluster, home.url, str(tmp_path), **variables))
     jobs = {name: one for name, one in told.items() if isinstance(one, dict)}
-    assert {name: (one["code"], one.get("problems")) for name, one in jobs.items()} == {name: (0, []) for name in jobs}
+    assert {name: (one["code"], one.get("findings")) for name, one in jobs.items()} == {name: (0, []) for name in jobs}
     assert told["entries"] == seqs
     assert told["digest"]["digest"] == digest
     assert [tuple(one) for one in told["objects"]] == listed

@@ -13,8 +13,8 @@ from tests.pipeline.engines.histories import History
 import tidelog
 from tidelog.engine.entry import CopyObject, DeleteBucket, PutObject, operations
 from tidelog.errors import InputError, OffsetOutOfRangeError
-from tidelog.pipeline.engines.entries_source import EntriesDataSource
-from tidelog.pipeline.engines.metadata_map import as_text
+from tidelog.pipeline.source.entries import EntriesDataSource
+from tidelog.pipeline.source.entry_batches import as_text
 
 
 def rows_of(root: object, **options: object) -> list[dict[str, Any]]:
@@ -39,7 +39,7 @@ def expected_rows(history: History) -> list[dict[str, Any]]:
 
 def _expected(seq: int, order: int, part: Any, is_applied: bool) -> dict[str, Any]:
     is_put, is_copy = isinstance(part, PutObject), isinstance(part, CopyObject)
-    has_body = is_put and is_applied
+    has_value = is_put and is_applied
     return {
         "seq": seq,
         "order": order,
@@ -50,8 +50,8 @@ def _expected(seq: int, order: int, part: Any, is_applied: bool) -> dict[str, An
         "src_key": part.src_key if is_copy else None,
         "is_forced": part.force if isinstance(part, DeleteBucket) else None,
         "is_refused": not is_applied,
-        "metadata": [(name, as_text(value)) for name, value in part.metadata.items()] if has_body else None,
-        "value": part.data if has_body else None,
+        "metadata": [(name, as_text(value)) for name, value in part.metadata.items()] if has_value else None,
+        "value": part.data if has_value else None,
     }
 
 
@@ -74,7 +74,7 @@ def test_every_entry_that_counts_is_there_once(tmp_path: Path, seed: int, compre
 
 def test_a_batch_across_objects_and_tasks_comes_whole_and_once(tmp_path: Path) -> None:
     """A batch that is larger than a file of the log, and a task for nearly every record, do not tear it apart."""
-    with tidelog.open_engine(tmp_path / "e", store=f"file://{tmp_path}/s", wal_segment_size=16 << 10) as engine:
+    with tidelog.open_engine(tmp_path / "e", store=f"file://{tmp_path}/s", rotate_max_bytes=16 << 10) as engine:
         engine.apply(1, tidelog.CreateBucket("b"))
         engine.apply(2, tidelog.Batch([PutObject("b", f"k{number}", b"x" * 3000) for number in range(30)]))
         engine.apply(3, PutObject("b", "last", b""))

@@ -38,7 +38,7 @@ class Stream:
             .trigger(availableNow=True)
             .start()
         )
-        assert query.awaitTermination(60)
+        assert query.awaitTermination(240)
         self.progress = [json.loads(one.json) for one in query.recentProgress]
         return [row for batch in self.batches for row in batch]
 

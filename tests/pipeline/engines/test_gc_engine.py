@@ -17,21 +17,28 @@ from tests.pipeline.engines.engine_places import work_here
 from tests.pipeline.engines.in_memory import place_of
 
 from tidelog.clock import ManualClock
-from tidelog.engine.compacted import Compaction
-from tidelog.engine.manifest import Pinning, read_manifest
+from tidelog.cold.catalog import Catalog
+from tidelog.cold.gc import Candidate, Reason
+from tidelog.engine.cold.gc import ComparedDataFiles, references_of
+from tidelog.engine.cold.manifest import Pinning, read_manifest
+from tidelog.engine.sst.sorted_index import Compaction
 from tidelog.errors import ConflictError, DataError, InputError, NotFoundError
-from tidelog.pipeline.engine_jobs import gc_look
-from tidelog.pipeline.engine_jobs.gc import EngineGcReport, apply_engine_gc, plan_engine_gc
-from tidelog.pipeline.engine_jobs.gc_data import DataFiles, ListNames, ReadNames, name_ranges
-from tidelog.pipeline.engine_jobs.gc_plan import EngineGcPlan, read_engine_plan, write_engine_plan
-from tidelog.pipeline.engine_jobs.gc_rules import Garbage
-from tidelog.pipeline.engine_jobs.gc_work import references_of
-from tidelog.pipeline.engines.place import OpenedEngine
-from tidelog.pipeline.engines.store_place import EnginePlace
+from tidelog.pipeline.address import OpenedEngine
+from tidelog.pipeline.jobs import gc as gc_job
+from tidelog.pipeline.jobs.gc import (
+    EngineGcReport,
+    GcPlan,
+    apply_engine_gc,
+    name_ranges,
+    plan_engine_gc,
+    read_plan,
+    write_plan,
+)
+from tidelog.pipeline.jobs.gc_tasks import ListNames, ReadNames
+from tidelog.pipeline.location import EngineLocation
+from tidelog.store.keys import ObjectId
+from tidelog.store.metadata.bucket import BucketMetadataStore
 from tidelog.testing import FaultyStore
-from tidelog.tier.catalog import Catalog
-from tidelog.tier.keys import ObjectId
-from tidelog.tier.metadata.bucket import BucketMetadataStore
 
 NO_SPARK = None
 PLACE = "storage/engine/main/"
@@ -56,14 +63,14 @@ class MemoryRoot:
         yield OpenedEngine(self._objects, metadata, Catalog(metadata, KEYS), KEYS, found[0])
 
 
-def compare_here(spark: object, place: EnginePlace, root: Compaction | None) -> DataFiles:
+def compare_here(spark: object, place: EngineLocation, root: Compaction | None) -> ComparedDataFiles:
     """As `compare_data_files`, with what its tasks do done in this process."""
-    ranges, parts = name_ranges(KEYS, () if root is None else root.versions), () if root is None else root.bodies
+    ranges, parts = name_ranges(KEYS, () if root is None else root.versions), () if root is None else root.values
     listed = dict(rows_of(ListNames(place, ranges), len(ranges)))
     named = dict(rows_of(ReadNames(place, parts), len(parts)))
     there = {key: size for key, size in named.items() if listed.get(key) == size}
-    return DataFiles(
-        unnamed=[(key, size) for key, size in sorted(listed.items()) if key not in named],
+    return ComparedDataFiles(
+        unnamed={key: size for key, size in sorted(listed.items()) if key not in named},
         missing=[(key, size, listed.get(key)) for key, size in sorted(named.items()) if key not in there],
         named=len(named),
         named_bytes=sum(named.values()),
@@ -83,28 +90,26 @@ def rows_of(task: ListNames | ReadNames, numbers: int) -> Iterator[tuple[str, in
 @pytest.fixture(autouse=True)
 def workers_here(monkeypatch: pytest.MonkeyPatch) -> None:
     """Spark's part is done in this process."""
-    work_here(monkeypatch, "gc", "gc_look")
-    monkeypatch.setattr(gc_look, "compare_data_files", compare_here)
+    work_here(monkeypatch, "gc")
+    monkeypatch.setattr(gc_job, "compare_data_files", compare_here)
 
 
 def plan(
     node: EngineNode, on_request: Callable[[str, str], None] | None = None, **options: float
-) -> tuple[EngineGcPlan, EngineGcReport]:
+) -> tuple[GcPlan, EngineGcReport]:
     """A plan for what a node has in its store, without any time of grace."""
     assert isinstance(node.objects, FaultyStore)
     root = MemoryRoot(node.objects, on_request)
     return plan_engine_gc(NO_SPARK, root, **{"grace_seconds": 0, **options}, clock=node.clock)  # type: ignore[arg-type]
 
 
-def carry_out(
-    node: EngineNode, made: EngineGcPlan, on_request: Callable[[str, str], None] | None = None
-) -> EngineGcReport:
+def carry_out(node: EngineNode, made: GcPlan, on_request: Callable[[str, str], None] | None = None) -> EngineGcReport:
     """Carries out a plan."""
     assert isinstance(node.objects, FaultyStore)
     return apply_engine_gc(NO_SPARK, MemoryRoot(node.objects, on_request), made, clock=node.clock)  # type: ignore[arg-type]
 
 
-def carry_out_of(node: EngineNode, made: EngineGcPlan) -> set[str]:
+def carry_out_of(node: EngineNode, made: GcPlan) -> set[str]:
     """What is gone when a plan was carried out."""
     before = keys_of(node)
     carry_out(node, made)
@@ -141,7 +146,7 @@ def assert_restored(node: EngineNode, seqs: list[int] | None = None) -> None:
 
 def grown(rounds: int = 2, seed: str = "a", clock: ManualClock | None = None) -> EngineNode:
     """An engine with a past of which each round was compacted."""
-    node = EngineNode(new_store(clock), name=seed, clock=clock, hot_tier_bytes=0).open()
+    node = EngineNode(new_store(clock), name=seed, clock=clock, local_retention_bytes=0).open()
     for _ in range(rounds):
         node.apply(80)
         node.ship_all()
@@ -158,13 +163,15 @@ def test_what_compactions_have_left_behind_goes_and_the_engine_is_whole() -> Non
     made, shown = plan(node)
     assert keys_of(node) == before
     assert shown.is_good
-    assert {"raw log", "index", "root"} <= {one.kind for one in made.removable}
+    assert {"compacted log", "index file", "root"} <= {one.kind for one in made.removable}
     done = carry_out(node, made)
     assert done.is_good
     assert before - keys_of(node) == {one.key for one in made.removable}
     assert (done.removed_objects, done.removed_bytes) == (len(made.removable), shown.removable_bytes)
     assert done.log_start_lsn > 1
     assert_whole(node)
+    again = carry_out(node, made)
+    assert (again.found, again.removable_objects, again.removed_objects, again.is_good) == ((), 0, 0, True)
     assert collect(node).removed_objects == 0
     node.apply(40)
     node.ship_all()
@@ -181,12 +188,12 @@ def test_what_was_just_superseded_waits_for_its_time() -> None:
         node.ship_all()
         checkpoint_by_hand(node.objects, clock=node.clock)
     made, shown = plan(node, grace_seconds=3600)
-    assert {one.kind for one in made.removable} == {"raw log", "state"}
+    assert {one.kind for one in made.removable} == {"compacted log", "snapshot"}
     assert {one.key for one in made.removable} == carry_out_of(node, made)
-    assert any("time of grace" in note for note in shown.notes)
+    assert any("have not waited long enough" in note for note in shown.notes)
     node.clock.advance(3601)
     assert_whole(node)
-    assert {"index", "root"} <= {one.kind for one in plan(node, grace_seconds=3600)[0].removable}
+    assert {"index file", "root"} <= {one.kind for one in plan(node, grace_seconds=3600)[0].removable}
 
 
 def test_a_compaction_that_is_being_built_is_left_alone() -> None:
@@ -239,7 +246,7 @@ def test_a_state_that_somebody_reads_stays_with_what_it_needs() -> None:
     assert_whole(node)
 
 
-@pytest.mark.parametrize("kind", ["packs/", "index/versions", "index/bodies", "data/", "checkpoints/"])
+@pytest.mark.parametrize("kind", ["blobs/", "index/versions", "index/values", "data/", "checkpoints/"])
 def test_nothing_of_the_log_goes_while_something_is_lost(kind: str) -> None:
     """A file that is referenced and gone is a problem, and the log, which may have the only copy, stays."""
     node = grown(2)
@@ -249,8 +256,8 @@ def test_nothing_of_the_log_goes_while_something_is_lost(kind: str) -> None:
     node.objects.delete(lost)
     made, shown = plan(node)
     assert not shown.is_good
-    assert any(problem.place == lost for problem in shown.problems) or kind == "checkpoints/"
-    assert not [one for one in made.removable if one.kind == "raw log"]
+    assert any(one.path == lost for one in shown.findings) or kind == "checkpoints/"
+    assert not [one for one in made.removable if one.kind == "compacted log"]
     carry_out(node, made)
     assert node.view.descriptors()[0].start_offset == 1
 
@@ -363,16 +370,29 @@ def test_others_may_do_anything_between_any_two_requests(action: Callable[[Engin
             assert_whole(node, every=20)
 
 
+def assert_no_problems_beside(node: EngineNode, action: Callable[[EngineNode], object]) -> None:
+    """What others do in front of any request of a plan is no problem to tell of."""
+    assert isinstance(node.objects, FaultyStore)
+    before, requests = node.objects.after_crash(), requests_of(lambda watch: plan(node, watch))
+    action(node)
+    after = node.objects.after_crash()
+    assert requests > 20
+    for number in range(1, requests + 1):
+        here = node.objects = before.after_crash()
+        _, report = plan(node, at_request(number, partial(become, here, after)))
+        assert report.findings == (), f"in front of request {number}"
+
+
+def become(objects: FaultyStore, other: FaultyStore) -> None:
+    """A store has what another one has."""
+    objects._server.content = other._server.content.copy()
+
+
 def test_what_others_take_away_while_it_looks_is_not_lost() -> None:
     """A state that its owner lets go, in front of any request of a plan, is no problem to tell of."""
-    first = grown(2)
-    write_state(first)
-    for number in range(1, requests_of(lambda watch: plan(first, watch)) + 1, 2):
-        node = grown(2)
-        write_state(node)
-        _, report = plan(node, at_request(number, partial(write_state, node)))
-        assert report.problems == (), f"in front of request {number}"
-        node.crash()
+    node = grown(2)
+    write_state(node)
+    assert_no_problems_beside(node, write_state)
 
 
 def publish_and_collect(node: EngineNode) -> None:
@@ -383,12 +403,7 @@ def publish_and_collect(node: EngineNode) -> None:
 
 def test_files_that_go_while_it_looks_at_them_are_looked_at_anew() -> None:
     """Another compaction is published and collected, in front of any request of a plan: that is done all the same."""
-    first = grown(2)
-    for number in range(1, requests_of(lambda watch: plan(first, watch)) + 1, 3):
-        node = grown(2)
-        _, report = plan(node, at_request(number, partial(publish_and_collect, node)))
-        assert report.problems == (), f"in front of request {number}"
-        node.crash()
+    assert_no_problems_beside(grown(2), publish_and_collect)
 
 
 def test_an_old_plan_and_an_old_owner_remove_nothing_that_is_needed() -> None:
@@ -410,14 +425,14 @@ def test_what_interrupted_shipping_left_goes_too() -> None:
     node.crash()
     node.open()
     orphan, own = KEYS.object(ObjectId(1, 4, 1)), KEYS.object(ObjectId(1, 9, node.view.manifest.epoch))
-    for key in (orphan, own, KEYS.packs_prefix + "notes.txt", KEYS.objects_prefix + "notes.txt"):
+    for key in (orphan, own, KEYS.blobs_prefix + "notes.txt", KEYS.objects_prefix + "notes.txt"):
         node.objects.put(key, b"x")
     made, _ = plan(node)
     told = {one.key: (one.action, one.kind) for one in made.found}
-    assert told[KEYS.packs_prefix + "notes.txt"] == ("keep", "foreign")
+    assert told[KEYS.blobs_prefix + "notes.txt"] == ("keep", "foreign")
     assert told[orphan][0] == "remove"
     carry_out(node, made)
-    assert KEYS.packs_prefix + "notes.txt" in keys_of(node)
+    assert KEYS.blobs_prefix + "notes.txt" in keys_of(node)
     assert orphan not in keys_of(node)
     assert_whole(node)
 
@@ -442,18 +457,17 @@ def test_a_plan_is_kept_as_a_file_and_believed_only_so_far(tmp_path: Path) -> No
     """What was written is read again; objects of others, and other stores, are refused."""
     node = grown()
     made, _ = plan(node)
-    write_engine_plan(tmp_path / "plan.json", made)
-    assert read_engine_plan(tmp_path / "plan.json") == made
+    write_plan(tmp_path / "plan.json", made)
+    assert read_plan(tmp_path / "plan.json") == made
     with pytest.raises(NotFoundError, match="no plan"):
-        read_engine_plan(tmp_path / "none.json")
-    alien = Garbage(kind="pack", action="remove", key="storage/engine/other/packs/x.tpck", bytes=1, why="")
-    write_engine_plan(tmp_path / "alien.json", msgspec.structs.replace(made, found=(alien,)))
+        read_plan(tmp_path / "none.json")
+    write_plan(tmp_path / "alien.json", with_forged(made, "storage/engine/other/blobs/x.tblb"))
     with pytest.raises(DataError, match="not an object of the engine main"):
-        read_engine_plan(tmp_path / "alien.json")
+        read_plan(tmp_path / "alien.json")
     (tmp_path / "bad.json").write_bytes(b"{}")
-    with pytest.raises(DataError, match="not a plan of gc for an engine"):
-        read_engine_plan(tmp_path / "bad.json")
-    with pytest.raises(InputError, match="not for main"):
+    with pytest.raises(DataError, match="not a plan of gc"):
+        read_plan(tmp_path / "bad.json")
+    with pytest.raises(InputError, match="not for the engine main"):
         carry_out(node, msgspec.structs.replace(made, store="s3://other"))
 
 
@@ -462,7 +476,30 @@ def test_a_plan_that_names_what_is_needed_removes_it_not() -> None:
     node = grown()
     made, _ = plan(node)
     wanted = sorted(compaction_keys(node))
-    forged = tuple(Garbage(kind="pack", action="remove", key=key, bytes=1, why="") for key in wanted)
-    carry_out(node, msgspec.structs.replace(made, found=(*made.found, *forged)))
+    done = carry_out(node, with_forged(made, *wanted))
+    assert {(one.object, one.reason) for one in done.kept} == {(key, Reason.NEEDED) for key in wanted}
     assert set(wanted) <= keys_of(node)
+    assert_whole(node)
+
+
+def with_forged(made: GcPlan, *keys: str) -> GcPlan:
+    """A plan into which somebody has written these keys."""
+    (one,) = made.plans
+    forged = (Candidate(kind="blob file", action="remove", reason=Reason.SUPERSEDED, key=key, bytes=1) for key in keys)
+    return msgspec.structs.replace(made, plans=(msgspec.structs.replace(one, found=(*one.found, *forged)),))
+
+
+def test_data_files_that_the_index_names_stay_whatever_a_plan_says() -> None:
+    """Somebody has written their names into a plan: the index of this moment is read again, and they stay."""
+    node = EngineNode(new_store(), hot_tier_bytes=0).open()
+    node.apply(60)
+    node.ship_all()
+    compact_by_hand(node.objects, clock=node.clock, large_bytes=200)
+    named = [key for key in keys_of(node) if "/data/" in key]
+    assert named
+    made, _ = plan(node)
+    (one,) = made.plans
+    forged = (Candidate(kind="data file", action="remove", reason=Reason.SUPERSEDED, key=key, bytes=1) for key in named)
+    carry_out(node, msgspec.structs.replace(made, plans=(msgspec.structs.replace(one, found=tuple(forged)),)))
+    assert set(named) <= keys_of(node)
     assert_whole(node)

@@ -13,15 +13,16 @@ from tests.pipeline.engines.engine_places import EngineHome
 
 import tidelog
 from tidelog.cli.app import run
-from tidelog.engine.compacted import read_compaction
-from tidelog.pipeline.engine_jobs.gc_data import ReadNames, compare_data_files
-from tidelog.tier.stores import open_store
+from tidelog.engine.sst.sorted_index import read_compaction
+from tidelog.pipeline.jobs.gc import compare_data_files
+from tidelog.pipeline.jobs.gc_tasks import ReadNames
+from tidelog.store.urls import open_store
 
 
 @pytest.fixture
 def home(tmp_path: Path) -> EngineHome:
     """An engine that was compacted twice, with large values in files."""
-    home = EngineHome(tmp_path, hot_tier_bytes=0)
+    home = EngineHome(tmp_path, local_retention_bytes=0)
     with home.open() as engine:
         for _ in range(2):
             home.feed(engine, 120)
@@ -43,13 +44,16 @@ def test_the_commands_plan_keep_and_apply(
     assert run([*command, "--grace", "0", "--plan", str(tmp_path / "plan.json")]) == 0
     shown = json.loads(capsys.readouterr().out)
     kinds = {one["kind"] for one in shown["found"] if one["action"] == "remove"}
-    assert {"raw log", "index", "root", "data file"} <= kinds
+    assert {"compacted log", "index file", "root", "data file"} <= kinds
     before = home.stored()
     assert run([*command, "--apply", str(tmp_path / "plan.json")]) == 0
     done = json.loads(capsys.readouterr().out)
     assert done["removed_objects"] == shown["removable_objects"] == len(before - home.stored())
     assert done["is_good"]
     assert not stray.exists()
+    assert run([*command, "--apply", str(tmp_path / "plan.json")]) == 0
+    again = json.loads(capsys.readouterr().out)
+    assert (again["found"], again["removed_objects"], again["is_good"]) == ([], 0, True)
     with home.open() as engine:
         assert engine.digest() == digest
         read_everything(engine)
@@ -70,12 +74,12 @@ def test_a_missing_data_file_is_told_and_the_log_stays(
         assert opened.manifest.compacted is not None
         root = read_compaction(opened.objects, opened.keys, opened.manifest.compacted)
     batch = pa.RecordBatch.from_arrays([pa.array([0], pa.int64())], names=["id"])
-    named = next(iter(ReadNames(home.root.place, root.bodies)(iter([batch])))).column(0)[0].as_py()
+    named = next(iter(ReadNames(home.root.place, root.values)(iter([batch])))).column(0)[0].as_py()
     (home.store / named).unlink()
     assert run(["--json", "pipeline", "gc", "--engine", home.url, "--grace", "0"]) == 1
     shown = json.loads(capsys.readouterr().out)
-    assert [one["key"] for one in shown["found"] if one["action"] == "LOST"] == [named]
-    assert not [one for one in shown["found"] if one["kind"] == "raw log"]
+    assert [one["object"] for one in shown["found"] if one["action"] == "LOST"] == [named]
+    assert not [one for one in shown["found"] if one["kind"] == "compacted log"]
 
 
 def test_options_of_topics_and_of_engines_do_not_mix(capsys: pytest.CaptureFixture[str]) -> None:
@@ -83,6 +87,7 @@ def test_options_of_topics_and_of_engines_do_not_mix(capsys: pytest.CaptureFixtu
     assert run(["pipeline", "gc", "shop/orders", "--engine", "file:///tmp"]) == 2
     assert run(["pipeline", "gc", "--keep-from", "5"]) == 2
     assert run(["pipeline", "gc", "--engine", "file:///tmp", "--apply", "x", "--now"]) == 2
+    assert run(["pipeline", "gc", "--engine", "file:///tmp", "--dry-run", "--now"]) == 2
     told = capsys.readouterr().err
     assert "TOPIC is for topics" in told
     assert "--keep-from is for engines" in told

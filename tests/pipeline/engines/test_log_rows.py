@@ -2,40 +2,37 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 from tests.engine.stations import EngineNode, new_store
 from tests.pipeline.engines.in_memory import place_of
 
-from tidelog.engine.body import StoredBody, encode_body
-from tidelog.engine.cell import encode_inline
+from tidelog.engine.btree.page import IMAGE, INSERT, Update, encode
 from tidelog.engine.engine import Engine
 from tidelog.engine.entry import Batch, CreateBucket, PutObject
-from tidelog.engine.operation_record import encode_operation
-from tidelog.engine.record import encode_vacuum
-from tidelog.engine.record_header import PART_OF_BATCH
-from tidelog.engine.updates import IMAGE, INSERT, Update, encode
-from tidelog.engine.version_keys import at, object_prefix, seq_of
+from tidelog.engine.mvcc.cells import at, encode_inline, object_prefix, seq_of
+from tidelog.engine.wal.operations import encode_operation
+from tidelog.engine.wal.record_header import PART_OF_BATCH
+from tidelog.engine.wal.records import encode_vacuum
+from tidelog.engine.wal.replay import read_changes
+from tidelog.engine.wal.value import StoredValue, encode_value
 from tidelog.errors import CorruptionError, DataError, GapError
 from tidelog.log.frame import crc32
-from tidelog.pipeline.engine_jobs.log_rows import LogWork, change_batches, part_of, plan_log, read_changes
+from tidelog.pipeline.jobs.engine.rows import change_batches, part_of
+from tidelog.pipeline.source.entry_batches import LogPart, plan_log
 
 Rows = dict[bytes, bytes]
 
 
-def planned(node: EngineNode, task_bytes: int, max_seq: int | None = None) -> list[LogWork]:
+def planned(node: EngineNode, task_bytes: int, max_seq: int | None = None) -> list[LogPart]:
     """The whole log of a node, in tasks of so many bytes."""
     place, manifest = place_of(node.objects), node.view.manifest
-    return plan_log(
-        *(place.catalog(), place, 1, manifest.high_water_lsn + 1),
-        max_seq=manifest.high_water_mark if max_seq is None else max_seq,
-        rolled_back=manifest.rolled_back,
-        task_bytes=task_bytes,
-    )
+    return plan_log(place.catalog(), place, manifest, 1, last_seq=max_seq, part_bytes=task_bytes)
 
 
-def settled(works: list[LogWork]) -> Rows:
+def settled(works: list[LogPart]) -> Rows:
     """The last change of every key counts, whichever task told it and when."""
-    changes = [change for work in reversed(works) for some in read_changes(work) for change in some]
+    changes = [change for work in reversed(works) for change in read_changes(work.log(), work)]
     found: dict[bytes, tuple[int, int, bytes | None]] = {}
     for key, lsn, number, cell in changes:
         assert key not in found or found[key][:2] != (lsn, number)
@@ -51,7 +48,7 @@ def tree_of(engine: Engine) -> Rows:
 @pytest.mark.parametrize("seed", range(6))
 def test_rows_are_those_of_the_tree(seed: int) -> None:
     """Batches, copies, refused entries, rollbacks: the last changes are the rows of the tree, however it is split."""
-    with EngineNode(new_store(), name=f"rows-{seed}", wal_segment_size=4096).open() as node:
+    with EngineNode(new_store(), name=f"rows-{seed}", rotate_max_bytes=4096).open() as node:
         for turn in range(4):
             node.apply(40)
             node.ship_all()
@@ -68,20 +65,20 @@ def test_rows_are_those_of_the_tree(seed: int) -> None:
 
 def test_a_batch_in_several_objects_is_with_one_task() -> None:
     """An entry that begins in one object and ends in a later one is told once, by whoever has its beginning."""
-    with EngineNode(new_store(), wal_segment_size=4096).open() as node:
+    with EngineNode(new_store(), rotate_max_bytes=4096).open() as node:
         puts = [PutObject("b", f"key-{number}", bytes(900)) for number in range(30)]
         node.apply_these([(1, CreateBucket("b")), (2, Batch(puts)), (3, PutObject("b", "last", b""))])
         node.ship_all()
         works = planned(node, 1)
         assert len(works) > 4
-        told = [len([change for some in read_changes(work) for change in some]) for work in works]
-        assert sorted(told, reverse=True)[:2] == [31, 1]
+        told = [len(list(read_changes(work.log(), work))) for work in works]
+        assert sorted(told, reverse=True)[:3] == [30, 1, 1]
         assert settled(works) == tree_of(node.engine)
 
 
 def test_an_entry_that_was_never_whole_changes_nothing() -> None:
     """A batch that a crash cut off was undone, not rolled back: nothing of it is told, though its records are there."""
-    node = EngineNode(new_store(), wal_segment_size=4096).open()
+    node = EngineNode(new_store(), rotate_max_bytes=4096).open()
     node.apply_these([(1, CreateBucket("b")), (2, PutObject("b", "first", bytes(300)))])
     torn = PutObject("b", "torn", bytes(300))
     node.core.wal.add(_first_of_a_batch(node, 3, torn))
@@ -98,18 +95,18 @@ def test_an_entry_that_was_never_whole_changes_nothing() -> None:
 
 def _first_of_a_batch(node: EngineNode, seq: int, put: PutObject) -> bytes:
     """The first record of a batch whose others never came."""
-    body = encode_body(put.data, {})
-    stored = StoredBody(body, 0, len(put.data), crc32(body))
+    value = encode_value(put.data, {})
+    stored = StoredValue(value, 0, len(put.data), crc32(value))
     key = at(object_prefix(put.bucket, put.key), seq)
     cell = encode_inline(0, len(put.data), stored.crc, 0, b"x")
     page = node.core.tree.prepare(key, len(cell))
     update = encode(Update(page, INSERT, key, cell))
-    return encode_operation(put, seq, flags=PART_OF_BATCH, time_us=1, body=stored, updates=update)
+    return encode_operation(put, seq, flags=PART_OF_BATCH, time_us=1, value=stored, updates=update)
 
 
 def test_a_seq_in_the_past() -> None:
     """Entries above the seq that is asked for do not count."""
-    with EngineNode(new_store(), wal_segment_size=4096).open() as node:
+    with EngineNode(new_store(), rotate_max_bytes=4096).open() as node:
         node.apply(60)
         node.ship_all()
         seqs = sorted(map(seq_of, tree_of(node.engine)))
@@ -132,7 +129,7 @@ def test_batches_have_the_columns_that_are_promised() -> None:
 
 def test_what_is_missing_or_damaged_is_told() -> None:
     """A descriptor or an object that is gone is a gap; a flipped bit is found before its record counts."""
-    with EngineNode(new_store(), wal_segment_size=4096).open() as node:
+    with EngineNode(new_store(), rotate_max_bytes=4096).open() as node:
         node.apply(60)
         node.ship_all()
         works = planned(node, 1)
@@ -149,9 +146,10 @@ def test_what_is_missing_or_damaged_is_told() -> None:
             planned_behind_the_end(node)
 
 
-def planned_behind_the_end(node: EngineNode) -> list[LogWork]:
-    place, end = place_of(node.objects), node.view.manifest.shipped_lsn
-    return plan_log(place.catalog(), place, 1, end + 5, max_seq=1)
+def planned_behind_the_end(node: EngineNode) -> list[LogPart]:
+    place, manifest = place_of(node.objects), node.view.manifest
+    beyond = msgspec.structs.replace(manifest, high_water_lsn=manifest.shipped_lsn + 4)
+    return plan_log(place.catalog(), place, beyond, 1)
 
 
 def test_records_that_are_none_are_refused() -> None:
@@ -163,3 +161,19 @@ def test_records_that_are_none_are_refused() -> None:
         node.ship_all()
         with pytest.raises(DataError, match="no row"):
             settled(planned(node, 1 << 30))
+
+
+def test_forgotten_rollback_is_refused() -> None:
+    """Records that a rollback undid must not come back because nobody knows of it any more."""
+    with EngineNode(new_store()).open() as node:
+        node.apply(20)
+        kept = node.engine.applied_seq
+        node.apply(5)
+        node.roll_back(kept)
+        node.apply(5)
+        node.ship_all()
+        place, manifest = place_of(node.objects), node.view.manifest
+        assert manifest.rolled_back
+        parts = plan_log(place.catalog(), place, msgspec.structs.replace(manifest, rolled_back=()), 1)
+        with pytest.raises(DataError, match="no longer known"):
+            settled(parts)

@@ -12,10 +12,10 @@ from tests.pipeline.engines.histories import History
 import tidelog
 from tidelog.engine.engine import Engine
 from tidelog.errors import CorruptionError, DataError, InputError, NotFoundError, NotSupportedError
-from tidelog.pipeline.engines.entries_source import EntriesDataSource
-from tidelog.pipeline.engines.metadata_map import as_text
-from tidelog.pipeline.engines.objects_source import ObjectsDataSource
-from tidelog.pipeline.engines.place import find_engine
+from tidelog.pipeline.address import find_engine
+from tidelog.pipeline.source.entries import EntriesDataSource
+from tidelog.pipeline.source.entry_batches import as_text
+from tidelog.pipeline.source.objects import ObjectsDataSource
 
 
 def rows_of(root: object, **options: object) -> list[dict[str, Any]]:
@@ -98,7 +98,7 @@ def test_objects_survive_compaction(tmp_path: Path, seed: int) -> None:
     with history.open() as engine:
         history.grow(engine, 60)
         before = rows_of(history.store, versions="true")
-        assert_same(history, [engine.applied_seq])  # a reader that knows where bodies were must look again
+        assert_same(history, [engine.applied_seq])  # a reader that knows where values were must look again
         assert history.compact() > 1
         assert rows_of(history.store, versions="true") == before
         assert_same(history, known_seqs(history, engine.applied_seq), minPartitions=2)
@@ -123,7 +123,7 @@ def test_a_bucket_and_a_prefix_choose_keys(tmp_path: Path) -> None:
 
 
 def test_columns_are_those_that_are_asked_for(tmp_path: Path) -> None:
-    """Bodies only when asked; checksums are those of the bodies."""
+    """Values only when asked; checksums are those of the values."""
     history = History(tmp_path, "columns")
     with history.open() as engine:
         history.grow(engine, 30)
@@ -208,19 +208,20 @@ def test_a_long_tail_is_refused_with_the_way_out(tmp_path: Path) -> None:
 
 
 def test_damage_is_named(tmp_path: Path) -> None:
-    """A flipped bit in a block of a state is found by whoever reads it; a damaged footer leads to the state before."""
+    """A flipped bit in a block of a state is found by its reader; a damaged document leads to the state before."""
     history = History(tmp_path, "damaged")
     with history.open() as engine:
         history.grow(engine, 45)
         engine.create_checkpoint()
         engine.ship()
         last = engine.applied_seq
-    (state,) = (tmp_path / "store" / "storage" / "engine" / "main" / "checkpoints").glob("*")
-    good = state.read_bytes()
-    state.write_bytes(good[:40] + bytes([good[40] ^ 4]) + good[41:])
+    folder = tmp_path / "store" / "storage" / "engine" / "main" / "checkpoints"
+    (file,), (state,) = folder.glob("*.trow"), folder.glob("*.tckp")
+    good = file.read_bytes()
+    file.write_bytes(good[:40] + bytes([good[40] ^ 4]) + good[41:])
     with pytest.raises(CorruptionError, match="checksum"):
         rows_of(history.store)
-    state.write_bytes(good[:-20] + b"\0" + good[-19:])
+    state.write_bytes(state.read_bytes()[:-20] + b"\0" * 20)
     assert_same(history, [last])
 
 
@@ -244,8 +245,8 @@ def test_a_state_that_went_while_it_was_read_is_told(tmp_path: Path) -> None:
         [list(reader.read(one)) for one in partitions]
 
 
-def test_a_body_that_is_damaged_is_not_handed_out(tmp_path: Path) -> None:
-    """Rows come from the state and are right; whoever wants the bodies is told which one is not."""
+def test_a_value_that_is_damaged_is_not_handed_out(tmp_path: Path) -> None:
+    """Rows come from the state and are right; whoever wants the values is told which one is not."""
     with tidelog.open_engine(tmp_path / "e", store=f"file://{tmp_path}/s") as engine:
         engine.apply_many([(1, tidelog.CreateBucket("b")), (2, tidelog.PutObject("b", "k", b"x" * 500))])
         engine.update_low_water_mark(2)

@@ -11,11 +11,11 @@ from tests.pipeline.engines.histories import History
 
 import pyspark_tidelog_entries
 import pyspark_tidelog_objects
-from tidelog.pipeline.engines.metadata_map import as_text
+from tidelog.pipeline.source.entry_batches import as_text
 
 
 def test_objects_in_spark_are_those_of_the_engine(spark: SparkSession, tmp_path: Path) -> None:
-    """Rows, types and counts are right in Spark, with bodies and without, at an older seq, with the raw log gone."""
+    """Rows, types and counts are right in Spark, with values and without, at an older seq, with the raw log gone."""
     history = History(tmp_path, "spark")
     with history.open() as engine:
         history.grow(engine)

@@ -9,7 +9,7 @@ import pytest
 
 import tidelog
 from tidelog.errors import ConfigError, InputError, NotFoundError, NotSupportedError
-from tidelog.pipeline.engines.place import EngineRoot, find_engine
+from tidelog.pipeline.address import EngineRoot, find_engine
 
 
 def shipped(directory: Path, store: Path) -> None:
@@ -41,7 +41,7 @@ def test_a_root_travels_and_hides_its_settings(tmp_path: Path) -> None:
     assert copy == root
     assert "hush" not in repr(root)
     assert root.place.store_settings.store_access_key_id == "me"
-    assert find_engine(tmp_path / "engine").place.opened() is find_engine(tmp_path / "engine").place.opened()
+    assert find_engine(tmp_path / "engine").place.objects is find_engine(tmp_path / "engine").place.objects
 
 
 def test_settings_of_the_environment_travel_with_it(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -52,9 +52,9 @@ def test_settings_of_the_environment_travel_with_it(monkeypatch: pytest.MonkeyPa
     root = find_engine("s3://bucket/prefix", "other")
     assert root == EngineRoot(
         "s3://bucket/prefix",
+        {"store_region": "eu-north-1", "cold_cache_bytes": "1MiB"},
         "s3://bucket/prefix",
         "other",
-        {"store_region": "eu-north-1", "cold_cache_bytes": "1MiB"},
     )
     assert root.place.store_settings.store_region == "eu-north-1"
     assert root.load().storage_engine.cold_cache_bytes == 1 << 20
@@ -70,7 +70,7 @@ def test_an_engine_without_a_store_is_refused_with_the_reason(tmp_path: Path) ->
 @pytest.mark.parametrize(
     ("location", "error", "says"),
     [
-        ("", ConfigError, "no engine is named"),
+        ("", ConfigError, "no engine was named"),
         ("memory://", ConfigError, "inside one process"),
         ("s3:/bucket", ConfigError, "two slashes"),
         ("ftp://host/path", ConfigError, "not the URL of a store"),

@@ -16,26 +16,28 @@ from tests.pipeline.engines.in_memory import place_of
 
 import tidelog
 from tidelog.cli.app import run
-from tidelog.engine.entry import CreateBucket, PutObject
-from tidelog.engine.entry_codec import decode_entry
-from tidelog.engine.raw_log import drop_raw_log
-from tidelog.engine.results import Result
-from tidelog.engine.store_checkpoint import StoredState
+from tidelog.cold.catalog import Catalog
+from tidelog.engine.cold.gc import drop_wal
+from tidelog.engine.entry import CreateBucket, PutObject, Result
+from tidelog.engine.sst.snapshot import StoredState
+from tidelog.engine.txn.read_set import decode_entry
 from tidelog.errors import InputError, NotSupportedError
-from tidelog.pipeline.engine_jobs.replay import replay_engine
-from tidelog.pipeline.engine_jobs.replay_entries import EntriesWork, decode_entries
-from tidelog.pipeline.engine_jobs.replay_source import ReplaySource
-from tidelog.pipeline.engine_jobs.replay_state import bucket_histories, entry_of, state_pieces, versions_of
-from tidelog.pipeline.engine_jobs.replay_topic import SEQ_HEADER, replay_engine_to_topic
-from tidelog.pipeline.engines import object_bodies
-from tidelog.pipeline.engines.entry_log import EntryLog
-from tidelog.pipeline.engines.options import parse_entry_options
-from tidelog.pipeline.engines.place import OpenedEngine
-from tidelog.pipeline.jobs.replay_steps import ReplaySteps
-from tidelog.pipeline.root import find_root
-from tidelog.tier.catalog import Catalog
-from tidelog.tier.metadata.bucket import BucketMetadataStore
-from tidelog.tier.stores import open_store
+from tidelog.pipeline.address import OpenedEngine, find_root
+from tidelog.pipeline.jobs.engine.replay import SEQ_HEADER, ReplaySource, replay_engine, replay_engine_to_topic
+from tidelog.pipeline.jobs.engine.replay_entries import (
+    EntriesWork,
+    bucket_histories,
+    decode_entries,
+    entry_of,
+    state_pieces,
+    versions_of,
+)
+from tidelog.pipeline.jobs.replay_topic import ReplaySteps
+from tidelog.pipeline.source import object_batches as object_values
+from tidelog.pipeline.source.engine_options import parse_entry_options
+from tidelog.pipeline.source.entries import EntryLog
+from tidelog.store.metadata.bucket import BucketMetadataStore
+from tidelog.store.urls import open_store
 
 TOPIC = "copies/entries"
 NOWHERE = "'nowhere'/'k' was changed: its version of seq 1 was read, and is no longer true"
@@ -44,7 +46,7 @@ NOWHERE = "'nowhere'/'k' was changed: its version of seq 1 was read, and is no l
 @pytest.fixture(autouse=True)
 def readers_of_this_test() -> None:
     """All stores in memory have one address: what was opened for another test is not this one's."""
-    object_bodies._reader.cache_clear()
+    object_values._reader.cache_clear()
 
 
 def opened(node: EngineNode) -> OpenedEngine:
@@ -64,7 +66,7 @@ def test_decoded_entries_make_the_same_engine(tmp_path: Path, seed: str, monkeyp
         node.apply(10)
         node.apply_refused()
         node.ship_all()
-    monkeypatch.setattr("tidelog.pipeline.engine_jobs.replay_source._PART_BYTES", 3000)
+    monkeypatch.setattr("tidelog.pipeline.jobs.engine.replay._PART_BYTES", 3000)
     source = ReplaySource(None, opened(node), place_of(node.objects), None)  # type: ignore[arg-type]
     parts = source.parts(1, 0)
     assert len(parts) > 10
@@ -164,7 +166,7 @@ def test_versions_of_a_state_make_the_same_engine(tmp_path: Path, seed: str, kee
 @pytest.fixture(scope="module")
 def home(tmp_path_factory: pytest.TempPathFactory) -> EngineHome:
     """An engine with entries of all kinds, shipped."""
-    home = EngineHome(tmp_path_factory.mktemp("replayed"), hot_tier_bytes=0)
+    home = EngineHome(tmp_path_factory.mktemp("replayed"), local_retention_bytes=0)
     with home.open() as engine:
         for _ in range(4):
             home.feed(engine, 50)
@@ -238,13 +240,13 @@ def test_a_log_without_its_beginning_begins_with_a_state(
     spark: SparkSession, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """After a compaction and the log's deletion, both ways, as commands: into an engine, and with seqs in headers."""
-    home = EngineHome(tmp_path, seed="late", hot_tier_bytes=0)
+    home = EngineHome(tmp_path, seed="late", local_retention_bytes=0)
     with home.open() as engine:
         home.feed(engine, 150)
         compact_by_hand(open_store(home.url))
         home.feed(engine, 60)
     with home.root.open(read_only=False) as store:
-        drop_raw_log(store.objects, store.metadata, store.keys, store.manifest.high_water_lsn)
+        drop_wal(store.objects, store.metadata, store.keys, store.manifest.high_water_lsn)
     command = ["--json", "pipeline", "replay", "--engine", home.url]
     assert run([*command, "--to-engine", str(tmp_path / "copy")]) == 0
     told = json.loads(capsys.readouterr().out)
@@ -259,7 +261,7 @@ def test_a_log_without_its_beginning_begins_with_a_state(
     assert any(SEQ_HEADER in note for note in told["notes"])
     with tidelog.open(tmp_path / "topics") as log, tidelog.open_engine(tmp_path / "second") as copy:
         messages = list(log.topic(TOPIC).read())
-        copy.apply_many([(int(one.headers[SEQ_HEADER]), decode_entry(one.value)) for one in messages])
+        copy.apply_many([(int(one.headers[SEQ_HEADER]), decode_entry(one.value or b"")) for one in messages])
         assert [copy.digest(seqs[0]), copy.digest()] == digests(home, seqs)
 
 
@@ -273,7 +275,7 @@ def test_options_that_do_not_go_together_are_refused(capsys: pytest.CaptureFixtu
     assert run(["pipeline", "replay", "shop/a"]) == 2
     assert run(["pipeline", "replay", "shop/a", "shop/b", "--to", "soon"]) == 2
     told = capsys.readouterr().err
-    for text in ("SOURCE is for topics", "where the log is to go", "Give one of them", "--until-seq is for engines"):
+    for text in ("SOURCE is for topics", "the target is missing", "Give one of them", "--until-seq is for engines"):
         assert text in told
     assert "TARGET is missing" in told
     assert "not an offset" in told

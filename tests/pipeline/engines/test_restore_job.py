@@ -4,35 +4,35 @@ from __future__ import annotations
 
 import itertools
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 import pytest
 from pyspark.sql import SparkSession
 from tests.engine.compacting import compact_by_hand
 from tests.engine.engines import SMALL, assert_same
-from tests.engine.stations import KEYS, EngineNode, new_store
+from tests.engine.stations import KEYS, EngineNode, new_store, node_of
 from tests.pipeline.engines.engine_places import EngineHome, work_here
 from tests.pipeline.engines.in_memory import place_of
 
 import tidelog
 from tidelog.clock import ManualClock
+from tidelog.cold.catalog import Catalog
+from tidelog.engine.cold.shipping import Shipping
 from tidelog.engine.core import Core
+from tidelog.engine.directory import EngineDirectory
 from tidelog.engine.engine import Engine
-from tidelog.engine.engine_directory import EngineDirectory
-from tidelog.engine.restore import RestoreReport
-from tidelog.engine.restore_marker import MARKER
-from tidelog.engine.shipping import ClaimPolicy, Shipping
+from tidelog.engine.recovery.checkpoint import MARKER
+from tidelog.engine.recovery.restore import Restore, RestoreReport
 from tidelog.errors import AccessDeniedError, ConfigError, InputError, NotFoundError
 from tidelog.files import LocalFiles
-from tidelog.pipeline.engine_jobs import restore_steps
-from tidelog.pipeline.engine_jobs.restore import restore_engine_directory
-from tidelog.pipeline.engine_jobs.restore_files import Workshop
-from tidelog.pipeline.engine_jobs.restore_steps import SparkRestore
-from tidelog.pipeline.engines.place import EngineRoot, find_engine
+from tidelog.pipeline.address import EngineRoot, find_engine
+from tidelog.pipeline.jobs.engine import restore as restore_steps
+from tidelog.pipeline.jobs.engine.restore import SparkSteps, restore_engine_directory
+from tidelog.pipeline.jobs.engine.restore_tasks import Workshop
 from tidelog.pipeline.jobs.job import ignore_progress
+from tidelog.store.metadata.bucket import BucketMetadataStore
+from tidelog.store.object_store import ObjectStore
 from tidelog.testing import FaultyStore
-from tidelog.tier.metadata.bucket import BucketMetadataStore
-from tidelog.tier.object_store import ObjectStore
 
 
 @pytest.fixture
@@ -41,14 +41,17 @@ def small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(restore_steps, "_PIECE_BYTES", 4000)
     monkeypatch.setattr(restore_steps, "_STATE_PIECE_BYTES", 1000)
     monkeypatch.setattr(restore_steps, "_RANGE_ROWS", 40)
-    work_here(monkeypatch, "restore_steps")
+    work_here(monkeypatch, "engine.restore")
 
 
 def restore(node: EngineNode, directory: Path, objects: ObjectStore | None = None) -> RestoreReport:
     """Into a directory of this disk, with workers in this process."""
     store = node.objects if objects is None else objects
-    job = SparkRestore(
-        *(directory, store, BucketMetadataStore(store)),
+    metadata, remembered = BucketMetadataStore(store), EngineDirectory(node="restored", store=store.url)
+    spark: Any = None
+    steps = SparkSteps(spark, place_of(store), Catalog(metadata, KEYS), directory, remembered, ignore_progress)
+    job = Restore(
+        *(directory, store, metadata),
         keys=KEYS,
         node="restored",
         settings=SMALL,
@@ -56,16 +59,15 @@ def restore(node: EngineNode, directory: Path, objects: ObjectStore | None = Non
         clock=ManualClock(),
         take_over=True,
         renews_lease=False,
+        steps=steps,
     )
-    job.use(None, place_of(store), EngineDirectory(node="restored", store=store.url), ignore_progress)  # type: ignore[arg-type]
     return job.run()
 
 
 def opened(node: EngineNode, directory: Path) -> Engine:
     """The engine in a directory that was restored."""
     core = Core.open(directory, SMALL, LocalFiles(), ManualClock())
-    policy = ClaimPolicy(take_over=True, renews_lease=False)
-    shipping = Shipping(core, node.objects, keys=KEYS, node="restored", policy=policy)
+    shipping = Shipping(core, node_of(node.objects, ManualClock(), "restored"), keys=KEYS, take_over=True)
     shipping.connect()
     return Engine(core, shipping.reader, shipping, runs_in_background=False)
 
@@ -220,7 +222,7 @@ def test_a_bucket_that_is_gone_is_passed_over_for_a_replica(tmp_path: Path, monk
         *_, failed, _take_over = rest
         return list(cast("list[str]", failed))
 
-    monkeypatch.setattr("tidelog.pipeline.engine_jobs.restore._restore", restore)
+    monkeypatch.setattr("tidelog.pipeline.jobs.engine.restore._restore", restore)
     first, *others = [find_engine(f"s3://bucket-{number}/prefix") for number in range(3)]
     notes = restore_engine_directory(cast("SparkSession", None), first, tmp_path / "new", replicas=others)
     assert cast("list[str]", notes) == [f"{url} could not be used: there is no such bucket" for url in tried[:2]]

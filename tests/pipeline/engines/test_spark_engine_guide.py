@@ -9,10 +9,9 @@ from typing import Any
 import pytest
 from pyspark.sql import SparkSession
 
-from tidelog.pipeline.engines.options import _ENTRY_NAMES, _OBJECT_NAMES
-from tidelog.pipeline.engines.schema import ENTRY_COLUMNS, OBJECT_COLUMNS
+from tidelog.pipeline.source.engine_options import _ENTRY_NAMES, _OBJECT_NAMES, ENTRY_COLUMNS, OBJECT_COLUMNS
 
-GUIDE = Path(__file__).resolve().parents[3] / "docs" / "guides" / "spark-engine.md"
+GUIDE = Path(__file__).resolve().parents[3] / "docs" / "how-to" / "spark-engine.md"
 BLOCK = re.compile(r"^```([^\n]*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 
 

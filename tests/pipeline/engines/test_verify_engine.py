@@ -16,17 +16,22 @@ from tests.pipeline.engines.table_flow import TableFlow
 
 import tidelog
 from tidelog.clock import ManualClock
-from tidelog.engine.cell import decode_cell
-from tidelog.engine.cell_blocks import Row
-from tidelog.engine.place import PackPlace, decode_place, decode_version, encode_version, position_of
-from tidelog.engine.raw_log import drop_raw_log
-from tidelog.engine.vacuum_rules import is_pointer
-from tidelog.pipeline.engine_jobs import verify as job
-from tidelog.pipeline.engine_jobs.compact import CompactEngineJob, CompactEngineOptions
-from tidelog.pipeline.engine_jobs.verify import verify_engine
-from tidelog.pipeline.engines.place import find_engine
-from tidelog.tier.keys import EngineKeys
-from tidelog.tier.metadata.bucket import BucketMetadataStore
+from tidelog.engine.cold.gc import drop_wal
+from tidelog.engine.mvcc.cells import decode_cell, is_pointer
+from tidelog.engine.sst.blob_file import (
+    BlobPointer,
+    decode_value_pointer,
+    decode_version,
+    encode_version,
+    position_of,
+)
+from tidelog.engine.sst.block import Row
+from tidelog.pipeline.address import find_engine
+from tidelog.pipeline.jobs.engine import verify as job
+from tidelog.pipeline.jobs.engine.compact import CompactEngineJob, CompactEngineOptions
+from tidelog.pipeline.jobs.engine.verify import verify_engine
+from tidelog.store.keys import EngineKeys
+from tidelog.store.metadata.bucket import BucketMetadataStore
 
 KEYS = EngineKeys()
 NO_SPARK: Any = None
@@ -44,9 +49,9 @@ def test_nothing_is_wrong_whatever_happened(tmp_path: Path, seed: int, monkeypat
             checkpoint_by_hand(objects)
         compact_by_hand(objects, keep_from=history.high_water_mark // 2 if seed % 2 else 0)
         if seed % 3:
-            drop_raw_log(objects, BucketMetadataStore(objects), KEYS, 1 << 62)
+            drop_wal(objects, BucketMetadataStore(objects), KEYS, 1 << 62)
         report = verify_engine(NO_SPARK, history.root, own_digest=history.node.engine.digest)
-        assert report.problems == ()
+        assert report.findings == ()
         assert report.digest == history.node.engine.digest(history.high_water_mark)
         assert report.is_good
     history.close()
@@ -59,14 +64,14 @@ def test_what_the_job_compacts_is_right(
     """Compactions on top of each other, another codec, the log dropped behind each, and by the owner before any."""
     work_without_spark(monkeypatch)
     history = EventfulEngine(tmp_path, seed)
-    options = CompactEngineOptions(large_bytes=1500, pack_bytes=8 << 10, rows_per_file=40, codec=codec)
+    options = CompactEngineOptions(large_bytes=1500, blob_file_bytes=8 << 10, rows_per_file=40, codec=codec)
     for _ in range(3):
         history.run(4)
         with history.root.open(read_only=False) as opened:
             CompactEngineJob(TableFlow(), opened, history.root.place, ManualClock(), options).run()
-        drop_raw_log(history.node.objects, BucketMetadataStore(history.node.objects), KEYS, 1 << 62)
+        drop_wal(history.node.objects, BucketMetadataStore(history.node.objects), KEYS, 1 << 62)
         report = verify_engine(NO_SPARK, history.root)
-        assert report.problems == ()
+        assert report.findings == ()
         assert report.digest == history.node.engine.digest(history.high_water_mark)
     history.close()
 
@@ -83,41 +88,46 @@ def with_value(rows: list[Row], number: int, value: bytes) -> list[Row]:
 
 
 def packed(rows: list[Row]) -> list[int]:
-    """The rows of the version index whose bodies are in packs."""
-    return [at for at, (_, value) in enumerate(rows) if isinstance(decode_version(value)[1], PackPlace)]
+    """The rows of the version index whose values are in blob files."""
+    return [at for at, (_, value) in enumerate(rows) if isinstance(decode_version(value)[1], BlobPointer)]
 
 
 def swapped_versions(rows: list[Row]) -> list[Row]:
-    """Two versions tell the place of each other's body."""
+    """Two versions tell the place of each other's value."""
     one, other = packed(rows)[:2]
     (cell, place), (other_cell, other_place) = decode_version(rows[one][1]), decode_version(rows[other][1])
     changed = with_value(rows, one, encode_version(cell, other_place))
     return with_value(changed, other, encode_version(other_cell, place))
 
 
-def swapped_bodies(rows: list[Row]) -> list[Row]:
+def swapped_values(rows: list[Row]) -> list[Row]:
     """Two positions have each other's place."""
-    one, other = [at for at, (_, value) in enumerate(rows) if isinstance(decode_place(value), PackPlace)][:2]
+    one, other = [at for at, (_, value) in enumerate(rows) if isinstance(decode_value_pointer(value), BlobPointer)][:2]
     return with_value(with_value(rows, one, rows[other][1]), other, rows[one][1])
 
 
 def point_elsewhere(engine: StoredEngine) -> None:
-    """Both indexes agree on a place where another body is, and all checksums of all files are right."""
+    """Both indexes agree on a place where another value is, and all checksums of all files are right."""
     places: dict[int, bytes] = {}
 
-    def bodies(rows: list[Row]) -> list[Row]:
-        swapped = swapped_bodies(rows)
+    def values(rows: list[Row]) -> list[Row]:
+        swapped = swapped_values(rows)
         places.update((position_of(key), value) for key, value in swapped)
         return swapped
 
     def versions(rows: list[Row]) -> list[Row]:
         decoded = [(key, decode_version(value)[0]) for key, value in rows]
         return [
-            (key, encode_version(cell, decode_place(places[decode_cell(cell).position]) if is_pointer(cell) else None))
+            (
+                key,
+                encode_version(
+                    cell, decode_value_pointer(places[decode_cell(cell).position]) if is_pointer(cell) else None
+                ),
+            )
             for key, cell in decoded
         ]
 
-    engine.rewrite_index(bodies=bodies)
+    engine.rewrite_index(values=values)
     engine.rewrite_index(versions=versions)
 
 
@@ -136,7 +146,7 @@ def with_another_seq(rows: list[Row]) -> list[Row]:
 def lose_values(engine: StoredEngine) -> None:
     """The log was dropped for a compaction of which the manifest no longer tells."""
     engine.rewrite_manifest(checkpoints=engine.manifest.checkpoints[-1:])
-    assert drop_raw_log(engine.objects, engine.metadata, KEYS, 1 << 62).objects > 0
+    assert drop_wal(engine.objects, engine.metadata, KEYS, 1 << 62).objects > 0
     engine.rewrite_manifest(compacted=None)
 
 
@@ -145,8 +155,8 @@ DAMAGES: dict[str, tuple[Damage, str]] = {
     "log: flipped bit": (lambda one: one.flip(one.log_object(2)), "a checksum that does not match"),
     "log: truncated": (lambda one: one.cut(one.log_object(2)), "bytes, its descriptor says"),
     "log: missing": (lambda one: one.log_object(2).unlink(), "the object is missing (LSN"),
-    "log: gap": (lambda one: one.withdraw(2), "a gap: no object has the records before it (LSN"),
-    "log: overlap": (lambda one: one.overlap(), "an overlap: the object before it has these records too (LSN"),
+    "log: gap": (lambda one: one.withdraw(2), "a gap: no object has the range before it (LSN"),
+    "log: overlap": (lambda one: one.overlap(), "an overlap: the object before it has this range too (LSN"),
     "log: wrong checksum": (lambda one: one.rewrite_descriptor(2, checksum="crc32:00000000"), "its checksum is crc32:"),
     "log: wrong position": (
         lambda one: one.rewrite_descriptor(2, position=7),
@@ -168,24 +178,33 @@ DAMAGES: dict[str, tuple[Damage, str]] = {
         lambda one: one.rewrite_manifest(high_water_mark=one.manifest.high_water_mark + 1),
         "is complete with LSN",
     ),
-    "pack: flipped bit": (lambda one: one.flip(one.path(one.compaction.packs[0].key), 100), "has another checksum"),
-    "pack: flipped name": (
-        lambda one: one.flip(one.path(one.compaction.packs[0].key), 1),
-        "not the beginning of",
+    "blob file: flipped bit": (
+        lambda one: one.flip(one.path(one.compaction.blob_files[0].key), 100),
+        "checksum of the value at position",
     ),
-    "pack: truncated": (lambda one: one.cut(one.path(one.compaction.packs[0].key)), "bytes that the root says"),
-    "pack: missing": (lambda one: one.path(one.compaction.packs[0].key).unlink(), "packs/pack-0000000001"),
-    "data: flipped bit": (lambda one: one.flip(one.data_file()), "the checksum of the object's body does not match"),
+    "blob file: flipped name": (
+        lambda one: one.flip(one.path(one.compaction.blob_files[0].key), 1),
+        "not a blob file of version",
+    ),
+    "blob file: truncated": (
+        lambda one: one.cut(one.path(one.compaction.blob_files[0].key)),
+        "bytes that the root says",
+    ),
+    "blob file: missing": (
+        lambda one: one.path(one.compaction.blob_files[0].key).unlink(),
+        "blobs/blob-0000000001",
+    ),
+    "data: flipped bit": (lambda one: one.flip(one.data_file()), "the checksum of the object's value does not match"),
     "data: truncated": (lambda one: one.cut(one.data_file()), "has not the"),
     "data: missing": (lambda one: one.data_file().unlink(), "the data file of bucket-"),
     "index: flipped bit": (lambda one: one.flip(one.path(one.compaction.versions[0].key), 60), "versions-0000000001"),
-    "index: flipped head": (lambda one: one.flip(one.path(one.compaction.bodies[0].key), 2), "the bytes that its name"),
-    "index: missing": (lambda one: one.path(one.compaction.bodies[0].key).unlink(), "index/bodies-0000000001"),
+    "index: flipped head": (lambda one: one.flip(one.path(one.compaction.values[0].key), 2), "the digest in the name"),
+    "index: missing": (lambda one: one.path(one.compaction.values[0].key).unlink(), "index/values-0000000001"),
     "index: a version's wrong place": (lambda one: one.rewrite_index(versions=swapped_versions), "tell two places"),
     "index: a wrong place in both": (point_elsewhere, "where it is not"),
     "index: no version": (lambda one: one.rewrite_index(versions=without_one), "1 rows missing; the first: bucket-"),
-    "index: no body": (lambda one: one.rewrite_index(bodies=without_one), "is not in the body index"),
-    "root: flipped bit": (lambda one: one.flip(one.path(one.manifest.compacted.key)), "not the bytes that its name"),  # type: ignore[union-attr]
+    "index: no value": (lambda one: one.rewrite_index(values=without_one), "is not in the value index"),
+    "root: flipped bit": (lambda one: one.flip(one.path(one.manifest.compacted.key)), "the digest in the name"),  # type: ignore[union-attr]
     "root: forgotten": (lose_values, "values are neither in the log nor in compacted data; the first: bucket-"),
     "state: flipped bit": (lambda one: one.flip(one.path(one.manifest.checkpoints[0].key), 60), "checkpoint-"),
     "state: truncated": (lambda one: one.cut(one.path(one.manifest.checkpoints[0].key)), "and the manifest says"),
@@ -206,7 +225,7 @@ def test_damage_is_found(healthy: StoredEngine, tmp_path: Path, kind: str, monke
     damage, expected = DAMAGES[kind]
     damage(engine)
     report = verify_engine(NO_SPARK, engine.root)
-    told = [str(problem) for problem in report.problems]
+    told = [str(problem) for problem in report.findings]
     assert any(expected in problem for problem in told), told
     assert not report.is_good
     assert len(told) <= 3, told
@@ -216,11 +235,11 @@ def test_the_healthy_one_is_healthy(healthy: StoredEngine, monkeypatch: pytest.M
     """Nothing is wrong with what is damaged in the other tests, and everything was read."""
     work_without_spark(monkeypatch)
     report = verify_engine(NO_SPARK, healthy.root)
-    assert report.problems == ()
+    assert report.findings == ()
     assert report.compaction is not None
-    assert report.compaction.bodies == sum(part.rows for part in healthy.compaction.bodies)
+    assert report.compaction.values == sum(part.rows for part in healthy.compaction.values)
     assert [one.compared_with is not None for one in report.states] == [True] * len(report.states)
-    *states, newest = report.proofs
+    *states, newest = report.reconciliations
     assert all(proof.came_out is not None for proof in states)
     assert (newest.subject, newest.went_in.checksum) == (f"engine main at seq {report.seq}", f"digest:{report.digest}")
 
@@ -242,7 +261,7 @@ def test_digests_are_compared(healthy: StoredEngine, monkeypatch: pytest.MonkeyP
     assert right.digest is not None
     assert verify_engine(NO_SPARK, healthy.root, digest=right.digest, own_digest=lambda _: right.digest).is_good
     wrong = verify_engine(NO_SPARK, healthy.root, digest="00", own_digest=lambda _: "11")
-    assert [right.digest in str(problem) for problem in wrong.problems] == [True, True]
+    assert [right.digest in str(problem) for problem in wrong.findings] == [True, True]
     silent = verify_engine(NO_SPARK, healthy.root, own_digest=lambda _: None)
     assert silent.is_good
     assert any("could not be asked" in note for note in silent.notes)
@@ -258,14 +277,14 @@ def test_what_changes_meanwhile_is_no_problem(
 
     def drop_first(spark: object, function: Callable[[Any], Any], items: Sequence[Any], **_: int) -> Iterator[Any]:
         if items and not dropped:
-            dropped.append(drop_raw_log(engine.objects, engine.metadata, KEYS, 1 << 62).objects)
+            dropped.append(drop_wal(engine.objects, engine.metadata, KEYS, 1 << 62).objects)
         return work_here(spark, function, items)
 
     monkeypatch.setattr(job, "run_on_workers", drop_first)
     engine.rewrite_manifest(checkpoints=engine.manifest.checkpoints[-1:])
     report = verify_engine(NO_SPARK, engine.root)
     assert dropped != [0]
-    assert report.problems == ()
+    assert report.findings == ()
 
 
 def test_spark_does_the_same(healthy: StoredEngine, tmp_path: Path, spark: SparkSession) -> None:
@@ -273,9 +292,9 @@ def test_spark_does_the_same(healthy: StoredEngine, tmp_path: Path, spark: Spark
     engine = healthy.copied(tmp_path / "store")
     lose_values(engine)
     engine.rewrite_manifest(compacted=healthy.manifest.compacted)
-    for kind in (kinds := ("pack: missing", "data: flipped bit", "state: a row is missing")):
+    for kind in (kinds := ("blob file: missing", "data: flipped bit", "state: a row is missing")):
         DAMAGES[kind][0](engine)
-    told = [str(problem) for problem in verify_engine(spark, engine.root).problems]
+    told = [str(problem) for problem in verify_engine(spark, engine.root).findings]
     for kind in kinds:
         assert any(DAMAGES[kind][1] in problem for problem in told), told
     assert len(told) == len(kinds)

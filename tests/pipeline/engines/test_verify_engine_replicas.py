@@ -13,13 +13,13 @@ from tests.pipeline.engines.computing import work_here, work_without_spark
 from tests.pipeline.engines.damaged import StoredEngine
 from tests.pipeline.engines.eventful import SETTINGS, EventfulEngine
 
-from tidelog.engine.raw_log import drop_raw_log
-from tidelog.pipeline.engine_jobs import verify_replicas
-from tidelog.pipeline.engine_jobs.verify import verify_engine
-from tidelog.pipeline.engines.place import find_engine
-from tidelog.tier.metadata.bucket import BucketMetadataStore
-from tidelog.tier.store_settings import StoreSettings
-from tidelog.tier.stores import open_store
+from tidelog.engine.cold.gc import drop_wal
+from tidelog.pipeline.address import find_engine
+from tidelog.pipeline.jobs.engine import verify_replicas
+from tidelog.pipeline.jobs.engine.verify import verify_engine
+from tidelog.store.metadata.bucket import BucketMetadataStore
+from tidelog.store.settings import StoreSettings
+from tidelog.store.urls import open_store
 
 NO_SPARK: Any = None
 
@@ -54,12 +54,12 @@ def test_what_an_engine_replicates_is_the_same(tmp_path: Path, monkeypatch: pyte
             node.ship_all()
             node.engine.create_checkpoint()
             compact_by_hand(origin)
-            drop_raw_log(origin, BucketMetadataStore(origin), KEYS, 1 << 62)
+            drop_wal(origin, BucketMetadataStore(origin), KEYS, 1 << 62)
             node.apply(10)
             node.ship_all()
             node.shipping.replicate()
             report = verify_engine(NO_SPARK, find_engine(stores[0].as_uri()), replicas=[stores[1].as_uri()])
-            assert report.problems == ()
+            assert report.findings == ()
             assert report.replicas[0].lag_bytes == 0
 
 
@@ -68,11 +68,11 @@ def test_what_is_wrong_is_named(healthy: StoredEngine, tmp_path: Path, monkeypat
     work_without_spark(monkeypatch)
     copy = healthy.copied(tmp_path / "copy")
     copy.flip(copy.log_object(1))
-    copy.path(copy.compaction.packs[0].key).unlink()
+    copy.path(copy.compaction.blob_files[0].key).unlink()
     copy.cut(copy.data_file())
     copy.path(KEYS.objects_prefix + "data-900-910-e1.tlog").write_bytes(b"left over")
     report = verify_engine(NO_SPARK, healthy.root, replicas=[copy.store.as_uri()])
-    told = [str(problem) for problem in report.problems]
+    told = [str(problem) for problem in report.findings]
     assert len(told) == 3
     assert all(copy.store.as_uri() in problem for problem in told)
     for reason in (
@@ -92,7 +92,7 @@ def test_one_that_follows_is_no_problem(tmp_path: Path, monkeypatch: pytest.Monk
     copy = StoredEngine(history.store).copied(tmp_path / "copy")
     history.run(2)
     report = verify_engine(NO_SPARK, history.root, replicas=[copy.store.as_uri()])
-    assert report.problems == ()
+    assert report.findings == ()
     assert report.replicas[0].lag_bytes > 0
     assert any("follows: it is at seq" in note for note in report.notes)
     history.close()
@@ -109,13 +109,13 @@ def test_one_that_changes_meanwhile_is_compared_again(
     def drop_first(spark: object, function: Callable[[Any], Any], items: Sequence[Any], **_: int) -> Iterator[Any]:
         if not dropped:
             copy.rewrite_manifest(checkpoints=copy.manifest.checkpoints[-1:])
-            dropped.append(drop_raw_log(copy.objects, copy.metadata, KEYS, 1 << 62).objects)
+            dropped.append(drop_wal(copy.objects, copy.metadata, KEYS, 1 << 62).objects)
         return work_here(spark, function, items)
 
     monkeypatch.setattr(verify_replicas, "run_on_workers", drop_first)
     report = verify_engine(NO_SPARK, healthy.root, replicas=[copy.store.as_uri()])
     assert dropped != [0]
-    assert report.problems == ()
+    assert report.findings == ()
 
 
 def test_one_that_went_on_is_told(healthy: StoredEngine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -125,5 +125,5 @@ def test_one_that_went_on_is_told(healthy: StoredEngine, tmp_path: Path, monkeyp
     copy.rewrite_manifest(epoch=copy.manifest.epoch + 1)
     (tmp_path / "empty").mkdir()
     urls = [copy.store.as_uri(), (tmp_path / "empty").as_uri()]
-    told = [str(one) for one in verify_engine(NO_SPARK, healthy.root, replicas=urls).problems]
+    told = [str(one) for one in verify_engine(NO_SPARK, healthy.root, replicas=urls).findings]
     assert ["somebody went on with it" in told[0], "there is no engine called main" in told[1]] == [True, True]

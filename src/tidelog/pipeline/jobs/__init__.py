@@ -1,5 +1,10 @@
-"""The jobs: everything bulk that is done with topics, on one machine or on a cluster, each with a proof at its end.
+"""The jobs: bulk operations on topics and engines, on one machine or on a cluster, each with a proof at its end.
 
-One module a job. What they share is in `job.py` (progress, reports, sessions), `proof.py` (sums of what went in and
-came out) and, a level above, `work.py` (work that is spread over workers).
+One module per job. They share `job.py` (progress, proofs, reports, sessions), `tally.py` (counts and sums of input and
+output) and, a level above, `work.py` (work that is spread over workers).
 """
+
+from __future__ import annotations
+
+
+# The jobs that Spark runs over an engine's log in its store, each a function of a session and an `EngineRoot`.

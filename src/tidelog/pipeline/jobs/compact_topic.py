@@ -1,36 +1,208 @@
-"""The compaction of one topic, round by round, as the driver sees it. Spark is what `build` and `find_superseded` use.
+"""The job `compact`: merges small objects into large ones, and removes superseded messages of keyed topics.
+
+    small objects    neighbours are merged, frame by frame, up to a size                           every topic
+    by key           messages superseded by a later one of their key are removed, offsets stay     topics that opt in
+
+Workers read, check, write and read back; the driver compares and commits the rewrite to the catalog. It holds no claim,
+so it runs beside the owners of the topics; `cold/rewrite_commit.py` explains why that is safe.
 
 Invariants
-- A round is one generation: planned, built by workers, checked, switched. A job that is killed loses the round that it
-  was in, and the next run begins by finishing a switch that was begun.
-- What went in and what came out are summed up by the workers and compared here once more, before anything is switched.
-- While workers build, somebody says from time to time that it is still being worked on.
+- At every moment every offset can be read: with its message, or as removed if a newer one of its key is published.
+- After a kill at any point, the next run continues: a commit that had begun is finished, an unfinished build is
+  repeated.
+- A topic that cannot be compacted is a problem in the report; the others are compacted. A few topics are processed
+  concurrently.
 """
 
 from __future__ import annotations
 
 import contextlib
 import threading
+import time
+from array import array
+from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from queue import SimpleQueue
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
 
-from tidelog.clock import Clock
-from tidelog.errors import CorruptionError, DataError, TidelogError
-from tidelog.pipeline.jobs.compact_build import BuildDone, BuildWork
-from tidelog.pipeline.jobs.compact_keys import SupersededOffsets
-from tidelog.pipeline.jobs.proof import Proof, Tally, side_of, total
-from tidelog.pipeline.part import ColdPlace
-from tidelog.tier import owner as documents
-from tidelog.tier.catalog import Catalog
-from tidelog.tier.descriptor import Codec, Descriptor
-from tidelog.tier.object_store import ObjectStore
-from tidelog.tier.replacement import Replacement
-from tidelog.tier.replacement_build import Built, FramesTally
-from tidelog.tier.replacement_cleanup import DEFAULT_GRACE_SECONDS, CleanupReport, apply_cleanup, plan_cleanup
-from tidelog.tier.replacement_plan import DEFAULT_TARGET_BYTES, Planned, Run, plan_merges, plan_rewrites
-from tidelog.tier.replacement_switch import Replacing, begin, finish
-from tidelog.topics.producer_state import ProducersSnapshot
+from tidelog.clock import Clock, SystemClock
+from tidelog.cold.catalog import Catalog, Codec, Descriptor
+from tidelog.cold.gc import DEFAULT_GRACE_SECONDS, Collector, ReplacedObjects, Report
+from tidelog.cold.rewrite import (
+    DEFAULT_TARGET_BYTES,
+    Built,
+    FramesTally,
+    Planned,
+    RemovedOffsets,
+    Rewrite,
+    Run,
+    plan_merges,
+    plan_rewrites,
+)
+from tidelog.cold.rewrite_commit import RewriteCommit, begin, finish
+from tidelog.errors import CorruptionError, DataError, InputError, TidelogError
+from tidelog.findings import Finding
+from tidelog.log.transactions import Transactions
+from tidelog.pipeline.address import Root
+from tidelog.pipeline.jobs.compact_topic_tasks import (
+    BuildDone,
+    BuildWork,
+    TransactionsFound,
+    TransactionsWork,
+    build_run,
+    find_transactions,
+)
+from tidelog.pipeline.jobs.job import (
+    JobReport,
+    OnProgress,
+    Progress,
+    Reconciliation,
+    Totals,
+    ignore_progress,
+    logged,
+    sum_text,
+    told_in_our_words,
+    total,
+)
+from tidelog.pipeline.jobs.tally import cataloged_topics, chosen_logs, notes_on, read_rows, store_of
+from tidelog.pipeline.location import TopicLocation
+from tidelog.pipeline.work import run_on_workers
+from tidelog.store.document import decode_json
+from tidelog.store.metadata.base import MetadataStore
+from tidelog.store.object_store import ObjectStore
+from tidelog.topics.producer.dedup import AnchoredSnapshot
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+
+# Finds the superseded messages of a topic: Spark finds the newest of every key, the driver keeps one bit per message.
+#
+# Invariants
+# - Only published messages count, both as superseded and as superseding: a message that is on the owner's disk alone
+#   may be lost with it. The same is true of the control records that end transactions.
+# - Messages of aborted transactions supersede nothing, and stay. From the last stable offset on nothing counts.
+# - Messages without a key are never superseded. A null or empty value is a tombstone: it supersedes like any other
+#   message, and is removed itself when it is old enough and no other message of its key is left.
+# - A message that is younger than the topic's `min_compaction_lag_seconds` stays, superseded or not.
+# - A bit that is set stays valid after later appends, removals and compactions.
+
+
+_WORD_BITS = 64
+_LOOK_BYTES = 64 << 20
+_GONE = """
+    (offset < newest AND timestamp <= timestamp_micros({superseded_until_us}))
+    OR (offset = newest AND offset = oldest AND is_tombstone AND timestamp < timestamp_micros({before_us}))
+"""
+
+
+class SupersededOffsets:
+    """The offsets whose message is to go, as words of 64 bits, where any bit is set."""
+
+    def __init__(self, words: array[int], bits: array[int]) -> None:
+        """`words` are numbers of words (offset / 64), in order; `bits` are those of each."""
+        self._words = words
+        self._bits = bits
+
+    def between(self, start: int, stop: int) -> RemovedOffsets:
+        """Those of a range of offsets, and no others."""
+        first = start // _WORD_BITS
+        dense = array("Q", bytes(8 * (-(-stop // _WORD_BITS) - first)))
+        low = bisect_left(self._words, first)
+        for index in range(low, bisect_left(self._words, first + len(dense))):
+            dense[self._words[index] - first] = self._bits[index]
+        number = int.from_bytes(dense.tobytes(), "little")
+        number &= ((1 << (stop - start)) - 1) << (start - first * _WORD_BITS)
+        return RemovedOffsets(first * _WORD_BITS, number.to_bytes(8 * len(dense), "little"))
+
+    def count(self, start: int, stop: int) -> int:
+        """How many there are in a range."""
+        return int.from_bytes(self.between(start, stop).bits, "little").bit_count() if start < stop else 0
+
+    def without(self, offset: int) -> SupersededOffsets:
+        """The same, but for one offset."""
+        index = bisect_left(self._words, offset // _WORD_BITS)
+        bits = array("Q", self._bits)
+        if index < len(bits) and self._words[index] == offset // _WORD_BITS:
+            bits[index] &= ~(1 << offset % _WORD_BITS)
+        return SupersededOffsets(self._words, bits)
+
+
+def superseded_offsets(
+    spark: SparkSession,
+    root: Root,
+    topic: str,
+    start: int,
+    stop: int,
+    tombstones_before_us: int,
+    superseded_until_us: int,
+) -> SupersededOffsets:
+    """Looks at all messages of a topic from `start` up to `stop` (exclusive), which is as far as it is published."""
+    if start >= stop:
+        return SupersededOffsets(array("Q"), array("Q"))
+    rows = read_rows(spark, root, {topic: (start, stop)}, columns="key,value,offset,timestamp")
+    with told_in_our_words(f"looking for what is superseded in {topic}"):
+        found = _words(rows, tombstones_before_us, superseded_until_us).toArrow().sort_by("word")
+    words, bits = array("Q"), array("Q")
+    for chunk in found.to_batches():
+        words.extend(chunk.column("word").to_pylist())
+        bits.extend(number % (1 << _WORD_BITS) for number in chunk.column("bits").to_pylist())
+    return SupersededOffsets(words, bits)
+
+
+def stable_end(found: Iterable[TransactionsFound], end: int) -> int:
+    """The last stable offset of what is published, of what workers have found in all of it."""
+    known = Transactions()
+    for one in sorted(found, key=lambda one: one.start_offset):
+        for producer_id in one.ended:
+            known.end(producer_id, one.start_offset, is_commit=True)
+        for opened in one.open:
+            known.add(opened.producer_id, opened.epoch, opened.first_offset, opened.last_offset)
+    return known.last_stable_offset(end)
+
+
+def transaction_works(place: TopicLocation, topic: str, descriptors: Iterable[Descriptor]) -> list[TransactionsWork]:
+    """Neighbours together, as many as are a task worth its start."""
+    works: list[list[Descriptor]] = []
+    size = 0
+    for descriptor in descriptors:
+        if not works or size + descriptor.size > _LOOK_BYTES:
+            works.append([])
+            size = 0
+        works[-1].append(descriptor)
+        size += descriptor.size
+    return [TransactionsWork(place=place, topic=topic, descriptors=tuple(some)) for some in works]
+
+
+def _words(rows: DataFrame, tombstones_before_us: int, superseded_until_us: int) -> DataFrame:
+    """One row for each word that has a bit."""
+    from pyspark.sql import Window
+    from pyspark.sql import functions as sql
+
+    key = Window.partitionBy("key")
+    marked = rows.where("key IS NOT NULL").select(
+        "offset",
+        "timestamp",
+        sql.expr("coalesce(length(value), 0) = 0").alias("is_tombstone"),
+        sql.max("offset").over(key).alias("newest"),
+        sql.min("offset").over(key).alias("oldest"),
+    )
+    gone = marked.where(_GONE.format(before_us=tombstones_before_us, superseded_until_us=superseded_until_us))
+    word, bits = sql.expr("shiftright(offset, 6)"), sql.expr("bit_or(shiftleft(1L, CAST(offset & 63 AS INT)))")
+    return gone.groupBy(word.alias("word")).agg(bits.alias("bits"))
+
+
+# The compaction of one topic, round by round, as the driver runs it. Only `build` and `find_superseded` use Spark.
+#
+# Invariants
+# - A round is one generation: planned, built by workers, checked, committed. A killed job loses its current round, and
+#   the next run begins by finishing a commit that had begun.
+# - The workers sum up the input and the output, and the driver compares both once more before it commits.
+# - While workers build, the driver periodically records that the work is still in progress.
+
 
 _RENEW_SECONDS = 20.0
 _RUNS_AT_ONCE = 64
@@ -72,7 +244,7 @@ class TopicCompaction:
     def __init__(
         self,
         topic: str,
-        place: ColdPlace,
+        place: TopicLocation,
         catalog: Catalog,
         objects: ObjectStore,
         options: CompactOptions,
@@ -87,11 +259,11 @@ class TopicCompaction:
         self._clock = clock
         self._build = build
         self._superseded: SupersededOffsets | None = None
-        self._went_in: list[Tally] = []
-        self._came_out: list[Tally] = []
+        self._went_in: list[Totals] = []
+        self._came_out: list[Totals] = []
         self._replaced: list[Run] = []
         self._made: list[Built] = []
-        self._cleanup = CleanupReport()
+        self._removed = Report()
         self._superseded_messages = 0
 
     def run(self, superseded: SupersededOffsets | None) -> None:
@@ -105,18 +277,25 @@ class TopicCompaction:
             self._superseded = None
         self._rounds(self._plan_merges, None)
         if not self._options.is_dry_run:
-            plan = plan_cleanup(self._catalog, self._clock.now_us(), self._options.grace_seconds)
-            self._cleanup = apply_cleanup(plan, self._catalog, self._objects)
+            collector = Collector(
+                *(self._catalog, self._objects, self._clock.now_us()),
+                grace_seconds=self._options.grace_seconds,
+                rules=[ReplacedObjects],
+            )
+            self._removed = collector.apply(collector.plan())
 
     def _without_anchor(self, superseded: SupersededOffsets) -> SupersededOffsets:
         """A snapshot of the producers is believed by the message before its offset: that one stays."""
-        key = self._catalog.keys.producers
-        entry = self._catalog.metadata.get(key)
-        try:
-            snapshot = None if entry is None else documents.decode(entry.value, key, ProducersSnapshot)
-        except DataError:
-            snapshot = None  # nobody believes it
-        return superseded if snapshot is None else superseded.without(max(0, snapshot.as_of_offset - 1))
+        keys = self._catalog.keys
+        for key in (keys.producers, keys.kafka_producers):
+            entry = self._catalog.metadata.get(key)
+            try:
+                snapshot = None if entry is None else decode_json(entry.value, key, AnchoredSnapshot)
+            except DataError:
+                continue  # it is not trusted
+            if snapshot is not None:
+                superseded = superseded.without(max(0, snapshot.as_of_offset - 1))
+        return superseded
 
     # Planning
 
@@ -154,7 +333,7 @@ class TopicCompaction:
             if planned.runs and self._options.is_dry_run:
                 self._replaced += [run for run in planned.runs if not self._is_counted(run)]
             elif planned.runs:
-                # Once more, now that nobody else compacts: what was planned before may have been replaced.
+                # Again, now that no other run compacts: what was planned before may have been replaced.
                 work = begin(self._catalog, self._objects, self._clock, take_over=self._options.take_over)
                 with work.abandoned_on_error():
                     planned = plan(from_offset)
@@ -166,7 +345,7 @@ class TopicCompaction:
         """Whether some of it is to be replaced already: by the time of this run it would be another object."""
         return any(one.start_offset < run.next_offset and run.start_offset < one.next_offset for one in self._replaced)
 
-    def _round(self, work: Replacing, runs: Sequence[Run], codec: Codec | None) -> None:
+    def _round(self, work: RewriteCommit, runs: Sequence[Run], codec: Codec | None) -> None:
         works = [self._work(work.generation, run, codec) for run in runs]
         with _kept_alive(work):
             built = {one.start_offset: one.built for one in self._build(works) if one.built is not None}
@@ -174,7 +353,7 @@ class TopicCompaction:
         for run, one in done:
             _check(run, one)
         if done:
-            made = [Replacement(descriptor=one.descriptor, replaced=run.replaced) for run, one in done]
+            made = [Rewrite(descriptor=one.descriptor, replaced=run.replaced) for run, one in done]
             switched = {one.descriptor.start_offset for one in work.switch(made)}
             for run, one in done:
                 if run.start_offset in switched:
@@ -197,7 +376,7 @@ class TopicCompaction:
         self._went_in.append(_tally(run, built.went_in))
         self._came_out.append(_tally(run, built.came_out))
 
-    # What is told
+    # Reporting
 
     def result(self) -> CompactedTopic:
         """What was done, or what would be."""
@@ -210,27 +389,27 @@ class TopicCompaction:
             new_bytes=sum(one.descriptor.size for one in self._made),
             superseded_messages=self._superseded_messages,
             removed_messages=sum(one.removed for one in self._made),
-            deleted_objects=len(self._cleanup.objects),
-            deleted_bytes=self._cleanup.bytes,
+            deleted_objects=len(self._removed.objects),
+            deleted_bytes=self._removed.bytes,
         )
 
-    def proof(self) -> Proof | None:
+    def proof(self) -> Reconciliation | None:
         """What went into the new objects and what came out of them; None where none were made."""
         if not self._made:
             return None
-        return Proof(subject=self.topic, went_in=side_of(total(self._went_in)), came_out=side_of(total(self._came_out)))
+        return Reconciliation(subject=self.topic, went_in=total(self._went_in), came_out=total(self._came_out))
 
     def notes(self) -> Iterator[str]:
-        for key, why in self._cleanup.skipped:
-            yield f"{self.topic}: kept {key}: {why}"
+        for one in self._removed.kept:
+            yield f"{self.topic}: kept {one.key}: {one.why}"
 
 
-def _tally(run: Run, found: FramesTally) -> Tally:
-    return Tally(
+def _tally(run: Run, found: FramesTally) -> Totals:
+    return Totals(
         messages=found.messages,
         first_offset=run.start_offset,
         last_offset=run.next_offset - 1,
-        digest=found.digest,
+        checksum=sum_text("frames", found.digest),
     )
 
 
@@ -239,7 +418,7 @@ def _check(run: Run, built: Built) -> None:
     made = built.descriptor
     if (made.start_offset, made.next_offset) != (run.start_offset, run.next_offset) or built.went_in != built.came_out:
         raise CorruptionError(
-            f"the new object does not have the messages {run.start_offset} to {run.next_offset - 1}",
+            f"the new object lacks messages of {run.start_offset} to {run.next_offset - 1}",
             path=made.object_id,
             byte=0,
             operation="compact",
@@ -248,8 +427,8 @@ def _check(run: Run, built: Built) -> None:
 
 
 @contextlib.contextmanager
-def _kept_alive(work: Replacing) -> Iterator[None]:
-    """Says that the work goes on, while it does. Who was taken over finds out when it wants to switch."""
+def _kept_alive(work: RewriteCommit) -> Iterator[None]:
+    """Periodically records that work is in progress. A job that was taken over finds out when it tries to commit."""
     is_over = threading.Event()
 
     def renew() -> None:
@@ -264,3 +443,172 @@ def _kept_alive(work: Replacing) -> Iterator[None]:
     finally:
         is_over.set()
         thread.join()
+
+
+_WITHOUT_STORE = "Compaction needs a store: this directory has none"
+_TOPICS_AT_ONCE = 4
+# Infinity is a valid setting, but not a number of microseconds.
+_FOR_EVER_SECONDS = 10**10
+_LAST_TIME_US = 253_402_300_799_999_999  # the end of the year 9999
+__all__ = ["CompactOptions", "CompactReport", "CompactedTopic", "compact"]
+
+
+class _News(NamedTuple):
+    """What the threads tell: objects that are planned, objects that are made, the end of a topic."""
+
+    planned: int = 0
+    done: int = 0
+    is_end: bool = False
+
+
+class CompactReport(JobReport, frozen=True, kw_only=True):
+    """What became of every topic; of a dry run, what would."""
+
+    topics: tuple[CompactedTopic, ...] = ()
+    is_dry_run: bool = False
+
+
+@logged
+def compact(
+    spark: SparkSession,
+    root: Root,
+    topics: Sequence[str] | None = None,
+    options: CompactOptions | None = None,
+    *,
+    on_progress: OnProgress = ignore_progress,
+    clock: Clock | None = None,
+) -> CompactReport:
+    """Compacts these topics, all by default; by key those that are marked so, or all of them if the options say so."""
+    began, options = time.monotonic(), options or CompactOptions()
+    _check_arguments(options)
+    with root.open() as log:
+        place = store_of(root, log, _WITHOUT_STORE)
+        names = chosen_logs(log, cataloged_topics(log), topics, root.location)
+    with place.open_stores() as (objects, metadata):
+        job = _Job(spark, root, place, objects, metadata, options, clock or SystemClock(), on_progress)
+        job.compact_all(names)
+    return job.report(notes_on(names, root.location), time.monotonic() - began)
+
+
+class _Job:
+    """All topics, some at once: what one of them is planned and switched, workers build for others."""
+
+    def __init__(
+        self,
+        spark: SparkSession,
+        root: Root,
+        place: TopicLocation,
+        objects: ObjectStore,
+        metadata: MetadataStore,
+        options: CompactOptions,
+        clock: Clock,
+        on_progress: OnProgress,
+    ) -> None:
+        self._spark = spark
+        self._root = root
+        self._place = place
+        self._objects = objects
+        self._metadata = metadata
+        self._options = options
+        self._clock = clock
+        self._on_progress = on_progress
+        self._done: list[TopicCompaction] = []
+        self._problems: list[Finding] = []
+        self._news: SimpleQueue[_News] = SimpleQueue()
+
+    def compact_all(self, topics: Sequence[str]) -> None:
+        """Returns when all are done. Progress is reported from the calling thread."""
+        pool = ThreadPoolExecutor(_TOPICS_AT_ONCE, "tidelog-compact")
+        try:
+            running = [pool.submit(self._compact, topic) for topic in topics]
+            for future in running:
+                future.add_done_callback(lambda _: self._news.put(_News(is_end=True)))
+            self._tell(len(running))
+            for future in running:
+                future.result()
+        finally:
+            pool.shutdown(wait=False, cancel_futures=True)
+
+    def _tell(self, topics: int) -> None:
+        done = total = 0
+        while topics:
+            news = self._news.get()
+            topics -= news.is_end
+            done, total = done + news.done, total + news.planned
+            if total and not news.is_end:
+                self._on_progress(Progress("compacting", done, total))
+
+    def _compact(self, topic: str) -> None:
+        catalog = Catalog(self._metadata, self._place.keys(topic))
+        try:
+            options = msgspec.structs.replace(self._options, by_key=self._is_by_key(catalog))
+            compaction = TopicCompaction(
+                *(topic, self._place, catalog, self._objects, options, self._clock),
+                self._build,
+            )
+            compaction.run(self._superseded(topic, catalog) if options.by_key else None)
+        except TidelogError as error:
+            self._problems.append(Finding(subject=topic, message=str(error)))
+        else:
+            self._done.append(compaction)
+
+    def _is_by_key(self, catalog: Catalog) -> bool:
+        """What is asked for; else what the topic is marked as, by itself or by its directory."""
+        if self._options.by_key is not None:
+            return self._options.by_key
+        return bool(self._setting(catalog, "compaction") == "by_key")
+
+    def _setting(self, catalog: Catalog, name: str) -> Any:
+        """The topic's own, else that of its directory."""
+        found = catalog.settings_document().read()
+        own = {} if found is None else found.value
+        return own[name] if name in own else getattr(self._root.load().tier, name)
+
+    def _superseded(self, topic: str, catalog: Catalog) -> SupersededOffsets:
+        now_us = self._clock.now_us()
+        kept_seconds = min(self._options.tombstone_seconds, _FOR_EVER_SECONDS)
+        before_us = now_us - int(kept_seconds * 1_000_000)
+        lag_seconds = min(self._setting(catalog, "min_compaction_lag_seconds"), _FOR_EVER_SECONDS)
+        # Without a lag a message is superseded whatever its time, that of the future included.
+        until_us = now_us - int(lag_seconds * 1_000_000) if lag_seconds else _LAST_TIME_US
+        start, end = catalog.start_offset(), self._stable_end(topic, catalog)
+        return superseded_offsets(self._spark, self._root, topic, start, end, before_us, until_us)
+
+    def _stable_end(self, topic: str, catalog: Catalog) -> int:
+        """Objects are read only where Kafka's clients have written: their snapshot comes before their messages."""
+        end = catalog.next_offset()
+        if catalog.metadata.get(catalog.keys.kafka_producers) is None:
+            return end
+        works = transaction_works(self._place, topic, catalog.walk(catalog.start_offset()))
+        return stable_end(run_on_workers(self._spark, find_transactions, works), end)
+
+    def _build(self, works: Sequence[BuildWork]) -> Iterator[BuildDone]:
+        self._news.put(_News(planned=len(works)))
+        for done in run_on_workers(self._spark, build_run, works):
+            self._news.put(_News(done=1))
+            yield done
+
+    def report(self, notes: Iterable[str], seconds: float) -> CompactReport:
+        return CompactReport(
+            job="compact",
+            topics=tuple(one.result() for one in self._sorted()),
+            is_dry_run=self._options.is_dry_run,
+            reconciliations=tuple(proof for one in self._sorted() if (proof := one.proof()) is not None),
+            findings=tuple(sorted(self._problems, key=lambda one: one.subject)),
+            notes=(*notes, *self._notes()),
+            seconds=round(seconds, 3),
+        )
+
+    def _notes(self) -> Iterator[str]:
+        for one in self._sorted():
+            yield from one.notes()
+
+    def _sorted(self) -> list[TopicCompaction]:
+        return sorted(self._done, key=lambda one: one.topic)
+
+
+def _check_arguments(options: CompactOptions) -> None:
+    if not 0 < options.min_dirty_ratio <= 1:
+        raise InputError(f"min_dirty_ratio must be above 0 and at most 1, not {options.min_dirty_ratio}")
+    if not (options.tombstone_seconds >= 0 and options.grace_seconds >= 0):
+        raise InputError("tombstone_seconds and grace_seconds must be 0 or more")

@@ -1,22 +1,116 @@
-"""What every job has: progress, and a report that ends in a proof.
+"""What every job has: progress, reconciliations, a report, and the translation of Spark's errors.
 
 Invariants
-- A job is a function of a session, a root and plain arguments, and returns its report. It prints nothing; how far it is
-  is told to `on_progress`, always from the thread that called it.
-- A job that is killed is run again with the same arguments, and ends as if it had run once.
+- A job is a function of a session, a root and plain arguments, and returns its report. It prints nothing; it reports
+  progress to `on_progress`, always from the calling thread.
+- A killed job is rerun with the same arguments, and ends as if it had run once.
 - A report has everything that is shown on a terminal, so `--json` shows the same.
 """
 
 from __future__ import annotations
 
+import functools
+import logging
+import operator
+import re
+import time
 from collections.abc import Callable, Iterable, Iterator
-from typing import NamedTuple, TypeVar
+from contextlib import contextmanager
+from typing import NamedTuple, ParamSpec, TypeVar
 
 import msgspec
 
-from tidelog.pipeline.jobs.proof import Proof
+from tidelog import errors
+from tidelog.errors import InputError, TidelogError
+from tidelog.events import tell, turn_on_output
+from tidelog.findings import Finding
+from tidelog.pipeline.work import error_with_text
 
+# Reconciliations: the input and the output of a job, as numbers that anyone can recompute.
+#
+# Invariants
+# - A checksum is a sum over messages modulo 2**64, of a mix of each message: it is the same for any split and any
+#   order, so workers sum up their parts and the driver adds those. It detects loss, duplication and change; it is not a
+#   signature.
+# - The prefix of `checksum` says what was summed up: `frames` (offset and payload of whole frames), `rows` (offset,
+#   key, value and time of messages), `xxhash64` (the same, by a Spark function) or another. Two kinds are never equal.
+# - Totals without messages have no offsets.
+
+
+_MODULUS = 1 << 64
+
+
+def sum_text(kind: str, digest: int) -> str:
+    """A sum as text, with what was summed up."""
+    return f"{kind}:{digest % _MODULUS:016x}"
+
+
+class Totals(msgspec.Struct, frozen=True, kw_only=True):
+    """How many messages there are, the first and the last offset of them, and their sum.
+
+    `unit` says what was counted, if not messages.
+    """
+
+    messages: int = 0
+    first_offset: int | None = None
+    last_offset: int | None = None
+    checksum: str = sum_text("frames", 0)
+    unit: str = "messages"
+
+    def __add__(self, other: Totals) -> Totals:
+        kind, _, digest = self.checksum.partition(":")
+        other_kind, _, other_digest = other.checksum.partition(":")
+        if kind != other_kind:
+            raise InputError(f"sums over {kind} and over {other_kind} cannot be added")
+        firsts = [one.first_offset for one in (self, other) if one.first_offset is not None]
+        lasts = [one.last_offset for one in (self, other) if one.last_offset is not None]
+        return Totals(
+            messages=self.messages + other.messages,
+            first_offset=min(firsts, default=None),
+            last_offset=max(lasts, default=None),
+            checksum=f"{kind}:{(int(digest, 16) + int(other_digest, 16)) % _MODULUS:016x}",
+            unit=self.unit,
+        )
+
+    def __str__(self) -> str:
+        offsets = "" if self.first_offset is None else f"offsets {self.first_offset} to {self.last_offset}, "
+        return f"{self.messages:,} {self.unit}, {offsets}{self.checksum}"
+
+
+NO_FRAMES = Totals()
+NO_ROWS = Totals(checksum=sum_text("rows", 0))
+
+
+def total(parts: Iterable[Totals], start: Totals = NO_FRAMES) -> Totals:
+    """The number of all requests."""
+    return functools.reduce(operator.add, parts, start)
+
+
+class Reconciliation(msgspec.Struct, frozen=True, kw_only=True):
+    """What a job read of something and what it made of it. `came_out` is absent where a job only reads."""
+
+    subject: str
+    went_in: Totals
+    came_out: Totals | None = None
+
+    @property
+    def holds(self) -> bool:
+        """Whether both are the same."""
+        return self.came_out is None or self.came_out == self.went_in
+
+    def __str__(self) -> str:
+        if self.came_out is None:
+            return f"{self.subject}: {self.went_in}"
+        verdict = "equal" if self.holds else "NOT EQUAL"
+        return f"{self.subject}: in {self.went_in}; out {self.came_out}; {verdict}"
+
+
+OPEN_TRANSACTION_SECONDS = 60.0
+"""How long a job that copies messages waits for the end of a transaction: what it passes over it never copies."""
+
+_logger = logging.getLogger("tidelog.pipeline")
 Result = TypeVar("Result")
+Arguments = ParamSpec("Arguments")
 
 
 class Progress(NamedTuple):
@@ -31,43 +125,134 @@ OnProgress = Callable[[Progress], None]
 
 
 def ignore_progress(progress: Progress) -> None:
-    """For whoever does not want to know."""
+    """For callers that do not want progress."""
 
 
 def counted_progress(results: Iterable[Result], step: str, total: int, on_progress: OnProgress) -> Iterator[Result]:
-    """The results as they come; each of them is told as one more that is done."""
+    """Yields the results as they come, and reports each as one more that is done."""
     on_progress(Progress(step, 0, total))
     for done, result in enumerate(results, 1):
         yield result
         on_progress(Progress(step, done, total))
 
 
-class Problem(msgspec.Struct, frozen=True, kw_only=True):
-    """Something that a job found wrong: where, what, and which offsets it concerns where that is known."""
-
-    topic: str
-    reason: str
-    place: str | None = None
-    first_offset: int | None = None
-    last_offset: int | None = None
-
-    def __str__(self) -> str:
-        where = self.topic if self.place is None else f"{self.topic}: {self.place}"
-        if self.first_offset is None:
-            return f"{where}: {self.reason}"
-        return f"{where}: {self.reason} (offsets {self.first_offset} to {self.last_offset})"
-
-
 class JobReport(msgspec.Struct, frozen=True, kw_only=True):
     """What a job did. Those of the jobs derive from it and add what is theirs."""
 
     job: str
-    proofs: tuple[Proof, ...] = ()
-    problems: tuple[Problem, ...] = ()
+    reconciliations: tuple[Reconciliation, ...] = ()
+    findings: tuple[Finding, ...] = ()
     notes: tuple[str, ...] = ()
     seconds: float = 0.0
 
     @property
+    def ok(self) -> bool:
+        """Nothing is wrong, and everything that came out is what went in."""
+        return not self.findings and all(one.holds for one in self.reconciliations)
+
+    @property
     def is_good(self) -> bool:
-        """Nothing is wrong, and every proof holds."""
-        return not self.problems and all(proof.holds for proof in self.proofs)
+        """The same as `ok`."""
+        return self.ok
+
+
+def logged(work: Callable[Arguments, Result]) -> Callable[Arguments, Result]:
+    """A job that tells its begin and its end as events, under the name of its function."""
+
+    @functools.wraps(work)
+    def run(*arguments: Arguments.args, **named: Arguments.kwargs) -> Result:
+        turn_on_output()
+        root = next((one.location for one in (*arguments, *named.values()) if hasattr(one, "location")), None)
+        begin = time.monotonic()
+        tell(_logger, "job_started", job=work.__name__, root=root)
+        try:
+            result = work(*arguments, **named)
+        except BaseException as error:
+            outcome = {"outcome": "failed", "error": type(error).__name__}
+            tell(_logger, "job_ended", job=work.__name__, root=root, **outcome, seconds=time.monotonic() - begin)
+            raise
+        problems = _problems(result)
+        tell(
+            _logger,
+            "job_ended",
+            job=work.__name__,
+            root=root,
+            outcome="problems" if problems else "done",
+            problems=problems,
+            seconds=time.monotonic() - begin,
+        )
+        return result
+
+    return run
+
+
+def _problems(result: object) -> int:
+    """How many findings a job's report has, alone or after its plan."""
+    reports = [one for one in (result if isinstance(result, tuple) else (result,)) if isinstance(one, JobReport)]
+    return sum(len(one.findings) + sum(not each.holds for each in one.reconciliations) for one in reports)
+
+
+# Translates Spark's errors into ours: a mistake in SQL, unreadable files, data that does not fit, or an error raised by
+# one of our tasks.
+
+
+# How the traceback of a task ends.
+_RAISED = re.compile(r"tidelog\.errors\.(\w+): ([^\n]+)")
+# What Spark says of values that cannot be what they are taken for (the class 22 of SQL's states, data exceptions), and
+# of files that it cannot read (KD001).
+_DATA = re.compile(r"\[[A-Z][A-Z_.]+\] ((?:(?!SQLSTATE: ).)+) SQLSTATE: (?:22|KD001)", re.DOTALL)
+# Errors without a Python class are reported with the Java class in front.
+_FROM_JAVA = re.compile(r"An error occurred while calling [^\n]*\n: (?:[\w.$]+: )*([^\n]+)")
+
+
+@contextmanager
+def told_in_our_words(what: str) -> Iterator[None]:
+    """Turns what Spark raises in the body into the error that a task raised, or into InputError if the input is wrong.
+
+    Anything else stays what it is.
+    """
+    from py4j.protocol import Py4JJavaError
+    from pyspark.errors import AnalysisException, ParseException, PySparkException
+
+    try:
+        yield
+    except (AnalysisException, ParseException) as error:
+        raise _ours(error) or InputError(f"{what}: {_first_line(error)}", hint="Check the SQL") from error
+    except (PySparkException, Py4JJavaError) as error:
+        ours = _ours(error)
+        if ours is None:
+            raise
+        raise ours from error
+
+
+@contextmanager
+def told_as_bad_input(what: str, hint: str) -> Iterator[None]:
+    """Turns what Spark raises in the body into InputError: only Spark runs there, on what the user named."""
+    from py4j.protocol import Py4JJavaError
+    from pyspark.errors import PySparkException
+
+    try:
+        yield
+    except (PySparkException, Py4JJavaError) as error:
+        raise InputError(f"{what}: {_first_line(error)}", hint=hint) from error
+
+
+def _ours(error: Exception) -> TidelogError | None:
+    wrong = _DATA.search(str(error))
+    if wrong is not None:
+        return InputError(f"the data does not fit: {_one_line(wrong[1])}")
+    found = _RAISED.search(str(error))
+    kind = None if found is None else getattr(errors, found[1], None)
+    if found is None or not (isinstance(kind, type) and issubclass(kind, TidelogError)):
+        return None
+    return error_with_text(kind, found[2])
+
+
+def _first_line(error: Exception) -> str:
+    text = str(error).strip()
+    from_java = _FROM_JAVA.match(text)
+    return text.partition("\n")[0] if from_java is None else from_java[1]
+
+
+def _one_line(text: str) -> str:
+    return " ".join(text.split())

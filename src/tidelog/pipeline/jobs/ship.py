@@ -1,17 +1,17 @@
-"""The job `ship`: brings what is on a disk to the store, many topics at a time, sent by Spark's workers.
+"""The job `ship`: ships the backlog of many topics from the local disk to the store, with uploads by Spark's workers.
 
 The driver owns the directory and its topics while it runs; a claim cannot be shared, so the driver plans and publishes,
-in the order of offsets, and workers read, check and send the bytes. Of a topic one object is under way at a time: what
-lies in a store beyond the catalog's end and has something behind it is the sign of a lost catalog
-(`tier/older_catalog.py`), and a killed job must not leave it. So the work is spread over topics.
+in the order of offsets, and workers read, check and upload the bytes. Each topic has one upload in progress at a time:
+an object in a store beyond the catalog's end that has another one after it is the sign of a lost catalog
+(`cold/stale_catalog.py`), and a killed job must not leave one. So the work is parallel over topics.
 
 Invariants
-- Beside a live owner nothing is done: it ships by itself, and the error says so. Topics that another node owns, or that
-  were sealed for their next owner, are left alone.
+- The job does nothing beside a live owner: the owner ships by itself, and the error says so. Topics that another node
+  owns, or that were sealed for their next owner, are left alone.
 - An object is published after it was read back and its frames were found to be those of the files.
-- Killed anywhere: what is published is published, the rest is on the disk. At most one object a topic is left over,
-  which `gc` removes.
-- One topic that fails does not keep the others from being shipped.
+- After a kill at any point, published objects stay published and the rest is on the disk. At most one object per topic
+  is left over, which `gc` removes.
+- A topic that fails does not keep the others from being shipped.
 """
 
 from __future__ import annotations
@@ -19,28 +19,192 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import msgspec
 
-from tidelog.errors import ConflictError, InputError, LockedError, NotFoundError, NotSupportedError, TidelogError
-from tidelog.pipeline.jobs.job import JobReport, OnProgress, Problem, Progress, ignore_progress
-from tidelog.pipeline.jobs.proof import Proof, Tally, side_of, total
-from tidelog.pipeline.jobs.ship_object import send_object, work_of
-from tidelog.pipeline.open_topics import cold_place
-from tidelog.pipeline.part import ColdPlace
-from tidelog.pipeline.root import Root
+from tidelog.cold.catalog import Descriptor
+from tidelog.cold.settings import TierSettings
+from tidelog.cold.upload import Piece, Uploaded, UploadPlan, upload_of
+from tidelog.errors import (
+    ConflictError,
+    DataError,
+    InputError,
+    LockedError,
+    NotFoundError,
+    NotSupportedError,
+    TidelogError,
+)
+from tidelog.findings import Finding
+from tidelog.log.binding import BoundFiles
+from tidelog.log.segment import FileScanner
+from tidelog.pipeline.address import Root
+from tidelog.pipeline.ingest import opened_log
+from tidelog.pipeline.jobs.job import (
+    JobReport,
+    OnProgress,
+    Progress,
+    Reconciliation,
+    Totals,
+    ignore_progress,
+    logged,
+    total,
+)
+from tidelog.pipeline.jobs.tally import chosen_logs, tally_frames
+from tidelog.pipeline.jobs.verify import ObjectWork, TopicObject, check_topic_object
+from tidelog.pipeline.location import TopicLocation
 from tidelog.pipeline.work import run_on_workers
-from tidelog.tier.shipment import Shipment
-from tidelog.tier.upload import Uploaded
+from tidelog.store.keys import parse_object_id
+from tidelog.store.object_store import ObjectInfo
+from tidelog.topics.message import TIMESTAMP_FIELD
 from tidelog.topics.names import parse_topic_name
 from tidelog.wiring import open_directory
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-    from tidelog.tier.tiered_log import TieredLog
-    from tidelog.topics.storage import LogDirectory
+    from tidelog.cold.tiered_log import TieredLog
+    from tidelog.topics.directory import LogDirectory
+
+
+# Executor task of `ship`: uploads the frames of one object from the files, and reads the object back.
+#
+# Invariants
+# - Every frame is checked before it is uploaded (`cold/upload.py`), and again in what the store returns.
+# - It publishes nothing: the object becomes part of the topic when the driver, which has the claim, publishes it.
+# - A repeated task uploads the same object: its name and its bytes are determined by the files.
+
+
+_READ_BYTES = 4 << 20
+
+
+class FileRun(msgspec.Struct, frozen=True):
+    """Frames in one file, as `cold/upload.py` has them."""
+
+    seq: int
+    path: str
+    byte: int
+    end_byte: int
+    first_offset: int
+    next_offset: int
+
+
+class SendWork(msgspec.Struct, frozen=True, kw_only=True):
+    """An object to send: which frames, and as what."""
+
+    topic: str
+    place: TopicLocation
+    key: str
+    runs: tuple[FileRun, ...]
+    settings: TierSettings
+    log_id: str
+
+
+class Sent(msgspec.Struct, frozen=True, kw_only=True):
+    """An object that is in the store: what the driver has to know to publish it, and what went in and came out."""
+
+    info: ObjectInfo
+    checksum: str
+    offset_index: tuple[tuple[int, int], ...]
+    first_time_us: int | None
+    last_time_us: int | None
+    largest_bytes: int | msgspec.UnsetType = msgspec.UNSET
+    went_in: Totals
+    came_out: Totals
+
+    @property
+    def uploaded(self) -> Uploaded:
+        """As the shipper knows it."""
+        times = self.first_time_us, self.last_time_us
+        return Uploaded(self.info, self.checksum, self.offset_index, *times, self.largest_bytes)
+
+
+def work_of(
+    topic: str, place: TopicLocation, key: str, shipment: UploadPlan, settings: TierSettings, log_id: str
+) -> SendWork:
+    """A shipment as it goes to a worker."""
+    runs = tuple(
+        FileRun(one.seq, str(one.path), one.byte, one.end_byte, one.first_offset, one.next_offset)
+        for one in shipment.pieces
+    )
+    return SendWork(topic=topic, place=place, key=key, runs=runs, settings=settings, log_id=log_id)
+
+
+def send_object(work: SendWork) -> Sent:
+    """Runs on a worker, which must see the files under the same path."""
+    gone = next((run.path for run in work.runs if not Path(run.path).exists()), None)
+    if gone is not None:
+        raise InputError(
+            f"a worker does not see {gone}",
+            operation="ship",
+            hint="The directory must be at the same path on every worker; one that is here alone: --master local[*]",
+        )
+    shipment = UploadPlan(tuple(Piece(**{**msgspec.structs.asdict(run), "path": Path(run.path)}) for run in work.runs))
+    went_in = _tally(shipment)
+    uploaded = upload_of(BoundFiles(), shipment, work.log_id, work.settings, TIMESTAMP_FIELD).send(
+        work.place.objects, work.key
+    )
+    found = _read_back(work, shipment, uploaded)
+    return Sent(
+        info=uploaded.info,
+        checksum=uploaded.checksum,
+        offset_index=uploaded.offset_index,
+        first_time_us=uploaded.first_time_us,
+        last_time_us=uploaded.last_time_us,
+        largest_bytes=uploaded.largest_bytes,
+        went_in=went_in,
+        came_out=found.totals,
+    )
+
+
+def _tally(shipment: UploadPlan) -> Totals:
+    """The frames as they are in the files."""
+    tally = Totals()
+    for piece in shipment.pieces:
+        file = BoundFiles().open(piece.path)
+        try:
+            scanner = FileScanner(file, piece.byte, piece.first_offset, _READ_BYTES)
+            while scanner.position < piece.end_byte and (frames := scanner.read(piece.end_byte)) is not None:
+                tally += tally_frames(frames)
+        finally:
+            file.close()
+    return tally
+
+
+def _read_back(work: SendWork, shipment: UploadPlan, uploaded: Uploaded) -> TopicObject:
+    """Every frame of the object, and that it is as it is going to be described; DataError when it is not."""
+    found = check_topic_object(
+        ObjectWork(topic=work.topic, place=work.place, descriptor=_descriptor(work, shipment, uploaded))
+    )
+    if found.is_gone or found.findings:
+        what = "it is gone" if found.is_gone else str(found.findings[0])
+        raise DataError(f"{work.key} differs from what was uploaded: {what}", operation="ship")
+    return found
+
+
+def _descriptor(work: SendWork, shipment: UploadPlan, uploaded: Uploaded) -> Descriptor:
+    name = parse_object_id(work.key.rpartition("/")[2])
+    assert name is not None, "the driver has named it"
+    return Descriptor(
+        object_id=str(name),
+        start_offset=name.start,
+        end_offset=name.end,
+        first_time_us=uploaded.first_time_us,
+        last_time_us=uploaded.last_time_us,
+        reached_time_us=uploaded.last_time_us,
+        size=uploaded.info.size,
+        raw_size=shipment.raw_bytes,
+        etag=uploaded.info.etag,
+        checksum=uploaded.checksum,
+        codec=work.settings.ship_compression,
+        epoch=name.epoch,
+        created_us=0,
+        log_id=work.log_id,
+        offset_index=uploaded.offset_index,
+        largest_bytes=uploaded.largest_bytes,
+    )
+
 
 _TOPICS_AT_ONCE = 32
 _LOOK_SECONDS = 0.2
@@ -62,13 +226,14 @@ class ShipReport(JobReport, frozen=True, kw_only=True):
     topics: tuple[ShippedTopic, ...] = ()
 
 
+@logged
 def ship(
     spark: SparkSession, root: Root, topics: Sequence[str] | None = None, on_progress: OnProgress = ignore_progress
 ) -> ShipReport:
     """Ships everything that is on the disk of these topics, of all by default."""
     began = time.monotonic()
     with _taken(root) as log:
-        place = cold_place(root, log)
+        place = root.place
         if place is None:
             raise NotSupportedError("this log directory has no store", path=log.root, hint="Open it with one first")
         names, notes = _chosen(log, topics)
@@ -79,8 +244,8 @@ def ship(
     return ShipReport(
         job="ship",
         topics=done,
-        proofs=proofs,
-        problems=tuple(problems),
+        reconciliations=proofs,
+        findings=tuple(problems),
         notes=tuple(notes),
         seconds=round(time.monotonic() - began, 3),
     )
@@ -90,7 +255,7 @@ def _taken(root: Root) -> LogDirectory:
     """The directory, owned by this process; nothing runs in it but this job."""
     if root.directory is None:
         raise InputError(
-            "a store alone has nothing to ship", hint="Name the log directory whose files are to be shipped"
+            "a store has no local files to ship", hint="Name the log directory whose files are to be shipped"
         )
     if not root.directory.is_dir():
         raise NotFoundError("there is no log directory", path=root.directory, hint="Check --root")
@@ -100,7 +265,7 @@ def _taken(root: Root) -> LogDirectory:
         raise LockedError(
             "another process has this directory open, and ships it by itself",
             path=root.directory,
-            hint="Let it, or stop it first",
+            hint="Wait for it, or stop it first",
         ) from error
 
 
@@ -109,42 +274,40 @@ def _taken(root: Root) -> LogDirectory:
 
 def _chosen(log: LogDirectory, topics: Sequence[str] | None) -> tuple[list[str], list[str]]:
     """Those that are this directory's, and what is said about the others."""
-    known = log.topics()
-    for name in topics or ():
-        if str(parse_topic_name(name)) not in known:
-            raise NotFoundError(f"there is no topic {name}", path=log.root, hint="`tidelog topic list` shows them")
+    known = chosen_logs(log, log.topics(), topics or None, str(log.root))
+    for name in known if topics else ():
         if (why := _why_not_ours(log, name)) is not None:
             raise ConflictError(why, hint="Ship it where it is owned")
     if topics:
-        return list(dict.fromkeys(topics)), []
+        return known, []
     reasons = {name: _why_not_ours(log, name) for name in known if (log.root / name).is_dir()}
     ours = [name for name, why in reasons.items() if why is None]
     return ours, [f"left out: {why}" for why in reasons.values() if why is not None]
 
 
 def _why_not_ours(log: LogDirectory, name: str) -> str | None:
-    """Opening a topic claims it, and fences whoever owned it. That must not happen by accident."""
-    assert log.tier is not None, "there is a store"
+    """Opening a topic claims it and fences its previous owner. That must not happen by accident."""
+    assert log._tier is not None, "there is a store"
     parsed = parse_topic_name(name)
-    catalog = log.tier.catalog(parsed.namespace, parsed.name)
+    catalog = log._tier.catalog(parsed.namespace, parsed.name)
     found, marker = catalog.owner(), catalog.sealed()
     if found is None:
         return None
     if marker is not None and marker.sealed and marker.epoch == found[0].epoch:
-        return f"{name} is sealed, for whoever opens it next"
-    return None if found[0].node == log.info.node else f"{found[0].node} owns {name}"
+        return f"{name} is sealed for its next owner"
+    return None if found[0].node == log._info.node else f"{found[0].node} owns {name}"
 
 
 # Shipping them
 
 
 class _Shipping:
-    """One topic on its way. The shipper of the topic does everything as always, but for the sending."""
+    """One topic being shipped. The shipper of the topic does everything as always, except for the upload."""
 
-    def __init__(self, spark: SparkSession, place: ColdPlace, log: LogDirectory, name: str) -> None:
+    def __init__(self, spark: SparkSession, place: TopicLocation, log: LogDirectory, name: str) -> None:
         self.name = name
-        self.went_in: list[Tally] = []
-        self.came_out: list[Tally] = []
+        self.went_in: list[Totals] = []
+        self.came_out: list[Totals] = []
         self.done_bytes = 0
         self._spark = spark
         self._place = place
@@ -156,8 +319,8 @@ class _Shipping:
 
     def open(self) -> int:
         """Claims the topic; returns about how many bytes there are to ship. Live topics keep nothing to ship."""
-        topic = self._log.topic(self.name)
-        self._tiered = topic.tiered
+        topic = opened_log(self._log, parse_topic_name(self.name))
+        self._tiered = topic._tiered
         if self._tiered is None:
             return 0
         self._tiered.shipper.send = self._send
@@ -171,7 +334,7 @@ class _Shipping:
             finally:
                 self._messages = self._tiered.shipped_offset - before
 
-    def _send(self, shipment: Shipment, key: str) -> Uploaded:
+    def _send(self, shipment: UploadPlan, key: str) -> Uploaded:
         assert self._tiered is not None, "an open topic ships"
         settings = self._tiered.settings
         log_id = self._tiered.owned.ownership.owner.log_id
@@ -184,9 +347,9 @@ class _Shipping:
         self._sent_bytes += sent.info.size
         return sent.uploaded
 
-    def proof(self) -> Proof:
+    def proof(self) -> Reconciliation:
         went_in, came_out = total(self.went_in), total(self.came_out)
-        return Proof(subject=self.name, went_in=side_of(went_in), came_out=side_of(came_out))
+        return Reconciliation(subject=self.name, went_in=went_in, came_out=came_out)
 
     def result(self) -> ShippedTopic:
         return ShippedTopic(
@@ -198,8 +361,8 @@ class _Shipping:
         )
 
 
-def _ship_all(shippings: Sequence[_Shipping], on_progress: OnProgress) -> list[Problem]:
-    problems: list[Problem] = []
+def _ship_all(shippings: Sequence[_Shipping], on_progress: OnProgress) -> list[Finding]:
+    problems: list[Finding] = []
     total_bytes, opened = 0, []
     for done, one in enumerate(shippings):
         on_progress(Progress("opening topics", done, len(shippings)))
@@ -207,11 +370,11 @@ def _ship_all(shippings: Sequence[_Shipping], on_progress: OnProgress) -> list[P
             total_bytes += one.open()
             opened.append(one)
         except TidelogError as error:
-            problems.append(Problem(topic=one.name, reason=str(error)))
+            problems.append(Finding(subject=one.name, message=str(error)))
     return [*problems, *_run_all(opened, total_bytes, on_progress)]
 
 
-def _run_all(shippings: Sequence[_Shipping], total_bytes: int, on_progress: OnProgress) -> Iterator[Problem]:
+def _run_all(shippings: Sequence[_Shipping], total_bytes: int, on_progress: OnProgress) -> Iterator[Finding]:
     pool = ThreadPoolExecutor(_TOPICS_AT_ONCE, thread_name_prefix="tidelog-ship")
     try:
         names = {pool.submit(one.run): one.name for one in shippings}
@@ -224,9 +387,9 @@ def _run_all(shippings: Sequence[_Shipping], total_bytes: int, on_progress: OnPr
         pool.shutdown(wait=True, cancel_futures=True)
 
 
-def _problems_of(done: set[Future[None]], names: dict[Future[None], str]) -> Iterator[Problem]:
+def _problems_of(done: set[Future[None]], names: dict[Future[None], str]) -> Iterator[Finding]:
     for future in done:
         try:
             future.result()
         except TidelogError as error:
-            yield Problem(topic=names[future], reason=str(error))
+            yield Finding(subject=names[future], message=str(error))

@@ -34,25 +34,25 @@ class Step(NamedTuple):
 
 
 STEPS = {
-    "before write": Step("tidelog.pipeline.sink", "stage_rows", False),
-    "in write": Step("tidelog.tier.intake_part", "PartWriter.write", True),
-    "before a part is published": Step("tidelog.tier.intake_part", "PartWriter.__exit__", False),
-    "after write": Step("tidelog.pipeline.sink", "stage_rows", True),
-    "before commit": Step("tidelog.pipeline.sink", "TopicStreamWriter.commit", False),
-    "before the swap": Step("tidelog.tier.intake_area", "IntakeArea._manifested", True),
-    "after the swap": Step("tidelog.tier.intake_area", "IntakeArea.commit", True),
-    "before take-in": Step("tidelog.tier.intake_taker", "IntakeTaker._take", False),
-    "placed": Step("tidelog.tier.intake_taker", "IntakeTaker._place", True),
+    "before write": Step("tidelog.pipeline.sink.sink", "stage_rows", False),
+    "in write": Step("tidelog.staging.area", "PartWriter.write", True),
+    "before a part is published": Step("tidelog.staging.area", "PartWriter.__exit__", False),
+    "after write": Step("tidelog.pipeline.sink.sink", "stage_rows", True),
+    "before commit": Step("tidelog.pipeline.sink.sink", "TopicStreamWriter.commit", False),
+    "before the swap": Step("tidelog.staging.area", "StagingArea._manifested", True),
+    "after the swap": Step("tidelog.staging.area", "StagingArea.commit", True),
+    "before take-in": Step("tidelog.staging.ingest", "Ingester._take", False),
+    "placed": Step("tidelog.staging.ingest", "Ingester._place", True),
     "in take-in": Step("tidelog.log.log", "Log.append_held", True),
-    "appended": Step("tidelog.tier.intake_taker", "IntakeTaker._finish", False),
-    "taken": Step("tidelog.tier.intake_taker", "IntakeTaker._finish", True),
+    "appended": Step("tidelog.staging.ingest", "Ingester._finish", False),
+    "taken": Step("tidelog.staging.ingest", "Ingester._finish", True),
     "shipped": Step("tidelog.topics.topic", "Topic.ship", True),
     "sealed": Step("tidelog.topics.topic", "Topic.seal", True),
-    "after commit": Step("tidelog.pipeline.sink", "TopicStreamWriter.commit", True),
+    "after commit": Step("tidelog.pipeline.sink.sink", "TopicStreamWriter.commit", True),
 }
 # So that taking in has several steps even for a few rows.
 _ROWS_AT_ONCE = 7
-_WATCHED = {"tidelog.tier.intake_rows", *(step.module for step in STEPS.values())}
+_WATCHED = {"tidelog.staging.rows", *(step.module for step in STEPS.values())}
 
 
 def kill_all() -> None:
@@ -122,7 +122,7 @@ def _watch(module: ModuleType) -> None:
             *owners, last = path.split(".")
             owner = functools.reduce(getattr, owners, module)
             setattr(owner, last, _watched(getattr(owner, last), step, is_after))
-    if module.__name__ == "tidelog.tier.intake_rows":
+    if module.__name__ == "tidelog.staging.rows":
         module._ROWS_AT_ONCE = _ROWS_AT_ONCE  # type: ignore[attr-defined]
 
 

@@ -1,0 +1,1 @@
+"""`tidelog demo`: the whole product in a minute."""

@@ -1,0 +1,1 @@
+"""`tidelog engine`: one module per kind of command."""

@@ -1,0 +1,244 @@
+"""What the engine commands have in common: locating the engine, opening it, and reporting errors.
+
+Invariants
+- A read-only command claims nothing in the store: the owner of the engine is not disturbed.
+- Nothing is created where there is no engine, except by the commands that create one.
+- Errors that the library words for programs are reworded for the command line.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import os
+import shlex
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Annotated, Any, get_type_hints
+
+import typer
+
+from tidelog.cli.session import Session, command, run_reporting
+from tidelog.clock import SystemClock
+from tidelog.cold.catalog import Catalog
+from tidelog.config import EngineConfig, load_engine_config
+from tidelog.engine.cold.reader import ColdReader
+from tidelog.engine.core import Core
+from tidelog.engine.directory import ENGINE_FILE, EngineDirectory, refuse_other_metadata, remembered
+from tidelog.engine.engine import Engine
+from tidelog.engine.recovery.checkpoint import refuse_half_restored
+from tidelog.engine_wiring import open_engine_at
+from tidelog.errors import (
+    ConfigError,
+    CorruptionError,
+    DataError,
+    FencedError,
+    GapError,
+    HeldError,
+    LockedError,
+    NotFoundError,
+    RetryError,
+    TidelogError,
+)
+from tidelog.files import Files, LocalFiles, explained
+from tidelog.store.keys import EngineKeys
+from tidelog.store.metadata.base import MetadataStore
+from tidelog.store.metadata.open import open_metadata_store
+from tidelog.store.object_store import ObjectStore
+from tidelog.store.urls import open_store
+
+DEFAULT_DIRECTORY = "engine"
+EngineDirectoryOption = Annotated[
+    Path | None,
+    typer.Option(
+        "--dir",
+        "-d",
+        metavar="DIR",
+        readable=False,
+        help="The engine's directory [default: TIDELOG_DIR, the settings, ./engine].",
+    ),
+]
+PlaceArgument = Annotated[
+    Path | None, typer.Argument(metavar="DIR", help="The engine's directory; the same as --dir.", readable=False)
+]
+SeqOption = Annotated[
+    int | None, typer.Option("--seq", "-s", metavar="N", min=0, help="As it was at this seq [default: now].")
+]
+TakeOverOption = Annotated[
+    bool, typer.Option("--take-over", help="Even if another node has the engine open; that node is fenced.")
+]
+LOCKED_HINT = (
+    "Close it there, or wait; `tidelog engine status`, `tidelog engine dump-wal`, `tidelog engine dump-page` and "
+    "`tidelog engine verify --read-only` work meanwhile"
+)
+
+_GAP_HINT = "Is it the right store, and is all of it there? `tidelog engine verify` says what is missing"
+
+
+def engine_command(
+    group: typer.Typer, name: str, work: Callable[..., None], *, takes_place: bool = False, is_hidden: bool = False
+) -> None:
+    """Registers a command about an engine; with `takes_place` its directory may also be an argument."""
+    own = list(inspect.signature(work).parameters.values())
+    place = inspect.Parameter("place", inspect.Parameter.KEYWORD_ONLY, default=None, annotation=PlaceArgument)
+    parameters = [*own, place] if takes_place else own
+
+    @functools.wraps(work)
+    def run(session: Session, place: Path | None = None, **arguments: Any) -> None:
+        here = session if place is None else replace(session, directory=place)
+        code = run_reporting(lambda: _told(work, here, arguments), here)
+        if code:
+            raise typer.Exit(code)
+
+    hints = get_type_hints(work, include_extras=True)
+    run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    run.__annotations__ = {**hints, "place": PlaceArgument} if takes_place else hints
+    command(group, name, EngineDirectoryOption, is_hidden=is_hidden)(run)
+
+
+def _told(work: Callable[..., None], session: Session, arguments: dict[str, Any]) -> None:
+    try:
+        work(session, **arguments)
+    except HeldError:
+        raise
+    except LockedError as error:
+        raise RetryError(error.message, path=error.path, hint=LOCKED_HINT) from error
+    except CorruptionError as error:
+        if not error.path or not error.path.is_relative_to(engine_root(session)):
+            raise
+        hint = f"`tidelog engine verify` lists all damage; {restore_hint(session)} makes a new copy from the store"
+        raise DataError(error.message, operation=error.operation, path=error.path, hint=hint) from error
+    except GapError as error:
+        raise DataError(error.message, path=error.path, hint=_GAP_HINT) from error
+    except FencedError as error:
+        hint = f"Use the directory that owns it now; {restore_hint(session)} makes a new copy from the store"
+        raise RetryError(error.message, path=error.path, hint=hint) from error
+
+
+def restore_hint(session: Session) -> str:
+    """The command that makes a new copy of this engine."""
+    try:
+        store = described(session, engine_root(session)).store or "URL"
+    except TidelogError:
+        store = "URL"  # what the directory remembers is damaged too
+    return f"`tidelog engine restore --dir NEW_DIR --store {shlex.quote(store)}`"
+
+
+def engine_config(session: Session) -> EngineConfig:
+    """The settings of the engine, from the file, the variables and the options."""
+    directory = None if session.directory is None else str(session.directory)
+    named = {"dir": directory, "store": session.store, "metadata": session.metadata}
+    return load_engine_config(session.config, os.environ, named)
+
+
+def engine_root(session: Session) -> Path:
+    """The engine's directory, there or not."""
+    return Path(os.path.abspath(engine_config(session).dir or DEFAULT_DIRECTORY))
+
+
+def find_engine(session: Session) -> Path:
+    """The engine's directory; NotFoundError where there is no engine, InputError where a restore was cut off."""
+    root = engine_root(session)
+    with explained("open engine", root):
+        if not (root / ENGINE_FILE).exists() and not (root / "wal").is_dir():
+            refuse_half_restored(LocalFiles(), root)
+            raise NotFoundError(
+                f"there is no engine in {root}",
+                hint="Name its directory with --dir; `tidelog engine apply` begins one, `tidelog engine restore` "
+                "brings one back from its store",
+            )
+        refuse_half_restored(LocalFiles(), root)
+    return root
+
+
+def described(session: Session, root: Path) -> EngineDirectory:
+    """What the directory says about itself, with what was named if it knows no store."""
+    config = engine_config(session)
+    named = config.store or config.storage_engine.store_url
+    known = remembered(LocalFiles(), root) or EngineDirectory(node="")
+    if known.store is not None and named not in (None, known.store):
+        raise ConfigError(
+            f"this engine is shipped to {known.store}, not to {named}", path=root, hint="Leave --store out"
+        )
+    metadata, metadata_root = config.storage_engine.metadata, config.storage_engine.metadata_root
+    if known.store is not None:
+        refuse_other_metadata(root, known, metadata, metadata_root)
+        return known
+    if named is None and metadata is not None:
+        raise ConfigError("metadata is named without a store", hint="Give --store too, or leave --metadata out")
+    return known.placed(named, metadata, metadata_root)
+
+
+def open_objects(session: Session, url: str) -> ObjectStore:
+    """The store of an engine."""
+    return open_store(url, engine_config(session).object_store)
+
+
+def open_metadata(session: Session, info: EngineDirectory, objects: ObjectStore) -> MetadataStore:
+    """The catalog of an engine, for reading."""
+    settings = engine_config(session).metadata_store
+    return open_metadata_store(info.metadata, objects, read_only=True, settings=settings)
+
+
+def keys_of(info: EngineDirectory) -> EngineKeys:
+    """Where the engine is in its store."""
+    return info.keys
+
+
+@contextmanager
+def changing(session: Session, *, take_over: bool, creates: bool = False) -> Iterator[Engine]:
+    """The engine, open and with its store claimed; nothing runs beside the command but its heartbeat."""
+    root = engine_root(session) if creates else find_engine(session)
+    with open_engine_at(root, engine_config(session), runs_in_background=False, take_over=take_over) as engine:
+        yield engine
+
+
+@contextmanager
+def reading(session: Session) -> Iterator[Engine]:
+    """The engine for looking at it: recovered, values of the store within reach, nothing claimed."""
+    root = find_engine(session)
+    info = described(session, root)
+    with opened_core(session, root) as core, cold_reading(session, core, info) as reader:
+        engine = Engine(core, reader, runs_in_background=False)
+        try:
+            yield engine
+        finally:
+            engine.close(checkpoint=False)  # nothing was changed that would be worth one
+
+
+@contextmanager
+def opened_core(session: Session, root: Path, files: Files | None = None) -> Iterator[Core]:
+    """The hot half. It is closed without a checkpoint: nothing was changed that would be worth one."""
+    core = Core.open(root, engine_config(session).storage_engine, files or LocalFiles(), SystemClock())
+    try:
+        yield core
+    finally:
+        core.close()
+
+
+@contextmanager
+def cold_reading(session: Session, core: Core, info: EngineDirectory) -> Iterator[Any]:
+    """What reads values from the store; None where there is none."""
+    if info.store is None:
+        yield None
+        return
+    settings = core.settings
+    objects = open_objects(session, info.store)
+    replicas = [open_objects(session, url) for url in settings.replicas]
+    with open_metadata(session, info, objects) as metadata:
+        reader = ColdReader(Catalog(metadata, keys_of(info)), objects, settings.cold_cache_bytes, lambda: replicas)
+        try:
+            yield reader
+        finally:
+            reader.close()
+
+
+def require_store(engine: Engine, session: Session) -> None:
+    """ConfigError for an engine that is on this disk alone."""
+    if engine._upkeep.cold is None:
+        raise ConfigError(
+            f"the engine in {engine_root(session)} has no store",
+            hint="Name one: --store s3://bucket/prefix; the directory remembers it",
+        )

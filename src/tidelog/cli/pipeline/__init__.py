@@ -1,0 +1,1 @@
+"""`tidelog pipeline`: the Spark jobs, one module per kind."""

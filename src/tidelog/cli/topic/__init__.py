@@ -1,0 +1,1 @@
+"""`tidelog topic`: one module per kind of command."""

@@ -1,0 +1,380 @@
+"""The change feed of an engine: what was applied, entry by entry, from the log wherever it is.
+
+    store: objects of the log, up to the manifest's high-water mark  ──┐
+                                                                       ├──> entries that count, in order ──> changes
+    disk: files of the log, from the first that is there on          ──┘
+
+Invariants
+- Every entry from `start_seq` on comes once, in the order of seqs, refused ones too; none that was rolled back before
+  the feed came to it. If what was given out is rolled back afterwards, the feed ends with ConflictError; with
+  `committed` it stays behind the low-water mark, where nothing is rolled back.
+- Which records count is decided as in every replay (`wal/replay.py`).
+- A feed keeps its place as (seq, LSN): what leaves the disk meanwhile is read from the store. What is in neither any
+  more is an error that says where the log begins; nothing is skipped.
+- A feed does not keep an engine alive that its user has dropped.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Callable, Iterator
+from itertools import islice
+from threading import Event, Lock
+from typing import Any, NamedTuple
+
+import msgspec
+
+from tidelog.engine.aio import TaskThreads
+from tidelog.engine.cold.manifest import Manifest
+from tidelog.engine.cold.reader import ColdReader
+from tidelog.engine.core import Core
+from tidelog.engine.entry import (
+    Batch,
+    CopyObject,
+    DeleteObject,
+    Entry,
+    Operation,
+    PutObject,
+    Result,
+    operations,
+)
+from tidelog.engine.mvcc.retention import rolled_back
+from tidelog.engine.reads import Standing, check_names, checked_seq
+from tidelog.engine.wal.operations import PUT_OBJECT, OperationRecord, decode_operation, operation_of
+from tidelog.engine.wal.record_header import PART_OF_BATCH, decode_header
+from tidelog.engine.wal.replay import (
+    Chosen,
+    EntrySelection,
+    LogRange,
+    ShippedLog,
+    counting,
+    first_counting,
+    log_range,
+    missing_records,
+    packed_ranges,
+    records_of,
+)
+from tidelog.engine.wal.ship_watermark import EntryEnd, SeqIndex
+from tidelog.errors import GapError, NotFoundError, OffsetOutOfRangeError
+from tidelog.store.aio import twin_of
+
+_TAKEN_AT_ONCE = 256
+
+
+class Change(msgspec.Struct, frozen=True):
+    """An entry of an engine's log, and what became of it. `seq, entry = change` takes the first two."""
+
+    seq: int
+    entry: Entry
+    result: Result
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter((self.seq, self.entry))
+
+
+class News:
+    """Wakes those who wait for entries. Thread-safe."""
+
+    def __init__(self) -> None:
+        self._wakers: tuple[Callable[[], object], ...] = ()
+        self._mutex = Lock()
+
+    def tell(self) -> None:
+        """Something was applied, or became final, or the engine was closed."""
+        for wake in self._wakers:
+            wake()
+
+    @contextlib.contextmanager
+    def listening(self, wake: Callable[[], object]) -> Iterator[None]:
+        """Calls it at every news, from any thread."""
+        with self._mutex:
+            self._wakers = (*self._wakers, wake)
+        try:
+            yield
+        finally:
+            with self._mutex:
+                self._wakers = tuple(one for one in self._wakers if one is not wake)
+
+
+class Feed:
+    """One reader of changes. For one thread at a time."""
+
+    def __init__(
+        self, log: ChangeLog, start_seq: int, *, prefix: str, with_values: bool, committed: bool, up_to: int | None
+    ) -> None:
+        self._log = log
+        self._next_seq = start_seq
+        self._next_lsn: int | None = None
+        """No entry that is still to come begins before it; None while that is not known."""
+        self._prefix = prefix
+        self._with_values = with_values
+        self._committed = committed
+        self._up_to = up_to
+        self._rollbacks = log.history.rollbacks
+        self._running: Iterator[Change] | None = None
+
+    def take(self, most: int) -> list[Change]:
+        """The next ones, as far as there are any now."""
+        running = self.available() if self._running is None else self._running
+        self._running = None
+        found = list(islice(running, most))
+        if len(found) == most:
+            self._running = running
+        return found
+
+    def available(self) -> Iterator[Change]:
+        """All that there are now."""
+        while (target := self._target()) >= self._next_seq:
+            first_lsn = self._log.first_lsn
+            try:
+                yield from self._up_to_target(target)
+            except (OffsetOutOfRangeError, NotFoundError):
+                if self._log.first_lsn == first_lsn:
+                    raise
+                # Files have left the disk meanwhile: they are in the store.
+
+    def _target(self) -> int:
+        self._log.check()
+        rollbacks = self._log.history.rollbacks
+        if self._log.history.was_rolled_back(self._next_seq - 1, self._rollbacks):
+            raise rolled_back(self._next_seq - 1)
+        self._rollbacks = rollbacks
+        marks = self._log.marks
+        target = marks.low_water_mark if self._committed else marks.applied_seq
+        return target if self._up_to is None else min(self._up_to, target)
+
+    def _up_to_target(self, target: int) -> Iterator[Change]:
+        """Those of one piece of the log."""
+        piece = self._log.piece(self._next_seq, target, self._next_lsn)
+        for change, lsn in self._entries(piece.chosen):
+            if self._log.history.rollbacks != self._rollbacks:
+                return  # what was read may be gone
+            self._next_seq, self._next_lsn = change.seq + 1, lsn + 1
+            if not self._prefix or any(_touches(part, self._prefix) for part in operations(change.entry)):
+                yield change
+        if self._log.history.rollbacks == self._rollbacks:
+            self._next_seq, self._next_lsn = piece.last_seq + 1, piece.next_lsn or self._next_lsn
+
+    def _entries(self, chosen: Iterator[Chosen]) -> Iterator[tuple[Change, int]]:
+        """With the LSN of the last record of each."""
+        gathered: list[OperationRecord] = []
+        parts: list[Operation] = []
+        for frames, indexes in chosen:
+            for lsn, raw in records_of(frames, indexes):
+                record = decode_operation(bytes(raw), lsn)
+                gathered.append(record)
+                parts.append(self._operation(record, lsn))
+                if record.is_last:
+                    yield _change(gathered, parts), lsn
+                    gathered, parts = [], []
+
+    def _operation(self, record: OperationRecord, lsn: int) -> Operation:
+        if record.op == PUT_OBJECT and (record.is_refused or not self._with_values):
+            return PutObject(record.bucket, record.key, b"")
+        return operation_of(record, lsn)
+
+
+def _change(records: list[OperationRecord], parts: list[Operation]) -> Change:
+    last = records[-1]
+    entry: Entry = Batch(parts) if last.flags & PART_OF_BATCH else parts[0]
+    if last.is_refused:
+        return Change(last.transaction, entry, Result(last.transaction, "refused", last.reason))
+    changed = any(record.updates for record in records)
+    return Change(last.transaction, entry, Result(last.transaction, "applied" if changed else "nothing"))
+
+
+def _touches(operation: Operation, prefix: str) -> bool:
+    """Whether an operation writes an object whose bucket/key begins like this, or may delete some with their bucket."""
+    match operation:
+        case PutObject(bucket, key) | DeleteObject(bucket, key) | CopyObject(_, _, bucket, key):
+            return f"{bucket}/{key}".startswith(prefix)
+        case _:
+            whole = f"{operation.bucket}/"
+            return whole.startswith(prefix) or prefix.startswith(whole)
+
+
+class Piece(NamedTuple):
+    """A piece of a log: the records of all entries up to a seq, and where those after it begin, if that is known."""
+
+    chosen: Iterator[Chosen]
+    last_seq: int
+    next_lsn: int | None = None
+
+
+class ChangeLog:
+    """The log of an engine, on its disk and in its store, for any number of feeds. Thread-safe."""
+
+    def __init__(self, core: Core, cold: ColdReader | None, standing: Standing) -> None:
+        self.marks = core.marks
+        self.history = core.history
+        self._wal = core.wal
+        self._cold = cold
+        self._standing = standing
+        self._index: SeqIndex | None = None
+        self._mutex = Lock()
+
+    @property
+    def first_lsn(self) -> int:
+        """The oldest record on this disk."""
+        return self._wal.first_lsn
+
+    def check(self) -> None:
+        """Raises if the engine is closed."""
+        if self._standing.is_closed:
+            raise self._standing.closed_error()
+
+    def piece(self, first_seq: int, last_seq: int, lsn: int | None) -> Piece:
+        """The records of the entries with these seqs, none of which begins before an LSN, if that is known.
+
+        Where those in the store end, the caller comes again for the rest.
+        """
+        first_lsn, stop_lsn = self._wal.first_lsn, self._wal.durable_lsn + 1
+        index = self._learned(stop_lsn)
+        if lsn is None:
+            before = index.at_or_before(first_seq - 1)
+            lsn = before.lsn + 1 if before.lsn or first_lsn <= 1 else None
+        if lsn is not None and lsn >= first_lsn:
+            return Piece(self._on_disk(index, lsn, stop_lsn, first_seq, last_seq), last_seq)
+        manifest = None if self._cold is None else self._cold.manifest()
+        if self._cold is None or manifest is None:
+            raise _gone(first_seq, f"it begins at LSN {first_lsn} on this disk, and no store is known")
+        behind_lsn = manifest.high_water_lsn + 1
+        if manifest.high_water_mark < first_seq:  # all that is not in the store is on the disk
+            lsn = max(first_lsn, behind_lsn)
+            return Piece(self._on_disk(index, lsn, stop_lsn, first_seq, last_seq), last_seq)
+        chosen = self._in_store(self._cold, manifest, first_seq, last_seq, lsn)
+        if last_seq < manifest.high_water_mark:
+            return Piece(chosen, last_seq)
+        return Piece(chosen, manifest.high_water_mark, behind_lsn)
+
+    def _learned(self, stop_lsn: int) -> SeqIndex:
+        with self._mutex:
+            if self._index is None:
+                self._index = SeqIndex(self._wal.batches, EntryEnd(0, 0), self._wal.first_lsn)
+            self._index.learn(stop_lsn)
+            self._index.left_disk_below(self._wal.first_lsn)
+            return self._index
+
+    def _on_disk(self, index: SeqIndex, lsn: int, stop_lsn: int, first_seq: int, last_seq: int) -> Iterator[Chosen]:
+        dead = packed_ranges(index.rolled_back_below(stop_lsn))
+        selection = EntrySelection(stop_lsn, first_seq, last_seq, dead)
+        for frames in self._wal.batches(lsn, stop_lsn):
+            yield from selection.feed(frames, 0, frames.count)
+            if selection.is_done:
+                return
+
+    def _in_store(
+        self, cold: ColdReader, manifest: Manifest, first_seq: int, last_seq: int, lsn: int | None
+    ) -> Iterator[Chosen]:
+        known = _lsn_before(manifest, first_seq) if lsn is None else lsn
+        begin = max(known, cold.catalog.start_offset())
+        log = cold.shipped_log()
+        if begin > known:  # the log no longer has its beginning
+            first = first_counting(log, _range(manifest, begin, 0, manifest.high_water_mark))
+            begins = None if first is None else _seq_at(log, first)
+            if begins is None or begins > first_seq:
+                more = "nothing of it is left" if begins is None else f"it begins with seq {begins}"
+                raise _gone(first_seq, more)
+        yield from counting(log, _range(manifest, begin, first_seq, min(last_seq, manifest.high_water_mark)))
+
+
+def _range(manifest: Manifest, start_lsn: int, first_seq: int, last_seq: int) -> LogRange:
+    whole = log_range(manifest, start_lsn)
+    return msgspec.structs.replace(whole, first_seq=first_seq, last_seq=last_seq)
+
+
+def _seq_at(log: ShippedLog, lsn: int) -> int:
+    with contextlib.closing(log.read(lsn, lsn + 1)) as batches:
+        for batch in batches:
+            assert batch.frames is not None, "what comes from objects is framed"
+            return decode_header(batch.frames.payloads(batch.start, batch.start + 1)[0], lsn).transaction
+    raise missing_records(lsn, lsn + 1)
+
+
+def _lsn_before(manifest: Manifest, seq: int) -> int:
+    """An LSN at or before the first record of the entries from a seq on, as far as the manifest knows."""
+    marks = [(state.seq, state.lsn) for state in manifest.checkpoints]
+    if manifest.compacted is not None:
+        marks.append((manifest.compacted.seq, manifest.compacted.lsn))
+    return max((lsn for at, lsn in marks if at < seq), default=1)
+
+
+def _gone(seq: int, begins: str) -> GapError:
+    return GapError(
+        f"entries from seq {seq} on are no longer in the log: {begins}",
+        first=seq,
+        last=seq,
+        hint="Scan the state at `applied_seq`, and follow the changes after it",
+    )
+
+
+class ChangeCalls:
+    """The change feed of an engine."""
+
+    _change_log: ChangeLog
+    _news: News
+    _tasks: TaskThreads
+
+    def changes(
+        self,
+        start_seq: int = 1,
+        *,
+        follow: bool = False,
+        prefix: str = "",
+        with_values: bool = False,
+        committed: bool = False,
+    ) -> Iterator[Change]:
+        """Yields (seq, entry, result) of what was applied from a seq on, in order, up to `applied_seq`; with `follow`
+        it waits for more. Refused entries are among them; their puts have no data.
+
+        `committed` stays at or below `low_water_mark`: that is never rolled back. `prefix` selects entries that write
+        objects whose "bucket/key" starts with it. Puts have data and metadata with `with_values`, otherwise none.
+        If what was yielded is rolled back, the feed ends with ConflictError; GapError if the log does not reach back.
+        """
+        feed = self._feed(start_seq, follow=follow, prefix=prefix, with_values=with_values, committed=committed)
+        return _followed(feed, self._news) if follow else feed.available()
+
+    @twin_of(changes)
+    async def changes_async(
+        self,
+        start_seq: int = 1,
+        *,
+        follow: bool = False,
+        prefix: str = "",
+        with_values: bool = False,
+        committed: bool = False,
+    ) -> AsyncIterator[Change]:
+        feed = self._feed(start_seq, follow=follow, prefix=prefix, with_values=with_values, committed=committed)
+        loop, woken = asyncio.get_running_loop(), asyncio.Event()
+
+        def wake() -> None:
+            with contextlib.suppress(RuntimeError):  # the loop has ended before the engine
+                loop.call_soon_threadsafe(woken.set)
+
+        with self._news.listening(wake):
+            while True:
+                woken.clear()
+                while found := await self._tasks.reach_store(lambda: feed.take(_TAKEN_AT_ONCE)):
+                    for change in found:
+                        yield change
+                if not follow:
+                    return
+                await woken.wait()
+
+    def _feed(self, start_seq: int, *, follow: bool, prefix: str, with_values: bool, committed: bool) -> Feed:
+        log = self._change_log
+        log.check()
+        checked_seq(start_seq, least=0)
+        check_names(prefix)
+        up_to = None if follow else log.marks.applied_seq
+        return Feed(log, max(1, start_seq), prefix=prefix, with_values=with_values, committed=committed, up_to=up_to)
+
+
+def _followed(feed: Feed, news: News) -> Iterator[Change]:
+    woken = Event()
+    with news.listening(woken.set):
+        while True:
+            woken.clear()
+            yield from feed.available()
+            woken.wait()

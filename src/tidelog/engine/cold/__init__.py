@@ -1,0 +1,1 @@
+"""The engine's data in the object store: manifest, shipping, reading, merging, garbage collection, replicas."""

@@ -1,0 +1,589 @@
+"""An engine's own garbage collection: removes versions that are no longer kept, then the pieces of its log that nobody
+needs without them. A piece is an object in the store, or a file on the disk of an engine without a store.
+
+    horizon -> manifest -> VACUUM record, synced -> versions removed -> synced -> pieces of the log dropped
+
+History is contiguous from its start, so pieces are dropped from the front only: garbage after a piece that is needed
+counts as dead bytes, which a compaction can remove.
+
+Invariants
+- One collection at a time. Entries are applied and read meanwhile, and a reader that has pinned a state reads it to the
+  end.
+- Versions are counted and removed in one scan of the index. A version that is written meanwhile points to a value that
+  is new, or to one that a version counted by the scan points to: only visible versions are copied, and those are never
+  removed.
+- A piece is dropped if no kept version points into it or all of its values are in compacted data too, if neither a
+  restore nor crash recovery nor a rollback would read it, and if the same holds for every piece before it. The newest
+  piece stays: the log continues there.
+- Bytes of values are counted once per version that points to them, and never for more than the size of their piece:
+  live bytes are an upper bound, and a piece without any is certainly dead.
+- A plan is an upper bound: everything that it names is checked again before it is removed.
+- A collection can be interrupted anywhere. The next one finds what is left.
+"""
+
+from __future__ import annotations
+
+import logging
+from abc import ABC, abstractmethod
+from bisect import bisect_right
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from threading import Lock
+from typing import Literal, NamedTuple, Self, cast
+
+import msgspec
+
+from tidelog.cold.catalog import Catalog
+from tidelog.cold.retention import finish_cold, remove_published
+from tidelog.engine.cold.gc import objects_below, whole_objects_below
+from tidelog.engine.cold.manifest import KeptFrom, Manifest, read_manifest
+from tidelog.engine.cold.shipping import Shipping
+from tidelog.engine.cold.store_link import take_over_start
+from tidelog.engine.core import Core
+from tidelog.engine.mvcc.cells import decode_cell, is_pointer
+from tidelog.engine.mvcc.retention import Retention
+from tidelog.engine.mvcc.retention_time import LocalTimes, ShippedTimes
+from tidelog.engine.mvcc.vacuum import Vacuum, Vacuumed
+from tidelog.engine.mvcc.vacuum_rules import Rule
+from tidelog.engine.wal.record_header import OPERATION, decode_header
+from tidelog.errors import TidelogError
+from tidelog.events import tell
+from tidelog.log.frame import Frames
+from tidelog.store.document import retried
+from tidelog.store.keys import EngineKeys
+from tidelog.store.metadata.base import MetadataStore
+from tidelog.store.object_store import ObjectStore
+
+_logger = logging.getLogger("tidelog.engine")
+
+Fate = Literal["drop", "live", "replay", "behind", "newest"]
+REASONS: dict[Fate, str] = {
+    "drop": "no version that is kept is in it, or all of them are in compacted data too",
+    "live": "versions that are kept are in it",
+    "replay": "a restore, a start after a crash or a rollback reads it",
+    "behind": "dead, behind a piece that is needed: for a compaction",
+    "newest": "the newest one: the log goes on behind it",
+}
+
+
+# Plan and report
+
+
+class Piece(NamedTuple):
+    """An object or a file: its records, its bytes in the log, and its stored bytes."""
+
+    name: str
+    first_lsn: int
+    next_lsn: int
+    log_bytes: int
+    size: int
+
+
+class PieceUse(msgspec.Struct, frozen=True, kw_only=True):
+    """How much of a piece is in use, and the decision about it. `size` is the space that dropping it frees."""
+
+    name: str
+    first_lsn: int
+    next_lsn: int
+    size: int
+    live_bytes: int
+    dead_bytes: int
+    fate: Fate
+
+    @property
+    def reason(self) -> str:
+        """The reason for the decision, as text."""
+        return REASONS[self.fate]
+
+
+class GarbagePlan(msgspec.Struct, frozen=True, kw_only=True):
+    """What a collection would do now. `place` is where the pieces are: "store" or "disk".
+
+    `versions` stay and `removable_versions` go, with `removable_bytes` of values. Pieces whose records are all below
+    `drop_below_lsn` are dropped, which frees `droppable_bytes`.
+    """
+
+    horizon_seq: int
+    history_start_seq: int
+    keep_versions: int
+    versions: int
+    removable_versions: int
+    removable_bytes: int
+    place: Literal["store", "disk"]
+    drop_below_lsn: int
+    droppable_bytes: int
+    live_bytes: int
+    dead_bytes: int
+    pieces: tuple[PieceUse, ...]
+    held_back_by: str | None = None
+    """Why `horizon_seq` is not where the settings, or the caller, would have it."""
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether there is nothing to do."""
+        return not self.removable_versions and not self.droppable_bytes
+
+    @property
+    def dropped(self) -> tuple[PieceUse, ...]:
+        """The pieces that are dropped."""
+        return tuple(piece for piece in self.pieces if piece.fate == "drop")
+
+
+class GarbageReport(msgspec.Struct, frozen=True, kw_only=True):
+    """What a collection did, and what is left."""
+
+    history_start_seq: int
+    versions: int
+    removed_versions: int
+    removed_bytes: int
+    dropped_pieces: int
+    dropped_bytes: int
+    live_bytes: int
+    dead_bytes: int
+    seconds: float
+
+
+class GarbageStatistics(msgspec.Struct, frozen=True, kw_only=True):
+    """Collections since the engine was opened; live and dead bytes of the log as of the last one."""
+
+    collections: int = 0
+    failed_collections: int = 0
+    last_error: str | None = None
+    versions_removed: int = 0
+    bytes_removed: int = 0
+    pieces_dropped: int = 0
+    bytes_dropped: int = 0
+    live_bytes: int = 0
+    dead_bytes: int = 0
+    pins: int = 0
+    seconds: float = 0.0
+
+
+class Usage:
+    """Counts the references into each piece."""
+
+    def __init__(self, pieces: Sequence[Piece]) -> None:
+        self.pieces = pieces
+        self._starts = [piece.first_lsn for piece in pieces]
+        self._live = [0] * len(pieces)
+
+    def note(self, value: bytes) -> None:
+        """Counts a kept cell. It may point after all pieces, or before them."""
+        if is_pointer(value):
+            cell = decode_cell(value)
+            index = bisect_right(self._starts, cell.lsn) - 1
+            if index >= 0 and cell.lsn < self.pieces[index].next_lsn:
+                self._live[index] += cell.stored_bytes
+
+    def judged(self, needed_from_lsn: int, compacted_lsn: int = 0) -> tuple[PieceUse, ...]:
+        """Decides about each piece. Records from `needed_from_lsn` on are needed regardless; values of records below
+        the compacted LSN are in compacted data.
+        """
+        found: list[PieceUse] = []
+        for piece, live in zip(self.pieces, self._live, strict=True):
+            live_bytes = min(live, piece.log_bytes)
+            if live and piece.next_lsn > compacted_lsn:
+                fate: Fate = "live"
+            elif piece is self.pieces[-1]:
+                fate = "newest"
+            elif piece.next_lsn > needed_from_lsn:
+                fate = "replay"
+            else:
+                fate = "drop" if not found or found[-1].fate == "drop" else "behind"
+            use = PieceUse(
+                name=piece.name,
+                first_lsn=piece.first_lsn,
+                next_lsn=piece.next_lsn,
+                size=piece.size,
+                live_bytes=live_bytes,
+                dead_bytes=piece.log_bytes - live_bytes,
+                fate=fate,
+            )
+            found.append(use)
+        return tuple(found)
+
+
+def drop_below(uses: Sequence[PieceUse]) -> int:
+    """The LSN below which everything is dropped; 0 for nothing."""
+    return max([use.next_lsn for use in uses if use.fate == "drop"], default=0)
+
+
+# Where the pieces are
+
+
+class Pieces(ABC):
+    """The pieces of an engine's log, in a store or on a disk."""
+
+    place: Literal["store", "disk"]
+
+    @abstractmethod
+    def pieces(self) -> list[Piece]:
+        """Oldest first."""
+
+    @abstractmethod
+    def needed_from_lsn(self) -> int:
+        """The LSN from which on records are read by a restore, by crash recovery or by a rollback."""
+
+    @abstractmethod
+    def drop_below(self, lsn: int) -> tuple[int, int]:
+        """Drops the pieces whose records are all below an LSN; returns their number and bytes."""
+
+    def compacted_lsn(self) -> int:
+        """The LSN below which all values are in compacted data; 0 where there is none."""
+        return 0
+
+    def limit(self, horizon: int) -> int:
+        """The horizon, limited by readers that have pinned something here."""
+        return horizon
+
+    def move_start(self, horizon: int, keep_versions: int) -> int:
+        """Publishes the new start of history and the removals below it; returns the resulting start."""
+        return horizon
+
+    def finish(self) -> None:
+        """Resumes an interrupted collection."""
+        return
+
+
+class DiskPieces(Pieces):
+    """WAL files of an engine without a store.
+
+    Invariants
+    - The last file stays, and so does everything from the beginning of the last complete checkpoint on: redo starts
+      there.
+    - Everything that a rollback would read stays. Entries that count are in the order of their seqs: if the first
+      operation after a file is at or below the low-water mark, no rollback ever looks further back than that.
+    - Files are deleted oldest first, so a crash leaves a log that begins later and has no hole.
+    """
+
+    place = "disk"
+
+    def __init__(self, core: Core) -> None:
+        self._core = core
+
+    def pieces(self) -> list[Piece]:
+        sizes = ((span, span.next_position - span.first_position) for span in self._core.wal.spans())
+        return [Piece(span.path.name, span.first_lsn, span.next_lsn, size, size) for span, size in sizes]
+
+    def needed_from_lsn(self) -> int:
+        """The last file boundary below which neither redo nor a rollback reads."""
+        if self._core.marks.high_water_mark:
+            return 0  # a store has the beginning of this log, and is not at hand: its files are not ours to drop
+        redo_lsn = self._core.checkpointer.redo_lsn
+        boundaries = [span.next_lsn for span in self._core.wal.spans()[:-1] if span.next_lsn <= redo_lsn]
+        return next((lsn for lsn in reversed(boundaries) if self._is_behind_rollbacks(lsn)), 0)
+
+    def _is_behind_rollbacks(self, lsn: int) -> bool:
+        wal = self._core.wal
+        found = (_first_seq(frames) for frames in wal.batches(lsn, wal.durable_lsn + 1))
+        seq = next((seq for seq in found if seq is not None), None)
+        return seq is not None and seq <= self._core.marks.low_water_mark
+
+    def drop_below(self, lsn: int) -> tuple[int, int]:
+        wal = self._core.wal
+        before = len(wal.spans())
+        freed = wal.remove_below(min(lsn, self.needed_from_lsn()))
+        return before - len(wal.spans()), freed
+
+
+def _first_seq(frames: Frames) -> int | None:
+    for index, at in enumerate(memoryview(frames.positions).cast("Q")):
+        if frames.buffer[at] == OPERATION:
+            lsn = frames.first_offset + index
+            return decode_header(frames.payloads(index, index + 1)[0], lsn).transaction
+    return None
+
+
+class StorePieces(Pieces):
+    """Objects of an engine's log in its store.
+
+        manifest: start of history -> catalog: start of the log -> descriptors -> objects
+
+    Invariants
+    - The start of the log in the catalog is the persisted plan: once it has moved, nobody reads below it, and the next
+      collector finishes an interrupted collection.
+    - The manifest moves the start of history before anything is dropped that older states need. A pinned snapshot holds
+      it back.
+    - Values below the LSN of the published compaction are in compacted data: they need no object of the log.
+    - Nothing is dropped from the LSN on at which replay after the oldest listed snapshot starts: a restore may begin
+      with any of them. Without a snapshot nothing is dropped at all.
+    - Only whole objects are dropped, oldest first, and their descriptors before them; the claim is checked before each.
+    - Other processes may drop the log concurrently without a claim (`gc.py`): a lost race is retried on the new state.
+    """
+
+    place = "store"
+
+    def __init__(self, shipping: Shipping) -> None:
+        self._shipping = shipping
+        self._has_swept = False
+
+    def pieces(self) -> list[Piece]:
+        with self._shipping.linked() as link:
+            catalog = link.owned.catalog
+            found = catalog.between(catalog.start_offset(), link.published.shipped_lsn)
+            return [Piece(one.object_id, one.start_offset, one.next_offset, one.raw_size, one.size) for one in found]
+
+    def needed_from_lsn(self) -> int:
+        """The LSN where replay after the oldest snapshot starts."""
+        return min([state.lsn for state in self._manifest().checkpoints], default=0)
+
+    def compacted_lsn(self) -> int:
+        compacted = self._manifest().compacted
+        return 0 if compacted is None else compacted.lsn
+
+    def limit(self, horizon: int) -> int:
+        return allowed_by_pins(self._manifest(), horizon, self._shipping.now_us())
+
+    def _manifest(self) -> Manifest:
+        with self._shipping.linked() as link:
+            return link.refresh()
+
+    def move_start(self, horizon: int, keep_versions: int) -> int:
+        with self._shipping.linked() as link:
+            now_us = self._shipping.now_us()
+
+            def begun(manifest: Manifest) -> Manifest:
+                return _beginning_at(manifest, allowed_by_pins(manifest, horizon, now_us), keep_versions)
+
+            link.note(link.manifest.change(begun))
+            return allowed_by_pins(link.published, horizon, now_us)
+
+    def drop_below(self, lsn: int) -> tuple[int, int]:
+        with self._shipping.linked() as link:
+            catalog = link.owned.catalog
+            doomed = whole_objects_below(catalog, min(lsn, self.needed_from_lsn()))
+            if doomed:
+                link.owned.move_start(doomed[-1].next_offset)
+                retried(lambda: remove_published(link.owned, link.objects, doomed), catalog.keys.segments_prefix)
+            return len(doomed), sum(one.size for one in doomed)
+
+    def finish(self) -> None:
+        """Resumes an interrupted collection, and removes the objects without a descriptor that it left, once."""
+        with self._shipping.linked() as link:
+            catalog = link.owned.catalog
+            retried(lambda: finish_cold(link.owned, link.objects), catalog.keys.segments_prefix)
+            if not self._has_swept and catalog.metadata.copy_is_current(catalog.keys.metadata_prefix):
+                left_over = objects_below(catalog, link.objects, catalog.start_offset())
+                link.owned.ownership.verify()
+                link.objects.delete([key for key, _ in left_over])
+                self._has_swept = True
+
+
+def allowed_by_pins(manifest: Manifest, horizon: int, now_us: int) -> int:
+    """The horizon, limited by the pins on snapshots in the store."""
+    read = [state.seq for state in manifest.checkpoints if manifest.is_pinned(state.key, now_us)]
+    return min([horizon, *read])
+
+
+def _beginning_at(manifest: Manifest, seq: int, keep_versions: int) -> Manifest:
+    before, collected = manifest.collected, KeptFrom(seq=seq, versions=keep_versions)
+    if before is not None and (before.seq, -before.versions) >= (seq, -keep_versions):
+        collected = before
+    start_seq = max(seq, manifest.history_start_seq)
+    return msgspec.structs.replace(manifest, history_start_seq=start_seq, collected=collected)
+
+
+class ViewedStore:
+    """A store for planning a collection without owning it: it has what a plan asks of an owner's link, and no more.
+
+    Nothing in the store is changed, and its owner is not disturbed. The local engine is advanced to its owner's state:
+    the marks and the start of history come from the manifest.
+    """
+
+    def __init__(self, core: Core, objects: ObjectStore, metadata: MetadataStore, keys: EngineKeys) -> None:
+        self._core = core
+        self.objects = objects
+        self.catalog = Catalog(metadata, keys)
+        found = read_manifest(metadata, keys)
+        self.published = Manifest(epoch=0) if found is None else found[0]
+        shipped_seq, marks = self.published.high_water_mark, core.marks
+        if shipped_seq > marks.low_water_mark:
+            marks.raise_low_water_mark(shipped_seq)
+        marks.raise_high_water_mark(shipped_seq)
+        take_over_start(core, self.published)
+
+    @property
+    def owned(self) -> Self:
+        """Its catalog is there; what an owner could change is not."""
+        return self
+
+    @contextmanager
+    def linked(self) -> Iterator[Self]:
+        """Like an owner's link, for readers."""
+        yield self
+
+    def refresh(self) -> Manifest:
+        """The manifest as it was read: one plan is about one moment."""
+        return self.published
+
+    def now_us(self) -> int:
+        """The clock by which pins in the manifest expire."""
+        return self._core.clock.now_us()
+
+
+# The collector
+
+
+class Garbage:
+    """The garbage collector of one engine.
+
+    `check` raises if the engine is closed or has failed, `on_failure` is called for failures that require reopening,
+    and `least_read_seq` returns the oldest seq that transactions read at. With a `view` it plans only, and collects
+    nothing.
+    """
+
+    def __init__(
+        self,
+        core: Core,
+        cold: object | None,
+        *,
+        check: Callable[[], None],
+        on_failure: Callable[[BaseException], None],
+        least_read_seq: Callable[[], int | None],
+        view: ViewedStore | None = None,
+    ) -> None:
+        store = cast(Shipping, view) if view is not None else cold if isinstance(cold, Shipping) else None
+        self._core = core
+        self._history = history = core.history
+        self._place: Pieces = DiskPieces(core) if store is None else StorePieces(store)
+        times = LocalTimes(core) if store is None else ShippedTimes(core, store)
+        self.retention = Retention(
+            core.settings,
+            core.marks,
+            history,
+            has_store=store is not None,
+            seq_at=times.seq_at,
+            least_read_seq=least_read_seq,
+            now_us=core.clock.now_us,
+        )
+        self._vacuum = Vacuum(core, check, on_failure)
+        self._check = check
+        self._collecting = Lock()
+        self._statistics = GarbageStatistics()
+
+    def plan(self, horizon: int | None = None) -> GarbagePlan:
+        """Returns what a collection would do. Changes nothing."""
+        self._check()
+        with self._collecting:
+            start_seq, is_wanted = self._history.start_seq, horizon is not None or self.retention.is_set
+            allowed = self.retention.horizon(horizon) if is_wanted else 0
+            wanted = max(start_seq, self._place.limit(allowed))
+            usage = Usage(self._place.pieces())
+            found = self._vacuum.look(self._rule(wanted if is_wanted else 0), usage.note)
+            return self._planned(wanted, found, self._judged(usage), self._held_back_by(horizon, allowed, wanted))
+
+    def _held_back_by(self, horizon: int | None, allowed: int, wanted: int) -> str | None:
+        if wanted < allowed:
+            return f"a restore that reads the state of seq {wanted} in the store"
+        return self.retention.held_back_by(horizon)
+
+    def _judged(self, usage: Usage) -> tuple[PieceUse, ...]:
+        return usage.judged(self._place.needed_from_lsn(), self._place.compacted_lsn())
+
+    def _rule(self, horizon: int) -> Rule:
+        """A horizon of 0 keeps everything: the settings do not ask for removal."""
+        return self._vacuum.rule(horizon, self.retention.keep_versions)
+
+    def _planned(
+        self, horizon: int, found: Vacuumed, uses: tuple[PieceUse, ...], held_back_by: str | None
+    ) -> GarbagePlan:
+        return GarbagePlan(
+            horizon_seq=horizon,
+            history_start_seq=self._history.start_seq,
+            keep_versions=self.retention.keep_versions,
+            versions=found.kept,
+            removable_versions=found.removed,
+            removable_bytes=found.removed_bytes,
+            place=self._place.place,
+            drop_below_lsn=drop_below(uses),
+            droppable_bytes=sum(use.size for use in uses if use.fate == "drop"),
+            live_bytes=sum(use.live_bytes for use in uses),
+            dead_bytes=sum(use.dead_bytes for use in uses),
+            pieces=uses,
+            held_back_by=held_back_by,
+        )
+
+    def collect(self, plan: GarbagePlan | None = None, horizon: int | None = None) -> GarbageReport:
+        """Executes the plan, or what is to be done now."""
+        self._check()
+        with self._collecting:
+            try:
+                report = self._collect(plan, self._wanted(plan, horizon))
+            except TidelogError as error:
+                failures = self._statistics.failed_collections + 1
+                self._change_statistics(failed_collections=failures, last_error=str(error))
+                raise
+            self._count(report)
+            return report
+
+    def _wanted(self, plan: GarbagePlan | None, horizon: int | None) -> int | None:
+        """The horizon up to which versions are removed; None for none."""
+        if plan is not None:
+            return plan.horizon_seq if plan.removable_versions else None
+        return self.retention.horizon(horizon) if horizon is not None or self.retention.is_set else None
+
+    def _collect(self, plan: GarbagePlan | None, wanted: int | None) -> GarbageReport:
+        begin = self._core.clock.monotonic()
+        self._place.finish()
+        start_seq = self._history.start_seq if wanted is None else self._move_start(self.retention.horizon(wanted))
+        usage = Usage(self._place.pieces())
+        found = self._vacuum.run(self._rule(0 if wanted is None else start_seq), usage.note)
+        uses = self._judged(usage)
+        below = drop_below(uses) if plan is None else min(drop_below(uses), plan.drop_below_lsn)
+        dropped, dropped_bytes = self._place.drop_below(below) if below else (0, 0)
+        left = [use for use in uses if use.next_lsn > below]
+        return GarbageReport(
+            history_start_seq=start_seq,
+            versions=found.kept,
+            removed_versions=found.removed,
+            removed_bytes=found.removed_bytes,
+            dropped_pieces=dropped,
+            dropped_bytes=dropped_bytes,
+            live_bytes=sum(use.live_bytes for use in left),
+            dead_bytes=sum(use.dead_bytes for use in left),
+            seconds=self._core.clock.monotonic() - begin,
+        )
+
+    def _move_start(self, horizon: int) -> int:
+        """Moves the start in the store first, then in the local WAL: when this returns, nobody reads below it."""
+        before = self._history.start_seq
+        if horizon < before:
+            return before
+        allowed = self._place.move_start(horizon, self.retention.keep_versions)
+        start_seq = self._history.move_start(max(before, allowed))
+        if start_seq > before:
+            self._vacuum.announce(start_seq)
+        return start_seq
+
+    def _count(self, report: GarbageReport) -> None:
+        before = self._statistics
+        self._change_statistics(
+            collections=before.collections + 1,
+            last_error=None,
+            versions_removed=before.versions_removed + report.removed_versions,
+            bytes_removed=before.bytes_removed + report.removed_bytes,
+            pieces_dropped=before.pieces_dropped + report.dropped_pieces,
+            bytes_dropped=before.bytes_dropped + report.dropped_bytes,
+            live_bytes=report.live_bytes,
+            dead_bytes=report.dead_bytes,
+            seconds=report.seconds,
+        )
+        if report.removed_versions or report.dropped_pieces:
+            tell(
+                _logger,
+                "garbage_collected",
+                engine=self._core.directory,
+                history_start_seq=report.history_start_seq,
+                versions=report.removed_versions,
+                bytes=report.removed_bytes,
+                dropped_pieces=report.dropped_pieces,
+                dropped_bytes=report.dropped_bytes,
+                seconds=report.seconds,
+            )
+
+    def _change_statistics(self, **changes: object) -> None:
+        self._statistics = msgspec.structs.replace(self._statistics, **changes)
+
+    def statistics(self) -> GarbageStatistics:
+        """Returns a snapshot of the statistics."""
+        return msgspec.structs.replace(self._statistics, pins=self._history.pins)

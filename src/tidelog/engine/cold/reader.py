@@ -1,0 +1,849 @@
+"""The cold read path: reads values from the store by pointer, through a cache, with fallback to other copies.
+
+    the log's object (unless it was dropped) -> compacted data -> each replica: its log, its compacted data
+
+Invariants
+- Every returned value has the checksum of its cell. Bytes that fail it are fetched once more, then from the other
+  copies; if none is good, the error names the object and the byte of the first.
+- A single read is one range request for exactly the value (a block of about 1 MiB where objects are compressed). If the
+  record was dropped it is two: the index of compacted data is read first.
+- Concurrent reads of the same value share one request.
+- Reading never changes the store.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from bisect import bisect_right, insort
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from itertools import groupby
+from operator import attrgetter
+from threading import Lock
+from typing import Any, NamedTuple
+
+import msgspec
+
+from tidelog.cold import blocks
+from tidelog.cold.catalog import Catalog, Descriptor
+from tidelog.cold.fetch import (
+    CacheStatistics,
+    ColdCache,
+    Fetcher,
+    FetchSettings,
+    NeighboursAhead,
+    ReadAhead,
+    fetch_many_ahead,
+)
+from tidelog.cold.settings import ColdReadCounters
+from tidelog.engine.cold.manifest import Manifest, StoredCompaction, read_manifest
+from tidelog.engine.mvcc.cells import Cell
+from tidelog.engine.sst.blob_file import BlobPointer, Place
+from tidelog.engine.sst.sorted_index import SortedIndex, read_compaction
+from tidelog.engine.wal.record_header import decode_header
+from tidelog.engine.wal.replay import ShippedLog
+from tidelog.engine.wal.value import CODEC_NONE, decode_value, decompressed
+from tidelog.errors import CorruptionError, DataError, GapError, NotFoundError, OtherLogError, RetryError, TidelogError
+from tidelog.log.frame import Frames
+from tidelog.store.keys import EngineKeys
+from tidelog.store.metadata.open import BUCKET, open_metadata_store
+from tidelog.store.object_store import ObjectStore
+from tidelog.store.scheduler import DaemonPool
+
+# Locating and reading the log's bytes in the store: the object of an LSN, and ranges of it.
+#
+# An uncompressed object is the log's own bytes after a header: a position maps to a byte of it. A compressed object is
+# decoded block by block; the position of a block in the log follows from a record in it, whose position its pointer
+# gives.
+#
+# Invariants
+# - An object's header is checked against its descriptor before memory is allocated. The caller verifies the checksums
+#   of values.
+# - Descriptors are cached, and read again if their object is missing: it may have been replaced by another.
+
+_REMEMBERED = 1024
+
+
+class Stretch(NamedTuple):
+    """Bytes of the log, and the position of the first of them."""
+
+    position: int
+    data: bytes | memoryview
+
+
+class ColdObject(NamedTuple):
+    """A shipped object: its key and its descriptor."""
+
+    key: str
+    descriptor: Descriptor
+
+    @property
+    def end_position(self) -> int:
+        return self.descriptor.start_position + self.descriptor.raw_size
+
+    def byte_of(self, cell: Cell) -> int:
+        """The byte to name in an error: that of the value, or the one where its block is expected."""
+        descriptor = self.descriptor
+        if descriptor.codec == "none":
+            return self.byte_at(cell.position)
+        return descriptor.position_of(cell.lsn)[1]
+
+    def byte_at(self, position: int) -> int:
+        """The byte of an uncompressed object at a position of the log."""
+        return position - self.descriptor.start_position + self.descriptor.header_bytes
+
+
+class ColdObjects:
+    """The objects of an engine's log. Thread-safe."""
+
+    def __init__(self, catalog: Catalog) -> None:
+        self._catalog = catalog
+        self._starts: list[int] = []
+        self._known: OrderedDict[int, ColdObject] = OrderedDict()
+        self._mutex = Lock()
+        # It never goes back, so records below it need no request.
+        self._start_lsn = 0
+
+    @property
+    def keys(self) -> EngineKeys:
+        """Those of the engine."""
+        keys = self._catalog.keys
+        assert isinstance(keys, EngineKeys)
+        return keys
+
+    def known(self, lsn: int) -> ColdObject | None:
+        """The object of a record, if it is cached."""
+        with self._mutex:
+            at = bisect_right(self._starts, lsn)
+            if at and lsn <= (found := self._known[self._starts[at - 1]]).descriptor.end_offset:
+                self._known.move_to_end(found.descriptor.start_offset)
+                return found
+        return None
+
+    def find_kept(self, lsn: int) -> ColdObject | None:
+        """The object of a record; None if there is none: it was dropped, or never shipped."""
+        found = self.known(lsn)
+        if found is not None or lsn < self._start_lsn:
+            return found
+        descriptor = self._catalog.at(lsn)
+        if descriptor is None:
+            self._start_lsn = max(self._start_lsn, self._catalog.start_offset())
+            return None
+        return self._remember(ColdObject(self._catalog.keys.object(descriptor.name), descriptor))
+
+    def found_in(self, replica: ObjectStore, lsn: int) -> ColdObject | None:
+        """The object of a record in a replica: one that lags behind a compaction has other objects."""
+        keys = self._catalog.keys
+        try:
+            with open_metadata_store(BUCKET, replica, read_only=True) as metadata:
+                descriptor = Catalog(metadata, keys).at(lsn)
+        except (DataError, NotFoundError, RetryError):
+            descriptor = None  # its object may be there all the same
+        return self.find_kept(lsn) if descriptor is None else ColdObject(keys.object(descriptor.name), descriptor)
+
+    def forget(self, found: ColdObject) -> None:
+        """Evicts a record's descriptor after its object was missing or bad, so that the catalog is read again."""
+        with self._mutex:
+            self._drop(found.descriptor.start_offset)
+
+    def _remember(self, found: ColdObject) -> ColdObject:
+        start = found.descriptor.start_offset
+        with self._mutex:
+            self._drop(start)
+            self._known[start] = found
+            insort(self._starts, start)
+            if len(self._starts) > _REMEMBERED:
+                self._drop(next(iter(self._known)))
+        return found
+
+    def _drop(self, start: int) -> None:
+        if self._known.pop(start, None) is not None:
+            self._starts.remove(start)
+
+
+class CheckedHeaders:
+    """Which objects of a store are known to belong to their log: the header of each is read once."""
+
+    def __init__(self) -> None:
+        self._known: OrderedDict[tuple[str, str, str], None] = OrderedDict()
+        self._mutex = Lock()
+
+    def check(self, store: ObjectStore, found: ColdObject) -> bool:
+        """Returns whether the header had to be read. DataError names an object that belongs to another log."""
+        one = store.url, found.key, found.descriptor.checksum
+        with self._mutex:
+            if one in self._known:
+                self._known.move_to_end(one)
+                return False
+        found.descriptor.check_header(store.read_range(found.key, 0, found.descriptor.header_bytes), found.key)
+        with self._mutex:
+            self._known[one] = None
+            if len(self._known) > _REMEMBERED:
+                self._known.popitem(last=False)
+        return True
+
+
+def missing(lsn: int) -> GapError:
+    """The error for a record that is nowhere."""
+    return GapError(
+        f"LSN {lsn} is neither on the disk nor in the store",
+        first=lsn,
+        last=lsn,
+        hint="Is it the right store? `tidelog engine restore` tells what it has",
+    )
+
+
+def read_plain(store: ObjectStore, found: ColdObject, position: int, length: int) -> Stretch:
+    """Reads bytes of an uncompressed object; all of them, or DataError."""
+    descriptor = found.descriptor
+    byte, first_byte = found.byte_at(position), descriptor.header_bytes
+    is_plain = descriptor.size == first_byte + descriptor.raw_size
+    if byte < first_byte or byte + length > descriptor.size or not is_plain:
+        raise DataError(f"{length} bytes from byte {byte} on are not in an object of {descriptor.size} bytes")
+    data = store.read_range(found.key, byte, length)
+    if len(data) != length:
+        raise DataError(f"object ends at byte {byte + len(data)}, expected {descriptor.size} bytes")
+    return Stretch(position, data)
+
+
+def read_blocks(store: ObjectStore, found: ColdObject, cell: Cell, *, whole: bool) -> list[Stretch]:
+    """Reads and decodes the block that holds a value; with `whole` also the blocks that are fetched with it, in
+    order.
+    """
+    descriptor = found.descriptor
+    offset, byte = descriptor.position_of(cell.lsn)
+    length = descriptor.end_of(cell.lsn) - byte
+    data = store.read_range(found.key, byte, length)
+    if len(data) != length:
+        raise DataError(f"object ends at byte {byte + len(data)}, expected {descriptor.size} bytes")
+    decoded = _decoded(data, descriptor, offset, None if whole else cell.lsn)
+    middle = next((index for index, frames in enumerate(decoded) if cell.lsn < frames.next_offset), len(decoded))
+    if middle == len(decoded) or cell.lsn < decoded[middle].first_offset:
+        raise DataError(f"no block for LSN {cell.lsn}")
+    return _placed(decoded, middle, cell.position - _value_in(decoded[middle], cell))
+
+
+def _decoded(data: memoryview, descriptor: Descriptor, offset: int, wanted_lsn: int | None) -> list[Frames]:
+    """Decodes consecutive blocks; only that of a record if nothing else is wanted."""
+    found: list[Frames] = []
+    at = 0
+    while at < len(data):
+        header = blocks.parse_header(data, at, offset, descriptor.raw_size, descriptor.most_frame_bytes)
+        if header is None or at + header.size > len(data):
+            raise DataError("truncated block")
+        if wanted_lsn is None or header.first_offset <= wanted_lsn < header.next_offset:
+            found.append(blocks.decode_block(header, data[at : at + header.size]))
+        at += header.size
+        offset = header.next_offset
+    return found
+
+
+def _value_in(frames: Frames, cell: Cell) -> int:
+    """The offset of a value in its block: before the page updates of its record."""
+    index = cell.lsn - frames.first_offset
+    start = memoryview(frames.positions).cast("Q")[index]
+    length = memoryview(frames.lengths).cast("I")[index]
+    updates_offset = decode_header(memoryview(frames.buffer)[start : start + length], cell.lsn).updates_offset
+    if cell.stored_bytes > updates_offset:
+        raise DataError(f"a record has no value of {cell.stored_bytes} bytes, LSN {cell.lsn}")
+    return start + updates_offset - cell.stored_bytes
+
+
+def _placed(decoded: list[Frames], middle: int, position: int) -> list[Stretch]:
+    """All blocks with their positions, given that of one of them."""
+    position -= sum(frames.end for frames in decoded[:middle])
+    placed = []
+    for frames in decoded:
+        placed.append(Stretch(position, frames.buffer))
+        position += frames.end
+    return placed
+
+
+# Values in compacted data, found by their position in the log: for values whose records were dropped.
+#
+#     pointer: LSN, position -> value index (a block, cached for a while) -> blob file or data file
+#
+# Invariants
+# - A pointer costs at most two requests, and one if the index block is cached: the root and the footers of the index
+#   are read once and cached, until another compaction is published.
+# - The manifest is read if a pointer is not in the known compaction, or if a file of it is missing: another one may
+#   have been published since. A value that is in neither is not here.
+# - Every returned value has the checksum of its cell. Errors name the file and the byte.
+# - Sequential reads are prefetched from the blob file: its values are in log order.
+
+
+_HINT = "Put a good copy of the file in its place; an engine with replicas reads theirs"
+INDEX_CACHE_BYTES = 8 << 20
+# A compaction takes longer than a read: it is rare that several are published and collected during one read.
+_ATTEMPTS = 4
+
+ReadManifest = Callable[[], Manifest | None]
+OnRequest = Callable[[int], None]
+
+
+class CompactedValue(NamedTuple):
+    """A stored value, its codec, and other values that came with it, by their positions in the log."""
+
+    stored: bytes
+    codec: int
+    others: tuple[Stretch, ...] = ()
+
+
+class _Opened(NamedTuple):
+    compacted: StoredCompaction
+    data: SortedIndex
+
+
+class CompactedValues:
+    """The values in the compacted data of one engine in one store. Thread-safe.
+
+    `on_manifest` is called with every manifest that is read, `on_request` with the bytes of every request.
+    """
+
+    def __init__(
+        self,
+        objects: ObjectStore,
+        keys: EngineKeys,
+        manifest: ReadManifest,
+        *,
+        on_manifest: Callable[[Manifest], None] = lambda manifest: None,
+        on_request: OnRequest = lambda size: None,
+    ) -> None:
+        self._source = _CountedSource(objects, on_request)
+        self._keys = keys
+        self._manifest = manifest
+        self._on_manifest = on_manifest
+        self._blocks = ColdCache(INDEX_CACHE_BYTES)
+        self._opened: _Opened | None = None
+        self._opening = Lock()
+        self.history_start_seq = 0
+        """Where history begins, by the newest manifest that was read."""
+
+    def read(self, cell: Cell, window_bytes: int = 0) -> CompactedValue | None:
+        """Returns the value that a cell points to; None if no compaction has it. With a window, also the values after
+        it.
+        """
+        known, failure = self._opened, None
+        for _ in range(_ATTEMPTS):
+            try:
+                found = None if known is None else self._read_from(known.data, cell, window_bytes)
+                failure = None
+            except NotFoundError as error:  # a file that a later compaction does without
+                found, failure = None, error
+            if found is not None:
+                return found
+            try:
+                newest = self._refreshed()
+            except NotFoundError as error:  # its root: another was published since the manifest was read
+                known, failure = None, error
+                continue
+            if newest is None or newest is known:
+                break
+            known = newest
+        if failure is not None:
+            raise failure
+        return None
+
+    def locate(self, cell: Cell) -> tuple[str, int, int, int] | None:
+        """Returns object, byte, stored bytes and codec of the value that a cell points to, as of the known compaction;
+        None if that does not have it.
+        """
+        known = self._opened or self._refreshed()
+        if known is None or cell.lsn >= known.data.compaction.lsn:
+            return None
+        place = known.data.find_value(cell.position)
+        return None if place is None else (*known.data.locate(place), place.stored_bytes, place.codec)
+
+    def _refreshed(self) -> _Opened | None:
+        """Returns the compaction that is published now."""
+        manifest = self._manifest()
+        if manifest is None:
+            return None
+        self._on_manifest(manifest)
+        self.history_start_seq = max(self.history_start_seq, manifest.history_start_seq)
+        compacted = manifest.compacted
+        if compacted is None:
+            return None
+        with self._opening:
+            known = self._opened
+            if known is None or known.compacted.generation < compacted.generation:
+                root = read_compaction(self._source, self._keys, compacted)
+                data = SortedIndex(self._source, self._keys, root, cache=self._blocks)
+                known = self._opened = _Opened(compacted, data)
+            return known
+
+    def _read_from(self, data: SortedIndex, cell: Cell, window_bytes: int) -> CompactedValue | None:
+        if cell.lsn >= data.compaction.lsn:
+            return None
+        place = data.find_value(cell.position)
+        if place is None:
+            return None
+        key, byte = data.locate(place)
+        length = max(place.stored_bytes, _worth_fetching(data, place, window_bytes))
+        fetched = self._source.read_range(key, byte, length)
+        stored = bytes(fetched[: place.stored_bytes])
+        try:
+            if len(stored) != place.stored_bytes:
+                raise DataError(f"got {len(stored)} bytes of a value of {place.stored_bytes}")
+            decode_value(stored, place.codec, cell.size, cell.crc, cell.lsn)
+        except DataError as error:
+            raise CorruptionError(error.message, path=key, byte=byte, operation="read", hint=_HINT) from error
+        if (place.codec, place.stored_bytes) == (cell.codec, cell.stored_bytes):
+            return CompactedValue(stored, place.codec, _others(data, cell, place, fetched))
+        if cell.codec == CODEC_NONE:  # what is compressed here alone is as it was in the log when it is not
+            return CompactedValue(decompressed(stored, place.codec, cell.size, cell.lsn), CODEC_NONE)
+        return CompactedValue(stored, place.codec)
+
+
+def _worth_fetching(data: SortedIndex, place: Place, window_bytes: int) -> int:
+    if not window_bytes or not isinstance(place, BlobPointer):
+        return 0
+    return min(window_bytes, data.compaction.blob_files[place.blob_file].size - place.byte)
+
+
+def _others(data: SortedIndex, cell: Cell, place: Place, fetched: memoryview) -> tuple[Stretch, ...]:
+    """The values after one in the same blob file, as far as they were fetched and the index block lists them."""
+    if not isinstance(place, BlobPointer) or len(fetched) <= place.stored_bytes:
+        return ()
+    found = []
+    for position, other in data.values_after(cell.position):
+        begin = other.byte - place.byte if isinstance(other, BlobPointer) and other.blob_file == place.blob_file else -1
+        if begin < 0 or begin + other.stored_bytes > len(fetched):
+            break
+        found.append(Stretch(position, bytes(fetched[begin : begin + other.stored_bytes])))
+    return tuple(found)
+
+
+class _CountedSource:
+    """A store that counts requests."""
+
+    def __init__(self, objects: ObjectStore, on_request: OnRequest) -> None:
+        self._objects = objects
+        self._on_request = on_request
+
+    def read_range(self, key: str, start: int, length: int) -> memoryview:
+        """Like the store's own method."""
+        data = self._objects.read_range(key, start, length)
+        self._on_request(len(data))
+        return data
+
+
+def manifest_in(objects: ObjectStore, keys: EngineKeys) -> Manifest | None:
+    """Reads an engine's manifest in a store; None if there is none. For stores that are rarely read."""
+    with open_metadata_store(BUCKET, objects, read_only=True) as metadata:
+        found = read_manifest(metadata, keys)
+    return None if found is None else found[0]
+
+
+_FETCHING_THREADS = 4
+_RANGE_BYTES = 8 << 20
+_GAP_BYTES = 256 << 10
+_DAMAGE_HINT = "Put a good copy of the object in its place; an engine with replicas reads theirs"
+Value = tuple[bytes, dict[str, Any]]
+
+
+class Fetched(NamedTuple):
+    """A stored value, and its codec in the copy it came from."""
+
+    stored: bytes
+    codec: int
+
+
+class _Span(NamedTuple):
+    """Where a stored value is, its codec there, and the number of the cell that wants it."""
+
+    key: str
+    byte: int
+    stored_bytes: int
+    codec: int
+    number: int
+
+    def bytes(self) -> tuple[int, int]:
+        return self.byte, self.byte + self.stored_bytes
+
+
+class ColdStatistics(msgspec.Struct, frozen=True, kw_only=True):
+    """A snapshot of the statistics of cold reads."""
+
+    reads: int
+    requests: int
+    bytes_fetched: int
+    shared: int
+    fetched_ahead: int
+    repeated: int
+    from_replicas: int
+    from_compacted: int
+    cache: CacheStatistics
+
+
+class _Counters:
+    """Plain counters: an increment lost between threads does no harm."""
+
+    def __init__(self) -> None:
+        self.reads = 0
+        self.requests = 0
+        self.bytes_fetched = 0
+        self.shared = 0
+        self.fetched_ahead = 0
+        self.repeated = 0
+        self.from_replicas = 0
+        self.from_compacted = 0
+
+
+class ColdReader:
+    """Reads values of objects from a store. Thread-safe."""
+
+    def __init__(
+        self,
+        catalog: Catalog,
+        store: ObjectStore,
+        cache_bytes: int,
+        replicas: Callable[[], Sequence[ObjectStore]] = tuple,
+        on_manifest: Callable[[Manifest], None] = lambda manifest: None,
+    ) -> None:
+        self.catalog = catalog
+        self.store = store
+        self._objects = ColdObjects(catalog)
+        self.keys = self._objects.keys
+        self._replicas = replicas
+        self._compacted = _compacted_values(catalog, store, on_manifest, self._count_request)
+        self._compacted_of: dict[int, CompactedValues] = {}
+        self._cache = ColdCache(cache_bytes)
+        self._read_ahead = ReadAhead()
+        self._fetchers = DaemonPool(_FETCHING_THREADS, "tidelog-cold")
+        counted = _CountedSource(store, self._count_request)
+        self._fetcher = Fetcher(counted, self._fetchers, ColdReadCounters(), FetchSettings())
+        self._on_their_way: dict[tuple[int, int], Future[Fetched]] = {}
+        self._mutex = Lock()
+        self._counters = _Counters()
+        self._headers = CheckedHeaders()
+
+    def read(self, cell: Cell) -> Value:
+        """Returns data and metadata of the value that a cell points to."""
+        self._counters.reads += 1
+        window_bytes = self._read_ahead.noticed(cell.position, cell.stored_bytes)
+        value = self._from_cache(cell) or self._decoded(*self._shared(cell, window_bytes), cell)
+        if window_bytes:
+            self._fetch_next(cell, window_bytes)
+        return value
+
+    def read_many(self, cells: Sequence[Cell]) -> list[Value | None]:
+        """Returns data and metadata for each cell, None for a deletion. Values that lie near each other come with one
+        request, and several requests are under way at once.
+
+        What cannot be read this way (objects of compressed blocks, bad bytes, what was moved meanwhile) is read one by
+        one, which looks again and names what is wrong.
+        """
+        return self.begin_many(cells).take()
+
+    def begin_many(self, cells: Sequence[Cell]) -> ValuesAhead:
+        """Begins to fetch what `read_many` returns. Fails only when it is taken."""
+        values: list[Value | None] = [None] * len(cells)
+        spans: list[_Span] = []
+        for index, cell in enumerate(cells):
+            if cell.inline is not None:
+                values[index] = self._decoded(cell.inline, cell.codec, cell)
+            elif not cell.is_tombstone:
+                values[index] = self._from_cache(cell)
+                with contextlib.suppress(TidelogError):  # reading it alone tells of it
+                    span = self._span_of(cell, index) if values[index] is None else None
+                    spans += [] if span is None else [span]
+        groups = [
+            group
+            for key, some in groupby(sorted(spans), key=attrgetter("key"))
+            for group in fetch_many_ahead(
+                self._fetcher, key, some, _Span.bytes, range_bytes=_RANGE_BYTES, gap_bytes=_GAP_BYTES
+            )
+        ]
+        return ValuesAhead(self, cells, values, groups)
+
+    def _span_of(self, cell: Cell, index: int) -> _Span | None:
+        found = self._objects.find_kept(cell.lsn)
+        if found is None:
+            place = None if self._compacted is None else self._compacted.locate(cell)
+            return None if place is None else _Span(*place, index)
+        byte = found.byte_at(cell.position)
+        if found.descriptor.codec != "none" or byte < found.descriptor.header_bytes:
+            return None
+        self._counters.requests += self._headers.check(self.store, found)
+        return _Span(found.key, byte, cell.stored_bytes, cell.codec, index)
+
+    def manifest(self) -> Manifest | None:
+        """The manifest as it is published now; None if there is none."""
+        found = read_manifest(self.catalog.metadata, self.keys)
+        return None if found is None else found[0]
+
+    def shipped_log(self) -> ShippedLog:
+        """The records in the store."""
+        return ShippedLog(self.catalog, self.store, self._fetchers)
+
+    @property
+    def history_start_seq(self) -> int:
+        """The start of history as last read from the store: versions before it may be gone."""
+        return 0 if self._compacted is None else self._compacted.history_start_seq
+
+    def close(self) -> None:
+        """Stops prefetching. Idempotent."""
+        self._fetchers.shutdown(wait=False, cancel_futures=True)
+
+    def statistics(self) -> ColdStatistics:
+        """Returns a snapshot of the statistics."""
+        return ColdStatistics(**vars(self._counters), cache=self._cache.statistics())
+
+    def _from_cache(self, cell: Cell) -> Value | None:
+        cached = self._cache.get(cell.position, cell.stored_bytes)
+        if cached is None:
+            return None
+        try:
+            return self._decoded(cached, cell.codec, cell)
+        except DataError:
+            self._cache.discard(cell.position, cell.stored_bytes)
+            return None
+
+    def _decoded(self, stored: bytes | memoryview, codec: int, cell: Cell) -> Value:
+        return decode_value(stored, codec, cell.size, cell.crc, cell.lsn)
+
+    def _count_request(self, size: int) -> None:
+        self._counters.requests += 1
+        self._counters.bytes_fetched += size
+
+    # One request for concurrent readers of the same value
+
+    def _shared(self, cell: Cell, window_bytes: int) -> Fetched:
+        wanted = cell.position, cell.stored_bytes
+        own: Future[Fetched] = Future()
+        with self._mutex:
+            found = self._on_their_way.setdefault(wanted, own)
+        if found is not own:
+            self._counters.shared += 1
+            return found.result()
+        try:
+            own.set_result(self._fetched(cell, window_bytes))
+        except BaseException as error:
+            own.set_exception(error)
+            raise
+        finally:
+            with self._mutex:
+                del self._on_their_way[wanted]
+        return own.result()
+
+    # Fallback to other copies
+
+    def _fetched(self, cell: Cell, window_bytes: int) -> Fetched:
+        """If no copy is good, raises the first failure."""
+        failures: list[TidelogError] = []
+        for fetch in (self._from_log, self._from_compacted, self._from_replicas):
+            found = fetch(cell, window_bytes, failures)
+            if found is not None:
+                return found
+        raise failures[0] if failures else missing(cell.lsn)
+
+    def _from_log(self, cell: Cell, window_bytes: int, failures: list[TidelogError]) -> Fetched | None:
+        """Reads from the object of its record, if that was not dropped. Retries once if verification fails."""
+        for attempt in range(2):
+            found = self._objects.find_kept(cell.lsn)
+            if found is None:
+                failures.clear()  # it was dropped meanwhile, which is no failure
+                return None
+            try:
+                return self._fetched_from(self.store, found, cell, 0 if attempt else window_bytes)
+            except (DataError, NotFoundError, RetryError) as error:
+                self._counters.repeated += 1
+                failures.append(_told(error, found, cell))
+                if isinstance(error, RetryError):
+                    return None  # it has been asked often enough
+                if isinstance(error, NotFoundError):
+                    self._objects.forget(found)  # it may have been replaced since its descriptor was read, or dropped
+        return None
+
+    def _from_compacted(self, cell: Cell, window_bytes: int, failures: list[TidelogError]) -> Fetched | None:
+        """Reads from compacted data, which has every value whose record was dropped, and others."""
+        if self._compacted is None or (failures and isinstance(failures[-1], RetryError)):
+            return None
+        for attempt in range(2):
+            try:
+                found = self._compacted.read(cell, 0 if attempt else window_bytes)
+            except (DataError, NotFoundError, RetryError) as error:
+                self._counters.repeated += 1
+                failures.append(_told_of_file(error, cell))
+                if not isinstance(error, DataError):
+                    return None
+            else:
+                self._counters.from_compacted += found is not None
+                return None if found is None else self._kept(found, cell)
+        return None
+
+    def _kept(self, found: CompactedValue, cell: Cell) -> Fetched:
+        """The cache holds bytes of the log: values with another codec are not cached."""
+        if (found.codec, len(found.stored)) == (cell.codec, cell.stored_bytes):
+            for stretch in (Stretch(cell.position, found.stored), *found.others):
+                self._cache.add(*stretch)
+        return Fetched(found.stored, found.codec)
+
+    def _from_replicas(self, cell: Cell, window_bytes: int, failures: list[TidelogError]) -> Fetched | None:
+        for replica in self._replicas():
+            for fetch in (self._from_log_of, self._from_compacted_of):
+                try:
+                    found = fetch(replica, cell)
+                except (DataError, NotFoundError, RetryError) as error:
+                    self._counters.repeated += 1
+                    failures.append(error)
+                    continue
+                if found is not None:
+                    self._counters.from_replicas += 1
+                    return found
+        return None
+
+    def _from_log_of(self, replica: ObjectStore, cell: Cell) -> Fetched | None:
+        found = self._objects.found_in(replica, cell.lsn)
+        return None if found is None else self._fetched_from(replica, found, cell, 0)
+
+    def _from_compacted_of(self, replica: ObjectStore, cell: Cell) -> Fetched | None:
+        found = self._compacted_in(replica).read(cell)
+        return None if found is None else self._kept(found, cell)
+
+    def _compacted_in(self, replica: ObjectStore) -> CompactedValues:
+        keys = self._objects.keys
+        known = self._compacted_of.get(id(replica))
+        if known is None:
+            known = CompactedValues(replica, keys, lambda: manifest_in(replica, keys), on_request=self._count_request)
+            self._compacted_of[id(replica)] = known
+        return known
+
+    def _fetched_from(self, store: ObjectStore, found: ColdObject, cell: Cell, window_bytes: int) -> Fetched:
+        stretches = self._read_stretches(store, found, cell, window_bytes)
+        for position, data in stretches:
+            if position <= cell.position and cell.position + cell.stored_bytes <= position + len(data):
+                begin = cell.position - position
+                stored = bytes(data[begin : begin + cell.stored_bytes])
+                self._decoded(stored, cell.codec, cell)  # bad bytes are reported before they are kept
+                for stretch in stretches:
+                    self._cache.add(*stretch)
+                return Fetched(stored, cell.codec)
+        raise DataError(f"no value at position {cell.position}, LSN {cell.lsn}")
+
+    def _read_stretches(
+        self, store: ObjectStore, found: ColdObject, cell: Cell, window_bytes: int
+    ) -> Sequence[Stretch]:
+        self._counters.requests += 1 + self._headers.check(store, found)
+        if found.descriptor.codec == "none":
+            length = min(max(cell.stored_bytes, window_bytes), found.end_position - cell.position)
+            stretches = [read_plain(store, found, cell.position, max(length, cell.stored_bytes))]
+        else:
+            stretches = read_blocks(store, found, cell, whole=bool(window_bytes))
+        self._counters.bytes_fetched += sum(len(stretch.data) for stretch in stretches)
+        return stretches
+
+    # Prefetching
+
+    def _fetch_next(self, cell: Cell, window_bytes: int) -> None:
+        """Prefetches what comes next in the same object for a sequential reader."""
+        found = self._objects.known(cell.lsn)
+        end = cell.position + cell.stored_bytes
+        if found is None or found.descriptor.codec != "none":
+            return
+        self._read_ahead.fetched(end, self._reached(end, window_bytes))
+        start = self._read_ahead.wants_next(end, window_bytes)
+        length = 0 if start is None else min(window_bytes, found.end_position - start)
+        if start is None or length <= 0:
+            return
+        self._read_ahead.fetched(end, start + length)
+        try:
+            self._fetchers.submit(self._fetch_ahead, found, start, length)
+        except RuntimeError:  # closed: nobody reads on
+            return
+
+    def _reached(self, position: int, window_bytes: int) -> int:
+        """How far after a position the cache is filled, up to the relevant bound."""
+        for part in (window_bytes, window_bytes // 2):
+            if self._cache.holds(position, part):
+                return position + part
+        return position
+
+    def _fetch_ahead(self, found: ColdObject, start: int, length: int) -> None:
+        try:
+            self._cache.add(*read_plain(self.store, found, start, length))
+            self._counters.fetched_ahead += 1
+            self._counters.bytes_fetched += length
+        except TidelogError:
+            return  # the read that needs it asks again, and raises the error
+
+
+class ValuesAhead:
+    """Values of some cells that are being fetched."""
+
+    def __init__(
+        self,
+        reader: ColdReader,
+        cells: Sequence[Cell],
+        values: list[Value | None],
+        groups: list[NeighboursAhead[_Span]],
+    ) -> None:
+        self._reader = reader
+        self._cells = cells
+        self._values = values
+        self._groups = groups
+
+    def take(self) -> list[Value | None]:
+        """Waits for them."""
+        for group in self._groups:
+            # Compacted, or dropped, since it was looked up; or the store does not answer, which a read alone tells.
+            with contextlib.suppress(NotFoundError, RetryError):
+                for span, stored in group.take():
+                    cell = self._cells[span.number]
+                    with contextlib.suppress(DataError):
+                        self._values[span.number] = decode_value(stored, span.codec, cell.size, cell.crc, cell.lsn)
+        for index, cell in enumerate(self._cells):
+            if self._values[index] is None and not cell.is_tombstone:
+                self._values[index] = self._reader.read(cell)
+        return self._values
+
+    def forget(self) -> None:
+        """Nobody wants them any more."""
+        for group in self._groups:
+            group.forget()
+
+
+def _told(failure: TidelogError, found: ColdObject, cell: Cell) -> TidelogError:
+    """The error, with the object and the byte."""
+    if isinstance(failure, NotFoundError):
+        return GapError(
+            f"LSN {cell.lsn} is missing in the store: its object is not there",
+            first=cell.lsn,
+            last=cell.lsn,
+            path=found.key,
+            hint="Put the object back; an engine with replicas reads theirs",
+        )
+    if isinstance(failure, DataError) and not isinstance(failure, OtherLogError):
+        byte = found.byte_of(cell)
+        return CorruptionError(failure.message, path=found.key, byte=byte, operation="read", hint=_DAMAGE_HINT)
+    return failure
+
+
+def _told_of_file(failure: TidelogError, cell: Cell) -> TidelogError:
+    """The error for compacted data, which names its file already."""
+    if not isinstance(failure, NotFoundError):
+        return failure
+    return GapError(
+        f"LSN {cell.lsn} is missing in the store: a file of compacted data is not there: {failure.message}",
+        first=cell.lsn,
+        last=cell.lsn,
+        path=failure.path,
+        hint="Put the file back; an engine with replicas reads theirs",
+    )
+
+
+def _compacted_values(
+    catalog: Catalog, store: ObjectStore, on_manifest: Callable[[Manifest], None], on_request: OnRequest
+) -> CompactedValues | None:
+    """Only an engine's log has compacted data."""
+    keys = catalog.keys
+    if not isinstance(keys, EngineKeys):
+        return None
+
+    def manifest() -> Manifest | None:
+        found = read_manifest(catalog.metadata, keys)
+        return None if found is None else found[0]
+
+    return CompactedValues(store, keys, manifest, on_manifest=on_manifest, on_request=on_request)

@@ -1,0 +1,113 @@
+"""Vacuum rules: which versions may be removed, given a horizon, decided in one scan in tree order.
+
+    newest                                                             oldest
+    seq 19    seq 14  |  seq 9     seq 7     seq 5     seq 2            horizon 10, keep_versions 2
+    stays     stays   |  stays     stays     goes      goes
+                      |  (seen at the horizon)
+
+Invariants
+- Versions above the horizon stay. Of the others, the newest `keep_versions` stay: the first of them is visible at the
+  horizon. The decision depends on nothing above the horizon, so concurrent entries and rollbacks do not change it.
+- A version that is hidden at the horizon, by the deletion of its bucket or a later creation of it, is hidden forever,
+  and is removed. So is a tombstone below which nothing is left: no row means the same.
+- Rows of buckets likewise: of each the last one that is not above the horizon stays, unless it is a deletion.
+- Of one name the oldest is removed first. In that order, nothing older ever becomes visible instead.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import NamedTuple
+
+from tidelog.engine.mvcc.cells import BUCKETS, SEQ_BYTES, at, decode_cell, is_pointer, seq_of
+from tidelog.engine.mvcc.versions import BucketVersion
+
+_GONE = 1  # the flag of a tombstone, and of a deleted bucket
+OnKept = Callable[[bytes], None]
+
+
+class Rule(NamedTuple):
+    """What is to be kept; `created` has the buckets that are there at the horizon, by their names as bytes."""
+
+    horizon: int
+    keep_versions: int
+    created: Mapping[bytes, BucketVersion]
+
+
+class Verdict(NamedTuple):
+    """What goes of one name: seqs, newest first, and the bytes of values that it points to."""
+
+    prefix: bytes
+    seqs: array[int]
+    stored_bytes: int
+
+    def doomed(self) -> Iterator[bytes]:
+        """The keys of the rows that go, in the order in which they have to."""
+        return (at(self.prefix, seq) for seq in reversed(self.seqs))
+
+
+class _Name:
+    """All versions of one object or bucket, newest first."""
+
+    def __init__(self, prefix: bytes, rule: Rule, on_kept: OnKept) -> None:
+        self.prefix = prefix
+        self._horizon = rule.horizon
+        self._on_kept = on_kept
+        self._is_bucket = prefix.startswith(BUCKETS)
+        self._keep = 1 if self._is_bucket else rule.keep_versions
+        self._created = None if self._is_bucket else rule.created.get(prefix[1 : prefix.index(0)])
+        self._kept: list[tuple[int, bytes]] = []
+        self._gone = array("Q")
+        self._stored_bytes = 0
+
+    def add(self, seq: int, value: bytes) -> None:
+        """The next older version."""
+        if seq > self._horizon:
+            self._on_kept(value)
+        elif len(self._kept) < self._keep and not self._is_hidden(seq, value):
+            self._kept.append((seq, value))
+        else:
+            self._gone.append(seq)
+            self._stored_bytes += _pointed_bytes(value)
+
+    def _is_hidden(self, seq: int, value: bytes) -> bool:
+        if self._is_bucket:
+            return False
+        created = self._created
+        if created is None or seq < created.seq:
+            return True
+        return seq == created.seq and decode_cell(value).order < created.order
+
+    def verdict(self) -> Verdict:
+        """What goes, now that all of them are known."""
+        while self._kept and self._kept[-1][1][0] & _GONE:
+            # Older ones are gone already or go before it: what is left of the name is the same without it.
+            self._gone.insert(0, self._kept.pop()[0])
+        for _, value in self._kept:
+            self._on_kept(value)
+        return Verdict(self.prefix, self._gone, self._stored_bytes)
+
+
+def judged(rows: Iterable[tuple[bytes, bytes]], rule: Rule, on_kept: OnKept) -> Iterator[Verdict]:
+    """One verdict for each name of which something goes; `on_kept` is given the cell of every version that stays."""
+    name: _Name | None = None
+    for key, value in rows:
+        prefix = key[:-SEQ_BYTES]
+        if name is None or prefix != name.prefix:
+            if name is not None:
+                yield from _told(name)
+            name = _Name(prefix, rule, on_kept)
+        name.add(seq_of(key), value)
+    if name is not None:
+        yield from _told(name)
+
+
+def _told(name: _Name) -> Iterator[Verdict]:
+    verdict = name.verdict()
+    if verdict.seqs:
+        yield verdict
+
+
+def _pointed_bytes(value: bytes) -> int:
+    return decode_cell(value).stored_bytes if is_pointer(value) else 0

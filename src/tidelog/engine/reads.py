@@ -1,0 +1,411 @@
+"""The read path of an engine: objects, listings, versions, digests and metadata, at any seq. Also argument checks, and
+the check whether the engine may be used at all (`Standing`).
+
+    read(bucket, key, seq)    version index -> value in the log, on this disk or in the store
+
+Invariants
+- Readers take no lock and never wait for a writer: an applied seq identifies one immutable state.
+- Reading what retention has removed raises an error; it is never reported as absent.
+- Long reads (a listing, a digest) pin their seq, so that retention keeps its state. If that state is rolled back
+  meanwhile, the read ends with ConflictError: no reader sees a mixture of two states.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from itertools import chain, islice, starmap
+from typing import Protocol
+
+from tidelog._native import plain_data
+from tidelog.engine.cold.reader import ColdReader, Value
+from tidelog.engine.core import Core
+from tidelog.engine.entry import (
+    MAX_METADATA_BYTES,
+    MetadataValue,
+    ObjectInfo,
+    ObjectStat,
+    PutObject,
+    StoredObject,
+    Tier,
+    VersionInfo,
+    operations,
+)
+from tidelog.engine.mvcc.cells import MAX_SEQ, Cell
+from tidelog.engine.mvcc.digest import Digest
+from tidelog.engine.mvcc.retention import Pin, forgotten
+from tidelog.engine.mvcc.versions import WITH_CRC, Buckets, BucketVersion, Found
+from tidelog.engine.txn.read_set import Carried, batch_of
+from tidelog.engine.wal.value import CODEC_NONE, LENGTH_BYTES, decode_metadata, decode_value, object_crc
+from tidelog.errors import ClosedError, GapError, InputError, LogFailedError, NotFoundError, TidelogError
+
+# Checks of callers' arguments before anything is done: seqs, entries and names.
+#
+# Invariants
+# - Invalid arguments raise InputError naming the argument; nothing has changed then.
+# - A lookup of a name that no object can have (too long, with a NUL) is valid: there is no such object.
+
+
+def checked_seq(seq: int, *, least: int = 1) -> int:
+    """Returns the seq if it is valid."""
+    if type(seq) is not int or not least <= seq <= MAX_SEQ:
+        raise InputError(f"seq must be a whole number from {least} to 2**64 - 1, not {seq!r}")
+    return seq
+
+
+def checked_entries(entries: object) -> list[tuple[int, Carried]]:
+    """Returns the entries if they are valid and their seqs increase. Exceptions raised by the iterable itself
+    propagate.
+    """
+    if not hasattr(entries, "__iter__"):
+        raise InputError(f"entries must be pairs of a seq and an entry, not {type(entries).__name__}")
+    wanted: list[tuple[int, Carried]] = list(entries)
+    before = 0
+    try:
+        for seq, entry in wanted:
+            if checked_seq(seq) <= before:
+                raise InputError(f"seq {seq} comes after {before}: entries must be in the order of their seqs")
+            if type(entry) is not PutObject:
+                operations(batch_of(entry))
+            before = seq
+    except InputError:  # a ValueError that says by itself what is wrong with the entry
+        raise
+    except (TypeError, ValueError) as error:
+        raise InputError(f"entries must be pairs of a seq and an entry: {error}") from error
+    return wanted
+
+
+def check_names(bucket: object, key: object = "") -> None:
+    """Checks that names to look up are text that can be encoded as UTF-8."""
+    for what, name in (("bucket", bucket), ("key", key)):
+        if not isinstance(name, str):
+            raise InputError(f"a {what} is named by text, not by {type(name).__name__}")
+        try:
+            name.encode()
+        except UnicodeEncodeError as error:
+            raise InputError(f"the name of a {what} contains half a surrogate pair, which is not UTF-8") from error
+
+
+def check_limit(limit: object) -> None:
+    """Checks how many items are wanted at most; None for all."""
+    if limit is not None and (type(limit) is not int or limit < 1):
+        raise InputError(f"a limit of {limit!r} objects is none", hint="Give a whole number from 1 on, or None")
+
+
+# Whether an engine may be used: it is open, closed, failed, or has lost its store to another node.
+#
+# Invariants
+# - It references the parts of an engine and not the engine: background work checks here, and does not keep an engine
+#   alive that its user has dropped.
+# - Every call reports the first failure, until the engine is opened again.
+
+
+class Refusing(Protocol):
+    """A store that may have another owner: `refusal` makes the error then."""
+
+    @property
+    def refusal(self) -> Callable[[], TidelogError] | None: ...
+
+
+class Standing:
+    """The status of an engine. Thread-safe."""
+
+    def __init__(self, core: Core, cold: Refusing | None) -> None:
+        self._core = core
+        self._cold = cold
+        self._failure: str | None = None
+        self.is_closed = False
+
+    @property
+    def has_failed(self) -> bool:
+        """Whether the engine has failed and must be reopened."""
+        return self._failure is not None
+
+    def check(self) -> None:
+        """Raises if the engine cannot be used."""
+        if self.is_closed:
+            raise self.closed_error()
+        if self._cold is not None and self._cold.refusal is not None:
+            raise self._cold.refusal()
+        if self._failure is not None:
+            raise LogFailedError(self._failure, path=self._core.directory, hint="Close it and open it again")
+
+    def fail(self, error: BaseException) -> None:
+        """Marks pages and WAL as inconsistent: nothing is made durable from here on."""
+        if self._failure is None:
+            self._failure = f"the engine failed and must be opened again: {error}"
+            self._core.fail()
+
+    def closed_error(self) -> ClosedError:
+        """The error for calls on a closed engine."""
+        return ClosedError("the engine is closed", path=self._core.directory, hint="Open it again")
+
+    def __str__(self) -> str:
+        if self.is_closed:
+            return "closed"
+        return "open" if self._failure is None else "failed"
+
+
+class EngineReading:
+    """The read-only methods of an engine."""
+
+    def __init__(self, core: Core, reader: ColdReader | None, standing: Standing) -> None:
+        self._core = core
+        self._standing = standing
+        self._marks = core.marks
+        self._wal = core.wal
+        self._versions = core.versions
+        self._buckets = core.buckets
+        self._history = core.history
+        self._cold = reader
+        self._find_in = core.versions.find_in
+        self._pointer = core.versions.pointer
+        self._read_stored = core.wal.read_stored
+
+    def read(self, bucket: str, key: str, seq: int | None = None) -> StoredObject:
+        """Returns an object as of a seq; by default the last applied one."""
+        try:
+            at = self._marks.applied_seq if seq is None else self._checked_seq(seq)
+            created = self._buckets.created(bucket, at)
+            if created is not None:
+                pointer = self._pointer(created, bucket, key, at)
+                if pointer is not None:
+                    found_seq, _, size, crc, codec, _, position, stored_bytes = pointer
+                    stored = self._read_stored(position, stored_bytes)
+                    data = None if stored is None or codec else plain_data(stored, size, crc)
+                    if data is not None:
+                        return StoredObject(data, {}, found_seq, "hot")
+            return self._read_any(created, bucket, key, seq, at)
+        except (TypeError, UnicodeEncodeError):
+            check_names(bucket, key)
+            raise
+
+    def _read_any(self, created: BucketVersion | None, bucket: str, key: str, seq: int | None, at: int) -> StoredObject:
+        """The slow path: an object that is not in the local WAL, or is small, compressed, has metadata, is damaged or
+        missing.
+        """
+        found = None if created is None else self._find_in(created, bucket, key, at)
+        if found is None:
+            return self._look_again(bucket, key, seq, at)
+        cell = found.cell
+        if cell.inline is not None:
+            stored: bytes | None = cell.inline
+        else:
+            stored = self._read_stored(cell.position, cell.stored_bytes)
+        if stored is None:
+            try:
+                data, metadata = self._read_cold(cell)
+            except (GapError, NotFoundError):
+                if at < self._kept_from():
+                    return self._look_again(bucket, key, seq, at)
+                raise
+            return StoredObject(data, metadata, found.seq, "cold")
+        data, metadata = decode_value(stored, cell.codec, cell.size, cell.crc, cell.lsn)
+        return StoredObject(data, metadata, found.seq, "hot")
+
+    def _kept_from(self) -> int:
+        """The first seq whose values are in the store: another process may have moved it while a state was pinned
+        here.
+        """
+        published = 0 if self._cold is None else self._cold.history_start_seq
+        return max(self._history.start_seq, published)
+
+    def _look_again(self, bucket: str, key: str, seq: int | None, at: int) -> StoredObject:
+        """Checks an object that was not found: if it was removed since this read began, the newest state has
+        changed.
+        """
+        if seq is None and at < self._history.start_seq and not self._standing.is_closed:
+            return self.read(bucket, key)
+        raise self._not_found(bucket, key, at)
+
+    def _read_cold(self, cell: Cell) -> Value:
+        if self._cold is None:
+            raise NotFoundError(
+                f"the value at position {cell.position} has left this disk, and no store is known",
+                path=self._core.directory,
+                hint="Open the engine with the store that it was shipped to",
+            )
+        return self._cold.read(cell)
+
+    def list_objects(
+        self,
+        bucket: str,
+        prefix: str = "",
+        seq: int | None = None,
+        *,
+        start_after: str | None = None,
+        limit: int | None = None,
+        delimiter: str = "",
+    ) -> Iterator[ObjectInfo]:
+        """Yields the objects of a bucket whose keys start with the prefix, in key order, as of a seq.
+
+        `start_after` and `limit` paginate: pass the last key of one page as the start of the next. With a `delimiter`,
+        objects whose keys have it behind the prefix come as one item, their common prefix up to it (`is_prefix`).
+        """
+        check_names(bucket, prefix)
+        if start_after is not None:
+            check_names(bucket, start_after)
+        check_names(bucket, delimiter)
+        check_limit(limit)
+        pin = self.pin(seq)
+        if self._buckets.created(bucket, pin.seq) is None:
+            pin.check()
+            raise self._no_bucket(bucket, pin.seq)
+        return islice(chain.from_iterable(self._listed(pin, bucket, prefix, start_after, delimiter)), limit)
+
+    def _listed(
+        self, pin: Pin, bucket: str, prefix: str, start_after: str | None, delimiter: str
+    ) -> Iterator[Iterator[ObjectInfo]]:
+        with pin as seq:
+            for rows in self._versions.objects(bucket, prefix, seq, after=start_after, delimiter=delimiter):
+                pin.check()
+                if delimiter:
+                    yield (ObjectInfo(key, size, put_seq, not put_seq) for key, size, put_seq in rows)
+                else:
+                    yield starmap(ObjectInfo, rows)
+
+    def has_bucket(self, bucket: str, seq: int | None = None) -> bool:
+        """Whether a bucket exists at a seq; by default the last applied one."""
+        check_names(bucket)
+        with self.pin(seq) as at:
+            return self._buckets.created(bucket, at) is not None
+
+    def find_object(self, bucket: str, key: str, seq: int | None = None) -> ObjectInfo | None:
+        """Returns size and seq of an object without reading it; None if the object or the bucket does not exist."""
+        check_names(bucket, key)
+        with self.pin(seq) as at:
+            found = self._versions.find(bucket, key, at)
+        return None if found is None else ObjectInfo(key, found.cell.size, found.seq)
+
+    def list_buckets(self, seq: int | None = None) -> list[str]:
+        """Returns the names of all buckets at a seq, sorted."""
+        at = self._checked_read_seq(self._marks.applied_seq if seq is None else seq)
+        return [name for name, _ in self._buckets.alive(at)]
+
+    def versions(self, bucket: str, key: str) -> list[VersionInfo]:
+        """Returns all kept versions of an object, newest first, including deletions."""
+        check_names(bucket, key)
+        with self.pin() as at:
+            found = [
+                VersionInfo(version.seq, version.cell.size, version.cell.is_tombstone, self._tier_of(version.cell))
+                for version in self._versions.history(bucket, key, at)
+            ]
+        if not found:
+            raise self._not_found(bucket, key, at)
+        return found
+
+    def digest(self, seq: int | None = None) -> str:
+        """Returns a digest of the whole state at a seq: equal on every replica and after every restore."""
+        digest = Digest()
+        with self.pin(seq) as at:
+            for bucket, created in self._buckets.alive(at):
+                name = bucket.encode()
+                digest.add_bucket(name, created.seq)
+                rows = chain.from_iterable(self._versions.objects(bucket, "", at, columns=WITH_CRC))
+                for key, size, put_seq, crc in rows:
+                    digest.add_object(name, key.encode(), put_seq, size, crc)
+        return digest.text()
+
+    def pin(self, seq: int | None = None) -> Pin:
+        """Keeps every state from a seq on readable until the end of the `with` block, for long reads of one state.
+
+        A state above the low-water mark may be rolled back meanwhile; then the block ends with ConflictError.
+        """
+        while True:
+            at = self._checked_seq(self._marks.applied_seq if seq is None else seq)
+            try:
+                pin = self._history.pin(at)
+            except NotFoundError:
+                # If nothing was applied meanwhile, the start of history in a checkpoint is meaningless.
+                if seq is not None or at == self._marks.applied_seq:
+                    raise
+                continue
+            if at <= self._marks.applied_seq:
+                return pin  # any rollback from here on ends it
+            pin.release()
+
+    def _tier_of(self, cell: Cell) -> Tier | None:
+        if cell.is_tombstone:
+            return None
+        return "hot" if cell.inline is not None or cell.position >= self._wal.first_position else "cold"
+
+    def _checked_read_seq(self, seq: int) -> int:
+        start = self._history.start_seq
+        if self._checked_seq(seq) < start:
+            raise forgotten(start)
+        return seq
+
+    def _checked_seq(self, seq: int) -> int:
+        if self._standing.is_closed:
+            raise self._standing.closed_error()
+        checked_seq(seq, least=0)
+        if seq > self._marks.applied_seq:
+            raise InputError(
+                f"seq {seq} is not applied yet, the last one is {self._marks.applied_seq}",
+                operation="read",
+                hint="Apply the entries up to it first",
+            )
+        return seq
+
+    def _not_found(self, bucket: str, key: str, seq: int) -> TidelogError:
+        if self._standing.is_closed:
+            return self._standing.closed_error()
+        if seq < self._kept_from():
+            return forgotten(self._kept_from())
+        if self._buckets.created(bucket, seq) is None:
+            return self._no_bucket(bucket, seq)
+        return NotFoundError(f"there is no object {key!r} in bucket {bucket!r} at seq {seq}")
+
+    def _no_bucket(self, bucket: str, seq: int) -> TidelogError:
+        return NotFoundError(f"there is no bucket {bucket!r} at seq {seq}")
+
+    def _end_reading(self) -> None:
+        """Makes reads that follow find nothing, so that they check why."""
+        self._standing.is_closed = True
+        self._buckets = Buckets()
+
+
+# Object metadata without the data: from the version index, and if there is user metadata, from the value.
+#
+# Invariants
+# - An object without metadata needs no read of its value, wherever that is.
+# - Metadata of a large, uncompressed value on this disk is read alone. The checksum covers the whole value and is not
+#   verified then; lengths are, against the index. Everything else is read and verified as by `read`.
+
+
+# Up to this size, reading the whole value costs about as much as reading its beginning, and can be verified.
+_CHECKED_BYTES = 64 << 10
+
+
+class EngineStat(EngineReading):
+    """The `stat` method of an engine."""
+
+    def stat(self, bucket: str, key: str, seq: int | None = None) -> ObjectStat:
+        """Returns an object as of a seq (by default the last applied one), without its data."""
+        check_names(bucket, key)
+        at = self._checked_seq(self._marks.applied_seq if seq is None else seq)
+        created = self._buckets.created(bucket, at)
+        found = None if created is None else self._find_in(created, bucket, key, at)
+        known = None if found is None else self._metadata_alone(found.cell)
+        if found is None or known is None:
+            whole = self.read(bucket, key, seq)  # it may have changed since, as a whole; or it is not there, and why
+            return ObjectStat(
+                len(whole.data), whole.metadata, whole.seq, whole.tier, object_crc(whole.data, whole.metadata)
+            )
+        return ObjectStat(found.cell.size, known, found.seq, self._where(found), found.cell.crc)
+
+    def _metadata_alone(self, cell: Cell) -> dict[str, MetadataValue] | None:
+        """Returns the metadata, if it can be read without the whole value."""
+        head_bytes = cell.stored_bytes - cell.size
+        if cell.codec != CODEC_NONE or not LENGTH_BYTES <= head_bytes <= LENGTH_BYTES + MAX_METADATA_BYTES:
+            return None
+        if head_bytes == LENGTH_BYTES:
+            return {}
+        if cell.stored_bytes <= _CHECKED_BYTES:
+            return None
+        head = self._read_stored(cell.position, head_bytes)
+        return None if head is None else decode_metadata(head, cell.lsn)
+
+    def _where(self, found: Found) -> Tier:
+        tier = self._tier_of(found.cell)
+        assert tier is not None  # a deletion is not found
+        return tier

@@ -1,0 +1,1 @@
+"""ARIES: checkpoints, analysis, redo and undo; and a restore from the store."""

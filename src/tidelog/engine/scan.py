@@ -1,0 +1,210 @@
+"""Scans of a bucket, in either direction, and reads of many objects at once: values come in batches.
+
+    rows of the index (C) -> batches of rows -> hot values from files, cold ones by ColdReader.begin_many
+                                └── the next batches are begun while the reader consumes this one
+
+Invariants
+- A scan reads one state, however long it takes and whatever is applied meanwhile: it pins its seq.
+- A reader of a few objects fetches a few: batches begin small and grow, nothing is fetched ahead before the first is
+  consumed, and nothing beyond the limit.
+- What is held is bounded: at most `_BATCHES_AHEAD + 1` batches, each of at most `_BATCH_BYTES`, or one larger value.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import chain, islice, starmap
+from typing import NamedTuple
+
+from tidelog.engine.cold.reader import Value, ValuesAhead
+from tidelog.engine.entry import ScannedObject, StoredObject, Tier
+from tidelog.engine.mvcc.cells import INLINE, POINTER, Cell
+from tidelog.engine.mvcc.retention import Pin, forgotten
+from tidelog.engine.mvcc.versions import WITH_CRC, WITH_VALUE, Row
+from tidelog.engine.reads import EngineStat, check_limit, check_names
+from tidelog.engine.wal.value import decode_value
+from tidelog.errors import GapError, InputError, NotFoundError
+
+_FIRST_ROWS = 16
+_BATCH_ROWS = 512
+_BATCH_BYTES = 8 << 20
+_BATCHES_AHEAD = 2
+
+
+class EngineScans(EngineStat):
+    """The calls of an engine that read many objects."""
+
+    def scan(
+        self,
+        bucket: str,
+        start: str | None = None,
+        end: str | None = None,
+        *,
+        prefix: str = "",
+        reverse: bool = False,
+        limit: int | None = None,
+        with_values: bool = False,
+        seq: int | None = None,
+    ) -> Iterator[ScannedObject]:
+        """Yields the objects of a bucket from the key `start` on and before the key `end` whose keys start with the
+        prefix, in the order of keys or in reverse, as of a seq: one state, whatever is applied meanwhile.
+
+        With values they have `data` and `metadata`; those in the store are fetched in batches, ahead of the reader.
+        """
+        check_names(bucket, prefix)
+        for bound in (start, end):
+            check_names(bucket, "" if bound is None else bound)
+        check_limit(limit)
+        pin = self.pin(seq)
+        if self._buckets.created(bucket, pin.seq) is None:
+            pin.check()
+            raise self._no_bucket(bucket, pin.seq)
+        columns = WITH_VALUE if with_values else WITH_CRC
+        batches = self._versions.objects(
+            bucket, prefix, pin.seq, start=start, end=end, reverse=bool(reverse), columns=columns
+        )
+        if with_values:
+            return chain.from_iterable(self._scanned_values(pin, batches, limit))
+        return islice(chain.from_iterable(self._scanned(pin, batches)), limit)
+
+    def _scanned(self, pin: Pin, batches: Iterator[list[Row]]) -> Iterator[Iterator[ScannedObject]]:
+        with pin:
+            for rows in batches:
+                self._check_going_on(pin)
+                yield starmap(ScannedObject, rows)
+
+    def _check_going_on(self, pin: Pin) -> None:
+        pin.check()
+        if self._standing.is_closed:
+            raise self._standing.closed_error()
+
+    def _scanned_values(
+        self, pin: Pin, batches: Iterator[list[Row]], limit: int | None
+    ) -> Iterator[Iterator[ScannedObject]]:
+        with pin as at:
+            rows = islice(chain.from_iterable(batches), limit)
+            for found in self._values_of(map(_Wanted.of, rows), at):
+                self._check_going_on(pin)
+                yield (
+                    ScannedObject(one.name, one.cell.size, one.seq, one.cell.crc, data, metadata)
+                    for one, (data, metadata), _ in found
+                )
+
+    def read_many(self, keys: Iterable[tuple[str, str]], seq: int | None = None) -> list[StoredObject | None]:
+        """Returns the objects of these (bucket, key) as of one seq, in their order; None for those that do not exist.
+
+        Values in the store are fetched together: neighbours with one request, several requests at once.
+        """
+        wanted = _checked_keys(keys)
+        with self.pin(seq) as at:
+            found = [self._versions.find(bucket, key, at) for bucket, key in wanted]
+            answer: list[StoredObject | None] = [None] * len(wanted)
+            there = (_Wanted(str(number), one.seq, one.cell) for number, one in enumerate(found) if one is not None)
+            for values in self._values_of(there, at):
+                for one, (data, metadata), tier in values:
+                    answer[int(one.name)] = StoredObject(data, metadata, one.seq, tier)
+        return answer
+
+    def _values_of(self, wanted: Iterator[_Wanted], at: int) -> Iterator[list[_Got]]:
+        """The values of some versions, in their order, in batches."""
+        waiting: deque[_Batch] = deque()
+        ahead, most_rows = 0, _FIRST_ROWS
+        try:
+            while True:
+                while len(waiting) <= ahead and (some := _some(wanted, most_rows)):
+                    waiting.append(self._begin(some))
+                    most_rows = min(2 * most_rows, _BATCH_ROWS)
+                if not waiting:
+                    return
+                yield self._taken(waiting.popleft(), at)
+                ahead = _BATCHES_AHEAD
+        finally:
+            for batch in waiting:
+                batch.forget()
+
+    def _begin(self, wanted: list[_Wanted]) -> _Batch:
+        stored = [self._stored_here(one.cell) for one in wanted]
+        cold = [one.cell for one, here in zip(wanted, stored, strict=True) if here is None]
+        return _Batch(wanted, stored, cold, self._cold.begin_many(cold) if cold and self._cold is not None else None)
+
+    def _stored_here(self, cell: Cell) -> bytes | None:
+        return self._read_stored(cell.position, cell.stored_bytes) if cell.inline is None else cell.inline
+
+    def _taken(self, batch: _Batch, at: int) -> list[_Got]:
+        try:
+            cold = iter(batch.ahead.take() if batch.ahead is not None else map(self._read_cold, batch.cold))
+            return [
+                _Got(one, decode_value(here, one.cell.codec, one.cell.size, one.cell.crc, one.cell.lsn), "hot")
+                if here is not None
+                else _Got(one, _present(next(cold)), "cold")
+                for one, here in zip(batch.wanted, batch.stored, strict=True)
+            ]
+        except (GapError, NotFoundError) as error:
+            if at < self._kept_from():  # another process has moved the start of history
+                raise forgotten(self._kept_from()) from error
+            raise
+
+
+class _Wanted(NamedTuple):
+    """A version whose value is wanted."""
+
+    name: str
+    seq: int
+    cell: Cell
+
+    @classmethod
+    def of(cls, row: Row) -> _Wanted:
+        key, size, seq, crc, codec, lsn, position, stored_bytes, inline = row
+        flags = POINTER if inline is None else INLINE
+        return cls(key, seq, Cell(flags, 0, size, crc, codec, lsn, position, stored_bytes, inline))
+
+
+class _Got(NamedTuple):
+    """The same with its value, and where that was."""
+
+    wanted: _Wanted
+    value: Value
+    tier: Tier
+
+
+class _Batch(NamedTuple):
+    """Versions with their stored values as far as they are on this disk; the others are on their way."""
+
+    wanted: list[_Wanted]
+    stored: list[bytes | None]
+    cold: list[Cell]
+    ahead: ValuesAhead | None
+
+    def forget(self) -> None:
+        if self.ahead is not None:
+            self.ahead.forget()
+
+
+def _some(wanted: Iterator[_Wanted], most_rows: int) -> list[_Wanted]:
+    """The next ones, as many as one batch holds."""
+    taken: list[_Wanted] = []
+    left = _BATCH_BYTES
+    for one in islice(wanted, most_rows):
+        taken.append(one)
+        left -= one.cell.stored_bytes
+        if left <= 0:
+            break
+    return taken
+
+
+def _present(value: Value | None) -> Value:
+    assert value is not None, "a deletion is not among the cells"
+    return value
+
+
+def _checked_keys(keys: object) -> Sequence[tuple[str, str]]:
+    if isinstance(keys, str) or not hasattr(keys, "__iter__"):
+        raise InputError(f"keys must be pairs of a bucket and a key, not {type(keys).__name__}")
+    wanted: list[tuple[str, str]] = []
+    for pair in keys:
+        if not isinstance(pair, tuple | list) or len(pair) != 2:
+            raise InputError(f"keys must be pairs of a bucket and a key, and one is {pair!r}")
+        check_names(*pair)
+        wanted.append((pair[0], pair[1]))
+    return wanted

@@ -1,0 +1,1 @@
+"""Formats of compacted data in the store: sorted files, blob files, indexes and snapshots."""

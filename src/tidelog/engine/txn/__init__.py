@@ -1,0 +1,1 @@
+"""Transactions: locks, read sets, write sets."""

@@ -1,0 +1,1 @@
+"""Verification of an engine's files, state and store."""

@@ -1,0 +1,1 @@
+"""The engine's write-ahead log: its records, its files, its replay and its ship watermark."""

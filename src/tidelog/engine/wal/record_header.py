@@ -1,0 +1,175 @@
+"""Record headers: the first bytes of every WAL record.
+
+    an operation:
+
+    byte   0      1       2         10    14           15
+           +------+-------+---------+-----+------------+---------+-------+------+---------+
+           | 1    | flags | time_us | crc | op, codec  | numbers | names | value | updates |
+           | u8   | u8    | u64     | u32 | 4 bits each|         |       |      |         |
+           +------+-------+---------+-----+------------+---------+-------+------+---------+
+
+    numbers, each a varint (`varint.py`): seq; with PART_OF_BATCH previous_lsn and order; size, stored_bytes; the
+    lengths of bucket and key, of a copy those of src_bucket and src_key, and with REFUSED that of the reason
+
+    every other kind:
+
+    byte   0      1       2      4                8             16             24              32
+           +------+-------+------+----------------+-------------+--------------+---------------+-----+---------+
+           | kind | flags | zero | updates_offset | transaction | previous_lsn | undo_next_lsn | own | updates |
+           | u8   | u8    | u16  | u32            | u64         | u64          | u64           |     |         |
+           +------+-------+------+----------------+-------------+--------------+---------------+-----+---------+
+
+    little-endian; `own` are the kind's own bytes up to `updates_offset`, `updates` the page updates to the end
+
+Invariants
+- `transaction` is the entry's seq for operations and their compensations, and 0 for what the engine does by itself;
+  `previous_lsn` is the record before in the same transaction, 0 for the first.
+- Operations are the most frequent records, and small: theirs is the shorter header. A single one has no record
+  before it and is number 0, so it stores neither.
+- Payloads come from a disk: inconsistent ones raise DataError with the LSN.
+"""
+
+from __future__ import annotations
+
+import struct
+from typing import Final, NamedTuple
+
+from tidelog.engine.wal import varint
+from tidelog.engine.wal.varint import U16, U32
+from tidelog.errors import DataError
+
+OPERATION: Final = 1
+STRUCTURE: Final = 2
+COMPENSATION: Final = 3
+CHECKPOINT_BEGIN: Final = 4
+CHECKPOINT_END: Final = 5
+ROLLBACK_BEGIN: Final = 6
+ROLLBACK_END: Final = 7
+VACUUM: Final = 8
+MARKS: Final = 9
+REPACK: Final = 10
+
+LAST: Final = 1
+"""The record completes its transaction."""
+REFUSED: Final = 2
+"""The entry was refused: it has its seq, and changed nothing."""
+PART_OF_BATCH: Final = 4
+_MAX_FLAGS = LAST | REFUSED | PART_OF_BATCH
+
+HEADER: Final = struct.Struct("<BBHIQQQ")
+HEADER_BYTES: Final = HEADER.size
+
+
+FIXED: Final = struct.Struct("<BBQIB")
+"""What is at the same bytes in every operation: kind, flags, time_us, crc, op and codec."""
+COPY_OBJECT: Final = 6
+
+
+class OperationHead(NamedTuple):
+    """What the record of an operation says before its names, and where its parts begin."""
+
+    flags: int
+    time_us: int
+    crc: int
+    op: int
+    codec: int
+    seq: int
+    previous_lsn: int
+    order: int
+    size: int
+    stored_bytes: int
+    lengths: tuple[int, int, int, int, int]
+    """Bytes of bucket, key, src_bucket, src_key, reason."""
+    names_offset: int
+    value_offset: int
+    updates_offset: int
+
+
+def seq_of_operation(buffer: bytes, at: int) -> int:
+    """The seq alone of an operation that begins at a byte: for scans over every written record."""
+    return varint.decode(buffer, at + FIXED.size)[0]
+
+
+def decode_operation_head(record: bytes | memoryview, lsn: int) -> OperationHead:
+    """The operation in a record, checked to lie inside of it; whether its parts go together is not looked at."""
+    if len(record) < FIXED.size or record[0] != OPERATION:
+        raise DataError(f"a record of {len(record)} bytes is no operation, LSN {lsn}")
+    _, flags, time_us, crc, op = FIXED.unpack_from(record)
+    try:
+        return _head(record, (flags, time_us, crc, op & 15, op >> 4))
+    except DataError as error:
+        raise DataError(f"the lengths in an operation do not add up, LSN {lsn}") from error
+
+
+def _head(record: bytes | memoryview, fixed: tuple[int, int, int, int, int]) -> OperationHead:
+    number, flags = varint.decode, fixed[0]
+    seq, at = number(record, FIXED.size)
+    previous_lsn = order = 0
+    if flags & PART_OF_BATCH:
+        previous_lsn, at = number(record, at)
+        order, at = number(record, at, U32)
+    size, at = number(record, at)
+    stored_bytes, at = number(record, at, U32)
+    bucket, at = number(record, at, U16)
+    key, at = number(record, at, U16)
+    src_bucket = src_key = reason = 0
+    if fixed[3] == COPY_OBJECT:
+        src_bucket, at = number(record, at, U16)
+        src_key, at = number(record, at, U16)
+    if flags & REFUSED:
+        reason, at = number(record, at, U16)
+    value = at + bucket + key + src_bucket + src_key + reason
+    if value + stored_bytes > len(record):
+        raise DataError("it is cut short")
+    lengths = bucket, key, src_bucket, src_key, reason
+    return OperationHead(*fixed, seq, previous_lsn, order, size, stored_bytes, lengths, at, value, value + stored_bytes)
+
+
+class Header(NamedTuple):
+    """The header of every record. `LAST` and the others define the flags."""
+
+    kind: int
+    flags: int
+    updates_offset: int
+    transaction: int
+    previous_lsn: int
+    undo_next_lsn: int
+
+
+def encode_header(
+    kind: int, own_bytes: int, *, flags: int = 0, transaction: int = 0, previous_lsn: int = 0, undo_next_lsn: int = 0
+) -> bytes:
+    """The header of a record, not of an operation, with so many bytes of its own before its page updates."""
+    assert kind != OPERATION
+    return HEADER.pack(kind, flags, 0, HEADER_BYTES + own_bytes, transaction, previous_lsn, undo_next_lsn)
+
+
+def decode_header(payload: bytes | memoryview, lsn: int) -> Header:
+    """The header alone; the rest of the payload is not looked at."""
+    header = _operation_header(payload, lsn) if payload and payload[0] == OPERATION else _header(payload, lsn)
+    kind, flags, updates_offset, _, previous_lsn, undo_next_lsn = header
+    if not OPERATION <= kind <= REPACK:
+        raise DataError(f"record has unknown kind {kind}, LSN {lsn}")
+    if flags > _MAX_FLAGS:
+        raise DataError(f"record has unknown flags {flags}, LSN {lsn}")
+    if updates_offset > len(payload):
+        raise DataError(f"a record of {len(payload)} bytes has its page updates at {updates_offset}, LSN {lsn}")
+    if previous_lsn >= lsn > 0 or undo_next_lsn >= lsn > 0:
+        raise DataError(f"a record points to LSN {max(previous_lsn, undo_next_lsn)}, which is not before LSN {lsn}")
+    return header
+
+
+def _operation_header(payload: bytes | memoryview, lsn: int) -> Header:
+    head = decode_operation_head(payload, lsn)
+    return Header(OPERATION, head.flags, head.updates_offset, head.seq, head.previous_lsn, 0)
+
+
+def _header(payload: bytes | memoryview, lsn: int) -> Header:
+    if len(payload) < HEADER_BYTES:
+        raise DataError(f"a record of {len(payload)} bytes has no header, LSN {lsn}")
+    kind, flags, zero, updates_offset, *numbers = HEADER.unpack_from(payload)
+    if zero:
+        raise DataError(f"record has unknown flags {flags} and {zero}, LSN {lsn}")
+    if updates_offset < HEADER_BYTES:
+        raise DataError(f"a record of {len(payload)} bytes has its page updates at {updates_offset}, LSN {lsn}")
+    return Header(kind, flags, updates_offset, *numbers)

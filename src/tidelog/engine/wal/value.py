@@ -1,0 +1,137 @@
+"""Values: the stored form of an object, the same in the WAL, in a page and in the cold tier.
+
+    byte   0                4
+           +----------------+------------------------+------------+
+           | metadata_bytes | metadata               | data       |   little-endian
+           | u32            | msgpack map, sorted    |            |
+           +----------------+------------------------+------------+
+
+    codec 0   the value as it is
+    codec 1   one zstd frame that states its content size
+
+Invariants
+- The same data and metadata produce the same value, in whatever order the metadata came; no metadata takes no bytes.
+- `crc` covers the value before compression, `size` counts the data alone: both are the same on every replica, however
+  its value is stored.
+- Input of a decoder comes from a disk or a network. It allocates no more memory than `size` and the bound on metadata
+  allow; inconsistent input raises DataError.
+"""
+
+from __future__ import annotations
+
+import struct
+from threading import local
+from typing import Any, Final, Literal, NamedTuple
+
+import msgspec
+import zstandard
+
+from tidelog.engine.entry import MAX_DATA_BYTES, MAX_METADATA_BYTES, checked_metadata, packed_metadata
+from tidelog.errors import DataError, InputError
+from tidelog.log.frame import crc32
+
+Compression = Literal["none", "zstd"]
+Buffer = bytes | memoryview
+
+CODEC_NONE: Final = 0
+CODEC_ZSTD: Final = 1
+MAX_VALUE_BYTES: Final = 4 + MAX_METADATA_BYTES + MAX_DATA_BYTES
+# Below this size, the overhead of a zstd frame outweighs its gain.
+_MIN_COMPRESSED_BYTES = 64
+
+_LENGTH = struct.Struct("<I")
+LENGTH_BYTES: Final = _LENGTH.size
+"""What a value has before its data when there is no metadata."""
+_NO_METADATA = _LENGTH.pack(0)
+_decode_metadata = msgspec.msgpack.Decoder(dict[str, Any]).decode
+_of_thread = local()
+
+
+class StoredValue(NamedTuple):
+    """A value as stored in a record or a page, and the fields of its cell."""
+
+    stored: bytes
+    codec: int
+    size: int
+    crc: int
+
+
+def encode_value(data: bytes, metadata: dict[str, Any]) -> bytes:
+    """Encodes the value of an object."""
+    if not metadata:
+        return _NO_METADATA + data
+    packed = packed_metadata(metadata)
+    return b"".join((_LENGTH.pack(len(packed)), packed, data))
+
+
+def object_crc(data: bytes, metadata: dict[str, Any] | None = None) -> int:
+    """Returns the checksum of an object with this data and metadata, for `if_match_crc`."""
+    return crc32(encode_value(data, checked_metadata(metadata or {})))
+
+
+class ValueEncoder:
+    """Encodes and compresses values for storage. Not thread-safe."""
+
+    def __init__(self, compression: Compression = "none", level: int = -1) -> None:
+        self._compressor = None if compression == "none" else _compressor(level)
+
+    def store(self, data: bytes, metadata: dict[str, Any]) -> StoredValue:
+        """Compresses if requested and if that makes it smaller."""
+        value = encode_value(data, metadata) if metadata else _NO_METADATA + data
+        crc = crc32(value)
+        if self._compressor is not None and len(value) >= _MIN_COMPRESSED_BYTES:
+            compressed = self._compressor.compress(value)
+            if len(compressed) < len(value):
+                return StoredValue(compressed, CODEC_ZSTD, len(data), crc)
+        return StoredValue(value, CODEC_NONE, len(data), crc)
+
+
+def decode_value(stored: Buffer, codec: int, size: int, crc: int, lsn: int) -> tuple[bytes, dict[str, Any]]:
+    """Returns data and metadata; `lsn` is for the error."""
+    value = stored if codec == CODEC_NONE else decompressed(stored, codec, size, lsn)
+    if crc32(value) != crc:
+        raise DataError(f"the checksum of the object's value does not match, LSN {lsn}")
+    if len(value) == size + 4 and value[:4] == _NO_METADATA:
+        return bytes(value[4:]), {}
+    return _with_metadata(value, size, lsn)
+
+
+def _with_metadata(value: Buffer, size: int, lsn: int) -> tuple[bytes, dict[str, Any]]:
+    start = max(0, len(value) - size)
+    return bytes(value[start:]), decode_metadata(value[:start], lsn)
+
+
+def decode_metadata(head: Buffer, lsn: int) -> dict[str, Any]:
+    """Decodes the metadata from the part of a value before its data; `lsn` is for the error."""
+    metadata_bytes = _LENGTH.unpack_from(head)[0] if len(head) >= LENGTH_BYTES else 0
+    if len(head) != LENGTH_BYTES + metadata_bytes or metadata_bytes > MAX_METADATA_BYTES:
+        raise DataError(f"{len(head)} bytes before the data cannot hold {metadata_bytes} of metadata, LSN {lsn}")
+    try:
+        return checked_metadata(_decode_metadata(head[LENGTH_BYTES:])) if metadata_bytes else {}
+    except (msgspec.MsgspecError, InputError, UnicodeDecodeError, RecursionError) as error:
+        raise DataError(f"the metadata of the object cannot be read, LSN {lsn}: {error}") from error
+
+
+def decompressed(stored: Buffer, codec: int, size: int, lsn: int) -> bytes:
+    """Decompresses a value. The size that it states is checked against that of its data before memory is allocated."""
+    if codec != CODEC_ZSTD:
+        raise DataError(f"value has unknown codec {codec}, LSN {lsn}")
+    try:
+        content_bytes = zstandard.frame_content_size(stored)
+        if not 4 <= content_bytes <= min(4 + MAX_METADATA_BYTES + size, MAX_VALUE_BYTES):
+            raise DataError(f"compressed value has an impossible size of {content_bytes} bytes, LSN {lsn}")
+        return _decompressor().decompress(stored, max_output_size=content_bytes, allow_extra_data=False)
+    except zstandard.ZstdError as error:
+        raise DataError(f"a compressed value cannot be read, LSN {lsn}: {error}") from error
+
+
+def _compressor(level: int) -> zstandard.ZstdCompressor:
+    return zstandard.ZstdCompressor(level=level, write_content_size=True, write_checksum=False)
+
+
+def _decompressor() -> zstandard.ZstdDecompressor:
+    """One per thread: readers decompress concurrently."""
+    found: zstandard.ZstdDecompressor | None = getattr(_of_thread, "decompressor", None)
+    if found is None:
+        found = _of_thread.decompressor = zstandard.ZstdDecompressor()
+    return found

@@ -1,0 +1,1 @@
+"""Importers from other systems into topics. Nothing in `topics` depends on them."""

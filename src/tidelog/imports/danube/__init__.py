@@ -1,0 +1,1 @@
+"""Danube: decodes its frames, messages and objects, and imports them into a topic."""

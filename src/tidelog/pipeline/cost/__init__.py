@@ -1,0 +1,1 @@
+"""The cost of an engine's store."""

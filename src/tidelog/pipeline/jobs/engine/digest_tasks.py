@@ -1,0 +1,387 @@
+"""Executor tasks of `digest` and `verify`: read what each source says about keys of the tree, merge it and compare.
+
+    source   key        lsn, step                        cell
+    BASE     tree key   0, 0                             a row of a snapshot or of a version index
+    LOG      tree key   of the record and in it          what the record left there; none: it removed the key
+    ACTUAL   tree key   0, 0                             as BASE, of what is compared with the other two
+    START    empty      the seq, 0                       a record says that history begins there
+    DAMAGE   empty      0, 0                             msgpack of `Unreadable`
+
+Invariants
+- Which records count is decided as everywhere (`engine/wal/replay.py`).
+- An unreadable part is a row that says so, and ends its source: the contents of the bytes never raise.
+- Fit for executors: of the engine it imports codecs alone.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import pickle
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import groupby
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+import msgspec
+
+from tidelog.engine.mvcc.cells import BUCKETS, SEQ_BYTES, decode_bucket, seq_of
+from tidelog.engine.mvcc.digest import Digest
+from tidelog.engine.mvcc.vacuum_rules import Rule, judged
+from tidelog.engine.mvcc.versions import BucketVersion
+from tidelog.engine.sst.blob_file import cell_of
+from tidelog.engine.sst.sstable import RowPart, SSTable
+from tidelog.engine.wal.replay import changes_of, counting, history_start_in, records_of
+from tidelog.errors import DataError, GapError, NotFoundError, TidelogError
+from tidelog.pipeline.jobs.engine.rows import StateSum, Sum, as_batches, tuples_in
+from tidelog.pipeline.jobs.job import told_in_our_words
+from tidelog.pipeline.location import EngineLocation
+from tidelog.pipeline.source.entry_batches import LogPart
+from tidelog.pipeline.tasks import map_in_arrow
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    from pyspark.sql import DataFrame, SparkSession
+
+
+BASE: Final = 0
+LOG: Final = 1
+ACTUAL: Final = 2
+START: Final = 8
+DAMAGE: Final = 9
+
+ROW_SCHEMA: Final = "source int, key binary, lsn bigint, step int, cell binary"
+
+RawRow = tuple[int, bytes, int, int, bytes | None]
+
+
+class Unreadable(msgspec.Struct, frozen=True):
+    """Something that could not be read: where, why, and as which source."""
+
+    place: str
+    reason: str
+    source: int = BASE
+
+
+class PartRows(msgspec.Struct, frozen=True, kw_only=True):
+    """All rows of one file of a version index, or of a snapshot."""
+
+    place: EngineLocation
+    part: RowPart
+    source: int = BASE
+
+
+RowItem = LogPart | PartRows
+
+
+class RowReader:
+    """What a task does with the numbers of items: their rows, as batches of `ROW_SCHEMA`."""
+
+    def __init__(self, items: Sequence[RowItem]) -> None:
+        self._items = [pickle.dumps(item) for item in items]
+
+    def __call__(self, numbers: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for batch in numbers:
+            for number in batch.column(0).to_pylist():
+                yield from as_batches(rows_of(pickle.loads(self._items[number])), ROW_SCHEMA)
+
+
+def rows_of(item: RowItem) -> Iterator[RawRow]:
+    """The rows of one item; what cannot be read is the last of them."""
+    try:
+        if isinstance(item, LogPart):
+            yield from _log_rows(item)
+        else:
+            file = SSTable(item.place.opened().objects, item.part, kind="versions")
+            yield from ((item.source, key, 0, 0, cell_of(value)) for key, value in file.rows())
+    except (DataError, GapError, NotFoundError) as error:
+        source = LOG if isinstance(item, LogPart) else item.source
+        unreadable = Unreadable(_place_of(item, error), error.reason, source)
+        yield DAMAGE, b"", 0, 0, msgspec.msgpack.encode(unreadable)
+
+
+def _place_of(item: RowItem, error: TidelogError) -> str:
+    named = f"LSN {item.start_lsn} to {item.stop_lsn - 1}" if isinstance(item, LogPart) else item.part.key
+    path, byte = error.path, error.byte
+    return f"{path or named}" if byte is None else f"{path or named}, byte {byte}"
+
+
+def _log_rows(part: LogPart) -> Iterator[RawRow]:
+    """What the records of a part that count did to keys of the tree."""
+    for frames, indexes in counting(part.log(), part, removals=True):
+        for lsn, record in records_of(frames, indexes):
+            start_seq = history_start_in(record, lsn)
+            if start_seq is not None:
+                yield START, b"", start_seq, 0, None
+            for key, _, step, cell in changes_of(record, lsn):
+                yield LOG, key, lsn, step, cell
+
+
+# Merges sorted rows of several sources: computes the digest of the state, and finds where two states differ.
+#
+#     rows of `digest_rows`, with the number of a part, in order of (part, key, source, lsn, step)  ->  `PartResult`
+#
+# All rows of a name are in one part; rows of buckets are in every part, and counted in part 0 alone. They come before
+# those of objects, so the buckets are known when an object is processed.
+#
+# Invariants
+# - The contents of a state are decided as the engine decides them: the newest version that is not after the seq, unless
+#   it is a deletion or from before the creation of its bucket (`engine/mvcc/versions.py`).
+# - The expected row is what BASE and LOG leave of a key, the last change first; it is compared with ACTUAL byte by
+#   byte.
+# - A row that only one side has is not a difference if retention may remove it: its horizon is the latest known start
+#   of history, and `engine/mvcc/vacuum_rules.py` says what is removed. A state may be written, and a node may be lost,
+#   while retention is running.
+# - The versions of one name are in memory, and all versions of buckets.
+
+
+RESULT_SCHEMA: Final = "result binary"
+_NAMED = 5
+
+Row = tuple[bytes, bytes]
+
+
+class Difference(msgspec.Struct, frozen=True, order=True):
+    """A key of the tree, and what is wrong there: "missing", "extra" or "different"."""
+
+    key: bytes
+    kind: str
+
+
+class PartResult(msgspec.Struct, frozen=True, kw_only=True):
+    """What a task found. `differences` are the first ones, `counts` has all of them by kind."""
+
+    expected: Sum = Sum()
+    actual: Sum = Sum()
+    counts: dict[str, int] = {}
+    differences: tuple[Difference, ...] = ()
+    damage: tuple[Unreadable, ...] = ()
+
+
+class Merge:
+    """The function of a task. `compares` is False where there is no ACTUAL."""
+
+    def __init__(self, seq: int, horizon_seq: int, *, compares: bool) -> None:
+        self._seq = seq
+        self._horizon_seq = horizon_seq
+        self._compares = compares
+
+    def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        return as_batches(((self._encoded(part),) for part in parts_in(batches)), RESULT_SCHEMA)
+
+    def _encoded(self, part: Part) -> bytes:
+        merged = _PartMerge(self._seq, self._horizon_seq, part.number == 0, self._compares)
+        return msgspec.msgpack.encode(merged.result(part.rows))
+
+
+class InRow(NamedTuple):
+    """A row as it comes out of the shuffle."""
+
+    source: int
+    key: bytes
+    lsn: int
+    cell: bytes | None
+
+
+class Part(NamedTuple):
+    """All rows of a part, in order."""
+
+    number: int
+    rows: Iterable[InRow]
+
+
+def parts_in(batches: Iterator[pa.RecordBatch]) -> Iterator[Part]:
+    """The rows of a partition, part after part. Each is taken to its end before the next one is asked for."""
+    for number, rows in groupby(_rows(batches), key=lambda row: row[0]):
+        yield Part(number, (row[1] for row in rows))
+
+
+def _rows(batches: Iterator[pa.RecordBatch]) -> Iterator[tuple[int, InRow]]:
+    for part, *row in tuples_in(batches, "part", "source", "key", "lsn", "cell"):
+        yield part, InRow(*row)
+
+
+class _PartMerge:
+    """One part: keys one after the other, names one after the other."""
+
+    def __init__(self, seq: int, horizon_seq: int, counts_buckets: bool, compares: bool) -> None:
+        self._horizon_seq = horizon_seq
+        self._compares = compares
+        self._expected = StateSum(seq, counts_buckets=counts_buckets)
+        self._actual = StateSum(seq, counts_buckets=counts_buckets)
+        self._counts_buckets = counts_buckets
+        self._alive: dict[bytes, BucketVersion] = {}
+        self._counts: dict[str, int] = {}
+        self._differences: list[Difference] = []
+        self._damage: list[Unreadable] = []
+        self._name = b""
+        self._union: list[Row] = []
+        self._suspects: list[Difference] = []
+
+    def result(self, rows: Iterable[InRow]) -> PartResult:
+        for key, group in groupby(rows, key=lambda row: row.key):
+            if key:
+                self._take_key(key, group)
+            else:
+                self._take_notes(group)
+        self._end_name()
+        return PartResult(
+            expected=self._expected.sum(),
+            actual=self._actual.sum(),
+            counts=self._counts,
+            differences=tuple(self._differences),
+            damage=tuple(self._damage),
+        )
+
+    def _take_notes(self, rows: Iterable[InRow]) -> None:
+        for row in rows:
+            if row.source == START:
+                self._horizon_seq = max(self._horizon_seq, row.lsn)
+            elif row.source == DAMAGE and row.cell is not None:
+                self._damage.append(msgspec.msgpack.decode(row.cell, type=Unreadable))
+
+    def _take_key(self, key: bytes, rows: Iterable[InRow]) -> None:
+        expected: bytes | None = None
+        actual: bytes | None = None
+        for row in rows:
+            if row.source == ACTUAL:
+                actual = row.cell
+            else:
+                expected = row.cell
+        if key[:-SEQ_BYTES] != self._name:
+            self._end_name()
+            self._name = key[:-SEQ_BYTES]
+        self._note(self._expected, key, expected, BASE)
+        if self._compares:
+            self._note(self._actual, key, actual, ACTUAL)
+            self._compare(key, expected, actual)
+
+    def _note(self, side: StateSum, key: bytes, cell: bytes | None, source: int) -> None:
+        if cell is None:
+            return
+        try:
+            side.add(key, cell)
+        except DataError as error:
+            self._damage.append(Unreadable(f"row {key.hex()}", error.message, source))
+
+    def _compare(self, key: bytes, expected: bytes | None, actual: bytes | None) -> None:
+        known = expected or actual
+        if known is not None:
+            self._union.append((key, known))
+        if expected != actual:
+            kind = "missing" if actual is None else "extra" if expected is None else "different"
+            self._suspects.append(Difference(key, kind))
+
+    def _end_name(self) -> None:
+        """All versions of a name are known: what differs is wrong unless retention may have removed it."""
+        if self._name[:1] == BUCKETS:
+            self._note_alive()
+        if self._suspects and (self._counts_buckets or self._name[:1] != BUCKETS):
+            rule = Rule(self._horizon_seq, 1, self._alive)
+            doomed = {key for verdict in judged(self._union, rule, _nothing) for key in verdict.doomed()}
+            for suspect in self._suspects:
+                if suspect.kind == "different" or suspect.key not in doomed:
+                    self._add(suspect)
+        self._union, self._suspects = [], []
+
+    def _note_alive(self) -> None:
+        """Whether the bucket is there at the horizon, as either side knows it: the newest row that is not after it."""
+        newest = next((row for row in self._union if seq_of(row[0]) <= self._horizon_seq), None)
+        with contextlib.suppress(DataError):  # it is reported as damage already
+            if newest is not None and not (version := decode_bucket(newest[1])).is_deleted:
+                self._alive[self._name[1:-1]] = BucketVersion(seq_of(newest[0]), version.order, False)
+
+    def _add(self, difference: Difference) -> None:
+        self._counts[difference.kind] = self._counts.get(difference.kind, 0) + 1
+        if len(self._differences) < _NAMED:
+            self._differences.append(difference)
+
+
+def _nothing(cell: bytes) -> None:
+    """Cells that stay are of no interest here."""
+
+
+# Computes a state of an engine in Spark, from a source and the log after it, and compares it with another one.
+#
+#     items -> rows -> parts by name -> in each part in order of key -> sums and differences -> added up by the driver
+#
+# Invariants
+# - Data moves between workers only; the driver gets one small result per part.
+# - The number of parts depends on the amount of data and does not affect the result.
+
+
+_PART_BYTES = 8 << 20
+_MAX_PARTS = 1024
+# All versions of a name go to one part; what everybody needs (buckets, where history begins) goes to each.
+_PARTS = """
+    CASE WHEN source = {damage} THEN array(0)
+         WHEN source = {start} OR substring(key, 1, 1) = X'62' THEN sequence(0, {last})
+         ELSE array(CAST(pmod(xxhash64(substring(key, 1, length(key) - 8)), {count}) AS INT)) END
+"""
+
+
+class ComputedState(msgspec.Struct, frozen=True, kw_only=True):
+    """A state as it was computed, and how it compares. `differences` are the first ones in order of key."""
+
+    seq: int
+    digest: str
+    things: int
+    rows: int
+    actual_digest: str
+    actual_things: int
+    actual_rows: int
+    counts: dict[str, int]
+    differences: tuple[Difference, ...]
+    damage: tuple[Unreadable, ...]
+
+
+def compute_state(
+    spark: SparkSession,
+    items: Sequence[RowItem],
+    size: int,
+    *,
+    seq: int,
+    horizon_seq: int,
+    compares: bool = False,
+) -> ComputedState:
+    """The state at a seq from these items, of about so many bytes; with `compares`, beside the ACTUAL ones of them."""
+    merged = map_in_arrow(sorted_rows(spark, items, size), Merge(seq, horizon_seq, compares=compares), RESULT_SCHEMA)
+    with told_in_our_words("computing a state"):
+        found = [msgspec.msgpack.decode(bytes(row.result), type=PartResult) for row in merged.collect()]
+    return _added_up(found, seq)
+
+
+def sorted_rows(spark: SparkSession, items: Sequence[RowItem], size: int) -> DataFrame:
+    """The rows of items of about so many bytes, as `Merge` takes them: all of a name in one part, in order of key."""
+    from pyspark.sql import functions as sql
+
+    parts = min(_MAX_PARTS, max(1, -(-size // _PART_BYTES)))
+    rows = map_in_arrow(spark.range(0, len(items), 1, max(1, len(items))), RowReader(items), ROW_SCHEMA)
+    numbers = sql.expr(_PARTS.format(damage=DAMAGE, start=START, last=parts - 1, count=parts))
+    placed = rows.withColumn("part", sql.explode(numbers))
+    return placed.repartition(parts, "part").sortWithinPartitions("part", "key", "source", "lsn", "step")
+
+
+def _added_up(results: Iterable[PartResult], seq: int) -> ComputedState:
+    expected, actual, rows, actual_rows = Digest(), Digest(), 0, 0
+    counts: dict[str, int] = {}
+    differences: list[Difference] = []
+    damage: set[tuple[str, str, int]] = set()
+    for one in results:
+        expected.add(one.expected.digest())
+        actual.add(one.actual.digest())
+        rows, actual_rows = rows + one.expected.rows, actual_rows + one.actual.rows
+        for kind, count in one.counts.items():
+            counts[kind] = counts.get(kind, 0) + count
+        differences += one.differences
+        damage.update((found.place, found.reason, found.source) for found in one.damage)
+    return ComputedState(
+        seq=seq,
+        digest=expected.text(),
+        things=expected.count,
+        rows=rows,
+        actual_digest=actual.text(),
+        actual_things=actual.count,
+        actual_rows=actual_rows,
+        counts=counts,
+        differences=tuple(sorted(differences)[:_NAMED]),
+        damage=tuple(Unreadable(*one) for one in sorted(damage)),
+    )

@@ -1,0 +1,624 @@
+"""The rows of an engine at a seq, as jobs read them: a base, and the changes of the log after it.
+
+The base is the newest readable snapshot or compaction, so that only the tail of the log is read. Rolled back ranges of
+older records may be forgotten, so the log is read from its beginning only if there is no base.
+
+Invariants
+- A base has all rows up to a seq, and the LSN from which the log continues.
+- Tasks share the files of a snapshot.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from bisect import bisect_right
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from itertools import groupby, islice
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
+
+import msgspec
+
+from tidelog.cold.catalog import Catalog
+from tidelog.engine.cold.manifest import StoredCheckpoint
+from tidelog.engine.mvcc.cells import BUCKETS, OBJECTS, SEQ_BYTES, Cell, decode_bucket, decode_cell, is_pointer, seq_of
+from tidelog.engine.mvcc.digest import Digest
+from tidelog.engine.mvcc.vacuum_rules import Rule, judged
+from tidelog.engine.mvcc.versions import Buckets, BucketVersion
+from tidelog.engine.sst.blob_file import cell_of, encode_version
+from tidelog.engine.sst.block import Row
+from tidelog.engine.sst.snapshot import StoredState
+from tidelog.engine.sst.sorted_index import Compaction, SortedIndex
+from tidelog.engine.sst.sstable import RowKind, RowPart, SSTable, encode_sstable
+from tidelog.engine.wal.replay import ShippedLog, first_counting, read_changes
+from tidelog.errors import CorruptionError, DataError
+from tidelog.log.frame import crc32
+from tidelog.pipeline.jobs.job import Reconciliation, Totals
+from tidelog.pipeline.location import EngineLocation
+from tidelog.pipeline.source.entry_batches import LogPart
+from tidelog.store.keys import DIGEST_BYTES, CompactedId, EngineKeys, StatePartId
+from tidelog.store.object_store import ObjectStore
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from tidelog.pipeline.flow import Flow, Rows
+
+
+# Changed rows of the log as Arrow batches.
+#
+#     key binary      the key in the tree
+#     lsn bigint      of the record that changed it: per key the last (lsn, number) counts
+#     number int      which of the record's changes it is
+#     cell binary     what the tree has there from then on; null if the row was removed
+#     part int        the same number for all versions of one name: group by it to have them in one task
+
+
+BATCH_ROWS = 8192
+CHANGE_SCHEMA = "key binary, lsn bigint, number int, cell binary, part int"
+
+
+def change_batches(part: LogPart) -> Iterator[pa.RecordBatch]:
+    """The rows that the entries of a part of the log changed, in its order."""
+    changes = read_changes(part.log(), part)
+    return as_batches(((key, lsn, number, cell, part_of(key)) for key, lsn, number, cell in changes), CHANGE_SCHEMA)
+
+
+def part_of(key: bytes) -> int:
+    """A number that all versions of the same object or bucket have in common."""
+    return crc32(key[:-SEQ_BYTES]) & 0x7FFFFFFF
+
+
+def position_of_lsn(catalog: Catalog, place: EngineLocation, lsn: int) -> int | None:
+    """How many bytes of the log are before a record; None for one that is in no object."""
+    descriptor = catalog.at(lsn)
+    if descriptor is None:
+        return None
+    opened, position = place.opened(), descriptor.start_position
+    for batch in ShippedLog(catalog, opened.objects, opened.fetchers).read(descriptor.start_offset, lsn):
+        assert batch.frames is not None
+        position += batch.frames.start_of(batch.stop) - batch.frames.start_of(batch.start)
+    return position
+
+
+# Rows of an engine at a seq: those of a snapshot or a compaction, and the changes of the log after it.
+#
+#     base rows + changes of the log -> grouped by name, in order of key and LSN -> the last of each key -> retention
+#
+# Invariants
+# - The result depends on the engine alone, not on the base snapshot or the number of tasks.
+# - All versions of a name are in one task, newest first, after `settled`: retention and the digest evaluate them
+#   together.
+# - Cells are passed through unchanged. Everything read is checked, block by block.
+
+
+ROW_SCHEMA = "key binary, cell binary"
+TOLD_SCHEMA = "told binary"
+Told = TypeVar("Told", bound=msgspec.Struct)
+
+
+class PartWork(msgspec.Struct, frozen=True, kw_only=True):
+    """A row file of the version index, or of a state."""
+
+    place: EngineLocation
+    part: RowPart
+
+
+def part_batches(work: PartWork) -> Iterator[pa.RecordBatch]:
+    """The rows of such a file as changes that came before every record of the log."""
+    rows = SSTable(work.place.opened().objects, work.part, kind="versions").rows()
+    return as_changes((key, cell_of(value)) for key, value in rows)
+
+
+def as_changes(rows: Iterable[Row]) -> Iterator[pa.RecordBatch]:
+    """Rows of a tree as changes of LSN 0: whatever the log says of the same key comes later."""
+    return as_batches(((key, 0, 0, cell, part_of(key)) for key, cell in rows), CHANGE_SCHEMA)
+
+
+def as_batches(
+    rows: Iterable[tuple[object, ...]], schema: str, batch_rows: int = BATCH_ROWS
+) -> Iterator[pa.RecordBatch]:
+    """Rows as Arrow batches of a schema, as Spark writes it."""
+    import pyarrow as pa
+
+    types = {"bigint": pa.int64(), "int": pa.int32(), "binary": pa.binary()}
+    columns = [field.split() for field in schema.split(", ")]
+    remaining = iter(rows)
+    while taken := list(islice(remaining, batch_rows)):
+        arrays = [
+            pa.array(values, types[kind]) for values, (_, kind) in zip(zip(*taken, strict=True), columns, strict=True)
+        ]
+        yield pa.RecordBatch.from_arrays(arrays, names=[name for name, _ in columns])
+
+
+def tuples_in(batches: Iterable[pa.RecordBatch], *names: str) -> Iterator[tuple[Any, ...]]:
+    """The rows of batches, with these columns."""
+    for batch in batches:
+        yield from zip(*(batch.column(name).to_pylist() for name in names), strict=True)
+
+
+def settled_rows(flow: Flow, base: Rows | None, log: list[LogPart], tasks: int) -> Rows:
+    """The rows after the log is applied, each key once; cached, since all other steps read them."""
+    changes = flow.source(change_batches, log, CHANGE_SCHEMA) if log or base is None else None
+    if base is not None:
+        changes = base if changes is None else changes.joined_by(base)
+    assert changes is not None
+    grouped = changes.grouped("part", tasks, ["key", "lsn", "number"])
+    return grouped.mapped(settled, ROW_SCHEMA).kept()
+
+
+def settled(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """The last change of each key; batches are in order of key, LSN and number."""
+    return as_rows(_last_of_each(rows_of(batches)))
+
+
+def _last_of_each(changes: Iterator[tuple[bytes, bytes | None]]) -> Iterator[Row]:
+    last_key, last_cell = b"", None
+    for key, cell in changes:
+        if key != last_key and last_cell is not None:
+            yield last_key, last_cell
+        last_key, last_cell = key, cell
+    if last_cell is not None:
+        yield last_key, last_cell
+
+
+def rows_of(batches: Iterable[pa.RecordBatch]) -> Iterator[tuple[bytes, bytes]]:
+    """Key and cell of each row."""
+    return tuples_in(batches, "key", "cell")
+
+
+def as_rows(rows: Iterable[Row]) -> Iterator[pa.RecordBatch]:
+    """Rows as batches of `ROW_SCHEMA`."""
+    return as_batches(rows, ROW_SCHEMA)
+
+
+# Results that tasks return to the driver.
+
+
+def as_told(things: Iterable[msgspec.Struct]) -> Iterator[pa.RecordBatch]:
+    """Things for the driver as batches of `TOLD_SCHEMA`."""
+    return as_batches(((msgspec.msgpack.encode(one),) for one in things), TOLD_SCHEMA)
+
+
+def told_by(rows: Rows, kind: type[Told]) -> list[Told]:
+    """What the tasks told."""
+    return [msgspec.msgpack.decode(data, type=kind) for data in rows.collected().column("told").to_pylist()]
+
+
+class FirstLsn(msgspec.Struct, frozen=True):
+    """Where the first entry of a part begins."""
+
+    lsn: int
+
+
+def first_lsn(part: LogPart) -> Iterator[pa.RecordBatch]:
+    """The same, for the driver; nothing when none of them counts."""
+    lsn = first_counting(part.log(), part)
+    return as_told([] if lsn is None else [FirstLsn(lsn)])
+
+
+# Buckets: few, and needed for what is to be seen of objects
+
+Created = Mapping[bytes, BucketVersion]
+"""The buckets that are there at a seq, by their names as bytes."""
+
+
+class BucketRow(msgspec.Struct, frozen=True):
+    """A row of a bucket."""
+
+    key: bytes
+    cell: bytes
+
+
+def bucket_rows(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """The rows of buckets, for the driver."""
+    return as_told(BucketRow(key, cell) for key, cell in rows_of(batches) if key.startswith(BUCKETS))
+
+
+def buckets_in(rows: Rows) -> Buckets:
+    """All buckets that rows tell of."""
+    found = sorted((row.key, row.cell) for row in told_by(rows.mapped(bucket_rows, TOLD_SCHEMA), BucketRow))
+    buckets = Buckets()
+    buckets.load(_Listed(found))
+    return buckets
+
+
+def created_at(buckets: Buckets, seq: int) -> Created:
+    """The buckets that are there at a seq."""
+    return {name.encode(): version for name, version in buckets.alive(seq)}
+
+
+class _Listed:
+    """Rows that are asked for as those of a tree are."""
+
+    def __init__(self, rows: list[Row]) -> None:
+        self._rows = rows
+
+    def scan(self, start: bytes, stop: bytes) -> Iterator[Row]:
+        return iter(self._rows)
+
+
+# Retention
+
+
+class CompactedValues:
+    """Which values are in the data of a compaction; asked by tasks."""
+
+    def __init__(self, place: EngineLocation, compaction: Compaction) -> None:
+        self._place = place
+        self._compaction = compaction
+        self._data: SortedIndex | None = None
+
+    def has(self, position: int) -> bool:
+        """Whether the value at a position of the log is in it."""
+        if self._data is None:
+            opened = self._place.opened()
+            self._data = SortedIndex(opened.objects, opened.keys, self._compaction)
+        return self._data.find_value(position) is not None
+
+
+class Retained:
+    """Leaves out what a rule lets go; for tasks that have all versions of a name.
+
+    With `below_lsn` only versions go whose value is in a record below it, and with `packed` only those of them whose
+    value is not in compacted data either.
+    """
+
+    def __init__(
+        self,
+        horizon: int,
+        keep_versions: int,
+        created: Created,
+        below_lsn: int | None = None,
+        packed: CompactedValues | None = None,
+    ) -> None:
+        self._rule = Rule(horizon, keep_versions, dict(created))
+        self._below_lsn = below_lsn
+        self._packed = packed
+
+    def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        return as_rows(self.kept(rows_of(batches)))
+
+    def kept(self, rows: Iterable[Row]) -> Iterator[Row]:
+        """The rows that stay."""
+        for _, versions in groupby(rows, key=_name_of):
+            name = list(versions)
+            gone = {seq for verdict in judged(name, self._rule, _nothing) for seq in verdict.seqs}
+            yield from (row for row in name if seq_of(row[0]) not in gone or self._stays(row)) if gone else name
+
+    def _stays(self, row: Row) -> bool:
+        """Whether a version stays although the rule lets it go."""
+        if self._below_lsn is None:
+            return False
+        return not is_pointer(row[1]) or self._has_value(decode_cell(row[1]), self._below_lsn)
+
+    def _has_value(self, cell: Cell, below_lsn: int) -> bool:
+        return cell.lsn >= below_lsn or (self._packed is not None and self._packed.has(cell.position))
+
+
+def _name_of(row: Row) -> bytes:
+    return row[0][:-SEQ_BYTES]
+
+
+_nothing: Callable[[bytes], None] = bytes.__len__  # type: ignore[assignment]
+
+
+class Base(msgspec.Struct, frozen=True, kw_only=True):
+    """Rows up to `seq`; the log continues with `lsn`. `key` is what they are read from."""
+
+    key: str
+    seq: int
+    lsn: int
+    parts: tuple[RowPart, ...] = ()
+
+    @property
+    def rows(self) -> int:
+        """How many they are."""
+        return sum(part.rows for part in self.parts)
+
+    def changes(self, flow: Flow, place: EngineLocation) -> Rows | None:
+        """Its rows, as changes before those of the log; None where it has none."""
+        works = [PartWork(place=place, part=part) for part in self.parts]
+        return flow.source(part_batches, works, CHANGE_SCHEMA) if works else None
+
+
+def base_of(objects: ObjectStore, listed: StoredCheckpoint) -> Base:
+    """A snapshot as a base; DataError or NotFoundError when it cannot be read."""
+    return Base(key=listed.key, seq=listed.seq, lsn=listed.lsn, parts=StoredState(objects, listed).parts())
+
+
+# Writes sorted index files: counts the rows, chooses where to cut them into files, and computes the digest of what is
+# visible.
+#
+# Invariants
+# - Cuts depend on the rows alone. A checksum selects a sample of the keys, always the same for the same rows, and every
+#   n-th of the sample begins a file: files have about the intended number of rows, without a sort of all of them.
+# - The digest is the engine's own (`engine/mvcc/digest.py`), as a sum over the tasks.
+
+ROWS_PER_FILE = 250_000
+_SAMPLES_PER_FILE = 64
+_DIGEST_BYTES = 32
+
+
+class Sum(msgspec.Struct, frozen=True):
+    """A part of the digest of a state, and how many rows it was made of."""
+
+    total: bytes = bytes(_DIGEST_BYTES)
+    things: int = 0
+    rows: int = 0
+
+    def digest(self) -> Digest:
+        """The part as it is added up."""
+        return Digest(int.from_bytes(self.total, "little"), self.things)
+
+
+class StateSum:
+    """The digest of the state at a seq, from all rows in order of key.
+
+    The buckets that are there are found in the rows, counted or not, unless they are given as `created`. `settled` is
+    the name whose visible version came before the first of these rows.
+    """
+
+    def __init__(
+        self, seq: int, *, counts_buckets: bool = False, created: Created | None = None, settled: bytes = b""
+    ) -> None:
+        self._seq = seq
+        self._counts_buckets = counts_buckets
+        self._finds_buckets = created is None
+        self._digest = Digest()
+        self._rows = 0
+        self._created = dict(created or {})
+        self._settled = settled
+
+    def add(self, key: bytes, cell: bytes) -> None:
+        """The next row."""
+        prefix, seq = key[:-SEQ_BYTES], seq_of(key)
+        is_bucket = prefix[:1] == BUCKETS
+        self._rows += not is_bucket or self._counts_buckets
+        if seq > self._seq or prefix == self._settled:
+            return
+        self._settled = prefix
+        if is_bucket and self._finds_buckets:
+            self._add_bucket(prefix[1:-1], seq, cell)
+        elif prefix[:1] == OBJECTS:
+            self._add_object(prefix, seq, cell)
+        elif not is_bucket:
+            raise DataError("a key of the tree that is neither of a bucket nor of an object")
+
+    def _add_bucket(self, name: bytes, seq: int, cell: bytes) -> None:
+        version = decode_bucket(cell)
+        if not version.is_deleted:
+            self._created[name] = BucketVersion(seq, version.order, False)
+            if self._counts_buckets:
+                self._digest.add_bucket(name, seq)
+
+    def _add_object(self, prefix: bytes, seq: int, cell: bytes) -> None:
+        bucket, _, name = prefix[1:-1].partition(b"\0")
+        created, version = self._created.get(bucket), decode_cell(cell)
+        if created is None or version.is_tombstone or (seq, version.order) < (created.seq, created.order):
+            return
+        self._digest.add_object(bucket, name, seq, version.size, version.crc)
+
+    def sum(self) -> Sum:
+        """What was added up."""
+        return Sum(self._digest.total.to_bytes(_DIGEST_BYTES, "little"), self._digest.count, self._rows)
+
+
+class Seen(msgspec.Struct, frozen=True, kw_only=True):
+    """What one task saw: rows, the digest of its part of the visible objects, and a sample of the keys."""
+
+    rows: int
+    sum: Sum
+    samples: tuple[bytes, ...] = ()
+
+
+class Survey(msgspec.Struct, frozen=True, kw_only=True):
+    """What all of them saw: rows, and the objects and buckets that are to be seen.
+
+    `cuts` are the first keys of all files but the first.
+    """
+
+    rows: int
+    things: int
+    digest: str
+    cuts: tuple[bytes, ...] = ()
+
+
+class Surveyor:
+    """Looks at the rows of a task, which has all versions of a name."""
+
+    def __init__(self, created: Created, seq: int, every: int) -> None:
+        self._created = created
+        self._seq = seq
+        self._every = every
+
+    def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        return as_told([self.seen(rows_of(batches))])
+
+    def seen(self, rows: Iterable[Row], settled: bytes = b"") -> Seen:
+        """What these rows are, in order of key."""
+        live, count, samples = StateSum(self._seq, created=self._created, settled=settled), 0, list[bytes]()
+        for key, cell in rows:
+            live.add(key, cell)
+            count += 1
+            if self._every and not crc32(key) % self._every:
+                samples.append(key)
+        return Seen(rows=count, sum=live.sum(), samples=tuple(samples))
+
+
+def survey(rows: Rows, created: Created, seq: int, rows_per_file: int = ROWS_PER_FILE) -> Survey:
+    """Everything about rows at once."""
+    every = max(1, rows_per_file // _SAMPLES_PER_FILE)
+    seen = told_by(rows.mapped(Surveyor(created, seq, every), TOLD_SCHEMA), Seen)
+    samples = sorted(key for one in seen for key in one.samples)
+    step = max(1, rows_per_file // every)
+    return summed(seen, created, cuts=tuple(samples[step::step]))
+
+
+def look(rows: Rows, created: Created, seq: int) -> Survey:
+    """The same without cuts: for rows that are not going to be written as they are."""
+    return summed(told_by(rows.mapped(Surveyor(created, seq, every=0), TOLD_SCHEMA), Seen), created)
+
+
+def summed(seen: Iterable[Seen], created: Created, cuts: tuple[bytes, ...] = ()) -> Survey:
+    """What tasks saw, all of them together."""
+    digest, rows = Digest(), 0
+    for one in seen:
+        digest.add(one.sum.digest())
+        rows += one.rows
+    for bucket, version in created.items():
+        digest.add_bucket(bucket, version.seq)
+    return Survey(rows=rows, things=digest.count, digest=digest.text(), cuts=cuts)
+
+
+def state_proof(engine: str, seq: int, went_in: Survey, came_out: Survey) -> Reconciliation:
+    """What was to be seen in the rows that were read, and in those that were written."""
+    return Reconciliation(subject=f"engine {engine} at seq {seq}", went_in=_side(went_in), came_out=_side(came_out))
+
+
+def _side(found: Survey) -> Totals:
+    return Totals(
+        messages=found.things, first_offset=None, last_offset=None, checksum=f"digest:{found.digest}", unit="things"
+    )
+
+
+# Row files, written and read back by workers: those of the version index, the value index, and snapshots.
+#
+# Invariants
+# - A file is named by its bytes, and the same rows give the same bytes: written twice, it is the same file.
+# - A file is read back and compared before it is reported.
+
+
+FILED_SCHEMA = "kind int, file int, key binary, value binary"
+VERSION_ROW, VALUE_ROW, TOLD_ROW = 0, 1, 2
+_RANGE_BYTES = 8 << 20
+
+
+def as_filed(rows: Iterable[Row], cuts: Sequence[bytes], kind: int = VERSION_ROW) -> Iterator[pa.RecordBatch]:
+    """Rows of a row file with the number of the file that they belong to, as batches of `FILED_SCHEMA`."""
+    return as_batches(((kind, bisect_right(cuts, key), key, value) for key, value in rows), FILED_SCHEMA)
+
+
+class Unplaced:
+    """Rows of a tree as those of row files, without places: what a state consists of."""
+
+    def __init__(self, cuts: Sequence[bytes]) -> None:
+        self._cuts = cuts
+
+    def of(self, rows: Rows) -> Rows:
+        """The rows, with the numbers of their files."""
+        return rows.mapped(self, FILED_SCHEMA)
+
+    def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        return as_filed(((key, encode_version(cell, None)) for key, cell in rows_of(batches)), self._cuts)
+
+
+class FileNames(msgspec.Struct, frozen=True, kw_only=True):
+    """How files are called: those of a generation of a compaction, or those of a state."""
+
+    kind: Literal["versions", "values", "state"]
+    generation: int = 0
+    seq: int = 0
+    lsn: int = 0
+
+    @property
+    def row_kind(self) -> RowKind:
+        """What the rows are."""
+        return "values" if self.kind == "values" else "versions"
+
+    @property
+    def row_number(self) -> int:
+        """The kind of the rows on their way."""
+        return VALUE_ROW if self.kind == "values" else VERSION_ROW
+
+    def key(self, keys: EngineKeys, digest: str) -> str:
+        """The key of the file with these bytes."""
+        if self.kind == "state":
+            return keys.state_part(StatePartId(self.seq, self.lsn, digest))
+        return keys.compacted(CompactedId(self.kind, self.generation, digest))
+
+
+class FileWriter:
+    """Writes the rows of a task, which has them file by file in order of key."""
+
+    def __init__(self, place: EngineLocation, names: FileNames) -> None:
+        self._place = place
+        self._names = names
+
+    def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        return as_told(self._parts(batches))
+
+    def _parts(self, batches: Iterator[pa.RecordBatch]) -> Iterator[RowPart]:
+        rows = tuples_in(batches, "file", "key", "value")
+        for _, of_file in groupby(rows, key=lambda row: row[0]):
+            yield self.written((key, value) for _, key, value in of_file)
+
+    def written(self, rows: Iterable[Row]) -> RowPart:
+        """One file."""
+        opened, encoded = self._place.opened(), encode_sstable(self._names.row_kind, rows)
+        key = self._names.key(opened.keys, encoded.digest)
+        write_checked(opened.objects, key, encoded.data, encoded.digest)
+        return encoded.part(key)
+
+
+def write_checked(objects: ObjectStore, key: str, data: bytes, digest: str) -> None:
+    """Writes a file, reads it back, and compares."""
+    with objects.open_writer(key) as writer:
+        for start in range(0, len(data), _RANGE_BYTES):
+            writer.write(memoryview(data)[start : start + _RANGE_BYTES])
+    found, size = hashlib.blake2b(digest_size=DIGEST_BYTES), 0
+    for start in range(0, len(data) + 1, _RANGE_BYTES):
+        part = objects.read_range(key, start, _RANGE_BYTES)
+        found.update(part)
+        size += len(part)
+    if size != len(data) or found.hexdigest() != digest:
+        raise CorruptionError(
+            "what was written is not what is there", path=key, byte=0, operation="write", hint="Run the job again"
+        )
+
+
+def write_files(filed: Rows, files: int, place: EngineLocation, names: FileNames) -> list[RowPart]:
+    """All files, a task for each; in order of key."""
+    grouped = filed.where("kind", names.row_number).grouped("file", files, ["file", "key"])
+    parts = told_by(grouped.mapped(FileWriter(place, names), TOLD_SCHEMA), RowPart)
+    return sorted(parts, key=lambda part: part.first_key)
+
+
+# Reading them back, for the proof.
+
+
+class ReadBackWork(msgspec.Struct, frozen=True, kw_only=True):
+    """A file of versions, and the last key of the one before it."""
+
+    place: EngineLocation
+    part: RowPart
+    before: bytes
+
+
+class _ReadBack:
+    def __init__(self, created: Created, seq: int) -> None:
+        self._surveyor = Surveyor(created, seq, every=0)
+
+    def __call__(self, work: ReadBackWork) -> Iterator[pa.RecordBatch]:
+        rows = SSTable(work.place.opened().objects, work.part, kind="versions").rows()
+        settled = work.before[:-SEQ_BYTES]
+        return as_told([self._surveyor.seen(((key, cell_of(value)) for key, value in rows), settled)])
+
+
+def read_back(flow: Flow, place: EngineLocation, parts: Sequence[RowPart], created: Created, seq: int) -> Survey:
+    """The same survey as of the rows that were to be written, from what was."""
+    befores = [b"", *(part.last_key for part in parts)]
+    works = [ReadBackWork(place=place, part=part, before=before) for part, before in zip(parts, befores, strict=False)]
+    seen = told_by(flow.source(_ReadBack(created, seq), works, TOLD_SCHEMA), Seen) if works else []
+    return summed(seen, created)
+
+
+def require_equal(went_in: Survey, came_out: Survey, seq: int) -> None:
+    """CorruptionError when what was written is not what was read: then nothing is published."""
+    if (went_in.rows, went_in.things, went_in.digest) != (came_out.rows, came_out.things, came_out.digest):
+        raise CorruptionError(
+            f"the rows that were written for seq {seq} are not those that were read: {came_out.rows} rows with the "
+            f"digest {came_out.digest}, and there were {went_in.rows} with {went_in.digest}",
+            path="index",
+            byte=0,
+            hint="Nothing was published; run it again",
+        )

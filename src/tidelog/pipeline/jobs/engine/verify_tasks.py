@@ -1,0 +1,687 @@
+"""Executor tasks of `verify` for engines: log objects, named files, copies in replicas; the indexes and values of a
+compaction; values that are nowhere.
+
+    index files -> rows by position -> one row a value -> rows by file -> every blob file and data file read
+
+Invariants
+- Tasks call the checks of `engine/verify/store.py`, and compare what only a shuffle can bring together.
+- Every version that points into the log has a place in compacted data, and every other has none. The value index has
+  each position once, with the place that every version of it tells; versions that share a value agree on its size,
+  checksum and LSN.
+- A blob file is read whole: it has the bytes that its name specifies, every value in it matches its checksum, and the
+  number and size of the referenced values are those in the root. A data file is exactly as long as its value.
+- If an index file cannot be read, contradictions between the indexes are not reported: they follow from that.
+- One blob file, or one value, is in memory. Fit for executors.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import pickle
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import groupby
+from typing import TYPE_CHECKING, Final, NamedTuple, TypeVar
+
+import msgspec
+
+from tidelog.cold.catalog import Descriptor
+from tidelog.engine.mvcc.cells import BUCKETS, SEQ_BYTES, decode_bucket, decode_cell, is_pointer, seq_of
+from tidelog.engine.mvcc.vacuum_rules import Rule, judged
+from tidelog.engine.mvcc.versions import BucketVersion
+from tidelog.engine.sst.blob_file import (
+    BlobPointer,
+    DirectoryEntry,
+    FilePointer,
+    check_blob_file,
+    decode_value_pointer,
+    decode_version,
+    encode_value_pointer,
+    position_of,
+)
+from tidelog.engine.sst.block import Row
+from tidelog.engine.sst.sorted_index import BlobFileInfo, Compaction
+from tidelog.engine.sst.sstable import RowPart, SSTable
+from tidelog.engine.verify.describe import describe_key
+from tidelog.engine.verify.store import LogObject, about_engine, check_log_object, check_named_file, content_digest
+from tidelog.engine.wal.value import decode_value
+from tidelog.errors import DataError, NotFoundError
+from tidelog.findings import Finding
+from tidelog.pipeline.jobs.engine.digest_tasks import START, InRow, RowItem, parts_in, sorted_rows
+from tidelog.pipeline.jobs.job import told_in_our_words
+from tidelog.pipeline.location import EngineLocation
+from tidelog.pipeline.tasks import map_in_arrow
+from tidelog.store.keys import digest_of
+from tidelog.store.object_store import ObjectStore
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    from pyspark.sql import DataFrame, SparkSession
+
+_PART_BYTES = 8 << 20
+_FILES_BYTES = 128 << 20
+_MAX_TASKS = 1024
+_BATCH_ROWS = 8192
+# Of each task; the first ones say what happened.
+_MOST_FINDINGS = 20
+_MOST_NAMED = 5
+RESULT_SCHEMA: Final = "result binary"
+Result = TypeVar("Result", bound=msgspec.Struct)
+
+
+class LogWork(msgspec.Struct, frozen=True, kw_only=True):
+    """An object of the log to read, and which record the manifest calls the last entry's."""
+
+    place: EngineLocation
+    descriptor: Descriptor
+    high_water_lsn: int
+
+
+def check_log(work: LogWork) -> LogObject:
+    """Reads all of it."""
+    return check_log_object(work.place.opened().objects, work.place.keys, work.descriptor, work.high_water_lsn)
+
+
+class FileWork(msgspec.Struct, frozen=True, kw_only=True):
+    """A file that is named by its content."""
+
+    place: EngineLocation
+    part: RowPart
+
+
+class FileFound(msgspec.Struct, frozen=True, kw_only=True):
+    """What is wrong with such a file."""
+
+    findings: tuple[Finding, ...] = ()
+
+
+def check_file(work: FileWork) -> FileFound:
+    """Reads all of it, and compares it with its name."""
+    objects, keys = work.place.opened().objects, work.place.keys
+    return FileFound(findings=tuple(check_named_file(objects, keys, work.part)))
+
+
+# A replica and the engine's store: the same files in both, byte for byte, whatever metadata says of them. A file that
+# the engine's store lacks is reported elsewhere.
+
+
+class CopyWork(msgspec.Struct, frozen=True, kw_only=True):
+    """Files that a replica refers to, by key; or, with `values`, the data files that part of its value index names."""
+
+    origin: EngineLocation
+    copy: EngineLocation
+    keys: tuple[str, ...] = ()
+    values: RowPart | None = None
+
+
+class CopyFound(msgspec.Struct, frozen=True, kw_only=True):
+    """What was compared: how many files, their bytes, and (key, what is wrong) where something is."""
+
+    files: int = 0
+    bytes: int = 0
+    wrong: tuple[tuple[str, str], ...] = ()
+
+
+def compare_copies(work: CopyWork) -> CopyFound:
+    """Reads the files of both stores to their end."""
+    origin, copy = work.origin.opened().objects, work.copy.opened().objects
+    files, size, wrong = 0, 0, list[tuple[str, str]]()
+    try:
+        for key in _keys(work, copy):
+            there = _digest_in(copy, key)
+            reason = "it is missing in the replica" if there is None else _difference(there, _digest_in(origin, key))
+            wrong += [] if reason is None else [(key, reason)]
+            files += 1
+            size += 0 if there is None else there[1]
+    except (DataError, NotFoundError) as error:
+        wrong.append(("" if work.values is None else work.values.key, error.message))
+    return CopyFound(files=files, bytes=size, wrong=tuple(wrong))
+
+
+def _keys(work: CopyWork, copy: ObjectStore) -> Iterator[str]:
+    yield from work.keys
+    for _, value in () if work.values is None else SSTable(copy, work.values, kind="values").rows():
+        place = decode_value_pointer(value)
+        if isinstance(place, FilePointer):
+            yield work.copy.keys.data_prefix + place.name
+
+
+def _digest_in(objects: ObjectStore, key: str) -> tuple[str, int] | None:
+    try:
+        return content_digest(objects, key)
+    except NotFoundError:
+        return None
+
+
+def _difference(copy: tuple[str, int], origin: tuple[str, int] | None) -> str | None:
+    if origin is None or copy == origin:
+        return None
+    if copy[1] != origin[1]:
+        return f"it has {copy[1]} bytes in the replica, and {origin[1]} in the engine's store"
+    return "its bytes in the replica are others than in the engine's store"
+
+
+# The two indexes of a compaction: do they tell the same places, of the same values.
+#
+#     source   position        rows of
+#     VALUE    of the value    the value index
+#     VERSION  of the value    the version index, where a cell points into the log
+#     BLOB     -1 - number     the list of blob files in the root: each is read, whether or not anything points into it
+#     NEEDED   of the value    versions that can still be read, whose records were dropped
+#     DAMAGE   0               what could not be read
+
+
+VALUE: Final = 0
+VERSION: Final = 1
+BLOB: Final = 2
+NEEDED: Final = 3
+DAMAGE: Final = 9
+DAMAGE_FILE: Final = ""
+MISMATCH_FILE: Final = "!"
+
+
+class PlaceRow(NamedTuple):
+    """What one index says of a value; `name` is the version or the file that says it."""
+
+    source: int
+    position: int
+    name: str
+    place: bytes = b""
+    size: int = 0
+    crc: int = 0
+    lsn: int = 0
+    stored: int = 0
+
+
+class ValueRow(NamedTuple):
+    """A value to be read: in which file, and what it has to be. A blob file itself is the row with byte -1."""
+
+    file: str
+    byte: int = 0
+    position: int = 0
+    name: str = ""
+    place: bytes = b""
+    size: int = 0
+    crc: int = 0
+    lsn: int = 0
+
+
+AnyRow = TypeVar("AnyRow", PlaceRow, ValueRow)
+PLACE_SCHEMA: Final = (
+    "source int, position bigint, name string, place binary, size bigint, crc bigint, lsn bigint, stored bigint"
+)
+VALUE_SCHEMA: Final = (
+    "file string, byte bigint, position bigint, name string, place binary, size bigint, crc bigint, lsn bigint"
+)
+
+
+def to_batches(rows: Iterable[AnyRow], kind: type[AnyRow]) -> Iterator[pa.RecordBatch]:
+    """Rows as Arrow batches of their schema."""
+    import pyarrow as pa
+
+    types = {"source": pa.int32(), "name": pa.string(), "file": pa.string(), "place": pa.binary()}
+    waiting: list[AnyRow] = []
+
+    def batch() -> pa.RecordBatch:
+        columns = zip(kind._fields, zip(*waiting, strict=True), strict=True)
+        arrays = [pa.array(column, types.get(name, pa.int64())) for name, column in columns]
+        return pa.record_batch(arrays, names=list(kind._fields))
+
+    for row in rows:
+        waiting.append(row)
+        if len(waiting) == _BATCH_ROWS:
+            yield batch()
+            waiting = []
+    if waiting:
+        yield batch()
+
+
+def rows_in(batches: Iterator[pa.RecordBatch], kind: type[AnyRow]) -> Iterator[AnyRow]:
+    """The rows of batches."""
+    for batch in batches:
+        columns = [batch.column(name).to_pylist() for name in kind._fields]
+        yield from map(kind._make, zip(*columns, strict=True))
+
+
+def _result_batch(result: msgspec.Struct) -> pa.RecordBatch:
+    import pyarrow as pa
+
+    return pa.record_batch([pa.array([msgspec.msgpack.encode(result)], pa.binary())], names=["result"])
+
+
+class IndexPart(msgspec.Struct, frozen=True, kw_only=True):
+    """A file of one of the two indexes."""
+
+    place: EngineLocation
+    part: RowPart
+    is_values: bool
+
+
+class BlobFiles(msgspec.Struct, frozen=True, kw_only=True):
+    """The blob files that the root names."""
+
+    files: tuple[BlobFileInfo, ...]
+
+
+IndexItem = IndexPart | BlobFiles
+
+
+class PlaceReader:
+    """What a task does with the numbers of items: rows of `PLACE_SCHEMA`."""
+
+    def __init__(self, items: Sequence[IndexItem]) -> None:
+        self._items = [pickle.dumps(item) for item in items]
+
+    def __call__(self, numbers: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for batch in numbers:
+            for number in batch.column(0).to_pylist():
+                yield from to_batches(place_rows(pickle.loads(self._items[number])), PlaceRow)
+
+
+def place_rows(item: IndexItem) -> Iterator[PlaceRow]:
+    """The rows of one item; what cannot be read is the last of them."""
+    if isinstance(item, BlobFiles):
+        yield from (PlaceRow(BLOB, -1 - number, file.key) for number, file in enumerate(item.files))
+        return
+    about = about_engine(item.place.name)
+    try:
+        file = SSTable(item.place.opened().objects, item.part, kind="values" if item.is_values else "versions")
+        for key, value in file.rows():
+            yield from _value_row(item, key, value) if item.is_values else _version_row(item, key, value)
+    except (DataError, NotFoundError) as error:
+        yield _damage(about.finding_of(error, "index", item.part.key))
+
+
+def _value_row(item: IndexPart, key: bytes, value: bytes) -> Iterator[PlaceRow]:
+    decode_value_pointer(value)
+    yield PlaceRow(VALUE, position_of(key), item.part.key, value)
+
+
+def _version_row(item: IndexPart, key: bytes, value: bytes) -> Iterator[PlaceRow]:
+    cell, place = decode_version(value)
+    name = describe_key(key)
+    if key[:1] == BUCKETS or not is_pointer(cell):
+        if place is not None:
+            reason = f"{name} has a place, and no value elsewhere"
+            yield _damage(about_engine(item.place.name).finding("index", item.part.key, reason))
+        return
+    version = decode_cell(cell)
+    encoded = b"" if place is None else encode_value_pointer(place)
+    said = version.size, version.crc, version.lsn, version.stored_bytes
+    yield PlaceRow(VERSION, version.position, name, encoded, *said)
+
+
+def _damage(finding: Finding) -> PlaceRow:
+    return PlaceRow(DAMAGE, 0, "", msgspec.msgpack.encode(finding))
+
+
+class PlaceMerge:
+    """What a task does with rows in order of (position, source): rows of `VALUE_SCHEMA`, one a value."""
+
+    def __init__(self, engine: str, blob_files: int) -> None:
+        self._engine = engine
+        self._blob_files = blob_files
+        self._found = 0
+
+    def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        self._found = 0
+        return to_batches(self._values(batches), ValueRow)
+
+    def _values(self, batches: Iterator[pa.RecordBatch]) -> Iterator[ValueRow]:
+        for position, rows in groupby(rows_in(batches, PlaceRow), key=lambda row: row.position):
+            told: PlaceRow | None = None
+            first: PlaceRow | None = None
+            for row in rows:
+                if row.source == DAMAGE:
+                    yield ValueRow(DAMAGE_FILE, place=row.place)
+                elif row.source == BLOB:
+                    yield ValueRow(blob_name(-1 - position), -1, name=row.name)
+                elif row.source == VALUE:
+                    told = row
+                else:
+                    first = first or row
+                    yield from self._mismatches(row, told, first)
+            if told is not None:
+                yield from self._to_read(told, first)
+
+    def _mismatches(self, row: PlaceRow, told: PlaceRow | None, first: PlaceRow) -> Iterator[ValueRow]:
+        if not row.place:
+            yield from self._mismatch(row.name, "the version index does not say where its value is")
+        elif told is None:
+            yield from self._mismatch(row.name, f"its value, at position {row.position}, is not in the value index")
+        elif told.place != row.place:
+            yield from self._mismatch(
+                row.name, f"the two indexes tell two places of its value, position {row.position}"
+            )
+        if row[4:] != first[4:]:
+            yield from self._mismatch(
+                row.name, f"it says something else than {first.name} of the value that they share"
+            )
+
+    def _to_read(self, told: PlaceRow, version: PlaceRow | None) -> Iterator[ValueRow]:
+        if version is None:
+            yield from self._mismatch(told.name, f"position {told.position} is in the value index, and in no version")
+            return
+        place = decode_value_pointer(told.place)
+        wanted = told.position, version.name, told.place, version.size, version.crc, version.lsn
+        if isinstance(place, FilePointer):
+            yield ValueRow(place.name, 0, *wanted)
+        elif place.blob_file < self._blob_files:
+            yield ValueRow(blob_name(place.blob_file), place.byte, *wanted)
+        else:
+            yield from self._mismatch(
+                version.name, f"its value is in blob file {place.blob_file} of {self._blob_files}"
+            )
+
+    def _mismatch(self, name: str, reason: str) -> Iterator[ValueRow]:
+        self._found += 1
+        if self._found <= _MOST_FINDINGS:
+            finding = about_engine(self._engine).finding("index", name, reason)
+            yield ValueRow(MISMATCH_FILE, place=msgspec.msgpack.encode(finding))
+
+
+def blob_name(number: int) -> str:
+    """How a blob file is called among the files that values are in."""
+    return f"blob file {number}"
+
+
+# Every file with values in it
+
+
+class ValuesResult(msgspec.Struct, frozen=True, kw_only=True):
+    """What a task read, and what is wrong. `mismatches` are between the indexes: they follow from a damaged one."""
+
+    blob_files: int = 0
+    blob_file_bytes: int = 0
+    values: int = 0
+    data_files: int = 0
+    data_bytes: int = 0
+    findings: tuple[Finding, ...] = ()
+    mismatches: tuple[Finding, ...] = ()
+    damage: tuple[Finding, ...] = ()
+
+
+class ValueChecker:
+    """What a task does with rows in order of (file, byte): one `ValuesResult`."""
+
+    def __init__(self, place: EngineLocation, files: tuple[BlobFileInfo, ...]) -> None:
+        self._place = place
+        self._files = files
+
+    def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        yield _result_batch(_Values(self._place, self._files).result(rows_in(batches, ValueRow)))
+
+
+class _Values:
+    """The files of one task, one after the other."""
+
+    def __init__(self, place: EngineLocation, files: tuple[BlobFileInfo, ...]) -> None:
+        self._about = about_engine(place.name)
+        self._keys = place.keys
+        self._objects = place.opened().objects
+        self._files = {blob_name(number): file for number, file in enumerate(files)}
+        self._counts = dict.fromkeys(("blob_files", "blob_file_bytes", "values", "data_files", "data_bytes"), 0)
+        self._findings: list[Finding] = []
+        self._told: dict[str, list[Finding]] = {DAMAGE_FILE: [], MISMATCH_FILE: []}
+
+    def result(self, rows: Iterable[ValueRow]) -> ValuesResult:
+        for file, values in groupby(rows, key=lambda row: row.file):
+            if file in self._told:
+                self._told[file] += [msgspec.msgpack.decode(row.place, type=Finding) for row in values]
+            elif file in self._files:
+                self._check_blob_file(self._files[file], values)
+            else:
+                self._check_data_files(values)
+        return ValuesResult(
+            **self._counts,
+            findings=tuple(self._findings),
+            mismatches=tuple(self._told[MISMATCH_FILE]),
+            damage=tuple(self._told[DAMAGE_FILE]),
+        )
+
+    def _check_blob_file(self, file: BlobFileInfo, rows: Iterable[ValueRow]) -> None:
+        try:
+            data = self._blob_data(file)
+            directory = {entry.position: entry for entry in check_blob_file(data, file.key)}
+        except (DataError, NotFoundError) as error:
+            self._add(self._about.finding_of(error, "blob file", file.key))
+            return
+        self._counts["blob_files"] += 1
+        self._counts["blob_file_bytes"] += len(data)
+        live = [self._check_in_blob(file, data, directory, row) for row in rows if row.byte >= 0]
+        said = (file.values, file.live_values, file.live_bytes, file.first_position, file.last_position)
+        found = (len(directory), len(live), sum(live), min(directory), max(directory))
+        if said != found:
+            names = "values, live values, live bytes, first and last position"
+            self._wrong(file.key, f"the root says {said} of it ({names}), and it has {found}", "blob file")
+
+    def _blob_data(self, file: BlobFileInfo) -> bytes:
+        data = bytes(self._objects.read_range(file.key, 0, file.size + 1))
+        name = self._keys.parse_compacted(file.key)
+        if len(data) != file.size:
+            raise DataError(f"it has not the {file.size} bytes that the root says")
+        if name is None or digest_of(data) != name.digest:
+            check_blob_file(data, file.key)  # says what, and at which byte, where it can be told
+            raise DataError("content does not match the digest in the name")
+        return data
+
+    def _check_in_blob(
+        self, file: BlobFileInfo, data: bytes, directory: dict[int, DirectoryEntry], row: ValueRow
+    ) -> int:
+        """The bytes of a value."""
+        place = decode_value_pointer(row.place)
+        assert isinstance(place, BlobPointer), "it came with those of a blob file"
+        entry = directory.get(row.position)
+        if entry is None or (entry.byte, entry.stored_bytes) != (place.byte, place.stored_bytes):
+            self._wrong(file.key, f"{row.name}: the index says that its value is at byte {place.byte}, where it is not")
+        else:
+            self._check_value(file.key, data[place.byte : place.byte + place.stored_bytes], place.codec, row)
+        return place.stored_bytes
+
+    def _check_data_files(self, rows: Iterable[ValueRow]) -> None:
+        for number, row in enumerate(rows):
+            place = decode_value_pointer(row.place)
+            assert not isinstance(place, BlobPointer), "those are looked at elsewhere"
+            key = self._keys.data_file_named(place.name)
+            if key is None or number:
+                reason = "it names an unknown data file" if key is None else f"its file {place.name} is another's too"
+                self._wrong(row.name, reason)
+                continue
+            try:
+                data = bytes(self._objects.read_range(key, 0, place.stored_bytes + 1))
+            except NotFoundError:
+                self._wrong(key, f"the data file of {row.name} is missing")
+                continue
+            if len(data) != place.stored_bytes:
+                self._wrong(key, f"the data file of {row.name} has not the {place.stored_bytes} bytes of its index")
+                continue
+            self._counts["data_files"] += 1
+            self._counts["data_bytes"] += len(data)
+            self._check_value(key, data, place.codec, row)
+
+    def _check_value(self, key: str, stored: bytes, codec: int, row: ValueRow) -> None:
+        try:
+            decode_value(stored, codec, row.size, row.crc, row.lsn)
+            self._counts["values"] += 1
+        except DataError as error:
+            self._wrong(key, f"{row.name}: {error.message}")
+
+    def _wrong(self, path: str, message: str, kind: str = "value") -> None:
+        self._add(self._about.finding(kind, path, message))
+
+    def _add(self, finding: Finding) -> None:
+        if len(self._findings) < _MOST_FINDINGS:
+            self._findings.append(finding)
+
+
+class CompactionCheck(msgspec.Struct, frozen=True, kw_only=True):
+    """What was read of a compaction."""
+
+    generation: int
+    seq: int
+    version_rows: int = 0
+    blob_files: int = 0
+    blob_file_bytes: int = 0
+    values: int = 0
+    data_files: int = 0
+    data_bytes: int = 0
+
+
+def check_compaction(
+    spark: SparkSession, place: EngineLocation, root: Compaction
+) -> tuple[CompactionCheck, tuple[Finding, ...]]:
+    """Reads all blob files and data files; what that was, and what is wrong."""
+    items: list[IndexItem] = [BlobFiles(files=root.blob_files)]
+    items += [IndexPart(place=place, part=part, is_values=False) for part in root.versions]
+    items += [IndexPart(place=place, part=part, is_values=True) for part in root.values]
+    found = _results(spark, place, root, items)
+    counts = {
+        name: sum(getattr(one, name) for one in found)
+        for name in ("blob_files", "blob_file_bytes", "values", "data_files", "data_bytes")
+    }
+    rows = sum(part.rows for part in root.versions)
+    check = CompactionCheck(generation=root.generation, seq=root.seq, version_rows=rows, **counts)
+    return check, tuple(_findings(place.name, root, check, found))
+
+
+def _results(
+    spark: SparkSession, place: EngineLocation, root: Compaction, items: list[IndexItem]
+) -> list[ValuesResult]:
+    index_bytes = sum(part.size for part in (*root.versions, *root.values))
+    file_bytes = root.data_bytes + sum(file.size for file in root.blob_files)
+    rows = map_in_arrow(spark.range(0, len(items), 1, len(items)), PlaceReader(items), PLACE_SCHEMA)
+    ordered = _by_position(rows, index_bytes)
+    values = map_in_arrow(ordered, PlaceMerge(place.name, len(root.blob_files)), VALUE_SCHEMA)
+    by_file = values.repartition(_tasks(file_bytes, _FILES_BYTES), "file").sortWithinPartitions("file", "byte", "name")
+    checked = map_in_arrow(by_file, ValueChecker(place, root.blob_files), RESULT_SCHEMA)
+    return _collected(checked, ValuesResult, "checking a compaction")
+
+
+def _by_position(rows: DataFrame, size: int) -> DataFrame:
+    spread = rows.repartition(_tasks(size, _PART_BYTES), "position")
+    return spread.sortWithinPartitions("position", "source", "name")
+
+
+def _collected(rows: DataFrame, kind: type[Result], what: str) -> list[Result]:
+    with told_in_our_words(what):
+        return [msgspec.msgpack.decode(bytes(row.result), type=kind) for row in rows.collect()]
+
+
+def _tasks(size: int, bytes_each: int) -> int:
+    return min(_MAX_TASKS, max(2, -(-size // bytes_each)))
+
+
+def _findings(name: str, root: Compaction, check: CompactionCheck, found: Iterable[ValuesResult]) -> Iterator[Finding]:
+    damage = [finding for one in found for finding in one.damage]
+    mismatches = [finding for one in found for finding in one.mismatches]
+    findings = [finding for one in found for finding in one.findings]
+    told = {str(one): one for one in [*damage, *(() if damage else mismatches), *findings]}
+    yield from sorted(told.values(), key=str)
+    said, is_found = (root.data_files, root.data_bytes), (check.data_files, check.data_bytes)
+    if said != is_found and not damage and not findings:
+        reason = f"it says {said[0]} data files of {said[1]} bytes, and its index {is_found[0]} of {is_found[1]}"
+        yield about_engine(name).finding("index", f"the root of generation {root.generation}", reason)
+
+
+# Whether every value that can still be read exists: in the remaining log, or in compacted data.
+#
+#     rows of the newest snapshot and the log after it -> values whose records were dropped -> the value index has them
+#
+# - A version is needed if a state since the start of history shows it (`engine/mvcc/vacuum_rules.py`). A version that
+#   retention may remove may have lost its value with the log; it is never read.
+# - Values in the log and in compacted data are read elsewhere: this step only finds values that are in neither.
+
+
+class LostValues(msgspec.Struct, frozen=True):
+    """Versions of one task whose values are nowhere: how many, and the first of them."""
+
+    count: int
+    names: tuple[str, ...]
+
+
+class NeededValues:
+    """What a task does with sorted rows: those values that are needed, and whose records were dropped."""
+
+    def __init__(self, start_lsn: int, horizon_seq: int) -> None:
+        self._start_lsn = start_lsn
+        self._horizon_seq = horizon_seq
+
+    def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for part in parts_in(batches):
+            yield from to_batches(self._needed(part.rows), PlaceRow)
+
+    def _needed(self, rows: Iterable[InRow]) -> Iterator[PlaceRow]:
+        horizon, alive = self._horizon_seq, dict[bytes, BucketVersion]()
+        for name, changes in groupby(rows, key=lambda row: row.key[:-SEQ_BYTES]):
+            if not name:
+                horizon = max([horizon, *(row.lsn for row in changes if row.source == START)])
+                continue
+            last = {row.key: row.cell for row in changes}  # newest first, after all changes
+            versions = [(key, cell) for key, cell in last.items() if cell is not None]
+            if name[:1] == BUCKETS:
+                _note_alive(alive, name[1:-1], versions, horizon)
+            else:
+                yield from self._of_name(versions, Rule(horizon, 1, alive))
+
+    def _of_name(self, versions: list[Row], rule: Rule) -> Iterator[PlaceRow]:
+        pointers = [(key, decode_cell(cell)) for key, cell in versions if is_pointer(cell)]
+        dropped = [(key, cell) for key, cell in pointers if cell.lsn < self._start_lsn]
+        if not dropped:
+            return
+        doomed = {key for verdict in judged(versions, rule, lambda cell: None) for key in verdict.doomed()}
+        for key, cell in dropped:
+            if key not in doomed:
+                yield PlaceRow(NEEDED, cell.position, describe_key(key), lsn=cell.lsn)
+
+
+def _note_alive(alive: dict[bytes, BucketVersion], name: bytes, versions: list[Row], horizon_seq: int) -> None:
+    newest = next((row for row in versions if seq_of(row[0]) <= horizon_seq), None)
+    with contextlib.suppress(DataError):  # the comparison of states tells of it
+        if newest is not None and not (version := decode_bucket(newest[1])).is_deleted:
+            alive[name] = BucketVersion(seq_of(newest[0]), version.order, False)
+
+
+class LostFinder:
+    """What a task does with rows in order of (position, source): needed values that no value index has."""
+
+    def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        count, names = 0, list[str]()
+        for _, rows in groupby(rows_in(batches, PlaceRow), key=lambda row: row.position):
+            listed = list(rows)
+            needed = [row.name for row in listed if row.source == NEEDED]
+            if needed and all(row.source != VALUE for row in listed):
+                count += len(needed)
+                names = sorted([*names, *needed])[:_MOST_NAMED]
+        yield _result_batch(LostValues(count, tuple(names)))
+
+
+def find_lost_values(
+    spark: SparkSession,
+    place: EngineLocation,
+    items: Sequence[RowItem],
+    size: int,
+    values: Sequence[RowPart],
+    needed: NeededValues,
+) -> Iterator[Finding]:
+    """The values of these rows that are in none of these files of the value index."""
+    found = _found(spark, place, items, size, values, needed)
+    count = sum(one.count for one in found)
+    if count:
+        names = sorted(name for one in found for name in one.names)[:_MOST_NAMED]
+        reason = f"{count:,} values are neither in the log nor in compacted data; the first: {', '.join(names)}"
+        yield about_engine(place.name).finding("value", None, reason)
+
+
+def _found(
+    spark: SparkSession,
+    place: EngineLocation,
+    items: Sequence[RowItem],
+    size: int,
+    values: Sequence[RowPart],
+    needed: NeededValues,
+) -> list[LostValues]:
+    rows = map_in_arrow(sorted_rows(spark, items, size), needed, PLACE_SCHEMA)
+    if values:
+        parts = [IndexPart(place=place, part=part, is_values=True) for part in values]
+        rows = rows.union(map_in_arrow(spark.range(0, len(parts), 1, len(parts)), PlaceReader(parts), PLACE_SCHEMA))
+    ordered = _by_position(rows, size + sum(part.size for part in values))
+    return _collected(map_in_arrow(ordered, LostFinder(), RESULT_SCHEMA), LostValues, "looking for values")

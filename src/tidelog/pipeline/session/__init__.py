@@ -1,0 +1,1 @@
+"""Spark sessions: finds Java, applies defaults, and starts quickly."""

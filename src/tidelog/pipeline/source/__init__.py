@@ -1,0 +1,4 @@
+"""Spark data sources: topics, an engine's log as rows, and its objects as of a seq.
+
+Importing this package imports neither Spark nor Arrow.
+"""

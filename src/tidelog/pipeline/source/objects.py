@@ -1,0 +1,332 @@
+"""`format("tidelog_objects")`: all objects of an engine as of a seq, or all of their versions, straight from its store.
+
+    spark.read.format("tidelog_objects").option("root", "s3://bucket/prefix").option("seq", 1200).load()
+
+Invariants
+- What is to be seen is decided by the engine's own rule; rows are those that `list_objects` and `read` of the engine
+  give at that seq.
+- A DataFrame is a snapshot: it is planned on the manifest of its first action.
+- The driver plans, tasks read rows and values straight from the store; the engine is not asked.
+"""
+
+from __future__ import annotations
+
+import logging
+import secrets
+from bisect import bisect_left
+from collections.abc import Iterator, Sequence
+from functools import partial
+from itertools import pairwise
+from typing import Any, NamedTuple, NoReturn
+
+from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
+from pyspark.sql.types import StructType
+
+from tidelog.clock import SystemClock
+from tidelog.engine.cold.manifest import Manifest, Pinning, StoredCheckpoint, StoredCompaction
+from tidelog.engine.mvcc.cells import OBJECTS, SEQ_BYTES, objects_of, prefix_end
+from tidelog.engine.mvcc.retention import forgotten
+from tidelog.engine.mvcc.versions import Buckets
+from tidelog.engine.sst.block import Row, rows_in
+from tidelog.engine.sst.snapshot import StoredState
+from tidelog.engine.sst.sorted_index import read_compaction
+from tidelog.engine.sst.sstable import RowPart, SSTable
+from tidelog.engine.wal.replay import Replay, ShippedLog
+from tidelog.errors import DataError, InputError, NotFoundError, NotSupportedError, RetryError
+from tidelog.pipeline.address import OpenedEngine
+from tidelog.pipeline.source.engine_options import (
+    OBJECT_COLUMNS,
+    ObjectOptions,
+    no_writer,
+    parse_object_options,
+    schema_of,
+)
+from tidelog.pipeline.source.entries import refuse_large_seqs
+from tidelog.pipeline.source.object_batches import VALUE_COLUMNS, ObjectPart, RowBlocks, merged_rows, packed_rows
+from tidelog.pipeline.source.options import checked_schema
+from tidelog.pipeline.tasks import reading_ahead
+
+# The driver's view of an engine's objects: the base snapshot, the changes of the log after it, and the parts.
+#
+#     newest usable snapshot or compaction -> rows of buckets -> the log after it, once -> ranges of keys for tasks
+#
+# Invariants
+# - Nothing after the manifest's last entry is read, and nothing before the start of history is returned: what was
+#   removed there cannot be distinguished from what never existed.
+# - The driver reads the log after the snapshot once, and its changes travel with the parts. Their size is limited
+#   (`maxTailBytes`), with an error that says how to make it smaller.
+# - If the footer of a snapshot is damaged, the one before it is used. Damage in its rows is reported by the task that
+#   finds it.
+
+
+_logger = logging.getLogger("tidelog.pipeline")
+_ROWS_PER_TASK = 200_000
+_ROWS_WITH_VALUES_PER_TASK = 20_000
+_TAIL_ROWS_PER_PIECE = 1000
+_ROW_OVERHEAD_BYTES = 200
+
+
+class Base(NamedTuple):
+    """What the rows begin with: a state, or nothing (all from the log). `key` is that of a listed state."""
+
+    lsn: int
+    history_start_seq: int
+    key: str | None = None
+    files: tuple[RowPart, ...] = ()
+
+
+class _Piece(NamedTuple):
+    """Rows that begin with a key: about how many."""
+
+    first_key: bytes
+    rows: int
+
+
+class TailRows:
+    """What the log changed, in memory: the last value of each row."""
+
+    def __init__(self, max_bytes: int) -> None:
+        self._rows: dict[bytes, bytes] = {}
+        self._bytes = 0
+        self._max_bytes = max_bytes
+
+    def set(self, key: bytes, value: bytes) -> None:
+        """The row is this from here on; an empty value takes it away."""
+        if key not in self._rows:
+            self._bytes += len(key) + len(value) + _ROW_OVERHEAD_BYTES
+            if self._bytes > self._max_bytes:
+                raise NotSupportedError(
+                    f"the log behind the newest state changes more than {self._max_bytes} bytes of rows, which the "
+                    "driver must hold",
+                    operation="read objects",
+                    hint="`tidelog pipeline checkpoint --engine` writes a newer state; maxTailBytes allows for more",
+                )
+        self._rows[key] = value
+
+    def sorted(self) -> list[Row]:
+        """All of them, in order of key."""
+        return sorted(self._rows.items())
+
+
+class ObjectPlan:
+    """One read of objects, planned on the manifest that is published now."""
+
+    def __init__(self, options: ObjectOptions, engine: OpenedEngine) -> None:
+        self._options = options
+        self._engine = engine
+        self._manifest = engine.manifest
+        refuse_large_seqs(self._manifest)
+        self._seq = self._checked_seq()
+        self._known_files: dict[str, RowBlocks] = {}
+        self._base = find_base(engine, self._manifest)
+        self._pin()
+        self._tail = self._read_tail()
+        self._buckets = self._read_buckets()
+
+    def parts(self) -> list[ObjectPart]:
+        """The keys that are asked for, divided among tasks."""
+        start, stop = self._range()
+        cuts = [start, *self._cuts(start, stop), stop]
+        created = {name: (one.seq, one.order) for name, one in self._buckets.alive(self._seq)}
+        return [self._part(low, high, created) for low, high in pairwise(cuts) if low < high]
+
+    def _checked_seq(self) -> int:
+        seq, mark = self._options.seq, self._manifest.high_water_mark
+        if seq is not None and seq > mark:
+            raise InputError(
+                f"the engine has shipped entries up to seq {mark}, and seq {seq} was asked for",
+                operation="read objects",
+                hint="Leave seq out for the newest state in the store",
+            )
+        return mark if seq is None else seq
+
+    def _pin(self) -> None:
+        """Pins the snapshot, and the log after it, for as long as the options say."""
+        seconds, key = self._options.pin_seconds, self._base.key
+        if seconds is None or key is None:
+            return
+        name = f"spark-{secrets.token_hex(8)}"
+        if not Pinning(self._engine.metadata, self._engine.keys, SystemClock(), name, seconds).pin(key):
+            raise RetryError(
+                f"the state {key} was replaced by a newer one while the read was planned",
+                operation="read objects",
+                hint="Run the query again",
+            )
+
+    def _read_tail(self) -> list[Row]:
+        engine, rows = self._engine, TailRows(self._options.max_tail_bytes)
+        executor = reading_ahead(self._options.root.store_url)
+        replay = Replay(ShippedLog(engine.catalog, engine.objects, executor), rows, self._base.lsn)
+        replay.run(self._manifest)
+        known = (self._manifest.history_start_seq, self._base.history_start_seq, replay.history_start_seq)
+        if self._seq < max(known):
+            raise forgotten(max(known))
+        return rows.sorted()
+
+    # Buckets: few, and all tasks need them
+
+    def _read_buckets(self) -> Buckets:
+        buckets = Buckets()
+        buckets.load(self)
+        bucket = self._options.bucket
+        if bucket is not None and not self._options.all_versions and buckets.created(bucket, self._seq) is None:
+            raise NotFoundError(f"there is no bucket {bucket!r} at seq {self._seq}", operation="read objects")
+        return buckets
+
+    def scan(self, start: bytes, stop: bytes) -> Iterator[Row]:
+        """Rows of a range, as the tree would have them."""
+        tail = packed_rows(self._tail_in(start, stop))
+        for raw, count in merged_rows(self._engine.objects, self._files_in(start, stop), tail):
+            yield from (row for row in rows_in(raw, count, b"") if start <= row[0] < stop)
+
+    def _files_in(self, start: bytes, stop: bytes) -> tuple[RowBlocks, ...]:
+        """Blocks that may have rows of a range; the footers of row files are read when they are first needed."""
+        parts = (part for part in self._base.files if part.last_key >= start and part.first_key < stop)
+        found = (self._opened(part).between(start, stop) for part in parts)
+        return tuple(one for one in found if one.blocks)
+
+    def _opened(self, part: RowPart) -> RowBlocks:
+        known = self._known_files.get(part.key)
+        if known is None:
+            footer = SSTable(self._engine.objects, part, kind="versions").footer
+            known = self._known_files[part.key] = RowBlocks(part.key, footer.blocks)
+        return known
+
+    # Ranges
+
+    def _range(self) -> tuple[bytes, bytes]:
+        bucket = self._options.bucket
+        return (OBJECTS, prefix_end(OBJECTS)) if bucket is None else objects_of(bucket, self._options.prefix)
+
+    def _cuts(self, start: bytes, stop: bytes) -> list[bytes]:
+        """Names at which one task ends and the next begins, so that all have about the same number of rows."""
+        pieces = sorted(self._pieces(start, stop))
+        total = sum(piece.rows for piece in pieces)
+        most = _ROWS_WITH_VALUES_PER_TASK if VALUE_COLUMNS.intersection(self._options.columns) else _ROWS_PER_TASK
+        tasks = max(self._options.min_partitions or 1, round(total / most))
+        cuts: list[bytes] = []
+        seen = 0
+        for piece in pieces:
+            name = piece.first_key[:-SEQ_BYTES]
+            if seen * tasks >= total * (len(cuts) + 1) and start < name < stop and (not cuts or cuts[-1] < name):
+                cuts.append(name)
+            seen += piece.rows
+        return cuts
+
+    def _pieces(self, start: bytes, stop: bytes) -> Iterator[_Piece]:
+        for file in self._files_in(start, stop):
+            for place in file.blocks:
+                yield _Piece(place.first_key, place.rows)
+        tail = self._tail_in(start, stop)
+        per_piece = min(_TAIL_ROWS_PER_PIECE, max(1, len(tail) // (4 * (self._options.min_partitions or 1))))
+        for at in range(0, len(tail), per_piece):
+            yield _Piece(tail[at][0], min(per_piece, len(tail) - at))
+
+    def _tail_in(self, start: bytes, stop: bytes) -> Sequence[Row]:
+        first, last = (bisect_left(self._tail, key, key=_key_of) for key in (start, stop))
+        return self._tail[first:last]
+
+    def _part(self, start: bytes, stop: bytes, created: dict[str, tuple[int, int]]) -> ObjectPart:
+        return ObjectPart(
+            place=self._options.root.place,
+            seq=self._seq,
+            start=start,
+            stop=stop,
+            all_versions=self._options.all_versions,
+            created=created,
+            files=self._files_in(start, stop),
+            tail=packed_rows(self._tail_in(start, stop)),
+        )
+
+
+def find_base(engine: OpenedEngine, manifest: Manifest) -> Base:
+    """The newest state or compaction that can be read; the beginning of the log where there is none."""
+    # Of a state and a compaction with the same seq the state comes first: it is as good, and can be pinned.
+    candidates = [((listed.seq, 1), partial(_of_state, engine, listed)) for listed in manifest.checkpoints]
+    if (compacted := manifest.compacted) is not None:
+        candidates.append(((compacted.seq, 0), partial(_of_compaction, engine, compacted)))
+    for _, open_base in sorted(candidates, key=lambda one: one[0], reverse=True):
+        try:
+            return open_base()
+        except (DataError, NotFoundError) as error:
+            _logger.warning("%s: a state in the store cannot be used: %s", engine.objects.url, error)
+    start_lsn = engine.catalog.start_offset()
+    if start_lsn > 1:
+        raise DataError(
+            f"no state in the store can be read, and its log begins at LSN {start_lsn}",
+            operation="read objects",
+            hint="Read from a replica, or put a good copy of a state in its place",
+        )
+    return Base(1, 0)
+
+
+def _of_compaction(engine: OpenedEngine, compacted: StoredCompaction) -> Base:
+    root = read_compaction(engine.objects, engine.keys, compacted)
+    return Base(root.lsn, root.history_start_seq, files=tuple(root.versions))
+
+
+def _of_state(engine: OpenedEngine, listed: StoredCheckpoint) -> Base:
+    state = StoredState(engine.objects, listed)
+    return Base(listed.lsn, state.footer.history_start_seq, listed.key, state.parts())
+
+
+def _key_of(row: Row) -> bytes:
+    return row[0]
+
+
+FORMAT = "tidelog_objects"
+
+
+class ObjectPartition(InputPartition):
+    """One task's range of keys."""
+
+    def __init__(self, part: ObjectPart) -> None:
+        super().__init__((part.start, part.stop))
+        self.part = part
+
+
+class ObjectsDataSource(DataSource):
+    """The objects of an engine."""
+
+    @classmethod
+    def name(cls) -> str:
+        return FORMAT
+
+    def schema(self) -> StructType:
+        return schema_of(OBJECT_COLUMNS, parse_object_options(self.options).columns)
+
+    def reader(self, schema: StructType) -> DataSourceReader:
+        return ObjectsReader(parse_object_options(self.options), checked_schema(schema, OBJECT_COLUMNS))
+
+    def streamReader(self, schema: StructType) -> NoReturn:
+        hint = "What changes is a stream of format tidelog_entries; a state is read with spark.read"
+        raise NotSupportedError("objects are a state, and there is no stream of them", hint=hint)
+
+    def writer(self, schema: StructType, overwrite: bool) -> NoReturn:
+        raise no_writer(FORMAT)
+
+    def streamWriter(self, schema: StructType, overwrite: bool) -> NoReturn:
+        raise no_writer(FORMAT)
+
+
+class ObjectsReader(DataSourceReader):
+    """A batch read of the state at a seq."""
+
+    def __init__(self, options: ObjectOptions, names: list[str]) -> None:
+        self._options = options
+        self._names = names
+
+    def partitions(self) -> list[InputPartition]:
+        with self._options.root.open(read_only=self._options.pin_seconds is None) as engine:
+            return [ObjectPartition(part) for part in ObjectPlan(self._options, engine).parts()]
+
+    def read(self, partition: InputPartition) -> Iterator[Any]:
+        from tidelog.pipeline.source.object_batches import read_object_batches
+        from tidelog.pipeline.source.partition_reader import spare_collections
+        from tidelog.pipeline.tasks import keep_memory
+
+        if not isinstance(partition, ObjectPartition):
+            return iter(())  # Spark makes one up where there are none
+        keep_memory()
+        spare_collections()
+        return read_object_batches(partition.part, self._names, self._options.max_rows_per_batch)

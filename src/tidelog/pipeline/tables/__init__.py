@@ -1,0 +1,1 @@
+"""Topics as Parquet and Iceberg tables."""

@@ -1,0 +1,117 @@
+"""Maps a function over the rows of a DataFrame, as Arrow batches, without pandas; and tunes the workers that run it.
+
+`DataFrame.mapInArrow` does the same, and requires pandas although it does not use it: this module builds what it builds
+after that check. Over Spark Connect, whose client requires pandas anyway, it is the method itself.
+
+Invariants
+- The function is called once per task, with the batches of its partition; what it yields has the schema exactly.
+- It is found by its name, or is an object of a class that is, in a module that the workers can import.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import sys
+from collections.abc import Callable, Iterator
+from concurrent.futures import Executor, Future
+from functools import lru_cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
+from urllib.parse import unquote, urlsplit
+
+from tidelog.store.scheduler import DaemonPool
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    from pyspark.sql import DataFrame
+
+
+BatchFunction = Callable[[Iterator["pa.RecordBatch"]], Iterator["pa.RecordBatch"]]
+
+
+def map_in_arrow(rows: DataFrame, function: BatchFunction, schema: str) -> DataFrame:
+    """What the function makes of the rows of each partition; `schema` is that of what it yields."""
+    from pyspark.sql.classic.dataframe import DataFrame as ClassicDataFrame
+    from pyspark.sql.udf import _create_udf
+    from pyspark.util import PythonEvalType
+
+    if not isinstance(rows, ClassicDataFrame):
+        return rows.mapInArrow(function, schema)
+    work: Any = _create_udf(f=function, evalType=PythonEvalType.SQL_MAP_ARROW_ITER_UDF, returnType=schema)
+    column = work(*(rows[name] for name in rows.columns))
+    return ClassicDataFrame(rows._jdf.mapInArrow(column._jc, False, None), rows.sparkSession)
+
+
+# Allocator tuning for workers that read many megabytes: freed memory is reused for the next read.
+#
+# The allocator of glibc takes large blocks from the operating system one by one and gives each of them back. Then every
+# page of every range is cleared and mapped again, which costs as much as reading it.
+#
+# Invariants
+# - A worker keeps at most `_KEPT_BYTES` of unused memory at the end of its heap.
+# - With any other allocator, nothing is changed.
+
+
+# As malloc.h numbers them.
+_M_TRIM_THRESHOLD = -1
+_M_MMAP_THRESHOLD = -3
+
+# The most that older versions of glibc accept; ranges and columns of a batch are smaller.
+_LARGEST_IN_HEAP_BYTES = 32 << 20
+_KEPT_BYTES = 64 << 20
+
+
+@lru_cache(1)
+def keep_memory() -> bool:
+    """Once in a worker; whether its allocator could be told."""
+    if sys.platform != "linux":
+        return False
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
+    if mallopt is None:
+        return False
+    return bool(mallopt(_M_MMAP_THRESHOLD, _LARGEST_IN_HEAP_BYTES) and mallopt(_M_TRIM_THRESHOLD, _KEPT_BYTES))
+
+
+# Prefetching for a task: threads fetch what a store has, the operating system what is in a directory.
+#
+# Invariant: the task itself reads every range, whatever became of the prefetch: that only makes it quicker.
+
+
+Arguments = ParamSpec("Arguments")
+Result = TypeVar("Result")
+
+_FETCHING_THREADS = 4
+
+
+def reading_ahead(store_url: str) -> Executor:
+    """What fetches ahead from the store at a URL."""
+    place = urlsplit(store_url)
+    if place.scheme == "file" and hasattr(os, "posix_fadvise"):
+        return KernelReadAhead(Path(unquote(place.path)))
+    return DaemonPool(_FETCHING_THREADS, "tidelog-fetch")
+
+
+class KernelReadAhead(Executor):
+    """Begins no call: the one that wants the result makes it. The kernel gets a hint of which bytes of which file come.
+
+    Cores are busy while a task reads. A thread that copies what is in memory already is one more to share them, and
+    handing over from it costs a quarter of the copying.
+    """
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+
+    def submit(
+        self, fn: Callable[Arguments, Result], /, *args: Arguments.args, **kwargs: Arguments.kwargs
+    ) -> Future[Result]:
+        """A future that nobody works on. `args` are those of `Fetcher.fetch`: a key, the first byte, how many."""
+        key, start, length = args
+        with contextlib.suppress(OSError):  # who reads it learns about it
+            file = os.open(self._directory / str(key), os.O_RDONLY | os.O_CLOEXEC)
+            try:
+                os.posix_fadvise(file, start, length, os.POSIX_FADV_WILLNEED)  # type: ignore[arg-type]
+            finally:
+                os.close(file)
+        return Future()

@@ -1,0 +1,444 @@
+"""The topics of a log directory as a Kafka broker serves them: found by name or id, opened when first used.
+
+Invariants
+- Everything here runs in the thread of the event loop. Opening, creating and deleting happen in worker threads.
+- The directory belongs to this process, so the list of topics changes only through this object: requests for metadata
+  ask neither the disk nor the store.
+- A partition is opened once: requests that need it meanwhile wait for the same opening. One that failed is tried again
+  by the next request.
+- A topic is changed by one request at a time, and to the end, also when the client is gone. It is deleted when no
+  partition is being opened, and created again when it is deleted: a log never outlives its topic.
+- A topic's id is derived from its name and its creation: a topic that was deleted and created again has another one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hashlib
+from collections.abc import Awaitable, Callable
+from typing import NamedTuple
+
+import msgspec
+
+from tidelog.cold.settings import TierSettings
+from tidelog.errors import (
+    BackpressureError,
+    ClosedError,
+    ConflictError,
+    FencedError,
+    InputError,
+    LockedError,
+    MessageTooLargeError,
+    NotFoundError,
+    OffsetOutOfRangeError,
+    TidelogError,
+    TopicNameError,
+)
+from tidelog.service.kafka.configs import Serving, configs_of, serving_of, settings_of
+from tidelog.service.kafka.error_codes import ErrorCode
+from tidelog.service.kafka.partition_reader import ColdReads
+from tidelog.service.kafka.partitions import Partition
+from tidelog.service.kafka.records import Control, RecordError
+from tidelog.service.kafka.transactions.producer_state import StoredProducers
+from tidelog.service.kafka.transactions.producers import PartitionProducers
+from tidelog.store.scheduler import in_store_thread
+from tidelog.topics.directory import LogDirectory
+from tidelog.topics.names import TopicName, parse_topic_name, read_topic_info
+from tidelog.topics.partitioned import PartitionedTopic
+from tidelog.topics.topic import Topic
+
+_UPKEEP_SECONDS = 1.0
+
+
+class BrokerSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """How the broker behaves; names in the docs are those of Kafka's broker settings."""
+
+    node_id: int = 1
+    auto_create_topics: bool = True
+    """A topic that is asked for is created."""
+    default_partitions: int = 1
+    """How many partitions a topic gets that is created without a number."""
+    max_request_bytes: int = 100 << 20
+    """A larger request closes the connection."""
+    max_batch_bytes: int = 1_048_588
+    """The largest batch of records, compressed, unless a topic has its own `max.message.bytes`."""
+    max_connections: int = 10_000
+    idle_seconds: float = 600.0
+    """A connection without a request for so long is closed."""
+    max_fetch_bytes: int = 55 << 20
+    """An answer to a Fetch has no more than this, whatever the client asks for."""
+
+
+class Address(NamedTuple):
+    """Where clients reach the broker."""
+
+    host: str
+    port: int
+
+
+class ServedTopic:
+    """A topic, and those of its partitions that are open."""
+
+    def __init__(self, name: TopicName, topic_id: bytes, count: int) -> None:
+        self.name = name
+        self.id = topic_id
+        self.count = count
+        self.open: dict[int, Partition] = {}
+        self.opening: dict[int, asyncio.Future[Partition]] = {}
+        self.changing = asyncio.Lock()
+
+
+class Broker:
+    """Serves one log directory."""
+
+    def __init__(self, directory: LogDirectory, settings: BrokerSettings | None = None) -> None:
+        self.directory = directory
+        self.settings = settings or BrokerSettings()
+        self.address = Address("127.0.0.1", 9092)
+        """What clients are sent to; set before the first request."""
+        self.cluster_id = directory._info.node
+        self._cold = ColdReads()
+        self._topics: dict[TopicName, ServedTopic] = {}
+        self._by_id: dict[bytes, ServedTopic] = {}
+        self._creating: dict[TopicName, asyncio.Future[ServedTopic]] = {}
+        self._deleting: dict[TopicName, asyncio.Future[None]] = {}
+        self._on_change: list[Callable[[], None]] = []
+        self.on_open: Callable[[str, int, int], None] = lambda topic, partition, next_offset: None
+        """Called with topic, partition and its next offset when a partition was opened."""
+        self._passed_over: set[TopicName] = set()
+        """Live topics, which are not served."""
+        self._upkeep: asyncio.Task[None] | None = None
+
+    async def start(self) -> None:
+        """Learns which topics there are."""
+        found = await in_store_thread(self._look)
+        for name, created, count in found:
+            self._add(name, created, count)
+        self._upkeep = asyncio.create_task(self._look_after())
+
+    def _look(self) -> list[tuple[TopicName, int, int]]:
+        names = [parse_topic_name(name) for name in self.directory.topics()]
+        return [(name, *self._facts(name)) for name in names if self._is_served(name)]
+
+    def _is_served(self, name: TopicName) -> bool:
+        """A live topic keeps nothing, so no offset of it can be read again."""
+        info = read_topic_info(self.directory._files, name.directory(self.directory.root))
+        return info is None or info.reliable
+
+    def _facts(self, name: TopicName) -> tuple[int, int]:
+        info = read_topic_info(self.directory._files, name.directory(self.directory.root))
+        layout = self.directory._opener.layout(name)
+        return 0 if info is None else info.created_us, 1 if layout is None else layout.count
+
+    def _add(self, name: TopicName, created_us: int, count: int) -> ServedTopic:
+        topic_id = hashlib.sha256(f"{name} {created_us}".encode()).digest()[:16]
+        known = self._topics.get(name)
+        if known is not None and known.id == topic_id:
+            known.count = count
+        else:
+            known = ServedTopic(name, topic_id, count)
+            self._topics[name] = known
+            self._by_id[topic_id] = known
+        self._changed()
+        return known
+
+    # Topics
+
+    def on_change(self, callback: Callable[[], None]) -> None:
+        """Calls this whenever topics or their numbers of partitions have changed."""
+        self._on_change.append(callback)
+
+    def _changed(self) -> None:
+        for callback in self._on_change:
+            callback()
+
+    def topics(self) -> list[ServedTopic]:
+        """All of them, by name."""
+        return [self._topics[name] for name in sorted(self._topics)]
+
+    def find(self, name: TopicName) -> ServedTopic | None:
+        return self._topics.get(name)
+
+    def find_id(self, topic_id: bytes) -> ServedTopic | None:
+        return self._by_id.get(topic_id)
+
+    async def create(self, name: TopicName, partitions: int | None = None, **settings: object) -> ServedTopic:
+        """Creates a topic; ConflictError when it exists, or another request has created it meanwhile."""
+        while (running := self._creating.get(name)) is not None:
+            await asyncio.wait([running])
+        if name in self._topics:
+            raise ConflictError(f"the topic {name} exists")
+        return await self._shared_creation(name, partitions, settings)
+
+    async def find_or_create(self, name: TopicName) -> ServedTopic:
+        """For first use: NotFoundError where topics are not created by themselves."""
+        known = self._topics.get(name)
+        if known is not None:
+            return known
+        if not self.settings.auto_create_topics:
+            raise NotFoundError(f"there is no topic {name}")
+        return await self._shared_creation(name, None, {})
+
+    async def _shared_creation(
+        self, name: TopicName, partitions: int | None, settings: dict[str, object]
+    ) -> ServedTopic:
+        running = self._creating.get(name)
+        if running is None:
+            running = asyncio.ensure_future(self._create(name, partitions, settings))
+            self._creating[name] = running
+            running.add_done_callback(lambda done: self._created(name, done))
+        return await asyncio.shield(running)
+
+    def _created(self, name: TopicName, done: asyncio.Future[ServedTopic]) -> None:
+        del self._creating[name]
+        if not done.cancelled():
+            done.exception()  # those that wait for it raise it
+
+    async def _create(self, name: TopicName, partitions: int | None, settings: dict[str, object]) -> ServedTopic:
+        count = partitions or self.settings.default_partitions
+
+        def make() -> tuple[int, int]:
+            if name.parent() is not None:
+                raise TopicNameError(f"the name {name} is reserved for a partition")
+            self.directory.topic(str(name), partitions=None if count == 1 else count, **settings)  # type: ignore[call-overload]
+            return self._facts(name)
+
+        while (deleting := self._deleting.get(name)) is not None:
+            await asyncio.wait([deleting])
+        return self._add(name, *await in_store_thread(make))
+
+    async def _change(self, served: ServedTopic, work: Callable[[], Awaitable[None]]) -> None:
+        """Does the work when no other change of the topic runs; NotFoundError when it was deleted before that."""
+
+        async def alone() -> None:
+            async with served.changing:
+                if self._topics.get(served.name) is not served:
+                    raise NotFoundError(f"the topic {served.name} was deleted")
+                await work()
+
+        await asyncio.shield(asyncio.ensure_future(alone()))
+
+    async def grow(self, served: ServedTopic, count: int) -> None:
+        """Gives a topic more partitions."""
+
+        def divide() -> tuple[int, int]:
+            self.directory.topic(str(served.name), partitions=count)
+            return self._facts(served.name)
+
+        async def work() -> None:
+            _, served.count = await in_store_thread(divide)
+            self._changed()
+
+        await self._change(served, work)
+
+    async def delete(self, served: ServedTopic) -> None:
+        """Deletes a topic with everything in it; requests that wait for it end. When that fails, it stays."""
+
+        async def work() -> None:
+            deleting = self._deleting[served.name] = asyncio.get_running_loop().create_future()
+            self._forget(served)
+            try:
+                while served.opening:
+                    await asyncio.wait(list(served.opening.values()))
+                _close_all(served)
+                await in_store_thread(lambda: self.directory.delete_topic(str(served.name)))
+            except TidelogError:
+                if await in_store_thread(self._is_whole, served.name):
+                    self._topics[served.name] = self._by_id[served.id] = served
+                    self._changed()
+                raise
+            finally:
+                del self._deleting[served.name]
+                deleting.set_result(None)
+
+        await self._change(served, work)
+
+    def _forget(self, served: ServedTopic) -> None:
+        self._topics.pop(served.name, None)
+        self._by_id.pop(served.id, None)
+        _close_all(served)
+        self._changed()
+
+    def _is_whole(self, name: TopicName) -> bool:
+        """In a thread: whether nothing of a topic was deleted."""
+        layout = self.directory._opener.layout(name)
+        return self.directory.has_topic(str(name)) and (layout is None or not layout.is_deleted)
+
+    # Configs
+
+    @property
+    def has_store(self) -> bool:
+        return self.directory._tier is not None
+
+    @property
+    def topic_defaults(self) -> TierSettings:
+        """The settings of a topic that has none of its own."""
+        return self.directory._opener.effective({})
+
+    def settings_for(self, configs: dict[str, str]) -> dict[str, object]:
+        """The library's settings for a new topic with these configs."""
+        found = settings_of(configs, self.topic_defaults)
+        return {name: value for name, value in found.items() if value is not None}
+
+    def configs_of(self, name: TopicName) -> dict[str, str]:
+        """In a thread: the configs that a topic was given."""
+        return configs_of(self.directory._opener.settings_of(name), self.topic_defaults)
+
+    async def configure(self, served: ServedTopic, configs: dict[str, str]) -> None:
+        """Gives a topic these configs and no others; its open partitions follow at once."""
+        settings = settings_of(configs, self.topic_defaults)
+
+        def change() -> None:
+            self.directory.configure_topic(str(served.name), **settings)
+
+        async def work() -> None:
+            await in_store_thread(change)
+            serving = serving_of(configs, self.settings.max_batch_bytes)
+            for partition in served.open.values():
+                partition.configure(serving)
+
+        await self._change(served, work)
+
+    def broker_configs(self) -> dict[str, str]:
+        """What DescribeConfigs says of this broker."""
+        settings, defaults, address = self.settings, self.topic_defaults, self.address
+        retention_seconds, retention_bytes = defaults.retention_seconds, defaults.retention_bytes
+        values: dict[str, object] = {
+            "advertised.listeners": f"PLAINTEXT://{address.host}:{address.port}",
+            "auto.create.topics.enable": settings.auto_create_topics,
+            "broker.id": settings.node_id,
+            "compression.type": "producer",
+            "connections.max.idle.ms": int(settings.idle_seconds * 1000),
+            "default.replication.factor": 1,
+            "delete.topic.enable": True,
+            "fetch.max.bytes": settings.max_fetch_bytes,
+            "log.cleanup.policy": "compact" if defaults.compaction == "by_key" else "delete",
+            "log.dirs": self.directory.root,
+            "log.message.timestamp.type": "CreateTime",
+            "log.retention.bytes": -1 if retention_bytes is None else retention_bytes,
+            "log.retention.ms": -1 if retention_seconds is None else retention_seconds * 1000,
+            "max.connections": settings.max_connections,
+            "message.max.bytes": settings.max_batch_bytes,
+            "min.insync.replicas": 1,
+            "node.id": settings.node_id,
+            "num.partitions": settings.default_partitions,
+            "remote.log.storage.system.enable": self.has_store,
+            "socket.request.max.bytes": settings.max_request_bytes,
+            "unclean.leader.election.enable": False,
+        }
+        return {name: str(value).lower() if isinstance(value, bool) else str(value) for name, value in values.items()}
+
+    # Partitions
+
+    def opened(self, served: ServedTopic, number: int) -> Partition | None:
+        """A partition that is open already."""
+        partition = served.open.get(number)
+        if partition is not None and not partition.is_open:
+            del served.open[number]  # it was sealed, or failed: the next request opens it again
+            partition.close()
+            return None
+        return partition
+
+    async def partition(self, served: ServedTopic, number: int) -> Partition:
+        """A partition, opened if need be; NotFoundError when the topic has none of this number."""
+        partition = self.opened(served, number)
+        if partition is not None:
+            return partition
+        if not 0 <= number < served.count:
+            raise NotFoundError(f"{served.name} has {served.count} partitions, and none has the number {number}")
+        if self._topics.get(served.name) is not served:
+            raise NotFoundError(f"the topic {served.name} was deleted")
+        running = served.opening.get(number)
+        if running is None:
+            running = asyncio.ensure_future(self._open(served, number))
+            served.opening[number] = running
+            running.add_done_callback(lambda done: self._opened(served, number, done))
+        return await asyncio.shield(running)
+
+    def _opened(self, served: ServedTopic, number: int, done: asyncio.Future[Partition]) -> None:
+        del served.opening[number]
+        if not done.cancelled():
+            done.exception()
+
+    async def _open(self, served: ServedTopic, number: int) -> Partition:
+        def open_log() -> tuple[Topic, StoredProducers, PartitionProducers, Serving]:
+            topic: Topic | PartitionedTopic = self.directory.topic(str(served.name))
+            log = topic.partition(number)
+            if log._tiered is not None:
+                log._tiered.epoch_starts()  # recorded before the first batch is answered
+            stored = StoredProducers(log)
+            serving = serving_of(self.configs_of(served.name), self.settings.max_batch_bytes)
+            return log, stored, stored.load(), serving
+
+        partition = Partition(served.name, number, *await in_store_thread(open_log), self._cold)
+        served.open[number] = partition
+        self.on_open(str(served.name), number, partition.topic.next_offset)
+        return partition
+
+    # For transactions
+
+    async def has_partition(self, topic: str, partition: int) -> bool:
+        served = self.find(parse_topic_name(topic))
+        return served is not None and 0 <= partition < served.count
+
+    async def write_marker(self, topic: str, partition: int, control: Control) -> int:
+        """Ends a transaction in a partition; NotFoundError when there is none of this name and number."""
+        served = self.find(parse_topic_name(topic))
+        if served is None:
+            raise NotFoundError(f"there is no topic {topic}")
+        return await (await self.partition(served, partition)).write_marker(control)
+
+    async def _look_after(self) -> None:
+        """Notices topics that this process has opened by itself, as those for dead letters; closes idle readers."""
+        while True:
+            await asyncio.sleep(_UPKEEP_SECONDS)
+            for name in set(self.directory._topics) - self._topics.keys() - self._passed_over:
+                await self._adopt(name)
+            now = asyncio.get_running_loop().time()
+            for served in self._topics.values():
+                for partition in served.open.values():
+                    partition.reader.close_idle(now)
+
+    async def _adopt(self, name: TopicName) -> None:
+        is_partition = name.parent() is not None
+        if is_partition or name in self._creating or name in self._deleting:
+            return
+        with contextlib.suppress(TidelogError):  # the next look finds it
+            if await in_store_thread(lambda: self._is_served(name)):
+                self._add(name, *await in_store_thread(lambda: self._facts(name)))
+            else:
+                self._passed_over.add(name)
+
+    async def stop(self) -> None:
+        """Ends what waits here. The directory is closed by its owner."""
+        if self._upkeep is not None:
+            self._upkeep.cancel()
+        for served in self._topics.values():
+            _close_all(served)
+
+
+def _close_all(served: ServedTopic) -> None:
+    for partition in served.open.values():
+        partition.close()
+    served.open.clear()
+
+
+_CODES: tuple[tuple[type[TidelogError], ErrorCode], ...] = (
+    (TopicNameError, ErrorCode.INVALID_TOPIC_EXCEPTION),
+    (OffsetOutOfRangeError, ErrorCode.OFFSET_OUT_OF_RANGE),
+    (NotFoundError, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION),
+    (MessageTooLargeError, ErrorCode.MESSAGE_TOO_LARGE),
+    (LockedError, ErrorCode.NOT_LEADER_OR_FOLLOWER),
+    (FencedError, ErrorCode.NOT_LEADER_OR_FOLLOWER),
+    (ClosedError, ErrorCode.NOT_LEADER_OR_FOLLOWER),
+    (BackpressureError, ErrorCode.REQUEST_TIMED_OUT),
+    (InputError, ErrorCode.INVALID_REQUEST),
+)
+
+
+def error_code(error: TidelogError) -> ErrorCode:
+    """What Kafka calls an error. What is not the client's doing is a storage error, which clients try again."""
+    if isinstance(error, RecordError):
+        return error.code
+    return next((code for kind, code in _CODES if isinstance(error, kind)), ErrorCode.KAFKA_STORAGE_ERROR)

@@ -1,0 +1,174 @@
+"""Fetch: messages from memory, files and the store, and the wait for new ones.
+
+Invariants
+- The event loop waits for nothing: what is not in memory is read in threads. A slow store delays only those who ask for
+  what is there.
+- An answer has at least one batch of the first partition that has any, however small the limits; beyond that the limits
+  of the request hold.
+- A consumer gets nothing at or above the high watermark; one that reads committed messages nothing at or above the last
+  stable offset, and the aborted transactions below it.
+- An answer with an error has empty records, not null: librdkafka takes null for damage, does not see the error, and
+  asks again at once, for ever.
+- No sessions: every request names all its partitions (session id 0, which clients respect).
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any, NamedTuple
+
+from tidelog.errors import OffsetOutOfRangeError, TidelogError
+from tidelog.service.kafka.broker import Broker, error_code
+from tidelog.service.kafka.codec import wire
+from tidelog.service.kafka.error_codes import ErrorCode
+from tidelog.service.kafka.partitions import Partition
+from tidelog.service.kafka.primitives import Buffer
+from tidelog.service.kafka.requests import RequestContext, known_name
+
+FETCH = 1
+_READ_COMMITTED = 1
+_MIN_READ_BYTES = 1
+
+
+class _Wanted(NamedTuple):
+    """A partition of the request, and its part of the answer."""
+
+    asked: Any
+    answer: Any
+    partition: Partition | None
+
+
+class Fetch:
+    """Handles Fetch."""
+
+    def __init__(self, broker: Broker) -> None:
+        self._broker = broker
+        self._module = wire(FETCH)
+
+    async def handle(self, context: RequestContext, request: Any) -> Any:
+        module = self._module
+        if request.session_id != 0:
+            return module.FetchResponse(error_code=ErrorCode.FETCH_SESSION_ID_NOT_FOUND)
+        topics, wanted = await self._resolved(request)
+        response = module.FetchResponse(responses=topics)
+        max_bytes = min(request.max_bytes, self._broker.settings.max_fetch_bytes)
+        is_committed = request.isolation_level == _READ_COMMITTED
+        deadline = asyncio.get_running_loop().time() + request.max_wait_ms / 1000
+        while True:
+            size = await self._read(wanted, max_bytes, is_committed)
+            has_error = any(one.answer.error_code for one in wanted)
+            if size >= request.min_bytes or has_error or not wanted:
+                return response
+            if not await self._news(wanted, is_committed, deadline):
+                return response
+
+    async def _resolved(self, request: Any) -> tuple[list[Any], list[_Wanted]]:
+        module, topics, wanted = self._module, [], []
+        for topic in request.topics:
+            name = known_name(topic.topic)
+            served = None if name is None else self._broker.find(name)
+            answers = []
+            for asked in topic.partitions:
+                answer = module.FetchResponsePartitionData(
+                    partition_index=asked.partition, high_watermark=-1, aborted_transactions=None, records=[]
+                )
+                partition = None
+                if served is None:
+                    answer.error_code = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+                else:
+                    partition = self._broker.opened(served, asked.partition)
+                    if partition is None:
+                        try:
+                            partition = await self._broker.partition(served, asked.partition)
+                        except TidelogError as error:
+                            answer.error_code = error_code(error)
+                if partition is not None:
+                    answer.error_code = epoch_error(partition, asked.current_leader_epoch)
+                answers.append(answer)
+                wanted.append(_Wanted(asked, answer, partition))
+            topics.append(module.FetchResponseFetchableTopicResponse(topic=topic.topic, partitions=answers))
+        return topics, wanted
+
+    async def _read(self, wanted: list[_Wanted], max_bytes: int, is_committed: bool) -> int:
+        """Fills in the answers as far as there is something; returns how many bytes they have."""
+        size = 0
+        for asked, answer, partition in wanted:
+            if partition is None or answer.error_code:
+                continue
+            try:
+                size += await self._read_one(asked, answer, partition, max_bytes - size, size == 0, is_committed)
+            except TidelogError as error:
+                answer.error_code = error_code(error)
+                answer.records = []  # librdkafka takes null for a broken answer
+        return size
+
+    async def _read_one(
+        self, asked: Any, answer: Any, partition: Partition, max_bytes: int, is_first: bool, is_committed: bool
+    ) -> int:
+        offset, high = asked.fetch_offset, partition.high_watermark
+        stable = min(high, partition.last_stable_offset)
+        answer.high_watermark, answer.last_stable_offset = high, stable
+        answer.log_start_offset = partition.start_offset
+        if not answer.log_start_offset <= offset <= high:
+            raise OffsetOutOfRangeError(f"offset {offset} is not in the partition")
+        stop = stable if is_committed else high
+        limit = min(asked.partition_max_bytes, max_bytes)
+        answer.records, answer.aborted_transactions = [], [] if is_committed else None
+        if offset >= stop or (limit <= 0 and not is_first):
+            return 0
+        answer.records, size, reached = await self._gather(partition, offset, stop, limit)
+        if is_committed:
+            found = partition.producers.aborted(offset, reached)
+            aborted = self._module.FetchResponseAbortedTransaction
+            answer.aborted_transactions = [aborted(one.producer_id, one.first_offset) for one in found]
+        return size
+
+    async def _gather(self, partition: Partition, offset: int, stop: int, limit: int) -> tuple[list[Buffer], int, int]:
+        """Batches from an offset on, their bytes, and where they end. What is in memory never waits for a disk."""
+        parts: list[Buffer] = []
+        size = 0
+        while offset < stop and (room := limit - size) >= size // 8:  # a small rest is not worth a batch of its own
+            fetched = partition.reader.read_cached(offset, stop, max(room, _MIN_READ_BYTES))
+            if fetched is None:
+                if parts:
+                    break
+                fetched = await partition.reader.read(offset, stop, max(room, _MIN_READ_BYTES))
+            if fetched.next_offset == offset:
+                break
+            parts.append(fetched.records)
+            size += len(fetched.records)
+            offset = fetched.next_offset
+        return parts, size, offset
+
+    async def _news(self, wanted: list[_Wanted], is_committed: bool, deadline: float) -> bool:
+        """Waits until a partition has more than the request has seen; False when the time is up."""
+        loop = asyncio.get_running_loop()
+        left = deadline - loop.time()
+        if left <= 0:
+            return False
+        waiter: asyncio.Future[None] = loop.create_future()
+        timer = loop.call_later(left, _ring, waiter)
+        partitions = [(one.partition, one.answer.high_watermark) for one in wanted if one.partition is not None]
+        try:
+            for partition, high in partitions:
+                partition.listen(waiter, high)
+            await waiter
+        finally:
+            timer.cancel()
+            for partition, _ in partitions:
+                partition.stop_listening(waiter)
+        return loop.time() < deadline
+
+
+def _ring(waiter: asyncio.Future[None]) -> None:
+    if not waiter.done():
+        waiter.set_result(None)
+
+
+def epoch_error(partition: Partition, epoch: int) -> ErrorCode:
+    """Whether this is the leader, and a client's idea of its epoch that of the partition; -1: it has none."""
+    if partition.is_fenced:
+        return ErrorCode.NOT_LEADER_OR_FOLLOWER
+    if epoch < 0 or epoch == partition.leader_epoch:
+        return ErrorCode.NONE
+    return ErrorCode.FENCED_LEADER_EPOCH if epoch < partition.leader_epoch else ErrorCode.UNKNOWN_LEADER_EPOCH

@@ -1,0 +1,1 @@
+"""Consumer groups of both protocols and share groups: pure state machines, their coordinator, and what is stored."""

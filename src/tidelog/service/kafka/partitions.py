@@ -1,0 +1,303 @@
+"""A partition as Kafka's requests see it: its log, what it knows of producers, and the requests that wait for it.
+
+Invariants
+- Everything here runs in the thread of the event loop, but for `_written`, which the log's writer calls.
+- Batches are checked against the producers' state, appended and recorded in one turn, so that their order in the log is
+  that in which they were checked. An append of unknown outcome is looked up in the log before the next one.
+- Consumers of committed messages get nothing from a batch on that is appended and not recorded yet.
+- The high watermark is what the files have: no consumer gets a message that a kill of this process could take back.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Awaitable, Callable
+from typing import NamedTuple
+
+from tidelog.clock import to_microseconds
+from tidelog.errors import ClosedError, TidelogError
+from tidelog.log.frame import Frames, encode_many
+from tidelog.service.kafka.configs import Serving
+from tidelog.service.kafka.error_codes import ErrorCode
+from tidelog.service.kafka.partition_reader import ColdReads, PartitionReader
+from tidelog.service.kafka.records import (
+    Control,
+    DecodedBatch,
+    StoredBatch,
+    control_payload,
+)
+from tidelog.service.kafka.transactions.producer_state import StoredProducers
+from tidelog.service.kafka.transactions.producers import PartitionProducers
+from tidelog.store.scheduler import in_store_thread
+from tidelog.topics.names import TopicName
+from tidelog.topics.topic import Topic
+
+
+class Appended(NamedTuple):
+    """What became of a batch: the offset of its first message, or why it was refused."""
+
+    error: ErrorCode
+    first_offset: int = -1
+    next_offset: int = -1
+
+
+class Partition:
+    """One partition that this process owns."""
+
+    def __init__(
+        self,
+        name: TopicName,
+        number: int,
+        topic: Topic,
+        stored: StoredProducers,
+        producers: PartitionProducers,
+        serving: Serving,
+        cold: ColdReads,
+    ) -> None:
+        """`name` is the topic's, `topic` the log of this partition; `producers` were loaded from `stored`."""
+        self.name = name
+        self.number = number
+        self.topic = topic
+        self.producers = producers
+        self._stored = stored
+        self._unrecorded_from: int | None = None
+        """While something is appended that the producers' state does not know yet: from which offset on."""
+        self._settling: asyncio.Task[None] | None = None
+        self._log = topic._log
+        self.append_time_us: int | None = None
+        """The time that the last batch got, where messages get the time of the broker."""
+        self.serving = serving
+        self.max_message_bytes = self._log._settings.max_message_bytes
+        self._loop = asyncio.get_running_loop()
+        self._turn = asyncio.Lock()
+        self._waiting: set[asyncio.Future[None]] = set()
+        self._for_files: list[tuple[int, asyncio.Future[None]]] = []
+        self._is_wake_due = False
+        self._is_closed = False
+        self.reader = PartitionReader(topic, cold, self.leader_epoch, serving.compression)
+        self._log.on_written(self._written)
+
+    def configure(self, serving: Serving) -> None:
+        """The topic's configs have changed: what is appended and fetched from now on follows."""
+        self.serving = serving
+        self.reader.use_compression(serving.compression)
+
+    # Where it stands
+
+    @property
+    def is_open(self) -> bool:
+        return self.topic._is_open
+
+    @property
+    def is_fenced(self) -> bool:
+        """Whether another node owns it now: what is here and was not shipped is no part of the log any more."""
+        tiered = self.topic._tiered
+        return tiered is not None and tiered.owner.is_fenced
+
+    @property
+    def start_offset(self) -> int:
+        """The oldest offset that can be read. It never asks the store: an owner knows it."""
+        return self.topic.start_offset
+
+    @property
+    def high_watermark(self) -> int:
+        return self._log.written_offset
+
+    @property
+    def last_stable_offset(self) -> int:
+        """Never before the start: records of an open transaction may be deleted."""
+        high = self.high_watermark
+        stable = self.producers.last_stable_offset(high)
+        if stable < high:
+            stable = max(stable, self.start_offset)
+        return stable if self._unrecorded_from is None else min(stable, self._unrecorded_from)
+
+    @property
+    def leader_epoch(self) -> int:
+        """The owner's epoch; 0 without a store."""
+        tiered = self.topic._tiered
+        return 0 if tiered is None else tiered.owned.epoch
+
+    # Appending
+
+    def now_if_log_append_time(self) -> int | None:
+        """The time of the broker for a batch that is appended now; None where messages keep that of their client."""
+        self.append_time_us = self.topic._clock.now_us() if self.serving.uses_append_time else None
+        return self.append_time_us
+
+    async def append(
+        self, batch: DecodedBatch, timeout_seconds: float | None = None, verify: Callable[[], ErrorCode] | None = None
+    ) -> Appended:
+        """Appends a batch of a client, unless its producer has sent it before or may not send it.
+
+        `verify` is asked last before a transactional batch is appended: a marker that is written after it said yes
+        comes after the batch.
+        """
+        header = batch.header
+        async with self._turn:
+            if not header.has_producer:
+                first = await self.topic.append_frames_async(batch.frames, timeout=timeout_seconds)
+                return Appended(ErrorCode.NONE, first, first + batch.frames.count)
+            await self._settle()
+            who = (header.producer_id, header.producer_epoch, header.base_sequence)
+            verdict = self.producers.check(*who, header.record_count)
+            if verdict.error is not ErrorCode.NONE:
+                return Appended(verdict.error)
+            if verdict.duplicate_offset is not None:
+                return await self._again(batch, verdict.duplicate_offset)
+            if verify is not None and (refusal := verify()) is not ErrorCode.NONE:
+                return Appended(refusal)
+            first = await self._append_recorded(batch.frames, timeout_seconds)
+            last, time_us = first + batch.frames.count - 1, header.max_timestamp * 1000
+            self._record(StoredBatch(first, last, *who, header.is_transactional, False, False, time_us))
+            return Appended(ErrorCode.NONE, first, last + 1)
+
+    async def _again(self, batch: DecodedBatch, first: int) -> Appended:
+        """A batch with the sequences of a stored one is answered as that one was, if it has its messages.
+
+        A client that gave a transaction up may use sequences again that it never got an answer for. To take what it
+        sends then for the old batch would lose it; refused, the client aborts and goes on with a new epoch.
+        """
+        count = batch.frames.count
+        stored = await in_store_thread(self._stored.payloads, first, count)
+        if len(stored) == count and not self.serving.uses_append_time and stored != batch.frames.payloads():
+            return Appended(ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER)
+        return Appended(ErrorCode.NONE, first, first + count)
+
+    async def write_marker(self, control: Control) -> int:
+        """Ends a transaction here; returns once that is on the disk."""
+        async with self._turn:
+            await self._settle()
+            offset = await self._append_recorded(encode_many(0, [control_payload(control)]), None)
+            who = (control.producer_id, control.producer_epoch)
+            self._record(StoredBatch(offset, offset, *who, -1, True, True, control.is_commit, control.timestamp_us))
+        await self._log.wait_durable_async(offset, 1)
+        return offset
+
+    async def _append_recorded(self, frames: Frames, timeout_seconds: float | None) -> int:
+        """Appends what `_record` is to be called with. When that fails or is cancelled, the log has the outcome."""
+        self._unrecorded_from = self._log.next_offset
+        try:
+            return await self.topic.append_frames_async(frames, timeout=timeout_seconds)
+        except BaseException:
+            self._settling = self._loop.create_task(self._settle_in_turn())
+            raise
+
+    def _record(self, batch: StoredBatch) -> None:
+        self.producers.record(batch, self.topic._clock.now_us())
+        self._unrecorded_from = None
+        self._stored.appended(self.producers)
+
+    async def _settle_in_turn(self) -> None:
+        """Soon, and not only with the next batch: consumers of committed messages wait for it."""
+        async with self._turn:
+            with contextlib.suppress(TidelogError):  # the next batch tries again
+                await self._settle()
+
+    async def _settle(self) -> None:
+        """After an append of unknown outcome: reads whether the log has it."""
+        if self._unrecorded_from is None:
+            return
+        for batch in await in_store_thread(self._stored.batches_from, self._unrecorded_from):
+            self.producers.record(batch, self.topic._clock.now_us())
+        self._unrecorded_from = None
+        self._wake()
+
+    def in_files(self, next_offset: int) -> Awaitable[None] | None:
+        """To be awaited until everything below an offset is in a file; None when it is."""
+        if self.high_watermark >= next_offset:
+            return None
+        future = self._loop.create_future()
+        self._for_files.append((next_offset, future))
+        if self.high_watermark >= next_offset or self._is_closed:
+            self._wake()
+        return future
+
+    def on_disk(self, next_offset: int) -> Awaitable[None]:
+        """To be awaited until everything below an offset is on the disk."""
+        return self._log.wait_durable_async(next_offset - 1, 1)
+
+    # Positions
+
+    def find_time(self, timestamp_ms: int, end: int) -> tuple[int, int] | None:
+        """In a thread: the first message of a time (ms) or later below `end`, as (offset, its time)."""
+        if timestamp_ms == -3:  # the newest time of all; times grow but for those that clients set
+            offset, newest = -1, -1
+            for message in self.topic.read(
+                max(self.start_offset, end - 1), end, on_gap="skip", isolation="read_uncommitted"
+            ):
+                assert message.timestamp is not None
+                offset, newest = message.offset, to_microseconds(message.timestamp) // 1000
+            return None if offset < 0 else (offset, newest)
+        offset = self.topic._readable.offset_at(timestamp_ms * 1000)
+        for message in (
+            self.topic.read(offset, min(end, offset + 1), on_gap="skip", isolation="read_uncommitted")
+            if offset < end
+            else ()
+        ):
+            assert message.timestamp is not None
+            return message.offset, to_microseconds(message.timestamp) // 1000
+        return None
+
+    def end_of_epoch(self, epoch: int) -> tuple[int, int]:
+        """In a thread: the last epoch up to this one, and the offset at which its messages end; -1 where that is not
+        known. Without a store there is one epoch."""
+        tiered, end = self.topic._tiered, self.high_watermark
+        if tiered is None:
+            return 0, end
+        return tiered.epoch_starts().end_of(epoch, end) or (-1, -1)
+
+    # Waiting for news
+
+    def listen(self, waiter: asyncio.Future[None], offset: int) -> None:
+        """Finishes the waiter when something at `offset` or after it can be read, or the partition is closed."""
+        self._waiting.add(waiter)
+        if self.high_watermark > offset or not self.is_open or self._is_closed:
+            self._wake()
+
+    def stop_listening(self, waiter: asyncio.Future[None]) -> None:
+        self._waiting.discard(waiter)
+
+    def _written(self) -> None:
+        """By the writer's thread. One call into the loop at a time: it costs more than everything else."""
+        if not self._is_wake_due and (self._waiting or self._for_files):
+            self._is_wake_due = True
+            try:
+                self._loop.call_soon_threadsafe(self._wake)
+            except RuntimeError:
+                return  # the loop was closed: no request waits
+
+    def _wake(self) -> None:
+        self._is_wake_due = False
+        waiting, self._waiting = self._waiting, set()
+        for waiter in waiting:
+            _finish(waiter)
+        self._answer_written(is_over=self._is_closed or not self.is_open)
+
+    def _answer_written(self, *, is_over: bool) -> None:
+        """Finishes those whose messages are in a file. When the log is over, the others never will be."""
+        reached = self.high_watermark
+        due, self._for_files = self._for_files, []
+        for target, future in due:
+            if target <= reached:
+                _finish(future)
+            elif not is_over:
+                self._for_files.append((target, future))
+            elif not future.done():
+                future.set_exception(ClosedError(f"{self.name} was closed before the messages were in a file"))
+
+    def close(self) -> None:
+        """Wakes every request that waits here, and closes the readers. The topic is closed by its directory."""
+        self._is_closed = True
+        self._log.on_written(None)
+        self.reader.close()
+        waiting, self._waiting = self._waiting, set()
+        for waiter in waiting:
+            _finish(waiter)
+        self._answer_written(is_over=True)
+
+
+def _finish(future: asyncio.Future[None]) -> None:
+    if not future.done():
+        future.set_result(None)

@@ -1,0 +1,418 @@
+"""The listener of Kafka's protocol: connections, requests in their order, answers in the same order.
+
+    bytes -> frames ([i32 size][size bytes]) -> one request after the other -> handlers -> answers, in order
+
+Invariants
+- Requests of a connection are begun in the order in which they came, one at a time; answers go out in that order. Only
+  Produce has a second step, the wait for the disk, that runs beside the requests after it.
+- Bytes are hostile. A frame that is too large, cut, or no request of the protocol closes its connection and no other.
+  No frame takes memory before its bytes arrive, beyond a first small piece.
+- A client that does not read its answers is not read from: at most `_MAX_PENDING` answers wait for it, and requests
+  until they have `_MAX_QUEUED_BYTES`.
+- A client beyond its quota is answered, and then not read from for as long as the answer says.
+- Stopping lets the requests that were begun finish, within a limit, and refuses new ones.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import struct
+from collections import deque
+from collections.abc import Awaitable, Callable, Coroutine
+from typing import Any, cast
+
+from tidelog.events import tell
+from tidelog.service.kafka.broker import Broker
+from tidelog.service.kafka.codec import (
+    API_VERSIONS,
+    APIS,
+    RequestHeader,
+    UnsupportedVersionError,
+    api_versions,
+    decode_header,
+    decode_request,
+    encode_fallback,
+    encode_response,
+    gather_response,
+)
+from tidelog.service.kafka.fetch import FETCH, Fetch
+from tidelog.service.kafka.groups.share_fetch import SHARE_FETCH
+from tidelog.service.kafka.metadata import Metadata
+from tidelog.service.kafka.offsets import Offsets
+from tidelog.service.kafka.primitives import Buffer, ProtocolError
+from tidelog.service.kafka.produce import PRODUCE, Produce, Verify
+from tidelog.service.kafka.quotas import FETCH_RATE, PRODUCE_RATE, ClientQuotas
+from tidelog.service.kafka.requests import Handler, RequestContext
+
+_logger = logging.getLogger("tidelog.kafka")
+_SIZE = struct.Struct(">i")
+_RECEIVE_BYTES = 256 << 10
+_FIRST_PIECE_BYTES = 64 << 10
+_MAX_PENDING = 100
+_MAX_QUEUED_FRAMES = 100
+_MAX_QUEUED_BYTES = 8 << 20
+_STOP_SECONDS = 10.0
+_LONGEST_ERROR = 300
+_WITH_RECORDS = (FETCH, SHARE_FETCH)
+
+Answer = list[Buffer] | Buffer | None
+Begin = Callable[[RequestContext, Any], Awaitable[Coroutine[Any, Any, Any]]]
+
+
+class KafkaServer:
+    """Listens on an address, and serves a broker's topics to any number of clients."""
+
+    def __init__(self, broker: Broker) -> None:
+        self._broker = broker
+        self._produce = Produce(broker)
+        self._handlers: dict[int, Handler] = {FETCH: Fetch(broker).handle, API_VERSIONS: self._api_versions}
+        self._handlers |= Metadata(broker).handlers()
+        self._handlers |= Offsets(broker).handlers()
+        self._connections: set[Connection] = set()
+        self.receive_view = memoryview(bytearray(_RECEIVE_BYTES))
+        """What is received goes here first, for all connections: what is left of it belongs to one at once."""
+        self._server: asyncio.Server | None = None
+        self._is_stopping = False
+        self.quotas: ClientQuotas | None = None
+        """What clients may send and get; without it, anything."""
+
+    def add(self, handlers: dict[int, Handler]) -> None:
+        """Serves further APIs. Before `start`."""
+        self._handlers |= handlers
+
+    def verify_with(self, verify: Verify) -> None:
+        """Accepts transactional batches that this approves. Before `start`."""
+        self._produce.verify = verify
+
+    async def _api_versions(self, context: RequestContext, request: Any) -> Any:
+        return api_versions((PRODUCE, *self._handlers))
+
+    async def start(self, host: str, port: int) -> tuple[str, int]:
+        """Listens; returns the address, with the port that was chosen where `port` is 0."""
+        loop = asyncio.get_running_loop()
+        self._server = await loop.create_server(lambda: Connection(self), host, port, backlog=1024)
+        found = self._server.sockets[0].getsockname()
+        return found[0], found[1]
+
+    async def stop(self) -> None:
+        """Accepts nothing more, and ends when the requests that were begun are answered, or the time is up."""
+        self._is_stopping = True
+        if self._server is not None:
+            self._server.close()
+        connections = list(self._connections)
+        for connection in connections:
+            connection.stop()
+        if connections:
+            ended = [connection.ended for connection in connections]
+            await asyncio.wait(ended, timeout=_STOP_SECONDS)
+        for connection in list(self._connections):
+            connection.abort("the server stops")
+        if self._server is not None:
+            await self._server.wait_closed()
+
+    # For connections
+
+    @property
+    def settings(self) -> Any:
+        return self._broker.settings
+
+    def opened(self, connection: Connection) -> bool:
+        """Whether there is room for one more connection."""
+        if self._is_stopping or len(self._connections) >= self.settings.max_connections:
+            return False
+        self._connections.add(connection)
+        return True
+
+    def closed(self, connection: Connection) -> None:
+        self._connections.discard(connection)
+
+    async def begin(
+        self, host: str, frame: Buffer, mute: Callable[[float], None]
+    ) -> Answer | Coroutine[Any, Any, Answer]:
+        """Handles a request: its answer, or what has still to be waited for. `mute` is called with the seconds that the
+        client has to wait after it."""
+        try:
+            header = decode_header(frame)
+            request = decode_request(header, frame)
+        except UnsupportedVersionError as error:
+            if error.header.api_key == API_VERSIONS:
+                return encode_fallback(error.header)
+            raise
+        context = RequestContext(header.api_key, header.api_version, header.client_id, host)
+        if header.api_key == PRODUCE:
+            rest = await self._produce.begin(context, request)
+            return self._encode_later(header, rest, self._throttled(PRODUCE_RATE, context, len(frame), mute))
+        handler = self._handlers.get(header.api_key)
+        if handler is None:
+            raise ProtocolError(f"{APIS[header.api_key].name} is not served")
+        response = await handler(context, request)
+        if header.api_key == FETCH and self.quotas is not None and self.quotas.is_needed:
+            response.throttle_time_ms = self._throttled(FETCH_RATE, context, _record_bytes(response), mute)
+        return encode(header, response)
+
+    def _throttled(self, key: str, context: RequestContext, size: int, mute: Callable[[float], None]) -> int:
+        """How many ms the client has to wait for a request of so many bytes."""
+        if self.quotas is None or not self.quotas.is_needed:
+            return 0
+        seconds = self.quotas.used(key, context.client_id, size)
+        if seconds:
+            mute(seconds)
+        return round(seconds * 1000)
+
+    async def _encode_later(self, header: RequestHeader, rest: Coroutine[Any, Any, Any], throttle_ms: int) -> Answer:
+        response = await rest
+        if response is not None:
+            response.throttle_time_ms = throttle_ms
+        return encode(header, response)
+
+
+def _record_bytes(response: Any) -> int:
+    """How many bytes of records an answer to Fetch has."""
+    partitions = (partition for topic in response.responses for partition in topic.partitions)
+    return sum(len(part) for partition in partitions for part in partition.records or ())
+
+
+def encode(header: RequestHeader, response: Any) -> Answer:
+    """The bytes of an answer; None when there is to be none."""
+    if response is None:
+        return None
+    return gather_response(header, response) if header.api_key in _WITH_RECORDS else encode_response(header, response)
+
+
+class Connection(asyncio.BufferedProtocol):
+    """One client."""
+
+    def __init__(self, server: KafkaServer) -> None:
+        self._server = server
+        self._loop = asyncio.get_running_loop()
+        self.ended: asyncio.Future[None] = self._loop.create_future()
+        self._transport: asyncio.Transport = cast(asyncio.Transport, None)
+        self._host = ""
+        self._begun = b""
+        """The first bytes of a size."""
+        self._frame: bytearray | None = None
+        """The frame that is being received, `_filled` of `_size` bytes of it."""
+        self._filled = 0
+        self._size = 0
+        self._frames: deque[Buffer] = deque()
+        self._queued_bytes = 0
+        self._is_reading = True
+        self._worker: asyncio.Task[None] | None = None
+        self._answers: deque[Answer | asyncio.Task[Answer]] = deque()
+        self._room = asyncio.Event()
+        self._room.set()
+        self._can_write = asyncio.Event()
+        self._can_write.set()
+        self._is_stopping = False
+        self._mute_seconds = 0.0
+        self._unmuted = asyncio.Event()
+        """Set when the server stops, which waits for no quota."""
+        self._last_request_at = self._loop.time()
+        self._idle: asyncio.TimerHandle | None = None
+
+    # The transport
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast(asyncio.Transport, transport)
+        peer = self._transport.get_extra_info("peername")
+        self._host = peer[0] if isinstance(peer, tuple) else ""
+        if not self._server.opened(self):
+            self.abort("too many connections")
+            return
+        self._watch_idle()
+
+    def connection_lost(self, error: Exception | None) -> None:
+        if self._idle is not None:
+            self._idle.cancel()
+        if self._worker is not None:
+            self._worker.cancel()
+        # A Produce that was begun is appended whether or not its client hears of it.
+        for answer in self._answers:
+            if isinstance(answer, asyncio.Task):
+                answer.cancel()
+        self._answers.clear()
+        self._frames.clear()
+        self._room.set()
+        self._can_write.set()
+        self._server.closed(self)
+        if not self.ended.done():
+            self.ended.set_result(None)
+
+    def get_buffer(self, sizehint: int) -> memoryview:
+        if self._frame is None:
+            return self._server.receive_view
+        if self._filled == len(self._frame):
+            # Memory is taken as bytes arrive: a size alone costs nothing.
+            self._frame.extend(bytes(min(self._size, 4 * self._filled) - self._filled))
+        return memoryview(self._frame)[self._filled :]
+
+    def buffer_updated(self, nbytes: int) -> None:
+        try:
+            if self._frame is None:
+                self._cut_frames(self._server.receive_view[:nbytes])
+                return
+            self._filled += nbytes
+            if self._filled == self._size:
+                frame, self._frame = self._frame, None
+                self._received(frame)
+        except ProtocolError as error:
+            self.abort(error.message)
+
+    def _cut_frames(self, data: Buffer) -> None:
+        """Takes the whole frames out of what was received; the rest is the beginning of the next one."""
+        if self._begun:
+            data, self._begun = self._begun + data, b""
+        at, end = 0, len(data)
+        while end - at >= _SIZE.size:
+            size = _SIZE.unpack_from(data, at)[0]
+            if not 0 < size <= self._server.settings.max_request_bytes:
+                limit = self._server.settings.max_request_bytes
+                raise ProtocolError(f"a request must have 1 to {limit} bytes, not {size}")
+            at += _SIZE.size
+            if end - at < size:
+                self._begin_frame(size, data[at:])
+                return
+            self._received(bytes(data[at : at + size]))
+            at += size
+        self._begun = bytes(data[at:])
+
+    def _begin_frame(self, size: int, there: Buffer) -> None:
+        self._frame = bytearray(min(size, max(4 * len(there), _FIRST_PIECE_BYTES)))
+        self._frame[: len(there)] = there
+        self._filled, self._size = len(there), size
+
+    def _received(self, frame: Buffer) -> None:
+        self._last_request_at = self._loop.time()
+        if self._is_stopping:
+            return
+        self._frames.append(frame)
+        self._queued_bytes += len(frame)
+        if self._worker is None:
+            self._worker = self._loop.create_task(self._work())
+        is_full = len(self._frames) >= _MAX_QUEUED_FRAMES or self._queued_bytes >= _MAX_QUEUED_BYTES
+        if is_full and self._is_reading:
+            self._is_reading = False
+            self._transport.pause_reading()
+
+    def _read_on_if_room(self) -> None:
+        has_room = len(self._frames) < _MAX_QUEUED_FRAMES // 2 and self._queued_bytes < _MAX_QUEUED_BYTES // 2
+        if has_room and not self._is_reading:
+            self._is_reading = True
+            self._transport.resume_reading()
+
+    def eof_received(self) -> bool:
+        return False
+
+    def pause_writing(self) -> None:
+        self._can_write.clear()
+
+    def resume_writing(self) -> None:
+        self._can_write.set()
+
+    # Requests
+
+    async def _work(self) -> None:
+        """Begins one request after the other, until there is none."""
+        try:
+            while self._frames:
+                frame = self._frames.popleft()
+                self._queued_bytes -= len(frame)
+                self._read_on_if_room()
+                await self._room.wait()
+                await self._can_write.wait()
+                if self._transport.is_closing():
+                    return
+                answer = await self._server.begin(self._host, frame, self._mute)
+                self._queue(self._loop.create_task(answer) if asyncio.iscoroutine(answer) else answer)
+                if self._mute_seconds:
+                    await self._wait_muted()
+        except ProtocolError as error:
+            self.abort(error.message)
+        except asyncio.CancelledError:
+            raise
+        except Exception:
+            _logger.exception("a request of %s failed", self._host)
+            self.abort("an internal error")
+        finally:
+            self._worker = None
+            self._end_if_done()
+
+    def _mute(self, seconds: float) -> None:
+        self._mute_seconds = seconds
+
+    async def _wait_muted(self) -> None:
+        """The client is beyond its quota: nothing more is read from it for a while."""
+        seconds, self._mute_seconds = self._mute_seconds, 0.0
+        if self._is_reading:
+            self._is_reading = False
+            self._transport.pause_reading()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                await self._unmuted.wait()
+        self._read_on_if_room()
+
+    def _queue(self, answer: Answer | asyncio.Task[Answer]) -> None:
+        if isinstance(answer, asyncio.Task):
+            answer.add_done_callback(self._answered)
+        self._answers.append(answer)
+        if len(self._answers) >= _MAX_PENDING:
+            self._room.clear()
+        if len(self._answers) == 1:
+            self._send()
+
+    def _answered(self, task: asyncio.Task[Answer]) -> None:
+        if task.cancelled() or self._transport.is_closing():
+            return
+        if task.exception() is not None:
+            _logger.error("a request of %s failed", self._host, exc_info=task.exception())
+            self.abort("an internal error")
+        elif self._answers and self._answers[0] is task:
+            self._send()
+
+    def _send(self) -> None:
+        """Writes the answers that are there, up to the first that is not."""
+        ready: list[Buffer] = []
+        while self._answers:
+            answer = self._answers[0]
+            if isinstance(answer, asyncio.Task):
+                if not answer.done():
+                    break
+                answer = answer.result()
+            self._answers.popleft()
+            if isinstance(answer, list):
+                ready += answer
+            elif answer is not None:
+                ready.append(answer)
+        if len(self._answers) < _MAX_PENDING:
+            self._room.set()
+        if ready and not self._transport.is_closing():
+            self._transport.writelines(ready)
+        self._end_if_done()
+
+    # Ending
+
+    def _watch_idle(self) -> None:
+        left = self._last_request_at + self._server.settings.idle_seconds - self._loop.time()
+        if left <= 0 and not self._answers and self._worker is None:
+            self._transport.close()
+            return
+        self._idle = self._loop.call_later(max(left, 1.0), self._watch_idle)
+
+    def stop(self) -> None:
+        """Reads no further requests; the connection closes when those that were begun are answered."""
+        self._is_stopping = True
+        self._frames.clear()
+        self._queued_bytes = 0
+        self._unmuted.set()
+        self._end_if_done()
+
+    def _end_if_done(self) -> None:
+        if self._is_stopping and not self._answers and self._worker is None:
+            self._transport.close()
+
+    def abort(self, reason: str) -> None:
+        """Closes the connection at once."""
+        tell(_logger, "kafka_connection_closed", client=self._host, reason=reason[:_LONGEST_ERROR])
+        self._transport.abort()

@@ -1,0 +1,149 @@
+"""A serving process: one log directory, open to clients of Kafka and to health checks over HTTP.
+
+Invariants
+- Both addresses listen before `start` returns. It is ready from then on until `stop` begins.
+- Stopping refuses new connections, answers the requests that were begun, then closes the directory: nothing that was
+  accepted is lost.
+- Without authentication it listens on loopback addresses only.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import ipaddress
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from tidelog.errors import ConfigError, InputError
+from tidelog.service.health import HealthServer
+from tidelog.service.kafka.admin import Admin
+from tidelog.service.kafka.broker import Address, Broker, BrokerSettings
+from tidelog.service.kafka.groups.coordinator import BrokerNode, GroupCoordinator
+from tidelog.service.kafka.groups.share_fetch import ShareGroups
+from tidelog.service.kafka.groups.store import GroupStore
+from tidelog.service.kafka.groups.table import CoordinatorSettings
+from tidelog.service.kafka.quotas import ClientQuotas
+from tidelog.service.kafka.server import KafkaServer
+from tidelog.service.kafka.transactions.coordinator import TransactionService
+from tidelog.service.kafka.transactions.store import TransactionStore
+from tidelog.store.scheduler import in_store_thread
+from tidelog.topics.directory import LogDirectory
+
+
+class Listening(NamedTuple):
+    """Where the process can be reached."""
+
+    kafka: Address
+    http: Address
+
+
+def parse_address(text: str, option: str) -> Address:
+    """`HOST:PORT`; an IPv6 address is in brackets."""
+    host, colon, port = text.rpartition(":")
+    host = host.removeprefix("[").removesuffix("]")
+    if not colon or not host or not port.isascii() or not port.isdigit() or int(port) > 65_535:
+        raise InputError(f"{option} must be HOST:PORT, for example 127.0.0.1:9092, not {text!r}")
+    return Address(host, int(port))
+
+
+def check_loopback(address: Address, option: str) -> None:
+    """ConfigError for an address that other machines reach."""
+    try:
+        is_loopback = ipaddress.ip_address(address.host).is_loopback
+    except ValueError:
+        is_loopback = address.host == "localhost"
+    if not is_loopback:
+        raise ConfigError(
+            f"{option} {address.host}:{address.port} is reachable from other machines, and there is no authentication",
+            hint=f"Listen on 127.0.0.1:{address.port}, and put a tunnel or a proxy with authentication before it",
+        )
+
+
+@contextlib.contextmanager
+def _naming(address: Address, option: str) -> Iterator[None]:
+    """ConfigError for an address that cannot be listened on."""
+    try:
+        yield
+    except OSError as error:
+        raise ConfigError(
+            f"cannot listen on {address.host}:{address.port}: {error.strerror or error}",
+            hint=f"Another program may use it: choose another one with {option} HOST:PORT, or port 0",
+        ) from error
+
+
+class Node:
+    """Serves a log directory until it is stopped. It closes the directory."""
+
+    def __init__(
+        self,
+        directory: LogDirectory,
+        settings: BrokerSettings | None = None,
+        group_settings: CoordinatorSettings | None = None,
+    ) -> None:
+        self._directory = directory
+        self._broker = Broker(directory, settings)
+        self._kafka = KafkaServer(self._broker)
+        self._groups = GroupCoordinator(
+            directory._group_offsets,
+            GroupStore(directory._shared_metadata, directory._info.node or "local"),
+            self._broker,
+            self._coordinator,
+            group_settings,
+        )
+        self._kafka.add(self._groups.handlers())
+        self._broker.on_open = self._groups.partition_opened
+        self._kafka.add(Admin(self._broker).handlers())
+        self._shares = ShareGroups(self._broker)
+        self._kafka.add(self._shares.handlers())
+        self._transactions: TransactionService | None = None
+        self._health = HealthServer()
+
+    def _coordinator(self) -> BrokerNode:
+        return BrokerNode(self._broker.settings.node_id, *self._broker.address)
+
+    async def start(self, kafka: Address, http: Address, advertised: Address | None = None) -> Listening:
+        """Listens on both addresses. `advertised` is what Kafka's clients are sent to, if that is another one."""
+        await self._broker.start()
+        await self._groups.start()
+        await self._shares.start()
+        await self._start_transactions()
+        await self._start_quotas()
+        with _naming(kafka, "--kafka"):
+            listening = Address(*await self._kafka.start(*kafka))
+        self._broker.address = advertised or listening
+        with _naming(http, "--http"):
+            health = Address(*await self._health.start(*http))
+        self._health.is_ready = True
+        return Listening(listening, health)
+
+    async def _start_transactions(self) -> None:
+        """What was decided before is carried out from here on, beside the requests."""
+        metadata, root = await in_store_thread(self._directory._shared_metadata)
+        clock = self._directory._clock
+        store = TransactionStore(metadata, root, clock)
+        self._transactions = TransactionService(store, self._broker, self._groups, lambda: clock.now_us() // 1000)
+        self._kafka.add(self._transactions.handlers())
+        self._kafka.verify_with(self._transactions.verify)
+        await self._transactions.start()
+
+    async def _start_quotas(self) -> None:
+        quotas = ClientQuotas(*await in_store_thread(self._directory._shared_metadata))
+        await quotas.start()
+        self._kafka.quotas = quotas
+        self._kafka.add(quotas.handlers())
+
+    async def stop(self) -> None:
+        """Returns once everything is closed and on the disk."""
+        self._health.is_ready = False
+        self._groups.release()
+        await self._kafka.stop()
+        if self._transactions is not None:
+            await self._transactions.stop()
+        await self._groups.stop()
+        await self._shares.stop()
+        await self._broker.stop()
+        try:
+            await asyncio.to_thread(self._directory.close)
+        finally:
+            await self._health.stop()

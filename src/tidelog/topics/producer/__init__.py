@@ -1,0 +1,1 @@
+"""Idempotent producers and the deduplication of their sequences."""

@@ -1,0 +1,1 @@
+"""Subscriptions: delivery, cursors and dead letters."""

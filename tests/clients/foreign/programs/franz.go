@@ -1,0 +1,116 @@
+// franz-go does what foreign/test_foreign.py asks of every client, and prints what it saw as one line of JSON.
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"os"
+	"sort"
+	"time"
+
+	"github.com/twmb/franz-go/pkg/kadm"
+	"github.com/twmb/franz-go/pkg/kgo"
+)
+
+type seen struct {
+	Partition int32
+	Offset    int64
+	Key       string
+	Value     string
+	IsNull    bool
+	Headers   int
+}
+
+func check(err error) {
+	if err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		os.Exit(1)
+	}
+}
+
+func consumed(ctx context.Context, broker, topic, group string, count int, level kgo.IsolationLevel) []seen {
+	client, err := kgo.NewClient(kgo.SeedBrokers(broker), kgo.ConsumerGroup(group), kgo.ConsumeTopics(topic),
+		kgo.FetchIsolationLevel(level), kgo.ConsumeResetOffset(kgo.NewOffset().AtStart()))
+	check(err)
+	defer client.Close()
+	var found []seen
+	for len(found) < count {
+		fetches := client.PollFetches(ctx)
+		check(fetches.Err())
+		fetches.EachRecord(func(r *kgo.Record) {
+			found = append(found, seen{r.Partition, r.Offset, string(r.Key), string(r.Value), r.Value == nil, len(r.Headers)})
+		})
+	}
+	check(client.CommitUncommittedOffsets(ctx))
+	sort.Slice(found, func(a, b int) bool {
+		if found[a].Partition != found[b].Partition {
+			return found[a].Partition < found[b].Partition
+		}
+		return found[a].Offset < found[b].Offset
+	})
+	return found
+}
+
+func main() {
+	broker, topic := os.Args[1], os.Args[2]
+	ctx, cancel := context.WithTimeout(context.Background(), 90*time.Second)
+	defer cancel()
+	base, err := kgo.NewClient(kgo.SeedBrokers(broker))
+	check(err)
+	defer base.Close()
+	admin := kadm.NewClient(base)
+	_, err = admin.CreateTopic(ctx, 3, 1, nil, topic)
+	check(err)
+	_, again := admin.CreateTopic(ctx, 3, 1, nil, topic)
+	codecs := []kgo.CompressionCodec{kgo.NoCompression(), kgo.GzipCompression(), kgo.SnappyCompression(), kgo.Lz4Compression(), kgo.ZstdCompression()}
+	for _, codec := range codecs {
+		producer, err := kgo.NewClient(kgo.SeedBrokers(broker), kgo.ProducerBatchCompression(codec), kgo.RecordPartitioner(kgo.ManualPartitioner()))
+		check(err)
+		var records []*kgo.Record
+		for n := 0; n < 60; n++ {
+			record := &kgo.Record{Topic: topic, Partition: int32(n % 3), Key: []byte(fmt.Sprintf("key %d", n%7)),
+				Value: []byte(fmt.Sprintf("value %d", n)), Timestamp: time.UnixMilli(1700000000000 + int64(n)*1000),
+				Headers: []kgo.RecordHeader{{Key: "a", Value: []byte("1")}, {Key: "a", Value: nil}}}
+			if n == 13 {
+				record.Value = nil
+			}
+			records = append(records, record)
+		}
+		check(producer.ProduceSync(ctx, records...).FirstErr())
+		producer.Close()
+	}
+	outcome, err := kgo.NewClient(kgo.SeedBrokers(broker), kgo.TransactionalID(topic+"-tx"), kgo.RecordPartitioner(kgo.ManualPartitioner()))
+	check(err)
+	for _, step := range []struct {
+		value string
+		end   kgo.TransactionEndTry
+	}{{"aborted", kgo.TryAbort}, {"committed", kgo.TryCommit}} {
+		check(outcome.BeginTransaction())
+		check(outcome.ProduceSync(ctx, &kgo.Record{Topic: topic, Partition: 0, Value: []byte(step.value)}).FirstErr())
+		check(outcome.EndTransaction(ctx, step.end))
+	}
+	outcome.Close()
+	all := consumed(ctx, broker, topic, topic+"-all", 302, kgo.ReadUncommitted())
+	committed := consumed(ctx, broker, topic, topic+"-committed", 301, kgo.ReadCommitted())
+	at, err := admin.ListOffsetsAfterMilli(ctx, 1700000030500, topic)
+	check(err)
+	ends, err := admin.ListEndOffsets(ctx, topic)
+	check(err)
+	lag, err := admin.Lag(ctx, topic+"-all")
+	check(err)
+	var times, last, lags [][]int64
+	for partition := int32(0); partition < 3; partition++ {
+		one, _ := at.Lookup(topic, partition)
+		end, _ := ends.Lookup(topic, partition)
+		behind, _ := lag[topic+"-all"].Lag.Lookup(topic, partition)
+		times = append(times, []int64{one.Offset})
+		last = append(last, []int64{end.Offset})
+		lags = append(lags, []int64{behind.Lag, behind.Commit.At})
+	}
+	_, err = admin.DeleteTopics(ctx, topic)
+	check(err)
+	out, err := json.Marshal(map[string]any{"again": fmt.Sprint(again), "all": all, "seen": committed, "offsets": times, "ends": last, "lag": lags})
+	check(err)
+	fmt.Println(string(out))
+}

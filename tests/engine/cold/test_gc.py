@@ -1,0 +1,128 @@
+"""What dead owners left in the store goes, and nothing else."""
+
+from __future__ import annotations
+
+import pytest
+from tests.engine.stations import KEYS, EngineNode, new_store, successor
+
+from tidelog.engine.cold.gc import drop_wal, overlapping
+from tidelog.errors import FencedError, StoreUnavailableError
+from tidelog.store.keys import CheckpointId, ObjectId
+from tidelog.store.metadata.memory import MemoryMetadataStore
+from tidelog.store.metadata.published import PublishedMetadata
+
+
+def test_objects_of_a_crash_go_once_their_records_are_shipped_again() -> None:
+    """Uploaded under an earlier epoch and never published: the same records are in other objects by then."""
+    store = new_store()
+    node = EngineNode(store, ship_concurrency=3).open()
+    node.apply(100)
+    node.engine.update_low_water_mark(node.engine.applied_seq)
+    store.fail("put*", times=None, matching="0000*")
+    with pytest.raises(StoreUnavailableError):
+        node.engine.ship()
+    node.crash()
+    store.heal()
+    left = set(node.view.object_keys())
+    assert left
+    with node.open():
+        assert node.shipping.remove_orphans() == [], "they may be the only copy of something"
+        node.engine.ship()
+        assert set(node.shipping.remove_orphans()) == left
+        assert node.shipping.remove_orphans() == []
+        published = {KEYS.object(one.name) for one in node.view.descriptors()}
+        assert set(node.view.object_keys()) == published
+        node.crash()
+    with successor(node) as other:
+        other.restore()
+        other.open()
+        other.assert_same()
+
+
+def test_states_that_were_never_listed_go() -> None:
+    """A writer died between the object and the manifest."""
+    store = new_store()
+    node = EngineNode(store).open()
+    node.apply(20)
+    node.ship_all()
+    kept = node.shipping.write_state()
+    assert kept is not None
+    node.crash()
+    dead, foreign = KEYS.checkpoint(CheckpointId(5, 6, 1, "0" * 32)), KEYS.checkpoints_prefix + "notes.txt"
+    young = KEYS.checkpoint(CheckpointId(kept.seq + 1, 8, 1, "0" * 32))
+    for key in (dead, foreign, young):
+        store.put(key, b"x")
+    with node.open():
+        assert node.shipping.remove_orphans() == [dead]
+        assert set(node.view.state_keys()) == {kept.key, foreign, young}
+
+
+def test_who_lost_the_claim_sweeps_nothing() -> None:
+    """What it takes for a leftover may be another owner's."""
+    store = new_store()
+    old = EngineNode(store, name="old").open()
+    old.apply(20)
+    old.ship_all()
+    old.shipping.write_state()
+    store.put(KEYS.checkpoint(CheckpointId(5, 6, 0, "0" * 32)), b"x")
+    with successor(old) as other:
+        other.restore()
+        with pytest.raises(FencedError):
+            old.shipping.remove_orphans()
+        assert KEYS.checkpoint(CheckpointId(5, 6, 0, "0" * 32)) in other.view.state_keys()
+    old.close()
+
+
+def test_only_names_that_overlap_are_asked_for() -> None:
+    """Objects that follow each other cost nothing."""
+    apart = [ObjectId(1, 9, 1), ObjectId(10, 19, 1), ObjectId(20, 29, 2)]
+    assert overlapping(apart) == []
+    assert overlapping([*apart, ObjectId(10, 14, 2)]) == [ObjectId(10, 14, 2), ObjectId(10, 19, 1)]
+    wide = ObjectId(1, 100, 3)
+    assert overlapping([*apart, wide]) == sorted([*apart, wide])
+
+
+def test_snapshots_stay_while_the_published_copy_names_them() -> None:
+    """Loses otherwise: a restore from the bucket is led to snapshots that are gone."""
+    store = new_store()
+    metadata = PublishedMetadata(MemoryMetadataStore(), store)
+    with EngineNode(store, metadata=metadata).open() as node:
+        for _ in range(2):
+            node.apply(20)
+            node.ship_all()
+            node.shipping.write_state()
+        store.fail("put_if_match", times=None, matching=KEYS.engine_manifest)
+        for _ in range(2):
+            node.apply(20)
+            node.ship_all()
+            node.shipping.write_state()
+        named = {state.key for state in node.view.manifest.checkpoints}
+        assert len(named) == 2
+        assert named <= set(node.view.state_keys())
+        store.put(dead := KEYS.checkpoint(CheckpointId(5, 6, 0, "0" * 32)), b"x")
+        assert node.shipping.remove_orphans() == []
+        store.heal()
+        node.apply(20)
+        node.ship_all()
+        node.shipping.write_state()
+        assert {state.key for state in node.view.manifest.checkpoints} | {dead} == set(node.view.state_keys())
+        assert node.shipping.remove_orphans() == [dead]
+
+
+def test_dropped_log_stays_while_the_published_copy_names_it() -> None:
+    """The start moves and descriptors go; their objects go when readers of the bucket know that."""
+    store = new_store()
+    metadata = PublishedMetadata(MemoryMetadataStore(), store)
+    with EngineNode(store, metadata=metadata, wal_segment_size=4096).open() as node:
+        for _ in range(4):
+            node.apply(40)
+            node.ship_all()
+        link, there = node.shipping._link, node.view.object_keys()
+        assert link is not None
+        link.owned.move_start(stop := node.view.descriptors()[-1].start_offset)
+        store.fail("delete", times=None, matching=KEYS.segments_prefix + "*")
+        assert drop_wal(store, metadata, KEYS, stop).objects == 0
+        assert node.view.object_keys() == there
+        store.heal()
+        assert drop_wal(store, metadata, KEYS, stop).objects > 0
+        assert len(node.view.object_keys()) < len(there)

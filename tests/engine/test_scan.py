@@ -1,0 +1,193 @@
+"""Scans, reads of many objects and listings with a delimiter, held against a plain dict."""
+
+from __future__ import annotations
+
+import asyncio
+import tempfile
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tests.campaign import examples
+from tests.engine.engines import copy_alive, open_local
+from tests.engine.model import Model, State
+
+import tidelog
+from tidelog.engine.engine import Engine
+from tidelog.engine.entry import (
+    Batch,
+    CopyObject,
+    CreateBucket,
+    DeleteBucket,
+    DeleteObject,
+    Entry,
+    Operation,
+    PutObject,
+)
+from tidelog.engine.settings import EngineSettings
+from tidelog.errors import ConflictError, InputError, NotFoundError
+
+NAMES = st.sampled_from(["a", "b"])
+KEYS = st.sampled_from(["", "a", "a/", "a/b", "a/b/c", "a/é", "b", "b\U0001f600", "ba", "z" * 300, "z" * 299])
+REAL_KEYS = KEYS.filter(bool)
+BOUNDS = st.none() | KEYS | st.sampled_from(["a\0", "a\0b", "x" * 3000, "\U0010ffff", "~"])
+VALUES = st.sampled_from([b"", b"small", b"large" * 100])
+METADATA = st.sampled_from([{}, {}, {"by": "ann"}])
+OPERATIONS: st.SearchStrategy[Operation] = st.one_of(
+    st.builds(CreateBucket, NAMES),
+    st.builds(DeleteBucket, NAMES, st.booleans()),
+    *[st.builds(PutObject, NAMES, REAL_KEYS, VALUES, METADATA)] * 4,
+    st.builds(DeleteObject, NAMES, REAL_KEYS),
+    st.builds(CopyObject, NAMES, REAL_KEYS, NAMES, REAL_KEYS),
+)
+ENTRIES: st.SearchStrategy[Entry] = OPERATIONS | st.lists(OPERATIONS, min_size=1, max_size=6).map(Batch)
+
+
+def expected(
+    state: State, bucket: str, start: str | None, end: str | None, prefix: str, reverse: bool, limit: int | None
+) -> list[tuple[str, int, int, bytes, dict[str, object]]]:
+    """What a scan gives, by the model."""
+    found = [
+        (key, len(one.data), one.seq, one.data, one.metadata)
+        for key, one in sorted(state[bucket].objects.items(), key=lambda item: item[0].encode(), reverse=reverse)
+        if key.startswith(prefix)
+        and (start is None or key.encode() >= start.encode())
+        and (end is None or key.encode() < end.encode())
+    ]
+    return found[:limit]
+
+
+@settings(max_examples=examples(60))
+@given(st.lists(ENTRIES, max_size=25), st.data())
+def test_a_scan_is_that_of_a_dict(entries: list[Entry], data: st.DataObject) -> None:
+    """Both directions, any bounds and prefixes, at any seq, with deletions and buckets that were created again; also
+    after the process was killed.
+    """
+    with tempfile.TemporaryDirectory() as scratch:
+        first, second = Path(scratch, "first"), Path(scratch, "second")
+        model, engine = Model(), open_local(first)
+        for seq, entry in enumerate([CreateBucket("a"), *entries], 1):
+            engine.apply(seq, entry)
+            model.apply(seq, entry)
+        copy_alive(first, second)
+        engine.close(checkpoint=False)
+        with open_local(second) as engine:
+            for _ in range(8):
+                _compare(engine, model, data)
+
+
+def _compare(engine: Engine, model: Model, data: st.DataObject) -> None:
+    seq, bucket = data.draw(st.integers(0, engine.applied_seq)), data.draw(NAMES)
+    start, end, prefix = data.draw(BOUNDS), data.draw(BOUNDS), data.draw(st.sampled_from(["", "a", "a/", "b", "a\0"]))
+    reverse, limit = data.draw(st.booleans()), data.draw(st.none() | st.integers(1, 4))
+    state = model.at(seq)
+    if bucket not in state:
+        with pytest.raises(NotFoundError):
+            engine.scan(bucket, seq=seq)
+        return
+    wanted = expected(state, bucket, start, end, prefix, reverse, limit)
+    options = {"prefix": prefix, "reverse": reverse, "limit": limit, "seq": seq}
+    found = list(engine.scan(bucket, start, end, with_values=True, **options))  # type: ignore[arg-type]
+    assert [(one.key, one.size, one.seq, one.data, one.metadata) for one in found] == wanted
+    plain = list(engine.scan(bucket, start, end, **options))  # type: ignore[arg-type]
+    assert [(one.key, one.size, one.seq) for one in plain] == [row[:3] for row in wanted]
+    assert [one.crc for one in plain] == [tidelog.object_crc(one.data or b"", one.metadata) for one in found]
+    _compare_listing(engine, state, bucket, seq, data)
+    keys = data.draw(st.lists(st.tuples(NAMES, KEYS), max_size=5))
+    read = [None if one is None else (one.data, one.metadata, one.seq) for one in engine.read_many(keys, seq)]
+    there = [state[name].objects.get(key) if name in state else None for name, key in keys]
+    assert read == [None if one is None else (one.data, one.metadata, one.seq) for one in there]
+
+
+def _compare_listing(engine: Engine, state: State, bucket: str, seq: int, data: st.DataObject) -> None:
+    prefix, delimiter = data.draw(st.sampled_from(["", "a", "a/", "b"])), data.draw(st.sampled_from(["/", "a", "zz"]))
+    wanted: dict[str, tuple[int, int, bool]] = {}
+    for key, one in sorted(state[bucket].objects.items(), key=lambda item: item[0].encode()):
+        if key.startswith(prefix):
+            head, found, _ = key[len(prefix) :].partition(delimiter)
+            name = prefix + head + found
+            wanted.setdefault(name, (0, 0, True) if found else (len(one.data), one.seq, False))
+    listed = list(engine.list_objects(bucket, prefix, seq, delimiter=delimiter))
+    assert {item.key: (item.size, item.seq, item.is_prefix) for item in listed} == wanted
+    assert [item.key for item in listed] == list(wanted)
+    pages: list[str] = []
+    while page := list(
+        engine.list_objects(bucket, prefix, seq, delimiter=delimiter, limit=2, start_after=pages[-1] if pages else None)
+    ):
+        pages += [item.key for item in page]
+    assert pages == list(wanted), "page by page, each common prefix once"
+
+
+@pytest.mark.parametrize("reverse", [False, True])
+def test_a_scan_of_many_pages_has_every_version_of_its_seq(tmp_path: Path, reverse: bool) -> None:
+    """More objects than a step, more versions than a page, with a pool that holds a few pages."""
+    small = EngineSettings(buffer_pool_bytes=64 * 8192, checks_invariants=True)
+    keys = [f"{number:05}" for number in range(900)]
+    with open_local(tmp_path, settings=small) as engine:
+        engine.apply(1, CreateBucket("b"))
+        for seq in range(2, 12):
+            engine.apply(seq, Batch([PutObject("b", key, b"%d" % seq * (seq * 20)) for key in keys[:: seq - 1]]))
+        engine.apply(12, Batch([PutObject("b", "00450", b"v"), DeleteObject("b", "00451")]))
+        engine.apply_many([(seq, PutObject("b", "00450", b"v" * 200)) for seq in range(13, 400)])
+        for seq in (2, 7, 12, 300, 399):
+            wanted = [(item.key, item.size, item.seq) for item in engine.list_objects("b", seq=seq)]
+            found = [(one.key, one.size, one.seq) for one in engine.scan("b", seq=seq, reverse=reverse)]
+            assert found == (wanted[::-1] if reverse else wanted)
+            some = [one.key for one in engine.scan("b", "00100", "00200", seq=seq, reverse=reverse, limit=20)]
+            inside = [key for key, *_ in wanted if "00100" <= key < "00200"]
+            assert some == (inside[::-1] if reverse else inside)[:20]
+
+
+@pytest.mark.parametrize("with_values", [False, True])
+def test_a_scan_sees_one_state_while_others_write(tmp_path: Path, with_values: bool) -> None:
+    """What is applied after it has begun is not in it; a rollback of its state ends it."""
+    with open_local(tmp_path) as engine:
+        puts = [PutObject("b", f"{number:04}", b"old" * 100) for number in range(600)]
+        engine.apply_many([(1, CreateBucket("b")), (2, Batch(puts))])
+        scan = engine.scan("b", with_values=with_values)
+        assert next(scan).key == "0000"
+        engine.apply(3, Batch([PutObject("b", f"{number:04}", b"new") for number in range(0, 1200, 2)]))
+        engine.apply(4, DeleteBucket("b", force=True))
+        rest = list(scan)
+        assert (len(rest), {one.seq for one in rest}) == (599, {2})
+        engine.rollback_to(3)
+        scan = engine.scan("b", with_values=with_values)
+        next(scan)
+        engine.rollback_to(2)
+        with pytest.raises(ConflictError):
+            list(scan)
+
+
+def test_scans_and_reads_of_many_in_tasks(tmp_path: Path) -> None:
+    """The async twins give the same."""
+
+    async def look() -> None:
+        keys = [one.key async for one in engine.scan_async("b", reverse=True)]
+        assert keys == ["y", "x"]
+        found = await engine.read_many_async([("b", "x"), ("b", "none"), ("none", "x")])
+        assert [one and (one.data, one.tier) for one in found] == [(b"1", "hot"), None, None]
+
+    with open_local(tmp_path) as engine:
+        engine.apply(1, Batch([CreateBucket("b"), PutObject("b", "x", b"1"), PutObject("b", "y", b"2")]))
+        asyncio.run(look())
+
+
+def test_wrong_arguments_are_named(tmp_path: Path) -> None:
+    """Before anything is read."""
+    with open_local(tmp_path) as engine:
+        engine.apply(1, CreateBucket("b"))
+        for wrong in (
+            lambda: engine.scan("b", limit=0),
+            lambda: engine.scan("b", start=7),  # type: ignore[arg-type]
+            lambda: engine.scan("b", end=b"x"),  # type: ignore[arg-type]
+            lambda: engine.scan("b", seq=2),
+            lambda: engine.scan(b"b"),  # type: ignore[arg-type]
+            lambda: engine.list_objects("b", delimiter=7),  # type: ignore[arg-type]
+            lambda: engine.read_many("b"),  # type: ignore[arg-type]
+            lambda: engine.read_many([("b",)]),  # type: ignore[list-item]
+            lambda: engine.read_many([("b", 1)]),  # type: ignore[list-item]
+            lambda: engine.read_many(7),  # type: ignore[arg-type]
+        ):
+            with pytest.raises(InputError):
+                wrong()

@@ -1,0 +1,61 @@
+"""The options of the source and where topics are: a slip is named, before anything is read."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+import tidelog
+from tidelog.errors import ConfigError, InputError, NotFoundError
+from tidelog.pipeline.address import find_root
+from tidelog.pipeline.source.options import SourceOptions, parse_source_options
+
+
+def _parse(**options: str) -> SourceOptions:
+    return parse_source_options({"root": "./data", **options})
+
+
+@pytest.mark.parametrize("option", ["startingOffsets", "endingOffsets", "startingOffsetsByTimestamp"])
+def test_a_place_for_a_topic_that_is_not_read_is_refused(option: str) -> None:
+    """A misspelt topic in the offsets would have the topic that is meant read whole."""
+    with pytest.raises(InputError, match=r"place is given for shop/order, .*Read is shop/orders"):
+        _parse(subscribe="shop/orders", **{option: '{"shop/order": 5}'})
+
+
+def test_a_place_must_fit_the_pattern() -> None:
+    """A topic that a pattern may match, now or later, can be given a place; another one cannot."""
+    assert _parse(subscribePattern="shop/.*", startingOffsets='{"shop/later": 5}').starting is not None
+    with pytest.raises(InputError, match=r"place is given for bank/orders"):
+        _parse(subscribePattern="shop/.*", startingOffsets='{"bank/orders": 5}')
+
+
+def test_topics_without_a_place_are_read_by_default() -> None:
+    """Offsets may name some of the topics that are read."""
+    options = _parse(subscribe="shop/orders,shop/returns", startingOffsets='{"shop/returns": 5}')
+    assert options.topics == ("shop/orders", "shop/returns")
+
+
+def test_two_places_are_refused() -> None:
+    """The one that was not read would be missing without a word; twice the same is no mistake."""
+    with pytest.raises(InputError, match=r"two places are given: \./data and \./other"):
+        _parse(subscribe="shop/orders", path="./other")
+    assert _parse(subscribe="shop/orders", path="./data").topics == ("shop/orders",)
+
+
+@pytest.mark.parametrize("slip", ["s3:/bucket/prefix", "file:/data", "gs:bucket"])
+def test_a_store_with_a_slash_too_few_is_not_taken_for_a_directory(slip: str) -> None:
+    """The error says how a store is written, not that a directory is missing."""
+    with pytest.raises(ConfigError, match="two slashes"):
+        find_root(slip)
+
+
+def test_a_root_that_is_not_there_is_told_from_one_that_is_no_log(tmp_path: Path) -> None:
+    """A typo in a path and a directory of something else are different mistakes."""
+    with pytest.raises(NotFoundError, match="there is no such directory"):
+        find_root(tmp_path / "typo").open()
+    with pytest.raises(NotFoundError, match=r"no tidelog\.json in it"):
+        find_root(tmp_path).open()
+    with tidelog.open(tmp_path / "log"):
+        pass
+    find_root(tmp_path / "log").open().close()

@@ -1,0 +1,152 @@
+"""Fetch from the object store: history comes by itself, and a store that hangs delays only those who ask for it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from threading import Event
+from typing import Any
+
+import pytest
+from tests.cold.station import SMALL_FILES as NOTHING_IN_MEMORY
+from tests.crash import tier_promises
+from tests.crash.tier_promises import NAME, open_node, tier_settings
+from tests.service.kafka.test_server import (
+    FETCH,
+    LOOPBACK,
+    PRODUCE,
+    WAIT_SECONDS,
+    Client,
+    Running,
+    fetch_request,
+    fetched,
+    produce_request,
+    produced,
+)
+
+from tidelog.clock import ManualClock
+from tidelog.errors import FencedError
+from tidelog.service.kafka.codec import wire
+from tidelog.service.kafka.error_codes import ErrorCode
+from tidelog.service.kafka.records import HEADER_BYTES, read_header
+from tidelog.service.node import Node
+from tidelog.store.scheduler import STORE_THREADS
+from tidelog.testing import World
+
+TOPIC = NAME.replace("/", ".")
+VALUES = [b"%030d" % number for number in range(40)]
+HOT_FROM = 30
+OFFSET_COMMIT = 8
+
+
+def play(monkeypatch: pytest.MonkeyPatch, work: Callable[[Running, World], Coroutine[Any, Any, None]]) -> None:
+    """A server of a topic whose first messages are in the store alone."""
+    monkeypatch.setattr(tier_promises, "SMALL_FILES", NOTHING_IN_MEMORY)
+    world = World(clock=ManualClock())
+    directory = open_node(world, "a", tier_settings(local_retention_bytes=1))
+    topic = directory.topic(NAME)
+    topic.append_many(VALUES[:HOT_FROM], sync=True)
+    topic.ship()
+    topic.prune()
+    topic.append_many(VALUES[HOT_FROM:], sync=True)
+    assert 0 < topic.hot_start_offset <= HOT_FROM
+
+    async def run() -> None:
+        node = Node(directory)
+        listening = await node.start(LOOPBACK, LOOPBACK)
+        server = Running(node, listening.kafka)
+        try:
+            await work(server, world)
+        finally:
+            await server.close()
+            await node.stop()
+
+    asyncio.run(run())
+
+
+async def read(client: Client, offset: int) -> tuple[int, int]:
+    """The first offset and the count of what a Fetch gets."""
+    answer = fetched(await client.call(FETCH, 12, fetch_request(offset, topic=TOPIC)))
+    assert answer.error_code == 0
+    records = bytes(answer.records)
+    first, count = read_header(records).base_offset, 0
+    while len(records) >= HEADER_BYTES:
+        header = read_header(records)
+        count += header.record_count
+        records = records[header.size :]
+    return first, count
+
+
+async def commit(client: Client) -> int:
+    """Commits an offset of a group without members; the error code."""
+    module = wire(OFFSET_COMMIT)
+    partition = module.OffsetCommitRequestPartition(partition_index=0, committed_offset=1)
+    topic = module.OffsetCommitRequestTopic(name=TOPIC, partitions=[partition])
+    request = module.OffsetCommitRequest(group_id="group", topics=[topic])
+    response = await client.call(OFFSET_COMMIT, 8, request)
+    error: int = response.topics[0].partitions[0].error_code
+    return error
+
+
+def test_history_and_tail_are_fetched_as_one_log(monkeypatch: pytest.MonkeyPatch) -> None:
+    """From the store, from files and from memory, by the same requests."""
+
+    async def work(server: Running, world: World) -> None:
+        client, offset = await server.client(), 0
+        while offset < len(VALUES):
+            first, count = await read(client, offset)
+            assert first == offset
+            offset += count
+        assert offset == len(VALUES)
+
+    play(monkeypatch, work)
+
+
+def test_a_store_that_hangs_delays_only_those_who_ask_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Twice as many consumers of history as there are threads wait, and come back after a disconnect."""
+
+    async def work(server: Running, world: World) -> None:
+        go_on = Event()
+
+        def hold(operation: str, _key: str) -> None:
+            assert go_on.wait(10 * WAIT_SECONDS)
+
+        client = await server.client()
+        await read(client, HOT_FROM)
+        world.store.on_request = hold
+        waiting: list[Client] = []
+        try:
+            for _ in range(2):
+                waiting = [await server.client() for _ in range(STORE_THREADS)]
+                for one in waiting:
+                    await one.send(one.request(FETCH, 12, fetch_request(0, topic=TOPIC)))
+                assert (await read(client, HOT_FROM))[0] == HOT_FROM
+                assert produced(await client.call(PRODUCE, 9, produce_request(b"x", topic=TOPIC)))[0] == 0
+                assert await commit(client) == 0
+                for one in waiting[1:]:
+                    await one.close()
+        finally:
+            go_on.set()
+            world.store.on_request = None
+        _, response = await waiting[0].answer(FETCH, 12)
+        assert fetched(response).error_code == 0
+
+    play(monkeypatch, work)
+
+
+def test_a_server_whose_topic_was_taken_over_leads_it_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It has messages that the new owner never got, under offsets that others will have."""
+
+    async def work(server: Running, world: World) -> None:
+        client = await server.client()
+        assert (await read(client, HOT_FROM))[0] == HOT_FROM
+        owner = open_node(world, "b", tier_settings())
+        await asyncio.to_thread(owner.topic, NAME, take_over=True)
+        with pytest.raises(FencedError):
+            await asyncio.to_thread(server.node._directory.topic(NAME).ship)
+        answer = fetched(await client.call(FETCH, 12, fetch_request(HOT_FROM, topic=TOPIC)))
+        assert (answer.error_code, bytes(answer.records)) == (ErrorCode.NOT_LEADER_OR_FOLLOWER, b"")
+        assert produced(await client.call(PRODUCE, 9, produce_request(b"lost", topic=TOPIC)))[0] != ErrorCode.NONE
+        owner.close()
+
+    play(monkeypatch, work)
