@@ -13,16 +13,14 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import AsyncIterator, Callable, Iterator
-from datetime import datetime
+from collections.abc import Callable
 from pathlib import Path
 from threading import Event
 
-from tidelog.clock import to_microseconds
 from tidelog.cold.catalog import Catalog
 from tidelog.cold.reader import History, HistoryReader, OnGap
 from tidelog.errors import GapError, InputError, OffsetOutOfRangeError, TidelogError, offsets_text
-from tidelog.log.reader import NO_STOP, Position, ReadableLog, Reader, checked_offset
+from tidelog.log.reader import NO_STOP, Position, Positions, RangeReader, ReadableLog, Reader
 from tidelog.log.tail_cache import Batch
 from tidelog.store.scheduler import in_store_thread
 
@@ -30,7 +28,7 @@ POLL_SECONDS = 1.0
 HistoryOf = Callable[[Catalog], History]
 
 
-class TieredView:
+class TieredView(Positions):
     """Positions in a topic, and readers from one to another. Without a hot log it is what the bucket alone has."""
 
     def __init__(
@@ -95,39 +93,21 @@ class TieredView:
         if self._hot is not None:
             self._hot.check_open()
         first, latest = self.resolve(start), NO_STOP if follow else self.next_offset
-        end = latest if stop is None else min(latest, self._resolve_stop(stop))
+        end = latest if stop is None else min(latest, self.resolve_stop(stop))
         return TieredReader(self, first, end, follow, on_gap)
 
     def scout(self, offset: int, *, follow: bool, on_gap: OnGap = "raise") -> TieredReader:
         """A reader from an offset to wherever the topic ends by then; with `follow` it waits there."""
         return TieredReader(self, offset, NO_STOP, follow, on_gap)
 
-    def resolve(self, position: Position) -> int:
-        """The offset that a position means now."""
-        if isinstance(position, datetime):
-            return self.offset_at(to_microseconds(position))
-        if position == "latest":
-            return self.next_offset
-        if position == "earliest":
-            return self.start_offset
-        offset = checked_offset(position)
+    def _check_kept(self, offset: int) -> None:
         hot = self.hot
         if hot is None or not max(hot.start_offset, self.known_start_offset) <= offset <= hot.next_offset:
-            self._check_kept(offset)
-        return offset
+            super()._check_kept(offset)
 
-    def _resolve_stop(self, stop: Position) -> int:
-        """A stop may lie in the future; a start may not."""
-        return self.resolve(stop) if isinstance(stop, (str, datetime)) else checked_offset(stop)
-
-    def _check_kept(self, offset: int) -> None:
-        earliest, latest = self.start_offset, self.next_offset
-        if not earliest <= offset <= latest:
-            raise OffsetOutOfRangeError(
-                f"offset {offset} is not in the log, which holds {earliest} up to {latest} (exclusive)",
-                operation="read",
-                path=self.history.catalog.keys.objects_prefix if self.hot is None else self.hot.directory,
-            )
+    @property
+    def _where(self) -> Path | str:
+        return self.history.catalog.keys.objects_prefix if self.hot is None else self.hot.directory
 
     def offset_at(self, time_us: int) -> int:
         """The first offset whose time is `time_us` or later; the next offset when there is none yet."""
@@ -143,54 +123,26 @@ class TieredView:
         return self.next_offset if hot is None else hot.offset_at(time_us, self.known_start_offset)
 
 
-class TieredReader:
-    """A position in a topic. Each reader is independent; one reader is for one thread or task at a time."""
+class TieredReader(RangeReader):
+    """A position in a topic."""
 
     def __init__(self, log: TieredView, offset: int, stop_offset: int, follow: bool, on_gap: OnGap = "raise") -> None:
-        self.offset = offset
+        super().__init__(offset, stop_offset, follow)
         self._log = log
-        self._stop_offset = stop_offset
-        self._follow = follow
         self._on_gap: OnGap = on_gap
         self._cold: HistoryReader | None = None
         self._hot: Reader | None = None
         self._closed = Event()
 
-    @property
-    def is_at_stop(self) -> bool:
-        """Whether it has reached where it was to stop, so that it never returns anything again."""
-        return self.offset >= self._stop_offset
-
-    @property
-    def waits_at(self) -> int:
-        """Where messages have to come for it to have more."""
-        return self.offset
-
-    def __iter__(self) -> Iterator[Batch]:
-        try:
-            while (batch := self.next_batch()) is not None:
-                yield batch
-        finally:
-            self.close()
-
-    async def __aiter__(self) -> AsyncIterator[Batch]:
-        try:
-            while (batch := await self.next_batch_async()) is not None:
-                yield batch
-        finally:
-            self.close()
-
     def next_batch(self, timeout_seconds: float | None = None) -> Batch | None:
-        """The next messages; None at the stop, at the end without `follow`, or when the time passed.
-
-        The time is that of waiting for messages; fetching those that are there takes as long as it takes.
-        """
+        """The time is that of waiting for messages; fetching those that are there takes as long as it takes."""
         deadline = None if timeout_seconds is None else time.monotonic() + timeout_seconds
         while self.offset < self._stop_offset and not self._closed.is_set():
             hot = self._hot_reader()
             if hot is not None:
                 try:
-                    return self._advance(hot.next_batch(_left(deadline)))
+                    batch = hot.next_batch(_left(deadline))
+                    return batch and self._advance(batch)
                 except OffsetOutOfRangeError:
                     if not self._return_to_history():
                         raise
@@ -204,12 +156,12 @@ class TieredReader:
         return None
 
     async def next_batch_async(self) -> Batch | None:
-        """As `next_batch`; history and files are read in a worker thread, so that the event loop is not blocked."""
         while self.offset < self._stop_offset and not self._closed.is_set():
             hot = self._hot_reader()
             if hot is not None:
                 try:
-                    return self._advance(await hot.next_batch_async())
+                    batch = await hot.next_batch_async()
+                    return batch and self._advance(batch)
                 except OffsetOutOfRangeError:
                     if not self._return_to_history():
                         raise
@@ -222,7 +174,6 @@ class TieredReader:
         return None
 
     def place_of(self, offset: int) -> Path | str:
-        """The file or the key of the object that an offset is in, for an error that names it."""
         hot, catalog = self._log.hot, self._log.history.catalog
         if hot is not None and offset >= hot.start_offset:
             return hot.place_of(offset)
@@ -233,17 +184,10 @@ class TieredReader:
         return catalog.keys.objects_prefix
 
     def close(self) -> None:
-        """Releases files and the ranges in flight."""
         self._closed.set()
         for reader in (self._hot, self._cold):
             if reader is not None:
                 reader.close()
-
-    def _advance(self, batch: Batch | None) -> Batch | None:
-        if batch is not None:
-            assert batch.first_offset == self.offset and batch.stop > batch.start
-            self.offset = batch.next_offset
-        return batch
 
     # The hot log
 

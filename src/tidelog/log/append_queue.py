@@ -19,6 +19,7 @@ Invariants
 from __future__ import annotations
 
 import asyncio
+from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from threading import TIMEOUT_MAX, Event, Lock
@@ -199,7 +200,36 @@ _MAX_HELD_BYTES = 8 << 20
 _MAX_CHUNK_BYTES = 8 << 20
 
 
-class AppendQueue:
+class Listened(ABC):
+    """Something that messages come to, and that threads and tasks can wait for."""
+
+    @abstractmethod
+    def listen(self, waiter: Waiter, offset: int) -> bool:
+        """Finishes the waiter with the next news. False when there is some already, or nothing will ever come."""
+
+    @abstractmethod
+    def stop_listening(self, waiter: Waiter) -> bool:
+        """Whether it was still listening: only then must the caller finish it."""
+
+    def wait_for_news(self, offset: int, timeout_seconds: float | None) -> bool:
+        """Returns once something was accepted at `offset` or nothing ever will be; False when the time passed."""
+        waiter = ThreadWaiter()
+        if not self.listen(waiter, offset) or waiter.wait(timeout_seconds):
+            return True
+        self.stop_listening(waiter)
+        return False
+
+    async def wait_for_news_async(self, offset: int) -> None:
+        """As `wait_for_news`, with the task suspended."""
+        waiter = task_waiter()
+        try:
+            if self.listen(waiter, offset):
+                await waiter
+        finally:
+            self.stop_listening(waiter)
+
+
+class AppendQueue(Listened):
     """Accepts payloads, assigns offsets, and tracks the waiters."""
 
     def __init__(self, next_offset: int, settings: LogSettings) -> None:
@@ -544,25 +574,7 @@ class AppendQueue:
                 self._wake()
         waiter.wait()
 
-    def wait_for_news(self, offset: int, timeout_seconds: float | None) -> bool:
-        """Returns once something was accepted at `offset` or nothing ever will be; False when the time passed."""
-        waiter = ThreadWaiter()
-        if not self.listen(waiter, offset) or waiter.wait(timeout_seconds):
-            return True
-        self.stop_listening(waiter)
-        return False
-
-    async def wait_for_news_async(self, offset: int) -> None:
-        """As `wait_for_news`, with the task suspended."""
-        waiter = task_waiter()
-        try:
-            if self.listen(waiter, offset):
-                await waiter
-        finally:
-            self.stop_listening(waiter)
-
     def stop_listening(self, waiter: Waiter) -> bool:
-        """Whether it was still listening: only then must the caller finish it."""
         with self.mutex:
             if waiter in self._listeners:
                 self._listeners.remove(waiter)
@@ -570,7 +582,6 @@ class AppendQueue:
             return False
 
     def listen(self, waiter: Waiter, offset: int) -> bool:
-        """Finishes the waiter with the next news. False when there is some already, or nothing will ever come."""
         with self.mutex:
             if self.next_offset > offset or self.over:
                 return False

@@ -28,7 +28,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Literal, get_args
 
@@ -146,8 +146,8 @@ class Visibility:
         return False if outcome is None and self._passes_open else outcome
 
 
-class CommittedReader:
-    """A position in a log, as `Reader`, that sees only what is committed. For one thread or task at a time."""
+class CommittedReader(BatchReader):
+    """A position in a log, as `Reader`, that sees only what is committed."""
 
     def __init__(self, reader: BatchReader, open_scout: Callable[[int], BatchReader]) -> None:
         """`open_scout` opens a reader of the same log from an offset to its end, which waits there if this one does."""
@@ -179,20 +179,6 @@ class CommittedReader:
     def is_at_stop(self) -> bool:
         return self._visibility.held_offset is None and self._reader.is_at_stop
 
-    def __iter__(self) -> Iterator[Batch]:
-        try:
-            while (batch := self.next_batch()) is not None:
-                yield batch
-        finally:
-            self.close()
-
-    async def __aiter__(self) -> AsyncIterator[Batch]:
-        try:
-            while (batch := await self.next_batch_async()) is not None:
-                yield batch
-        finally:
-            self.close()
-
     def next_batch(self, timeout_seconds: float | None = None) -> Batch | None:
         """As `Reader.next_batch`; None also at the last stable offset, without `follow`."""
         deadline = None if timeout_seconds is None else time.monotonic() + timeout_seconds
@@ -206,7 +192,6 @@ class CommittedReader:
         return visible
 
     async def next_batch_async(self) -> Batch | None:
-        """As `next_batch`, suspending the task."""
         while (visible := self._visibility.visible()) is None:
             source, reached = self._source(), self._reader.offset
             found = await source.next_batch_async()
@@ -217,7 +202,6 @@ class CommittedReader:
         return visible
 
     def place_of(self, offset: int) -> Path | str:
-        """The file or object that an offset is in, for an error that names it."""
         return self._reader.place_of(offset)
 
     def close(self) -> None:

@@ -62,58 +62,22 @@ class Source(Protocol):
     async def wait_for_news_async(self, offset: int) -> None: ...
 
 
-class BatchReader(Protocol):
-    """What all readers of a log or a topic have in common: `Reader`, `TieredReader`, `CommittedReader`."""
+class BatchReader(ABC):
+    """What all readers of a log or a topic have in common. One reader is for one thread or task at a time."""
 
     @property
+    @abstractmethod
     def offset(self) -> int:
         """The next one."""
-        ...
 
     @property
+    @abstractmethod
     def is_at_stop(self) -> bool:
         """Whether it has reached where it was to stop, so that it never returns anything again."""
-        ...
 
     @property
     def waits_at(self) -> int:
         """Where messages have to come for it to have more; behind `offset` while an open transaction holds it up."""
-        ...
-
-    def __iter__(self) -> Iterator[Batch]: ...
-
-    def __aiter__(self) -> AsyncIterator[Batch]: ...
-
-    def next_batch(self, timeout_seconds: float | None = None) -> Batch | None: ...
-
-    async def next_batch_async(self) -> Batch | None: ...
-
-    def place_of(self, offset: int) -> Path | str: ...
-
-    def close(self) -> None: ...
-
-
-class Reader:
-    """A position in a log. Each reader is independent; one reader is for one thread or task at a time."""
-
-    def __init__(self, source: Source, offset: int, stop_offset: int, follow: bool) -> None:
-        self.offset = offset
-        self._source = source
-        self._stop_offset = stop_offset
-        self._follow = follow
-        self._closed = False
-        self._segment: Segment | None = None
-        self._file: File | None = None
-        self._scanner: FileScanner | None = None
-
-    @property
-    def is_at_stop(self) -> bool:
-        """Whether it has reached where it was to stop, so that it never returns anything again."""
-        return self.offset >= self._stop_offset
-
-    @property
-    def waits_at(self) -> int:
-        """Where messages have to come for it to have more."""
         return self.offset
 
     def __iter__(self) -> Iterator[Batch]:
@@ -130,8 +94,55 @@ class Reader:
         finally:
             self.close()
 
+    @abstractmethod
     def next_batch(self, timeout_seconds: float | None = None) -> Batch | None:
         """The next messages; None at the stop, at the end without `follow`, or when the time passed."""
+
+    @abstractmethod
+    async def next_batch_async(self) -> Batch | None:
+        """As `next_batch`; files and objects are read in a worker thread, so that the event loop is not blocked."""
+
+    @abstractmethod
+    def place_of(self, offset: int) -> Path | str:
+        """The file or the key of the object that an offset is in, for an error that names it."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Releases files, and what is being fetched."""
+
+
+class RangeReader(BatchReader):
+    """A reader of one range of offsets, in which it has a position."""
+
+    offset = 0
+
+    def __init__(self, offset: int, stop_offset: int, follow: bool) -> None:
+        self.offset = offset
+        self._stop_offset = stop_offset
+        self._follow = follow
+
+    @property
+    def is_at_stop(self) -> bool:
+        return self.offset >= self._stop_offset
+
+    def _advance(self, batch: Batch) -> Batch:
+        assert batch.first_offset == self.offset and batch.stop > batch.start
+        self.offset = batch.next_offset
+        return batch
+
+
+class Reader(RangeReader):
+    """A position in a log that is in files and memory."""
+
+    def __init__(self, source: Source, offset: int, stop_offset: int, follow: bool) -> None:
+        super().__init__(offset, stop_offset, follow)
+        self._source = source
+        self._closed = False
+        self._segment: Segment | None = None
+        self._file: File | None = None
+        self._scanner: FileScanner | None = None
+
+    def next_batch(self, timeout_seconds: float | None = None) -> Batch | None:
         deadline = None if timeout_seconds is None else time.monotonic() + timeout_seconds
         while self.offset < self._stop_offset:
             over = self._source.over  # asked first: what came before the end is found below
@@ -147,7 +158,6 @@ class Reader:
         return None
 
     async def next_batch_async(self) -> Batch | None:
-        """As `next_batch`; files are read in a worker thread, so that the event loop is not blocked."""
         while self.offset < self._stop_offset:
             over = self._source.over
             found = self._source.locate(self.offset, self._stop_offset)
@@ -162,11 +172,9 @@ class Reader:
         return None
 
     def place_of(self, offset: int) -> Path:
-        """The file that an offset is in, for an error that names it; the directory when it is in none."""
         return self._source.place_of(offset)
 
     def close(self) -> None:
-        """Lets go of the file that it has open."""
         self._closed = True
         self._close_file()
 
@@ -180,11 +188,6 @@ class Reader:
         failure = self._source.failure if self._follow else None
         if failure is not None:
             raise failure
-
-    def _advance(self, batch: Batch) -> Batch:
-        assert batch.first_offset == self.offset and batch.stop > batch.start
-        self.offset = batch.next_offset
-        return batch
 
     def _read_file(self, part: FilePart) -> Batch:
         with explained("read", part.segment.path):
@@ -241,7 +244,55 @@ Position = int | str | datetime
 NO_STOP = 1 << 64
 
 
-class ReadableLog(ABC):
+class Positions(ABC):
+    """What can be read from any position."""
+
+    @property
+    @abstractmethod
+    def start_offset(self) -> int:
+        """The oldest offset that may be read."""
+
+    @property
+    @abstractmethod
+    def next_offset(self) -> int:
+        """The offset that the next message gets."""
+
+    @abstractmethod
+    def offset_at(self, time_us: int) -> int:
+        """The first offset whose time is `time_us` or later; the next offset if none is."""
+
+    @property
+    @abstractmethod
+    def _where(self) -> Path | str:
+        """The directory or the prefix of keys, for errors."""
+
+    def resolve(self, position: Position) -> int:
+        """The offset that a position means now."""
+        if isinstance(position, datetime):
+            return self.offset_at(to_microseconds(position))
+        if position == "latest":
+            return self.next_offset
+        if position == "earliest":
+            return self.start_offset
+        offset = checked_offset(position)
+        self._check_kept(offset)
+        return offset
+
+    def resolve_stop(self, stop: Position) -> int:
+        """A stop may lie in the future; a start may not."""
+        return self.resolve(stop) if isinstance(stop, (str, datetime)) else checked_offset(stop)
+
+    def _check_kept(self, offset: int) -> None:
+        earliest, latest = self.start_offset, self.next_offset
+        if not earliest <= offset <= latest:
+            raise OffsetOutOfRangeError(
+                f"offset {offset} is not in the log, which holds {earliest} up to {latest} (exclusive)",
+                operation="read",
+                path=self._where,
+            )
+
+
+class ReadableLog(Positions):
     """A log that can be read from any position. It is the `Source` of its readers."""
 
     def __init__(self, directory: Path, files: Files, read_chunk_bytes: int, time_field: int | None) -> None:
@@ -251,14 +302,8 @@ class ReadableLog(ABC):
         self._time_field = time_field
 
     @property
-    @abstractmethod
-    def start_offset(self) -> int:
-        """The oldest offset that is still here."""
-
-    @property
-    @abstractmethod
-    def next_offset(self) -> int:
-        """The offset that the next message gets."""
+    def _where(self) -> Path:
+        return self.directory
 
     @property
     @abstractmethod
@@ -300,34 +345,12 @@ class ReadableLog(ABC):
         first, latest = self.resolve(start), self.next_offset
         if stop is None:
             return Reader(self, first, NO_STOP if follow else latest, follow)
-        end = self._resolve_stop(stop)
+        end = self.resolve_stop(stop)
         return Reader(self, first, end if follow else min(end, latest), follow)
 
     def scout(self, offset: int, *, follow: bool) -> Reader:
         """A reader from an offset to wherever the log ends by then; with `follow` it waits there."""
         return Reader(self, offset, NO_STOP, follow)
-
-    def resolve(self, position: Position) -> int:
-        """The offset that a position means now."""
-        if isinstance(position, datetime):
-            return self.offset_at(to_microseconds(position))
-        if position == "latest":
-            return self.next_offset
-        if position == "earliest":
-            return self.start_offset
-        offset = checked_offset(position)
-        earliest, latest = self.start_offset, self.next_offset
-        if not earliest <= offset <= latest:
-            raise OffsetOutOfRangeError(
-                f"offset {offset} is not in the log, which holds {earliest} up to {latest} (exclusive)",
-                operation="read",
-                path=self.directory,
-            )
-        return offset
-
-    def _resolve_stop(self, stop: Position) -> int:
-        """A stop may lie in the future; a start may not."""
-        return self.resolve(stop) if isinstance(stop, (str, datetime)) else checked_offset(stop)
 
     def place_of(self, offset: int) -> Path:
         """The file that an offset is in; the directory if no file has it."""

@@ -27,8 +27,8 @@ from tidelog.errors import ClosedError, MessageTooLargeError, OffsetOutOfRangeEr
 from tidelog.files import Files
 from tidelog.log import LogSettings
 from tidelog.log import shutdown as stopping
-from tidelog.log.append_queue import ThreadWaiter, Waiter, finish_all, task_waiter
-from tidelog.log.reader import NO_STOP, Position, ReadableLog, Reader, checked_offset
+from tidelog.log.append_queue import Listened, Waiter, finish_all
+from tidelog.log.reader import NO_STOP, Position, ReadableLog, Reader
 from tidelog.log.tail_cache import Batch
 
 _logger = logging.getLogger("tidelog.topics")
@@ -79,7 +79,7 @@ class LiveReader(Reader):
         return batch
 
 
-class LiveLog(ReadableLog):
+class LiveLog(Listened, ReadableLog):
     """The newest messages of a topic, in memory. Any number of threads and tasks may use it at once."""
 
     def __init__(self, directory: Path, settings: LogSettings, files: Files, time_field: int) -> None:
@@ -213,14 +213,11 @@ class LiveLog(ReadableLog):
         if self._refusal is not None:
             raise self._refusal()
         first, latest = self.resolve(start), self._next_offset
-        end = NO_STOP if stop is None else self._resolve_stop(stop)
+        end = NO_STOP if stop is None else self.resolve_stop(stop)
         return LiveReader(self, first, end if follow else min(end, latest), follow, self._count_missed)
 
-    def resolve(self, position: Position) -> int:
-        """The offset that a position means now; it may have been dropped."""
-        if not isinstance(position, int) or isinstance(position, bool):
-            return super().resolve(position)
-        offset = checked_offset(position)
+    def _check_kept(self, offset: int) -> None:
+        """An offset may have been dropped: readers continue with the oldest message."""
         if offset > self._next_offset:
             raise OffsetOutOfRangeError(
                 f"offset {offset} is not there yet: the next is {self._next_offset}",
@@ -228,7 +225,6 @@ class LiveLog(ReadableLog):
                 path=self.directory,
                 hint="Offsets of a live topic begin at 0 whenever it is opened",
             )
-        return offset
 
     def locate(self, offset: int, stop_offset: int) -> Batch | None:
         """Messages from `offset` on, or from the oldest one in memory; none if that is after the stop."""
@@ -269,23 +265,7 @@ class LiveLog(ReadableLog):
 
     # Waiting
 
-    def wait_for_news(self, offset: int, timeout_seconds: float | None) -> bool:
-        waiter = ThreadWaiter()
-        if not self.listen(waiter, offset) or waiter.wait(timeout_seconds):
-            return True
-        self.stop_listening(waiter)
-        return False
-
-    async def wait_for_news_async(self, offset: int) -> None:
-        waiter = task_waiter()
-        try:
-            if self.listen(waiter, offset):
-                await waiter
-        finally:
-            self.stop_listening(waiter)
-
     def listen(self, waiter: Waiter, offset: int) -> bool:
-        """Finishes the waiter when there is something at `offset`; False when there is already, or never will be."""
         with self._mutex:
             if self._next_offset > offset or self._refusal is not None:
                 return False
@@ -294,7 +274,6 @@ class LiveLog(ReadableLog):
             return True
 
     def stop_listening(self, waiter: Waiter) -> bool:
-        """Whether it was still listening: only then is it the caller's to finish."""
         with self._mutex:
             if waiter in self._listeners:
                 self._listeners.remove(waiter)
