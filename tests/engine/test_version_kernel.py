@@ -61,7 +61,8 @@ def test_records_are_surveyed_as_the_twin_does() -> None:
         payloads = []
         for _ in range(chance.randint(1, 20)):
             size = chance.randint(1, 31) if chance.random() < 0.02 else chance.randint(32, 90)
-            payloads.append(bytes((chance.randrange(5), chance.randrange(8))) + chance.randbytes(size))
+            payloads.append(bytes((chance.randrange(9), chance.randrange(8))) + chance.randbytes(size))
         frames = encode_many(7, payloads)
-        arguments = 7, frames.buffer, frames.positions, frames.lengths, 3, 5
-        agreed(engine_kernel, results, "survey", *arguments)
+        arguments = 7, frames.buffer, frames.positions, frames.lengths
+        agreed(engine_kernel, results, "survey", *arguments, 3, 5)
+        agreed(engine_kernel, results, "entry_ends", *arguments)

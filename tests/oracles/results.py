@@ -12,8 +12,10 @@ from collections.abc import Iterable
 from tests.oracles.frames import byte_view, crc32, places
 
 from tidelog.engine.mvcc.known_results import Found, Open
+from tidelog.engine.wal import varint
 from tidelog.engine.wal.record_header import (
     COPY_OBJECT,
+    FIXED,
     HEADER_BYTES,
     LAST,
     OPERATION,
@@ -28,6 +30,7 @@ from tidelog.log.frame import Buffer
 APPLIED, NOTHING, REFUSED_STATUS = range(3)
 _NAMES = struct.Struct("<IB4H")
 _VALUE = struct.Struct("<IQ")
+_ROLLBACK_END = struct.Struct(f"<{HEADER_BYTES}xQ")
 
 
 def results_in(first_lsn: int, buffer: Buffer, positions: Buffer, lengths: Buffer, open_entry: Open, /) -> Found:
@@ -104,3 +107,30 @@ def survey(
         elif view[position] != STRUCTURE:
             others.append(index)
     return applied_seq, applied_lsn, open_seq, open_lsn, others
+
+
+def entry_ends(
+    first_lsn: int, buffer: Buffer, positions: Buffer, lengths: Buffer, /
+) -> tuple[bytes, bytes, list[tuple[int, int, int]]]:
+    """(seqs of the entries that end here, the LSNs of the records they end with, the rollbacks that end here).
+
+    A rollback is (how many of the ends come before it, its target seq, its LSN).
+    """
+    view = byte_view(buffer)
+    seqs, lsns = array("Q"), array("Q")
+    rollbacks: list[tuple[int, int, int]] = []
+    least = {OPERATION: FIXED.size + 1, ROLLBACK_END: _ROLLBACK_END.size}
+    for lsn, (_, at, length) in enumerate(places(view, positions, lengths, 0), first_lsn):
+        record = view[at : at + length]
+        kind = record[0] if record else 0
+        if length < least.get(kind, HEADER_BYTES):
+            raise DataError(f"a record of {length} bytes is cut short, LSN {lsn}")
+        if kind == OPERATION and record[1] & LAST:
+            try:
+                seqs.append(varint.decode(record, FIXED.size)[0])
+            except DataError as error:
+                raise DataError(f"a record of {length} bytes is cut short, LSN {lsn}") from error
+            lsns.append(lsn)
+        elif kind == ROLLBACK_END:
+            rollbacks.append((len(seqs), *_ROLLBACK_END.unpack_from(record), lsn))
+    return seqs.tobytes(), lsns.tobytes(), rollbacks

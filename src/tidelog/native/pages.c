@@ -47,6 +47,9 @@ PyMethodDef page_methods[] = {
     METHOD("survey", pages_survey,
            "survey(first_lsn, buffer, positions, lengths, open_seq, open_lsn): "
            "(applied seq, its LSN, open seq, its LSN, indexes of other records)."),
+    METHOD("entry_ends", pages_entry_ends,
+           "entry_ends(first_lsn, buffer, positions, lengths): "
+           "(seqs, LSNs, rollbacks as (ends before it, target seq, LSN))."),
     METHOD("results_in", pages_results_in,
            "results_in(first_lsn, buffer, positions, lengths, open): (seqs, prints, statuses, others, open)."),
     METHOD("results_of", pages_results_of, "results_of(first_lsn, records, open): the same of a list of records."),

@@ -82,6 +82,78 @@ static PyObject *pages_survey(PyObject *module, PyObject *const *arguments, Py_s
     return result;
 }
 
+#define ROLLBACK_END_BYTES (RECORD_HEADER_BYTES + 8)
+
+/* The seq of an entry that ends with this record: 1 if it does, 2 if the record ends a rollback, -1 if it is none. */
+static int entry_end(NativeState *state, Slice record, uint64_t lsn, uint64_t *seq) {
+    if (is_operation(record) && record.size > OPERATION_FIXED_BYTES) {
+        Slice rest = {record.data + OPERATION_FIXED_BYTES, record.size - OPERATION_FIXED_BYTES};
+        if (!(record.data[1] & RECORD_FLAG_LAST)) {
+            return 0;
+        }
+        if (take_varint(&rest, UINT64_MAX, seq)) {
+            return 1;
+        }
+    } else if (!is_operation(record) && record.size >= RECORD_HEADER_BYTES) {
+        if (record.data[0] != RECORD_ROLLBACK_END) {
+            return 0;
+        }
+        if (record.size >= ROLLBACK_END_BYTES) {
+            *seq = load_u64(record.data + RECORD_HEADER_BYTES);
+            return 2;
+        }
+    }
+    PyErr_Format(state->data_error, "a record of %zu bytes is cut short, LSN %llu", record.size,
+                 (unsigned long long)lsn);
+    return -1;
+}
+
+static int entry_ends_add_rollback(PyObject *rollbacks, size_t count, uint64_t seq, uint64_t lsn) {
+    PyObject *one = Py_BuildValue("nKK", (Py_ssize_t)count, (unsigned long long)seq, (unsigned long long)lsn);
+    int result = one == NULL ? -1 : PyList_Append(rollbacks, one);
+    Py_XDECREF(one);
+    return result;
+}
+
+static PyObject *pages_entry_ends(PyObject *module, PyObject *const *arguments, Py_ssize_t count) {
+    NativeState *state = PyModule_GetState(module);
+    Places places;
+    if (expect_arguments("entry_ends", count, 4, 4) < 0) {
+        return NULL;
+    }
+    uint64_t first_lsn = PyLong_AsUnsignedLongLong(arguments[0]);
+    if (PyErr_Occurred() || places_take(&places, arguments + 1) < 0) {
+        return NULL;
+    }
+    size_t found = 0, room = places.count ? places.count : 1;
+    uint64_t *seqs = PyMem_RawMalloc(room * sizeof *seqs), *lsns = PyMem_RawMalloc(room * sizeof *lsns);
+    PyObject *rollbacks = PyList_New(0), *answer = NULL;
+    int got = seqs == NULL || lsns == NULL || rollbacks == NULL ? -1 : 0;
+    for (size_t index = 0; got >= 0 && index < places.count; index++) {
+        Slice record;
+        uint64_t seq = 0, lsn = first_lsn + index;
+        got = place_of(&places, index, &record);
+        got = got < 0 ? got : entry_end(state, record, lsn, &seq);
+        if (got == 1) {
+            seqs[found] = seq;
+            lsns[found++] = lsn;
+        } else if (got == 2) {
+            got = entry_ends_add_rollback(rollbacks, found, seq, lsn);
+        }
+    }
+    if (got >= 0) {
+        Py_ssize_t words = (Py_ssize_t)(found * sizeof *seqs);
+        answer = Py_BuildValue("(y#y#O)", (const char *)seqs, words, (const char *)lsns, words, rollbacks);
+    } else if (!PyErr_Occurred()) {
+        PyErr_NoMemory();
+    }
+    PyMem_RawFree(seqs);
+    PyMem_RawFree(lsns);
+    Py_XDECREF(rollbacks);
+    places_release(&places);
+    return answer;
+}
+
 #define PRINT_NAMES_BYTES 13
 #define PRINT_VALUE_BYTES 12
 #define STATUS_APPLIED 0

@@ -85,11 +85,6 @@ class OperationHead(NamedTuple):
     updates_offset: int
 
 
-def seq_of_operation(buffer: bytes, at: int) -> int:
-    """The seq alone of an operation that begins at a byte: for scans over every written record."""
-    return varint.decode(buffer, at + FIXED.size)[0]
-
-
 def decode_operation_head(record: bytes | memoryview, lsn: int) -> OperationHead:
     """The operation in a record, checked to lie inside of it; whether its parts go together is not looked at."""
     if len(record) < FIXED.size or record[0] != OPERATION:

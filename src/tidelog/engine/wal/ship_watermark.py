@@ -16,15 +16,13 @@ Invariants
 
 from __future__ import annotations
 
-import struct
 from array import array
 from bisect import bisect_right
 from collections.abc import Callable, Iterator, Sequence
 from threading import RLock
 from typing import NamedTuple
 
-from tidelog.engine.wal.record_header import FIXED, HEADER_BYTES, LAST, OPERATION, ROLLBACK_END, seq_of_operation
-from tidelog.errors import DataError
+from tidelog._native import entry_ends
 from tidelog.log.frame import Frames
 
 ReadFrames = Callable[[int, int], Iterator[Frames]]
@@ -32,9 +30,6 @@ ReadFrames = Callable[[int, int], Iterator[Frames]]
 
 _KNOWN_EXACTLY = 1 << 16
 _SAMPLE_EVERY = 256
-_TARGET = struct.Struct(f"<{HEADER_BYTES}xQ")
-_LEAST_BYTES = max(HEADER_BYTES, _TARGET.size)
-_LEAST_BYTES_OF = {OPERATION: FIXED.size + 1, ROLLBACK_END: _TARGET.size}
 
 
 class EntryEnd(NamedTuple):
@@ -64,23 +59,10 @@ def is_rolled_back(ranges: Sequence[LsnRange], lsn: int) -> bool:
     return at > 0 and lsn <= ranges[at - 1].last
 
 
-def ends_in(frames: Frames) -> Iterator[EntryEnd]:
-    """The entries that end in these frames, in order, whether they count or not."""
-    _check_lengths(frames)
-    buffer = frames.buffer
-    for lsn, at in enumerate(memoryview(frames.positions).cast("Q"), frames.first_offset):
-        if buffer[at] == OPERATION and buffer[at + 1] & LAST:
-            yield EntryEnd(seq_of_operation(buffer, at), lsn)
-
-
-def _check_lengths(frames: Frames) -> None:
-    """Checks that every record has a header, and that the end of a rollback has its numbers after it."""
-    lengths = memoryview(frames.lengths).cast("I")
-    if frames.count and min(lengths) < _LEAST_BYTES:
-        positions = memoryview(frames.positions).cast("Q")
-        for lsn, (at, length) in enumerate(zip(positions, lengths, strict=True), frames.first_offset):
-            if length < _LEAST_BYTES_OF.get(frames.buffer[at] if length else 0, HEADER_BYTES):
-                raise DataError(f"a record of {length} bytes is cut short, LSN {lsn}")
+def _ends_in(frames: Frames) -> tuple[array[int], array[int], list[tuple[int, int, int]]]:
+    """Seqs and LSNs of the entries that end in these frames, whether they count or not, and the rollbacks."""
+    seqs, lsns, rollbacks = entry_ends(frames.first_offset, frames.buffer, frames.positions, frames.lengths)
+    return array("Q", seqs), array("Q", lsns), rollbacks
 
 
 class _Ends:
@@ -99,6 +81,10 @@ class _Ends:
     def add(self, end: EntryEnd) -> None:
         self.seqs.append(end.seq)
         self.lsns.append(end.lsn)
+
+    def extend(self, seqs: array[int], lsns: array[int]) -> None:
+        self.seqs.extend(seqs)
+        self.lsns.extend(lsns)
 
     def cut(self, count: int) -> None:
         """Keeps the first `count`."""
@@ -174,18 +160,13 @@ class SeqIndex:
                 self._learned_lsn = frames.next_offset
 
     def _learn(self, frames: Frames) -> None:
-        """Like `ends_in`, without an object per entry: it processes every record that is written."""
-        _check_lengths(frames)
-        buffer = frames.buffer
-        add_seq, add_lsn = self._exact.seqs.append, self._exact.lsns.append
-        for lsn, at in enumerate(memoryview(frames.positions).cast("Q"), frames.first_offset):
-            kind = buffer[at]
-            if kind == OPERATION:
-                if buffer[at + 1] & LAST:
-                    add_seq(seq_of_operation(buffer, at))
-                    add_lsn(lsn)
-            elif kind == ROLLBACK_END:
-                self._roll_back(Rollback(_TARGET.unpack_from(buffer, at)[0], lsn))
+        seqs, lsns, rollbacks = _ends_in(frames)
+        taken = 0
+        for count, target_seq, lsn in rollbacks:
+            self._exact.extend(seqs[taken:count], lsns[taken:count])
+            self._roll_back(Rollback(target_seq, lsn))
+            taken = count
+        self._exact.extend(seqs[taken:], lsns[taken:])
 
     def _thin_out(self) -> None:
         while len(self._exact) >= 2 * _KNOWN_EXACTLY:
@@ -225,7 +206,7 @@ class SeqIndex:
     def _read_again(self, found: EntryEnd, stop_lsn: int, value: int, by_lsn: bool) -> EntryEnd:
         """Finds the last matching entry between a known one and an LSN."""
         for frames in self._read_frames(max(found.lsn + 1, self._first_lsn), stop_lsn + 1):
-            for end in ends_in(frames):
+            for end in map(EntryEnd, *_ends_in(frames)[:2]):
                 if not is_rolled_back(self._rolled_back, end.lsn):
                     if (end.lsn if by_lsn else end.seq) > value:
                         return found
