@@ -93,7 +93,8 @@ class Visibility:
         """The next batch of the reader: itself when nothing holds it back, else None; `visible` has it then."""
         marks = marks_of(batch)
         if marks is None and not self._held:
-            self._outcomes.learn((), batch.next_offset)
+            if (stop := batch.next_offset) > self._outcomes.known_to:
+                self._outcomes.known_to = stop
             return batch
         self._outcomes.learn(marks or (), batch.next_offset)
         held = _Held(batch, marks or ())
@@ -182,6 +183,14 @@ class CommittedReader(BatchReader):
     def next_batch(self, timeout_seconds: float | None = None) -> Batch | None:
         """As `Reader.next_batch`; None also at the last stable offset, without `follow`."""
         deadline = None if timeout_seconds is None else time.monotonic() + timeout_seconds
+        if not self._visibility.held_bytes:  # without transactions this is all; no batch has 0 bytes
+            reached = self._reader.offset
+            batch = self._reader.next_batch(timeout_seconds)
+            if batch is None:
+                return None
+            self.lost += batch.first_offset - reached
+            if self._visibility.take(batch) is not None:
+                return batch
         while (visible := self._visibility.visible()) is None:
             source, reached = self._source(), self._reader.offset
             found = source.next_batch(None if deadline is None else max(0.0, deadline - time.monotonic()))

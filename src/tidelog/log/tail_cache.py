@@ -176,9 +176,13 @@ class Cache:
 
     def read(self, offset: int, stop_offset: int) -> Batch | None:
         """Messages from `offset` on, as far as they are in one chunk; None when it is not in memory."""
-        if offset < self.start_offset or offset >= self.open.next_offset:
+        chunk: Chunk | None = self.open
+        if offset < self.open.first_offset:  # else a reader at the end, where most are
+            if offset < self.start_offset:
+                return None
+            chunk = self._chunks[bisect_right(self._chunks, offset, lo=self._head, key=_first_offset) - 1]
+        elif offset >= self.open.next_offset:
             return None
-        chunk = self._chunks[bisect_right(self._chunks, offset, lo=self._head, key=_first_offset) - 1]
         assert chunk is not None
         if chunk.frames is not None:
             return framed_batch(chunk.frames, offset, stop_offset)
