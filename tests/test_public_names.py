@@ -52,6 +52,12 @@ ATTRIBUTES = {
         truncation_mark update_low_water_mark update_low_water_mark_async verify verify_async versions
         versions_async
     """,
+    "EngineReader": """
+        applied_seq changes changes_async close close_async digest digest_async find_object find_object_async
+        has_bucket has_bucket_async history_start_seq list_buckets list_buckets_async list_objects
+        list_objects_async pin read read_async read_many read_many_async refresh refresh_async scan scan_async
+        stat stat_async statistics versions versions_async
+    """,
     "Finding": """
         byte first_offset fix kind last_offset message path severity subject text unit where
     """,

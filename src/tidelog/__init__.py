@@ -89,6 +89,7 @@ if TYPE_CHECKING:
     )
     from tidelog.engine.orchestrator.base import Orchestrator, drive
     from tidelog.engine.orchestrator.topic import TopicOrchestrator
+    from tidelog.engine.reader import EngineReader
     from tidelog.engine.txn.read_set import Guarded, ListingRead, ObjectRead
     from tidelog.engine.txn.transaction import Transaction
     from tidelog.engine.wal.value import object_crc
@@ -123,6 +124,7 @@ __all__ = [
     "Delivery",
     "DiskFullError",
     "Engine",
+    "EngineReader",
     "ExhaustedError",
     "FencedError",
     "Finding",
@@ -191,6 +193,7 @@ _LATER = {
     ),
     "tidelog.engine.orchestrator.base": ("Orchestrator", "drive"),
     "tidelog.engine.orchestrator.topic": ("TopicOrchestrator",),
+    "tidelog.engine.reader": ("EngineReader",),
     "tidelog.engine.txn.read_set": ("Guarded", "ListingRead", "ObjectRead"),
     "tidelog.engine.txn.transaction": ("Transaction",),
     "tidelog.engine.wal.value": ("object_crc",),

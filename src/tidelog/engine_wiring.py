@@ -6,7 +6,7 @@ import contextlib
 import os
 import secrets
 from pathlib import Path
-from typing import Unpack
+from typing import Literal, Protocol, Unpack, overload
 
 from tidelog.clock import Clock, SystemClock
 from tidelog.cold.catalog import Catalog
@@ -22,6 +22,7 @@ from tidelog.engine.core import WAL, Core
 from tidelog.engine.directory import EngineDirectory, remembered, settled
 from tidelog.engine.engine import Engine
 from tidelog.engine.orchestrator.base import Orchestrator, check_orchestrator, drive
+from tidelog.engine.reader import EngineReader
 from tidelog.engine.recovery.checkpoint import refuse_half_restored
 from tidelog.engine.recovery.restore import DrillStore, OnProgress, Restore, RestoreReport
 from tidelog.errors import ConfigError, InputError, NotFoundError, RetryError
@@ -41,6 +42,7 @@ from tidelog.store.urls import check_replicas, open_store
 _EXAMPLE = 'tidelog.open_engine("./engine")'
 
 
+@overload
 def open_engine(
     dir: str | os.PathLike[str] | None = None,
     *,
@@ -50,8 +52,35 @@ def open_engine(
     config: str | os.PathLike[str] | None = None,
     create: bool = True,
     take_over: bool = False,
+    read_only: Literal[False] = False,
     **settings: Unpack[OpenEngineOptions],
-) -> Engine:
+) -> Engine: ...
+
+
+@overload
+def open_engine(
+    dir: str | os.PathLike[str] | None = None,
+    *,
+    store: str | None = None,
+    metadata: str | None = None,
+    config: str | os.PathLike[str] | None = None,
+    read_only: Literal[True],
+    **settings: Unpack[OpenEngineOptions],
+) -> EngineReader: ...
+
+
+def open_engine(
+    dir: str | os.PathLike[str] | None = None,
+    *,
+    store: str | None = None,
+    metadata: str | None = None,
+    orchestrator: Orchestrator | None = None,
+    config: str | os.PathLike[str] | None = None,
+    create: bool = True,
+    take_over: bool = False,
+    read_only: bool = False,
+    **settings: Unpack[OpenEngineOptions],
+) -> Engine | EngineReader:
     """Opens an engine, creating it if absent (unless `create=False`), and returns it; use it in a `with` statement.
 
     With a `store` (s3://bucket/prefix, gs://, az://, file:///path) everything at or below the low-water mark is shipped
@@ -61,11 +90,20 @@ def open_engine(
     of `config` (a TOML file), then `TIDELOG_ENGINE_*` variables, then keywords, as `checkpoint_interval_seconds=60`.
 
     Raises HeldError while another node has the engine open; `take_over=True` takes it over.
+
+    With `read_only=True` it is read from its store alone: no directory is needed (one that is given names its store),
+    nothing is claimed, any number of them may be open beside the owner, and it is open at once, however large it is.
+    It shows what was shipped, and follows every `refresh_seconds`.
     """
     if orchestrator is not None:
         check_orchestrator(orchestrator)
     turn_on_output()
     loaded = _loaded(dir, store, metadata, config, settings)
+    if read_only:
+        given = {"an orchestrator": orchestrator is not None, "take_over": take_over, "create=False": not create}
+        for what in (name for name, is_given in given.items() if is_given):
+            raise InputError(f"{what} is for an engine that is owned, and read_only=True owns nothing")
+        return open_reader(loaded)
     directory = directory_of(loaded, _EXAMPLE)
     if not create:
         _require_engine(directory)
@@ -73,7 +111,71 @@ def open_engine(
     return _caught_up(engine, orchestrator)
 
 
-open_engine_async = twin(open_engine, give_back=Engine.close, before=stopping.prepare)
+class _OpensInTask(Protocol):
+    """`open_engine` in a task: which of the two comes is known from `read_only`."""
+
+    @overload
+    async def __call__(
+        self,
+        dir: str | os.PathLike[str] | None = None,
+        *,
+        store: str | None = None,
+        metadata: str | None = None,
+        orchestrator: Orchestrator | None = None,
+        config: str | os.PathLike[str] | None = None,
+        create: bool = True,
+        take_over: bool = False,
+        read_only: Literal[False] = False,
+        **settings: Unpack[OpenEngineOptions],
+    ) -> Engine: ...
+
+    @overload
+    async def __call__(
+        self,
+        dir: str | os.PathLike[str] | None = None,
+        *,
+        store: str | None = None,
+        metadata: str | None = None,
+        config: str | os.PathLike[str] | None = None,
+        read_only: Literal[True],
+        **settings: Unpack[OpenEngineOptions],
+    ) -> EngineReader: ...
+
+
+def _close(opened: Engine | EngineReader) -> None:
+    opened.close()
+
+
+open_engine_async: _OpensInTask = twin(open_engine, give_back=_close, before=stopping.prepare)  # type: ignore[assignment]
+
+
+def open_reader(config: EngineConfig, *, runs_in_background: bool = True) -> EngineReader:
+    """Opens the engine that these settings name for reading, from its store."""
+    known = None if config.dir is None else remembered(LocalFiles(), Path(config.dir).absolute())
+    store = _store_url(config) or (None if known is None else known.store)
+    if store is None:
+        raise ConfigError(
+            "no store was named to read from" if known is None else "this engine has no store to be read from",
+            path=config.dir,
+            hint='Give it, as in tidelog.open_engine(store="s3://bucket/prefix", read_only=True), or with --store',
+        )
+    info = (known or EngineDirectory(node="")).placed(store, _metadata_url(config), config.storage_engine.metadata_root)
+    check_replicas(store, config.storage_engine.replicas)
+    objects = open_store(store, config.object_store)
+    replicas = tuple(open_store(replica, config.object_store) for replica in config.storage_engine.replicas)
+    metadata = _opened_metadata(info, config, objects, read_only=True)
+    try:
+        return EngineReader(
+            objects,
+            metadata,
+            info.keys,
+            config.storage_engine,
+            replicas=replicas,
+            runs_in_background=runs_in_background,
+        )
+    except BaseException:
+        metadata.close()
+        raise
 
 
 def restore_engine(

@@ -205,3 +205,37 @@ def test_with_a_bucket(cli: Cli, s3_server: S3Server, monkeypatch: pytest.Monkey
     away = cli("engine", "status")
     assert (away.code, "problem: the store: " in away.err) == (0, True)
     assert cli("engine", "ship").code == 4
+
+
+def test_commands_read_from_a_bucket_and_beside_the_owner(cli: Cli, store: str, tmp_path: Path) -> None:
+    """Without a directory, or while another process has the engine open: what was shipped, and the seq is told."""
+    expected = {
+        ("get", "b", "k7"): cli("engine", "get", "b", "k7", "--seq", 60).out,
+        ("ls", "b"): cli("engine", "ls", "b", "--seq", 60).out,
+        ("scan", "b", "--values", "--json"): cli("engine", "scan", "b", "--values", "--json", "--seq", 60).out,
+        ("digest",): cli("engine", "digest", "--seq", 60).out,
+        ("changes", "--start-seq", 58): b"".join(
+            cli("engine", "changes", "--start-seq", 58).out.splitlines(keepends=True)[:4]
+        ),
+    }
+    with tidelog.open_engine(tmp_path / "engine") as engine:
+        for command, out in expected.items():
+            beside = cli("engine", *command)
+            assert (beside.code, beside.out, "up to seq 60" in beside.err) == (0, out, True)
+        assert cli("engine", "versions", "b", "k7").code == 0
+        assert cli("engine", "stat", "b", "k7", "--json").json["seq"] == 57
+        assert engine.applied_seq == 100
+    before = sorted(path.name for path in tmp_path.iterdir())
+    for command, out in expected.items():
+        elsewhere = cli("engine", *command, "--dir", "elsewhere", "--store", store)
+        assert (elsewhere.code, elsewhere.out, elsewhere.err) == (0, out, "")
+    assert sorted(path.name for path in tmp_path.iterdir()) == before
+    assert cli("engine", "ls", "--dir", "elsewhere", "--store", f"{store}-other").code == 3
+
+
+def test_commands_beside_the_owner_of_an_engine_without_a_store_are_refused(cli: Cli, tmp_path: Path) -> None:
+    """There is nothing to read from; the hint says what works."""
+    with tidelog.open_engine(tmp_path / "engine") as engine:
+        engine.apply(1, tidelog.CreateBucket("b"))
+        refused = cli("engine", "ls")
+        assert (refused.code, "engine status" in refused.err) == (4, True)

@@ -21,6 +21,7 @@ from tidelog.engine.entry import (
     Operation,
     PutObject,
 )
+from tidelog.engine.reader import EngineReader
 from tidelog.engine.settings import EngineSettings
 from tidelog.errors import NotFoundError
 from tidelog.files import Files, LocalFiles
@@ -50,7 +51,7 @@ def assert_same(engine: Engine, model: Model, seqs: list[int] | None = None) -> 
     assert engine.digest() == model.digest()
 
 
-def assert_state(engine: Engine, model: Model, seq: int) -> None:
+def assert_state(engine: Engine | EngineReader, model: Model, seq: int) -> None:
     """One state, read in every way."""
     state = model.at(seq)
     assert engine.list_buckets(seq) == sorted(state)

@@ -31,7 +31,7 @@ def test_an_engine_compacts_by_itself_while_it_ships_and_is_read(
         "cold_cache_bytes": 0,
     }
     digests: dict[int, str] = {}
-    with tidelog.open_engine(tmp_path / "a", **settings) as engine:
+    with tidelog.open_engine(tmp_path / "a", read_only=False, **settings) as engine:
         for first in range(1, 900, 150):
             engine.apply_many(entries(150, first))
             engine.update_low_water_mark(engine.applied_seq)
@@ -55,7 +55,7 @@ def test_an_engine_compacts_by_itself_while_it_ships_and_is_read(
 def test_compacted_data_and_a_log_that_was_dropped(tmp_path: Path, place: Callable[[str], dict[str, Any]]) -> None:
     """An engine that runs, and one that is restored, read every value with no more requests than are promised."""
     settings = {**place("packed"), "local_retention_bytes": 0, "cold_cache_bytes": 0, "rotate_max_bytes": "32KiB"}
-    with tidelog.open_engine(tmp_path / "a", **settings) as engine:
+    with tidelog.open_engine(tmp_path / "a", read_only=False, **settings) as engine:
         for first in range(1, 450, 150):
             engine.apply_many(entries(150, first))
             engine.update_low_water_mark(engine.applied_seq)

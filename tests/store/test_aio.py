@@ -135,4 +135,4 @@ async def types_that_checkers_see(topic: tidelog.Topic, engine: tidelog.Engine) 
     await topic.ship_async(1)  # type: ignore[call-arg]
     await topic.subscribe_async("s", max_unaked=3)  # type: ignore[call-arg]
     await engine.read_async("b", 5)  # type: ignore[arg-type]
-    await tidelog.open_engine_async("e", wal_segment_size=[])  # type: ignore[arg-type]
+    await tidelog.open_engine_async("e", wal_segment_size=[])  # type: ignore[call-overload]

@@ -21,7 +21,7 @@ import contextlib
 from collections.abc import AsyncIterator, Callable, Iterator
 from itertools import islice
 from threading import Event, Lock
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import msgspec
 
@@ -39,7 +39,7 @@ from tidelog.engine.entry import (
     Result,
     operations,
 )
-from tidelog.engine.mvcc.retention import rolled_back
+from tidelog.engine.mvcc.retention import History, Marks, rolled_back
 from tidelog.engine.reads import Standing, check_names, checked_seq
 from tidelog.engine.wal.operations import PUT_OBJECT, OperationRecord, decode_operation, operation_of
 from tidelog.engine.wal.record_header import PART_OF_BATCH, decode_header
@@ -60,6 +60,7 @@ from tidelog.errors import GapError, NotFoundError, OffsetOutOfRangeError
 from tidelog.store.aio import twin_of
 
 _TAKEN_AT_ONCE = 256
+MAX_LSN = (1 << 64) - 1
 
 
 class Change(msgspec.Struct, frozen=True):
@@ -97,11 +98,37 @@ class News:
                 self._wakers = tuple(one for one in self._wakers if one is not wake)
 
 
+class FeedLog(Protocol):
+    """The log that a feed reads: that of an open engine, or what its store has of it."""
+
+    @property
+    def marks(self) -> Marks: ...
+
+    @property
+    def history(self) -> History: ...
+
+    @property
+    def first_lsn(self) -> int:
+        """The oldest record on this disk."""
+        ...
+
+    def check(self) -> None:
+        """Raises if the engine is closed."""
+        ...
+
+    def piece(self, first_seq: int, last_seq: int, lsn: int | None) -> Piece:
+        """The records of the entries with these seqs, none of which begins before an LSN, if that is known.
+
+        Where a piece ends before the last of them, the caller comes again for the rest.
+        """
+        ...
+
+
 class Feed:
     """One reader of changes. For one thread at a time."""
 
     def __init__(
-        self, log: ChangeLog, start_seq: int, *, prefix: str, with_values: bool, committed: bool, up_to: int | None
+        self, log: FeedLog, start_seq: int, *, prefix: str, with_values: bool, committed: bool, up_to: int | None
     ) -> None:
         self._log = log
         self._next_seq = start_seq
@@ -225,10 +252,7 @@ class ChangeLog:
             raise self._standing.closed_error()
 
     def piece(self, first_seq: int, last_seq: int, lsn: int | None) -> Piece:
-        """The records of the entries with these seqs, none of which begins before an LSN, if that is known.
-
-        Where those in the store end, the caller comes again for the rest.
-        """
+        """As `FeedLog` says."""
         first_lsn, stop_lsn = self._wal.first_lsn, self._wal.durable_lsn + 1
         index = self._learned(stop_lsn)
         if lsn is None:
@@ -243,10 +267,7 @@ class ChangeLog:
         if manifest.high_water_mark < first_seq:  # all that is not in the store is on the disk
             lsn = max(first_lsn, behind_lsn)
             return Piece(self._on_disk(index, lsn, stop_lsn, first_seq, last_seq), last_seq)
-        chosen = self._in_store(self._cold, manifest, first_seq, last_seq, lsn)
-        if last_seq < manifest.high_water_mark:
-            return Piece(chosen, last_seq)
-        return Piece(chosen, manifest.high_water_mark, behind_lsn)
+        return piece_in_store(self._cold, manifest, first_seq, last_seq, lsn)
 
     def _learned(self, stop_lsn: int) -> SeqIndex:
         with self._mutex:
@@ -264,19 +285,45 @@ class ChangeLog:
             if selection.is_done:
                 return
 
-    def _in_store(
-        self, cold: ColdReader, manifest: Manifest, first_seq: int, last_seq: int, lsn: int | None
-    ) -> Iterator[Chosen]:
-        known = _lsn_before(manifest, first_seq) if lsn is None else lsn
-        begin = max(known, cold.catalog.start_offset())
-        log = cold.shipped_log()
-        if begin > known:  # the log no longer has its beginning
-            first = first_counting(log, _range(manifest, begin, 0, manifest.high_water_mark))
-            begins = None if first is None else _seq_at(log, first)
-            if begins is None or begins > first_seq:
-                more = "nothing of it is left" if begins is None else f"it begins with seq {begins}"
-                raise _gone(first_seq, more)
-        yield from counting(log, _range(manifest, begin, first_seq, min(last_seq, manifest.high_water_mark)))
+
+class StoredChangeLog:
+    """What the store has of an engine's log, for feeds without the engine. Thread-safe."""
+
+    first_lsn = MAX_LSN
+
+    def __init__(self, marks: Marks, history: History, cold: ColdReader, check: Callable[[], None]) -> None:
+        self.marks = marks
+        self.history = history
+        self.check = check
+        self._cold = cold
+
+    def piece(self, first_seq: int, last_seq: int, lsn: int | None) -> Piece:
+        """As `FeedLog` says."""
+        manifest = self._cold.manifest()
+        if manifest is None:
+            raise _gone(first_seq, "the manifest is gone from the store")
+        return piece_in_store(self._cold, manifest, first_seq, last_seq, lsn)
+
+
+def piece_in_store(cold: ColdReader, manifest: Manifest, first_seq: int, last_seq: int, lsn: int | None) -> Piece:
+    """The records of the entries with these seqs, as far as they are in the store."""
+    chosen = _in_store(cold, manifest, first_seq, last_seq, lsn)
+    if last_seq < manifest.high_water_mark:
+        return Piece(chosen, last_seq)
+    return Piece(chosen, manifest.high_water_mark, manifest.high_water_lsn + 1)
+
+
+def _in_store(cold: ColdReader, manifest: Manifest, first_seq: int, last_seq: int, lsn: int | None) -> Iterator[Chosen]:
+    known = _lsn_before(manifest, first_seq) if lsn is None else lsn
+    begin = max(known, cold.catalog.start_offset())
+    log = cold.shipped_log()
+    if begin > known:  # the log no longer has its beginning
+        first = first_counting(log, _range(manifest, begin, 0, manifest.high_water_mark))
+        begins = None if first is None else _seq_at(log, first)
+        if begins is None or begins > first_seq:
+            more = "nothing of it is left" if begins is None else f"it begins with seq {begins}"
+            raise _gone(first_seq, more)
+    yield from counting(log, _range(manifest, begin, first_seq, min(last_seq, manifest.high_water_mark)))
 
 
 def _range(manifest: Manifest, start_lsn: int, first_seq: int, last_seq: int) -> LogRange:
@@ -312,7 +359,7 @@ def _gone(seq: int, begins: str) -> GapError:
 class ChangeCalls:
     """The change feed of an engine."""
 
-    _change_log: ChangeLog
+    _change_log: FeedLog
     _news: News
     _tasks: TaskThreads
 

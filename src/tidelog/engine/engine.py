@@ -253,6 +253,9 @@ class Engine(EngineScans, ChangeCalls, GarbageCalls, CompactionCalls, ClosedAtEx
         # Threads may hold references to these objects, never to the engine: a dropped engine must be detected.
         standing = Standing(core, cold)
         super().__init__(core, reader, standing)
+        self._core = core
+        self._wal = core.wal
+        self._standing: Standing = standing
         self._check_open = standing.check
         self._fail = standing.fail
         self._applying = core.applying

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from itertools import chain, islice, starmap
+from pathlib import Path
 from typing import Protocol
 
 from tidelog._native import plain_data
@@ -32,8 +33,8 @@ from tidelog.engine.entry import (
 )
 from tidelog.engine.mvcc.cells import MAX_SEQ, Cell
 from tidelog.engine.mvcc.digest import Digest
-from tidelog.engine.mvcc.retention import Pin, forgotten
-from tidelog.engine.mvcc.versions import WITH_CRC, Buckets, BucketVersion, Found
+from tidelog.engine.mvcc.retention import History, Marks, Pin, forgotten
+from tidelog.engine.mvcc.versions import INFO, WITH_CRC, Buckets, BucketVersion, Found, Pointer, Row
 from tidelog.engine.txn.read_set import Carried, batch_of
 from tidelog.engine.wal.value import CODEC_NONE, LENGTH_BYTES, decode_metadata, decode_value, object_crc
 from tidelog.errors import ClosedError, GapError, InputError, LogFailedError, NotFoundError, TidelogError
@@ -145,21 +146,89 @@ class Standing:
         return "open" if self._failure is None else "failed"
 
 
+# What is read from: the parts of an open engine (`Core`), or those of its store alone (`reader.py`).
+
+
+class VersionIndex(Protocol):
+    """Which version of an object is visible at a seq: `Versions`, or `StoredVersions`."""
+
+    def find(self, bucket: str, key: str, seq: int) -> Found | None: ...
+
+    def find_in(self, created: BucketVersion, bucket: str, key: str, seq: int) -> Found | None: ...
+
+    def pointer(self, created: BucketVersion, bucket: str, key: str, seq: int) -> Pointer | None: ...
+
+    def history(self, bucket: str, key: str, seq: int) -> Iterator[Found]: ...
+
+    def objects(
+        self,
+        bucket: str,
+        key_prefix: str,
+        seq: int,
+        *,
+        after: str | None = None,
+        start: str | None = None,
+        end: str | None = None,
+        reverse: bool = False,
+        columns: int = INFO,
+        delimiter: str = "",
+    ) -> Iterator[list[Row]]: ...
+
+
+class LocalValues(Protocol):
+    """Values that are on this disk, by their positions in the log: the WAL."""
+
+    @property
+    def first_position(self) -> int: ...
+
+    def read_stored(self, position: int, length: int) -> bytes | None: ...
+
+
+class ReadParts(Protocol):
+    """What is needed for reading."""
+
+    @property
+    def directory(self) -> Path | None: ...
+
+    @property
+    def marks(self) -> Marks: ...
+
+    @property
+    def history(self) -> History: ...
+
+    @property
+    def buckets(self) -> Buckets: ...
+
+    @property
+    def versions(self) -> VersionIndex: ...
+
+    @property
+    def wal(self) -> LocalValues: ...
+
+
+class ReadStanding(Protocol):
+    """Whether an engine is closed."""
+
+    is_closed: bool
+
+    def closed_error(self) -> ClosedError: ...
+
+
 class EngineReading:
     """The read-only methods of an engine."""
 
-    def __init__(self, core: Core, reader: ColdReader | None, standing: Standing) -> None:
-        self._core = core
+    def __init__(self, parts: ReadParts, reader: ColdReader | None, standing: ReadStanding) -> None:
+        self._directory = parts.directory
         self._standing = standing
-        self._marks = core.marks
-        self._wal = core.wal
-        self._versions = core.versions
-        self._buckets = core.buckets
-        self._history = core.history
+        self._marks = parts.marks
+        self._local = parts.wal
+        self._versions = parts.versions
+        self._buckets = parts.buckets
+        self._history = parts.history
         self._cold = reader
-        self._find_in = core.versions.find_in
-        self._pointer = core.versions.pointer
-        self._read_stored = core.wal.read_stored
+        self._find_in = parts.versions.find_in
+        self._pointer = parts.versions.pointer
+        self._read_stored = parts.wal.read_stored
 
     def read(self, bucket: str, key: str, seq: int | None = None) -> StoredObject:
         """Returns an object as of a seq; by default the last applied one."""
@@ -221,7 +290,7 @@ class EngineReading:
         if self._cold is None:
             raise NotFoundError(
                 f"the value at position {cell.position} has left this disk, and no store is known",
-                path=self._core.directory,
+                path=self._directory,
                 hint="Open the engine with the store that it was shipped to",
             )
         return self._cold.read(cell)
@@ -326,7 +395,7 @@ class EngineReading:
     def _tier_of(self, cell: Cell) -> Tier | None:
         if cell.is_tombstone:
             return None
-        return "hot" if cell.inline is not None or cell.position >= self._wal.first_position else "cold"
+        return "hot" if cell.inline is not None or cell.position >= self._local.first_position else "cold"
 
     def _checked_read_seq(self, seq: int) -> int:
         start = self._history.start_seq

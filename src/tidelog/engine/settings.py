@@ -121,6 +121,10 @@ class EngineSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     cold_cache_bytes: Annotated[int, msgspec.Meta(ge=0)] = 64 * MIB
     """Memory for what was read from the store, so that it is not fetched again."""
 
+    refresh_seconds: Annotated[float, msgspec.Meta(gt=0)] = 5
+    """How often a read-only engine (`read_only=True`) looks for what was shipped since. Each time costs a request, and
+    what was shipped is fetched."""
+
     replicas: tuple[str, ...] = ()
     """Further stores, by URL, that get a copy of everything that is shipped."""
 
@@ -191,6 +195,7 @@ class EngineOptions(TypedDict, total=False):
     ship_compression_level: int
     local_retention_bytes: int | str
     cold_cache_bytes: int | str
+    refresh_seconds: float | str
     replicas: Sequence[str] | str
     replication_mode: Literal["async", "sync"]
     compaction_enabled: bool

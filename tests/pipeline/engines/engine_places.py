@@ -36,7 +36,7 @@ class EngineHome:
         return find_engine(self.url)
 
     def open(self) -> tidelog.Engine:
-        return tidelog.open_engine(self.directory, store=self.url, **self._settings)
+        return tidelog.open_engine(self.directory, store=self.url, read_only=False, **self._settings)
 
     def feed(self, engine: tidelog.Engine, count: int) -> None:
         """So many further entries, all of them shipped."""

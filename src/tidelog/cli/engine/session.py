@@ -13,11 +13,12 @@ import inspect
 import os
 import shlex
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any, get_type_hints
 
+import msgspec
 import typer
 
 from tidelog.cli.session import Session, command, run_reporting
@@ -28,8 +29,9 @@ from tidelog.engine.cold.reader import ColdReader
 from tidelog.engine.core import Core
 from tidelog.engine.directory import ENGINE_FILE, EngineDirectory, refuse_other_metadata, remembered
 from tidelog.engine.engine import Engine
+from tidelog.engine.reader import EngineReader
 from tidelog.engine.recovery.checkpoint import refuse_half_restored
-from tidelog.engine_wiring import open_engine_at
+from tidelog.engine_wiring import open_engine_at, open_reader
 from tidelog.errors import (
     ConfigError,
     CorruptionError,
@@ -71,7 +73,7 @@ TakeOverOption = Annotated[
 ]
 LOCKED_HINT = (
     "Close it there, or wait; `tidelog engine status`, `tidelog engine dump-wal`, `tidelog engine dump-page` and "
-    "`tidelog engine verify --read-only` work meanwhile"
+    "`tidelog engine verify --read-only` work meanwhile; with a store get, stat, ls, scan, versions and digest do too"
 )
 
 _GAP_HINT = "Is it the right store, and is all of it there? `tidelog engine verify` says what is missing"
@@ -138,11 +140,16 @@ def engine_root(session: Session) -> Path:
     return Path(os.path.abspath(engine_config(session).dir or DEFAULT_DIRECTORY))
 
 
+def is_engine(root: Path) -> bool:
+    """Whether there is an engine in a directory, or the beginning of one."""
+    return (root / ENGINE_FILE).exists() or (root / "wal").is_dir()
+
+
 def find_engine(session: Session) -> Path:
     """The engine's directory; NotFoundError where there is no engine, InputError where a restore was cut off."""
     root = engine_root(session)
     with explained("open engine", root):
-        if not (root / ENGINE_FILE).exists() and not (root / "wal").is_dir():
+        if not is_engine(root):
             refuse_half_restored(LocalFiles(), root)
             raise NotFoundError(
                 f"there is no engine in {root}",
@@ -196,16 +203,45 @@ def changing(session: Session, *, take_over: bool, creates: bool = False) -> Ite
 
 
 @contextmanager
-def reading(session: Session) -> Iterator[Engine]:
-    """The engine for looking at it: recovered, values of the store within reach, nothing claimed."""
+def reading(session: Session) -> Iterator[Engine | EngineReader]:
+    """The engine for looking at it, with nothing claimed: recovered here, with values of the store within reach. From
+    its store alone where its owner has it open, and where a store is named and there is no engine in the directory.
+    """
+    config, root = engine_config(session), engine_root(session)
+    named = config.store or config.storage_engine.store_url
+    if named is not None and not is_engine(root):
+        with shipped(session, named) as reader:
+            yield reader
+        return
     root = find_engine(session)
     info = described(session, root)
-    with opened_core(session, root) as core, cold_reading(session, core, info) as reader:
-        engine = Engine(core, reader, runs_in_background=False)
+    with ExitStack() as opened:
+        try:
+            core = opened.enter_context(opened_core(session, root))
+        except LockedError:
+            if info.store is None:
+                raise
+            reader = opened.enter_context(shipped(session, info.store))
+            session.output.note(
+                f"the engine is open in another process: this is what its store has, up to seq {reader.applied_seq}"
+            )
+            yield reader
+            return
+        engine = Engine(core, opened.enter_context(cold_reading(session, core, info)), runs_in_background=False)
         try:
             yield engine
         finally:
             engine.close(checkpoint=False)  # nothing was changed that would be worth one
+
+
+@contextmanager
+def shipped(session: Session, store: str) -> Iterator[EngineReader]:
+    """What the store has of an engine now."""
+    config = engine_config(session)
+    here = config if is_engine(engine_root(session)) else msgspec.structs.replace(config, dir=None)
+    with open_reader(msgspec.structs.replace(here, store=store), runs_in_background=False) as reader:
+        reader.refresh()
+        yield reader
 
 
 @contextmanager

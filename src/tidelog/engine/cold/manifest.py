@@ -40,6 +40,7 @@ from tidelog.errors import ConflictError, DataError, InputError, NotFoundError
 from tidelog.store.document import Fence, Versioned, VersionedDocument
 from tidelog.store.keys import EngineKeys
 from tidelog.store.metadata.base import MAX_VALUE_BYTES, MetadataStore
+from tidelog.store.object_store import ObjectStore
 
 _KIND = "engine-manifest"
 _VERSION = 1
@@ -272,6 +273,15 @@ class PublishedManifest:
             refuse_to_go_back(before, after)
         check_manifest(after, self._keys)
         return after
+
+
+def no_engine(keys: EngineKeys, objects: ObjectStore, operation: str) -> NotFoundError:
+    """The error for a store without an engine of that name."""
+    return NotFoundError(
+        f"there is no engine {keys.name!r} in {objects.url}",
+        operation=operation,
+        hint="Check the address of the store and the name of the engine. If its metadata is lost, " + keys.rebuilt_by,
+    )
 
 
 def read_manifest(metadata: MetadataStore, keys: EngineKeys) -> Versioned[Manifest] | None:

@@ -161,8 +161,8 @@ class Versions:
         if found is None:
             return None
         if len(found) == 2:
-            return _seen(created, found[0], decode_cell(found[1]))
-        return _seen(created, found[0], Cell(POINTER, *found[1:]))
+            return visible_in(created, found[0], decode_cell(found[1]))
+        return visible_in(created, found[0], Cell(POINTER, *found[1:]))
 
     def pointer(self, created: BucketVersion, bucket: str, key: str, seq: int) -> Pointer | None:
         """The fast path for the most frequent case: a version whose value is in the log; None for all others."""
@@ -212,9 +212,9 @@ class Versions:
         created = self.buckets.created(bucket, seq)
         if created is None or "\0" in key_prefix:
             return
-        low, high = _bounds(bucket, key_prefix, after, start, end)
+        low, high = bounds_of(bucket, key_prefix, after, start, end)
         if delimiter and after is not None and delimiter in after[len(key_prefix) :]:
-            low = max(low, _behind_common(bucket, key_prefix, after, delimiter))
+            low = max(low, behind_common(bucket, key_prefix, after, delimiter))
         prefix_bytes, folds_at = len(key_prefix.encode()), delimiter.encode()
         resume: bytes | None = None if low >= high else high if reverse else low
         while resume is not None:
@@ -236,7 +236,9 @@ class Versions:
         return (key for key, *_ in chain.from_iterable(self.objects(bucket, "", seq)))
 
 
-def _bounds(bucket: str, key_prefix: str, after: str | None, start: str | None, end: str | None) -> tuple[bytes, bytes]:
+def bounds_of(
+    bucket: str, key_prefix: str, after: str | None, start: str | None, end: str | None
+) -> tuple[bytes, bytes]:
     """The range of tree keys of some objects."""
     low, high = objects_of(bucket, key_prefix)
     if start is not None:
@@ -249,7 +251,7 @@ def _bounds(bucket: str, key_prefix: str, after: str | None, start: str | None, 
     return low[:_MAX_BOUND_BYTES], high[:_MAX_BOUND_BYTES]
 
 
-def _behind_common(bucket: str, key_prefix: str, after: str, delimiter: str) -> bytes:
+def behind_common(bucket: str, key_prefix: str, after: str, delimiter: str) -> bytes:
     """Behind the common prefix of a key: who continues after a common prefix has seen all that is in it."""
     if not after.startswith(key_prefix):
         return b""
@@ -264,7 +266,8 @@ def _least_from(bucket: str, name: str) -> bytes:
     return prefix_end(prefix) if nul else prefix
 
 
-def _seen(created: BucketVersion, seq: int, cell: Cell) -> Found | None:
+def visible_in(created: BucketVersion, seq: int, cell: Cell) -> Found | None:
+    """A version with its seq, if it is to be seen in the bucket that was created then; None otherwise."""
     if cell.flags & TOMBSTONE or seq < created.seq or (seq == created.seq and cell.order < created.order):
         return None
     return Found(seq, cell)

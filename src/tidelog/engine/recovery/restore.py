@@ -42,7 +42,7 @@ from tidelog.engine.btree.buffer_pool import BufferPool
 from tidelog.engine.btree.page_file import PageFile
 from tidelog.engine.btree.tree import Tree
 from tidelog.engine.cold.gc import told_of_dropped_log
-from tidelog.engine.cold.manifest import Manifest, OwnedManifest, Pinning, read_manifest
+from tidelog.engine.cold.manifest import Manifest, OwnedManifest, Pinning, no_engine, read_manifest
 from tidelog.engine.cold.reader import ColdReader
 from tidelog.engine.cold.store_link import claim_engine, merged
 from tidelog.engine.core import PAGES, WAL
@@ -252,12 +252,7 @@ class Restore:
     def _manifest(self) -> Manifest:
         found = read_manifest(self._metadata, self._keys)
         if found is None:
-            raise NotFoundError(
-                f"there is no engine {self._keys.name!r} in {self._objects.url}",
-                operation="restore",
-                hint="Check the address of the store and the name of the engine. If its metadata is lost, "
-                + self._keys.rebuilt_by,
-            )
+            raise no_engine(self._keys, self._objects, "restore")
         return found[0]
 
     def _restore(self, manifest: Manifest, fetchers: DaemonPool) -> RestoreReport:

@@ -162,15 +162,17 @@ class Runs:
         return merged_rows(self._runs, files=self._files)
 
 
-def merge_newest_first(runs: Iterable[tuple[Iterator[RawRows], bool]]) -> Iterator[RawRows]:
+def merge_newest_first(
+    runs: Iterable[tuple[Iterator[RawRows], bool]], *, drops_removed: bool = True
+) -> Iterator[RawRows]:
     """Merges several runs, each with a flag whether it has value pointers; yields the remaining rows, many at a
-    time.
+    time. Removed ones stay, as such, unless `drops_removed`.
     """
     newest_first = [_Stream(blocks, has_places) for blocks, has_places in runs]
     while len(newest_first) > _MERGED_AT_ONCE:
         groups = [newest_first[at : at + _MERGED_AT_ONCE] for at in range(0, len(newest_first), _MERGED_AT_ONCE)]
         newest_first = [_Stream(_merged(group, drops_removed=False)) for group in groups]
-    return _merged(newest_first, drops_removed=True)
+    return _merged(newest_first, drops_removed=drops_removed)
 
 
 class _Stream:

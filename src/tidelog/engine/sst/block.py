@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Iterable, Iterator
+from typing import NamedTuple
 
 import zstandard
 
@@ -51,9 +52,17 @@ class CellBlock:
         self.last_key = last_key
 
 
-def encode_blocks(rows: Iterable[Row], level: int, target_block_bytes: int = TARGET_BLOCK_BYTES) -> Iterator[CellBlock]:
-    """Encodes rows, given in order, as blocks of about that size. One block is in memory at a time."""
-    compressor = zstandard.ZstdCompressor(level=level, write_content_size=True, write_checksum=False)
+class PackedRows(NamedTuple):
+    """The rows of a block before compression, their number and their key range."""
+
+    raw: bytes
+    rows: int
+    first_key: bytes
+    last_key: bytes
+
+
+def pack_rows(rows: Iterable[Row], target_block_bytes: int = TARGET_BLOCK_BYTES) -> Iterator[PackedRows]:
+    """Packs rows, given in order, into pieces of about that size. One is in memory at a time."""
     parts: list[bytes] = []
     size, first_key, key = 0, b"", b""
     for key, value in rows:
@@ -62,18 +71,25 @@ def encode_blocks(rows: Iterable[Row], level: int, target_block_bytes: int = TAR
         parts += (_LENGTHS.pack(len(key), len(value)), key, value)
         size += 4 + len(key) + len(value)
         if size >= target_block_bytes:
-            yield _encoded(parts, first_key, key, compressor)
+            yield PackedRows(b"".join(parts), len(parts) // 3, first_key, key)
             parts, size = [], 0
     if parts:
-        yield _encoded(parts, first_key, key, compressor)
+        yield PackedRows(b"".join(parts), len(parts) // 3, first_key, key)
 
 
-def _encoded(parts: list[bytes], first_key: bytes, last_key: bytes, compressor: zstandard.ZstdCompressor) -> CellBlock:
-    raw = b"".join(parts)
+def encode_blocks(rows: Iterable[Row], level: int, target_block_bytes: int = TARGET_BLOCK_BYTES) -> Iterator[CellBlock]:
+    """Encodes rows, given in order, as blocks of about that size. One block is in memory at a time."""
+    compressor = zstandard.ZstdCompressor(level=level, write_content_size=True, write_checksum=False)
+    for packed in pack_rows(rows, target_block_bytes):
+        yield _encoded(packed, compressor)
+
+
+def _encoded(packed: PackedRows, compressor: zstandard.ZstdCompressor) -> CellBlock:
+    raw, count, first_key, last_key = packed
     stored = compressor.compress(raw)
-    claims = _CLAIMS.pack(MAGIC, len(parts) // 3, len(raw), len(stored))
+    claims = _CLAIMS.pack(MAGIC, count, len(raw), len(stored))
     data = b"".join((claims, _CRC.pack(crc32(stored, crc32(claims))), stored))
-    return CellBlock(data, raw, len(parts) // 3, first_key, last_key)
+    return CellBlock(data, raw, count, first_key, last_key)
 
 
 def block_bytes(header: Buffer) -> int:

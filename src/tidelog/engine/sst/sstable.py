@@ -24,7 +24,7 @@ from bisect import bisect_left
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import Executor, Future
-from itertools import pairwise
+from itertools import islice, pairwise
 from typing import Literal, NamedTuple
 
 import msgspec
@@ -228,6 +228,28 @@ class SSTable:
             yield block
         if digest.hexdigest() != self.part.digest:
             raise _damage(self.part.key, 0, "row file digest does not match")
+
+    def blocks_between(self, low: bytes, high: bytes, together: Iterator[int]) -> Iterator[tuple[bytes, int]]:
+        """Yields the blocks that may have rows between two keys, decoded and verified, with their number of rows.
+
+        `together` says how many come with each request. Single ones are cached.
+        """
+        blocks = self.footer.blocks
+        begin = bisect_left(self._last_keys, low)
+        while begin < len(blocks) and blocks[begin].first_key < high:
+            some = [place for place in islice(blocks, begin, begin + next(together)) if place.first_key < high]
+            begin += len(some)
+            if len(some) == 1:
+                yield self._raw(some[0]), some[0].rows
+                continue
+            for block in read_row_blocks(self._objects, self.part.key, some, self.footer.kind):
+                yield block.raw, block.place.rows
+
+    def block_before(self, key: bytes) -> bytes | None:
+        """The first key of the last block that begins before a key."""
+        blocks = self.footer.blocks
+        index = bisect_left(blocks, key, key=lambda place: place.first_key)
+        return blocks[index - 1].first_key if index else None
 
     def block_groups(self, size: int) -> Iterator[list[BlockHandle]]:
         """Yields its blocks in groups of about so many bytes, for tasks."""

@@ -303,6 +303,8 @@ class Replay:
         self.lsn = lsn
         """The first record that was not looked at."""
         self.entries = 0
+        self.last_seq = 0
+        """That of the last entry that counted."""
         self.history_start_seq = 0
         """The oldest seq that may be read, as far as the records say so."""
         self._log = log
@@ -322,6 +324,7 @@ class Replay:
 
     def run_range(self, part: LogRange, on_batch: Callable[[Batch], None] = lambda batch: None) -> None:
         """Replays the entries of a range."""
+        last: tuple[memoryview, int] | None = None
         for frames, indexes in counting(self._log, part, removals=True, on_batch=on_batch):
             for lsn, record in records_of(frames, indexes):
                 start_seq = history_start_in(record, lsn)
@@ -329,8 +332,11 @@ class Replay:
                     self.history_start_seq = max(self.history_start_seq, start_seq)
                 elif record[1] & LAST:
                     self.entries += 1
+                    last = record, lsn
                 for key, _, _, cell in changes_of(record, lsn):
                     self._changes.set(key, REMOVED if cell is None else cell)
+        if last is not None:
+            self.last_seq = decode_header(*last).transaction
         self.lsn = max(self.lsn, part.stop_lsn)
 
 

@@ -230,7 +230,7 @@ def replay_engine(
     """
     began, directory = time.monotonic(), Path(os.path.abspath(os.path.expanduser(target)))
     _refuse_itself(root, directory, settings)
-    with root.open() as opened, open_engine(directory, **settings) as engine:  # type: ignore[arg-type]
+    with root.open() as opened, open_engine(directory, **settings) as engine:  # type: ignore[call-overload]
         source = ReplaySource(spark, opened, root.place, until_seq)
         first_seq = engine.applied_seq
         if first_seq > source.until_seq:
