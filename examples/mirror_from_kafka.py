@@ -1,6 +1,6 @@
 """Mirrors topics from a Kafka cluster to `tidelog serve`, exactly once, and goes on where it stopped.
 
-    python mirror_from_kafka.py SOURCE:9092 TARGET:9092 orders payments     until there is nothing new for 10 s
+    python mirror_from_kafka.py SOURCE:9092 TARGET:9092 orders payments     until the end of every partition is reached
     python mirror_from_kafka.py                                             shows it with two servers of its own
 
 Messages keep their partition, key, headers, time and order. Each transaction on the target has some messages and the
@@ -15,7 +15,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaException, Message, Producer, TopicPartition
+from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaError, KafkaException, Message, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient, ConfigResource, NewTopic, ResourceType
 
 GROUP = "mirror"
@@ -40,8 +40,8 @@ def create_missing(source: str, target: str, topics: list[str]) -> list[TopicPar
     return partitions
 
 
-def mirror(source: str, target: str, topics: list[str], idle_seconds: float = 10.0) -> int:
-    """Copies what is new at the source; returns how many messages."""
+def mirror(source: str, target: str, topics: list[str]) -> int:
+    """Copies what is new at the source, up to the end of each partition; returns how many messages."""
     partitions = create_missing(source, target, topics)
     reached = Consumer({**QUIET, "bootstrap.servers": target, "group.id": GROUP, "enable.auto.commit": False})
     begins = [
@@ -56,6 +56,7 @@ def mirror(source: str, target: str, topics: list[str], idle_seconds: float = 10
             "group.id": GROUP,
             "enable.auto.commit": False,
             "isolation.level": "read_committed",
+            "enable.partition.eof": True,
         }
     )
     consumer.assign(begins)
@@ -63,16 +64,30 @@ def mirror(source: str, target: str, topics: list[str], idle_seconds: float = 10
     settings = {"bootstrap.servers": target, "transactional.id": GROUP, "metadata.recovery.strategy": "none"}
     producer = Producer({**QUIET, **settings})
     producer.init_transactions()  # what another mirror has begun and not committed is aborted
-    copied = 0
-    while messages := consumer.consume(BATCH, idle_seconds):
-        producer.begin_transaction()
-        for message in messages:
-            copy(message, producer)
-        producer.send_offsets_to_transaction(consumer.position(partitions), consumer.consumer_group_metadata())
-        producer.commit_transaction()
-        copied += len(messages)
+    copied, silent, at_end = 0, 0, set[tuple[str | None, int | None]]()
+    while len(at_end) < len(partitions):
+        events = consumer.consume(BATCH, 0.5)
+        silent = 0 if events else silent + 1
+        if silent == 120:
+            raise TimeoutError(f"{source} has sent nothing for a minute")
+        for one in events:  # the end of a partition comes after its messages, and again after later ones
+            (at_end.add if is_end(one) else at_end.discard)((one.topic(), one.partition()))
+        messages = [one for one in events if not is_end(one)]
+        if messages:
+            producer.begin_transaction()
+            for message in messages:
+                copy(message, producer)
+            producer.send_offsets_to_transaction(consumer.position(partitions), consumer.consumer_group_metadata())
+            producer.commit_transaction()
+            copied += len(messages)
     consumer.close()
     return copied
+
+
+def is_end(event: Message) -> bool:
+    """Whether it says that there is nothing more in its partition for now."""
+    error = event.error()
+    return error is not None and error.code() == KafkaError._PARTITION_EOF
 
 
 def copy(message: Message, producer: Producer) -> None:
@@ -122,7 +137,7 @@ def show() -> None:
             for number in range(500):
                 producer.produce("orders", f"order {round_number}-{number}", key=str(number))
             producer.flush()
-            print("mirrored", mirror(source, target, ["orders"], idle_seconds=1.0), "messages")
+            print("mirrored", mirror(source, target, ["orders"]), "messages")
 
 
 if __name__ == "__main__":

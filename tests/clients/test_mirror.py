@@ -67,11 +67,11 @@ def test_mirror_goes_on_where_it_was_cut(
 
     monkeypatch.setattr(example, "copy", dying)
     with pytest.raises(RuntimeError):
-        example.mirror(source.kafka, target.kafka, ["shop.orders"], 2.0)
+        example.mirror(source.kafka, target.kafka, ["shop.orders"])
     monkeypatch.setattr(example, "copy", copy)
-    rest = example.mirror(source.kafka, target.kafka, ["shop.orders"], 2.0)
+    rest = example.mirror(source.kafka, target.kafka, ["shop.orders"])
     assert 0 < rest < 90
-    assert example.mirror(source.kafka, target.kafka, ["shop.orders"], 1.0) == 0
+    assert example.mirror(source.kafka, target.kafka, ["shop.orders"]) == 0
     wanted = contents(source)
     assert len(wanted) == 90
     assert contents(target) == wanted
