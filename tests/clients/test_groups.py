@@ -96,8 +96,11 @@ def produce(address: str, numbers: range) -> None:
 
 
 def commit_zero(address: str, group: str = "billing") -> None:
-    """The group begins at offset 0 by a commit, not by `auto.offset.reset`: a member of librdkafka that gives a partition
-    up while it looks for its beginning, and gets it back within half a second, goes back to that beginning later."""
+    """The group begins at offset 0 by a commit, not by `auto.offset.reset`.
+
+    A member of librdkafka that gives a partition up while it looks for the beginning, and gets it back within half a
+    second, goes back to that beginning later.
+    """
     consumer = Consumer({"bootstrap.servers": address, "group.id": group})
     consumer.commit(offsets=[TopicPartition(TOPIC, number, 0) for number in range(PARTITIONS)], asynchronous=False)
     consumer.close()
@@ -141,7 +144,7 @@ class Member:
             self.consumer.commit(offsets=positions, asynchronous=False)
 
     def poll(self) -> list[int]:
-        """The numbers that came by now, one message at a time: a callback sees the position of all that was returned."""
+        """The numbers that came by now, one at a time: a callback sees the position of all that was returned."""
         found, message = [], self.consumer.poll(0.05)
         while message is not None:
             assert message.error() is None, message.error()
