@@ -120,6 +120,12 @@ ATTRIBUTES = {
     "PutObject": """
         bucket data if_absent if_match if_match_crc key metadata
     """,
+    "RestoringEngine": """
+        applied_seq close close_async digest digest_async find_object find_object_async has_bucket
+        has_bucket_async is_restored list_buckets list_buckets_async list_objects list_objects_async progress
+        read read_async read_many read_many_async scan scan_async stat stat_async versions versions_async wait
+        wait_async
+    """,
     "Result": """
         applied reason seq status
     """,

@@ -90,6 +90,7 @@ if TYPE_CHECKING:
     from tidelog.engine.orchestrator.base import Orchestrator, drive
     from tidelog.engine.orchestrator.topic import TopicOrchestrator
     from tidelog.engine.reader import EngineReader
+    from tidelog.engine.restoring import RestoringEngine
     from tidelog.engine.txn.read_set import Guarded, ListingRead, ObjectRead
     from tidelog.engine.txn.transaction import Transaction
     from tidelog.engine.wal.value import object_crc
@@ -158,6 +159,7 @@ __all__ = [
     "Producer",
     "PutObject",
     "ReopenError",
+    "RestoringEngine",
     "Result",
     "RetryError",
     "ScannedObject",
@@ -194,6 +196,7 @@ _LATER = {
     "tidelog.engine.orchestrator.base": ("Orchestrator", "drive"),
     "tidelog.engine.orchestrator.topic": ("TopicOrchestrator",),
     "tidelog.engine.reader": ("EngineReader",),
+    "tidelog.engine.restoring": ("RestoringEngine",),
     "tidelog.engine.txn.read_set": ("Guarded", "ListingRead", "ObjectRead"),
     "tidelog.engine.txn.transaction": ("Transaction",),
     "tidelog.engine.wal.value": ("object_crc",),

@@ -8,6 +8,8 @@ import secrets
 from pathlib import Path
 from typing import Literal, Protocol, Unpack, overload
 
+import msgspec
+
 from tidelog.clock import Clock, SystemClock
 from tidelog.cold.catalog import Catalog
 from tidelog.cold.owned_log import Node
@@ -25,7 +27,8 @@ from tidelog.engine.orchestrator.base import Orchestrator, check_orchestrator, d
 from tidelog.engine.reader import EngineReader
 from tidelog.engine.recovery.checkpoint import refuse_half_restored
 from tidelog.engine.recovery.restore import DrillStore, OnProgress, Restore, RestoreReport
-from tidelog.errors import ConfigError, InputError, NotFoundError, RetryError
+from tidelog.engine.restoring import RestoringEngine
+from tidelog.errors import ConfigError, InputError, NotFoundError, RetryError, TidelogError
 from tidelog.events import turn_on_output
 from tidelog.files import Files, LocalFiles
 from tidelog.log import shutdown as stopping
@@ -36,7 +39,7 @@ from tidelog.store.metadata.base import MetadataStore
 from tidelog.store.metadata.bucket import copy_of
 from tidelog.store.metadata.open import BUCKET, MEMORY, canonical_metadata_url, open_metadata_store
 from tidelog.store.object_store import ObjectStore
-from tidelog.store.scheduler import Threads
+from tidelog.store.scheduler import Threads, in_thread
 from tidelog.store.urls import check_replicas, open_store
 
 _EXAMPLE = 'tidelog.open_engine("./engine")'
@@ -142,7 +145,7 @@ class _OpensInTask(Protocol):
     ) -> EngineReader: ...
 
 
-def _close(opened: Engine | EngineReader) -> None:
+def _close(opened: Engine | EngineReader | RestoringEngine) -> None:
     opened.close()
 
 
@@ -178,6 +181,7 @@ def open_reader(config: EngineConfig, *, runs_in_background: bool = True) -> Eng
         raise
 
 
+@overload
 def restore_engine(
     dir: str | os.PathLike[str] | None = None,
     *,
@@ -188,8 +192,40 @@ def restore_engine(
     on_progress: OnProgress | None = None,
     take_over: bool = False,
     claim: bool = True,
+    lazy: Literal[False] = False,
     **settings: Unpack[OpenEngineOptions],
-) -> Engine:
+) -> Engine: ...
+
+
+@overload
+def restore_engine(
+    dir: str | os.PathLike[str] | None = None,
+    *,
+    store: str | None = None,
+    metadata: str | None = None,
+    orchestrator: Orchestrator | None = None,
+    config: str | os.PathLike[str] | None = None,
+    on_progress: OnProgress | None = None,
+    take_over: bool = False,
+    claim: bool = True,
+    lazy: Literal[True],
+    **settings: Unpack[OpenEngineOptions],
+) -> RestoringEngine: ...
+
+
+def restore_engine(
+    dir: str | os.PathLike[str] | None = None,
+    *,
+    store: str | None = None,
+    metadata: str | None = None,
+    orchestrator: Orchestrator | None = None,
+    config: str | os.PathLike[str] | None = None,
+    on_progress: OnProgress | None = None,
+    take_over: bool = False,
+    claim: bool = True,
+    lazy: bool = False,
+    **settings: Unpack[OpenEngineOptions],
+) -> Engine | RestoringEngine:
     """Restores a lost engine into an empty directory, from its store and its orchestrator, and returns it open.
 
     `metadata` is that of the engine that was lost, `bucket` by default.
@@ -198,6 +234,9 @@ def restore_engine(
 
     With `claim=False` it is a restore drill: the copy is read-only, also when it is opened again. It claims nothing,
     ships nothing and affects no other node, and has what was shipped when it was made.
+
+    With `lazy=True` it returns at once: what comes answers reads from the store while the disk is filled behind them,
+    and its `wait()` returns the engine. A restore that cannot begin is refused at once.
     """
     if orchestrator is not None:
         check_orchestrator(orchestrator)
@@ -206,11 +245,64 @@ def restore_engine(
     turn_on_output()
     loaded = _loaded(dir, store, metadata, config, settings)
     directory = directory_of(loaded, _EXAMPLE)
-    restore_directory(directory, loaded, on_progress=on_progress, take_over=take_over, claims=claim)
-    return _caught_up(open_engine_at(directory, loaded), orchestrator)
+
+    def restore(progressed: OnProgress | None) -> Engine:
+        restore_directory(directory, loaded, on_progress=progressed, take_over=take_over, claims=claim)
+        return _caught_up(open_engine_at(directory, loaded), orchestrator)
+
+    if not lazy:
+        return restore(on_progress)
+    reader = open_reader(msgspec.structs.replace(loaded, dir=None), runs_in_background=False)
+    restoring = RestoringEngine(reader, restore, on_progress)
+    if claim:  # a drill's copy may be older than what a later look at the store would show
+        in_thread(lambda: _refresh(reader), "tidelog-engine-restore-refresh")
+    return restoring
 
 
-restore_engine_async = twin(restore_engine, give_back=Engine.close, before=stopping.prepare)
+def _refresh(reader: EngineReader) -> None:
+    with contextlib.suppress(TidelogError):  # reads go on with what it has, and the restore tells what is wrong
+        reader.refresh()
+
+
+class _RestoresInTask(Protocol):
+    """`restore_engine` in a task."""
+
+    @overload
+    async def __call__(
+        self,
+        dir: str | os.PathLike[str] | None = None,
+        *,
+        store: str | None = None,
+        metadata: str | None = None,
+        orchestrator: Orchestrator | None = None,
+        config: str | os.PathLike[str] | None = None,
+        on_progress: OnProgress | None = None,
+        take_over: bool = False,
+        claim: bool = True,
+        lazy: Literal[False] = False,
+        **settings: Unpack[OpenEngineOptions],
+    ) -> Engine: ...
+
+    @overload
+    async def __call__(
+        self,
+        dir: str | os.PathLike[str] | None = None,
+        *,
+        store: str | None = None,
+        metadata: str | None = None,
+        orchestrator: Orchestrator | None = None,
+        config: str | os.PathLike[str] | None = None,
+        on_progress: OnProgress | None = None,
+        take_over: bool = False,
+        claim: bool = True,
+        lazy: Literal[True],
+        **settings: Unpack[OpenEngineOptions],
+    ) -> RestoringEngine: ...
+
+
+restore_engine_async: _RestoresInTask = twin(  # type: ignore[assignment]
+    restore_engine, give_back=_close, before=stopping.prepare
+)
 
 
 def rebuild_engine_manifest(

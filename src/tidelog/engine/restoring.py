@@ -1,0 +1,179 @@
+"""A lazy restore: reads are answered from the store at once, while the disk is filled behind them.
+
+    restore_engine(lazy=True)   reader of the store (`reader.py`) ─┐
+                                                                   ├─> reads go to whichever is there
+    in a thread of its own      restore -> open -> catch up ───────┘   wait() gives the engine itself
+
+Invariants
+- A read shows a whole state, first the store's and then the engine's own; `applied_seq` never goes back.
+- What a restore refuses before it begins (a directory in use, an engine that another node has open) is raised at once.
+- A restore that fails later fails `wait`; reads go on from the store. One that is closed midway leaves a directory that
+  cannot be opened, and that the next restore begins again with, as after a crash.
+- What was begun on the reader ends there: iterators are not cut off when the engine takes over.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import logging
+from collections.abc import Callable
+from concurrent.futures import Future
+from threading import Event, Lock
+from typing import Any, Concatenate, ParamSpec, TypeVar
+
+from tidelog.engine.engine import Engine
+from tidelog.engine.reader import EngineReader
+from tidelog.engine.recovery.restore import OnProgress, RestoreProgress
+from tidelog.errors import ClosedError
+from tidelog.store.aio import ClosedAtExit, twin, twin_of
+from tidelog.store.scheduler import in_thread
+
+_logger = logging.getLogger("tidelog.engine")
+_PATIENCE_SECONDS = 5.0
+
+Arguments = ParamSpec("Arguments")
+Answer = TypeVar("Answer")
+
+
+def _read(
+    original: Callable[Concatenate[Any, Arguments], Answer],
+) -> Callable[Concatenate[RestoringEngine, Arguments], Answer]:
+    """A call that is answered by the engine once it is there, and from the store before."""
+    name: str = original.__name__
+
+    def call(engine: RestoringEngine, /, *args: Arguments.args, **kwargs: Arguments.kwargs) -> Answer:
+        answer: Answer = getattr(engine._current, name)(*args, **kwargs)
+        return answer
+
+    functools.update_wrapper(call, original)
+    call.__qualname__ = f"RestoringEngine.{name}"
+    return call
+
+
+class RestoringEngine(ClosedAtExit):
+    """An engine that is being restored: `tidelog.restore_engine(..., lazy=True)`. It can be read; `wait` returns the
+    engine itself, which can be changed.
+    """
+
+    def __init__(
+        self, reader: EngineReader, restore: Callable[[OnProgress], Engine], on_progress: OnProgress | None = None
+    ) -> None:
+        self._reader = reader
+        self._current: EngineReader | Engine = reader
+        self._restore = restore
+        self._on_progress = on_progress or (lambda progress: None)
+        self._has_begun = Event()
+        self._is_closed = False
+        self._changing = Lock()
+        self._engine: Future[Engine] = Future()
+        self.progress: RestoreProgress | None = None
+        """How far it is; None before it has begun."""
+        self._running = in_thread(self._run, "tidelog-engine-restore")
+        self._has_begun.wait()
+        if self._engine.done():  # it has failed before it began, or is quick
+            try:
+                self._engine.result()
+            except BaseException:
+                self.close()
+                raise
+
+    def _run(self) -> None:
+        try:
+            engine = self._restore(self._progressed)
+        except BaseException as error:  # noqa: BLE001 - `wait` raises it
+            if not isinstance(error, ClosedError):
+                _logger.error("a lazy restore failed: %s", error)
+            self._engine.set_exception(error)
+        else:
+            with self._changing:
+                if not self._is_closed:
+                    self._current = engine
+                    self._engine.set_result(engine)
+            if not self._engine.done():
+                engine.close()
+                self._engine.set_exception(_closed())
+        finally:
+            self._has_begun.set()
+
+    def _progressed(self, progress: RestoreProgress) -> None:
+        self.progress = progress
+        self._has_begun.set()
+        if self._is_closed:
+            raise _closed()
+        self._on_progress(progress)
+
+    # Reading
+
+    read = _read(EngineReader.read)
+    read_many = _read(EngineReader.read_many)
+    stat = _read(EngineReader.stat)
+    scan = _read(EngineReader.scan)
+    list_objects = _read(EngineReader.list_objects)
+    list_buckets = _read(EngineReader.list_buckets)
+    has_bucket = _read(EngineReader.has_bucket)
+    find_object = _read(EngineReader.find_object)
+    versions = _read(EngineReader.versions)
+    digest = _read(EngineReader.digest)
+
+    read_async = _read(EngineReader.read_async)
+    read_many_async = _read(EngineReader.read_many_async)
+    stat_async = _read(EngineReader.stat_async)
+    scan_async = _read(EngineReader.scan_async)
+    list_objects_async = _read(EngineReader.list_objects_async)
+    list_buckets_async = _read(EngineReader.list_buckets_async)
+    has_bucket_async = _read(EngineReader.has_bucket_async)
+    find_object_async = _read(EngineReader.find_object_async)
+    versions_async = _read(EngineReader.versions_async)
+    digest_async = _read(EngineReader.digest_async)
+
+    @property
+    def applied_seq(self) -> int:
+        """The last seq that is shown."""
+        return self._current.applied_seq
+
+    # The engine itself
+
+    @property
+    def is_restored(self) -> bool:
+        """Whether the disk has all of it: reads are the engine's own then."""
+        return self._current is not self._reader
+
+    def wait(self, timeout: float | None = None) -> Engine:
+        """Waits until the disk is filled, and the orchestrator's entries are applied; returns the engine. Closing
+        either closes both. TimeoutError after so many seconds; what fails the restore is raised here.
+        """
+        return self._engine.result(timeout)
+
+    @twin_of(wait)
+    async def wait_async(self, timeout: float | None = None) -> Engine:
+        waiting = asyncio.shield(asyncio.wrap_future(self._engine))
+        return await asyncio.wait_for(waiting, timeout)
+
+    def close(self) -> None:
+        """Closes the engine, or gives up the restore. Idempotent."""
+        with self._changing:
+            is_first, self._is_closed = not self._is_closed, True
+            engine = self._engine.result() if self._engine.done() and not self._engine.exception() else None
+        if engine is not None:
+            engine.close()
+        elif is_first:
+            self._wait_for_end()
+        self._reader.close()
+
+    close_async = twin(close)
+
+    def _wait_for_end(self) -> None:
+        """For a few seconds: a store that hangs does not delay an exit."""
+        try:
+            self._running.result(_PATIENCE_SECONDS)
+        except TimeoutError:
+            _logger.warning("a lazy restore still waits for its store; it ends when that answers")
+
+    def __repr__(self) -> str:
+        how = "restored" if self.is_restored else "restoring"
+        return f"<tidelog.RestoringEngine applied_seq={self.applied_seq} {how}>"
+
+
+def _closed() -> ClosedError:
+    return ClosedError("the restore was given up", hint="Restore into the same directory again")

@@ -1,0 +1,190 @@
+"""Lazy restores: reads are answered from the store while the disk is filled, with the answers of the engine itself."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from pathlib import Path
+from threading import Event
+from typing import Any
+
+import pytest
+from tests.engine.engines import RandomEntries, assert_state, copy_alive
+from tests.engine.list_orchestrator import ListOrchestrator
+from tests.engine.model import Model
+from tests.log.workbench import LIMIT_SECONDS
+
+import tidelog
+from tidelog.engine.recovery.restore import RestoreProgress
+from tidelog.errors import ClosedError, ConfigError, DataError, HeldError, InputError
+
+SETTINGS: dict[str, Any] = {"rotate_max_bytes": "64KiB", "buffer_pool_bytes": 1 << 20}
+
+
+class Lost:
+    """An engine whose disk is gone: what it had in its store, as a model."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.url = f"file://{path}/store"
+        self.model = Model()
+        source = RandomEntries("lost")
+        with tidelog.open_engine(path / "lost", store=self.url, read_only=False, **SETTINGS) as engine:
+            for part in range(3):
+                entries = source.entries(60, self.model.applied_seq + 1)
+                engine.apply_many(entries)
+                for seq, entry in entries:
+                    self.model.apply(seq, entry)
+                engine.update_low_water_mark(engine.applied_seq)
+                engine.ship()
+                if part == 1:
+                    engine.create_checkpoint()
+            self.digest = engine.digest()
+
+    def restore(self, name: str = "new", **more: Any) -> tidelog.RestoringEngine:
+        restoring = tidelog.restore_engine(self.path / name, store=self.url, lazy=True, **SETTINGS, **more)
+        assert isinstance(restoring, tidelog.RestoringEngine)
+        return restoring
+
+
+@pytest.fixture
+def lost(tmp_path: Path) -> Lost:
+    return Lost(tmp_path)
+
+
+class Held:
+    """Holds a restore where it first tells of its progress, until it may go on."""
+
+    def __init__(self) -> None:
+        self.may_go_on = Event()
+
+    def __call__(self, progress: RestoreProgress) -> None:
+        assert self.may_go_on.wait(LIMIT_SECONDS)
+
+
+@pytest.fixture
+def held() -> Iterator[Held]:
+    one = Held()
+    yield one
+    one.may_go_on.set()
+
+
+def test_lazy_restore_answers_reads_before_the_disk_is_filled(lost: Lost, held: Held) -> None:
+    """Every kind of read, at any seq, while the restore stands still; then the engine takes over with the same."""
+    with lost.restore(on_progress=held) as restoring:
+        assert not restoring.is_restored
+        assert restoring.progress is not None
+        for seq in (lost.model.applied_seq, 70, 3):
+            assert_state(restoring._reader, lost.model, seq)
+        assert restoring.digest() == lost.digest
+        bucket = restoring.list_buckets()[0]
+        before = list(restoring.scan(bucket, with_values=True))
+        begun = restoring.scan(bucket, with_values=True)
+        first = next(begun, None)
+        with pytest.raises(TimeoutError):
+            restoring.wait(0)
+        held.may_go_on.set()
+        engine = restoring.wait(LIMIT_SECONDS)
+        assert engine is restoring._current
+        assert [one for one in (first, *begun) if one is not None] == before  # what was begun ends where it began
+        assert list(restoring.scan(bucket, with_values=True)) == list(engine.scan(bucket, with_values=True)) == before
+        assert restoring.digest() == engine.digest() == lost.digest
+        assert restoring.applied_seq == engine.applied_seq == lost.model.applied_seq
+        engine.apply(engine.applied_seq + 1, tidelog.CreateBucket("new"))
+        assert "new" in restoring.list_buckets()
+        engine.update_low_water_mark(engine.applied_seq)
+        assert engine.ship() == engine.applied_seq
+    with pytest.raises(ClosedError):
+        engine.read(bucket, "k")
+
+
+def test_lazy_restore_catches_up_with_its_orchestrator(lost: Lost) -> None:
+    """What `wait` returns has the entries that only the orchestrator had."""
+    last = lost.model.applied_seq + 1
+    orchestrator = ListOrchestrator({**lost.model.entries, last: tidelog.CreateBucket("only-in-the-log")})
+    with lost.restore(orchestrator=orchestrator) as restoring:
+        engine = restoring.wait(LIMIT_SECONDS)
+        assert engine.applied_seq == last
+        assert restoring.has_bucket("only-in-the-log")
+
+
+def test_lazy_restore_that_was_killed_is_begun_again(lost: Lost, held: Held) -> None:
+    """What a process leaves that is killed midway cannot be opened, and the next restore goes on from there."""
+    with lost.restore(on_progress=held):
+        copy_alive(lost.path / "new", lost.path / "killed")
+        with pytest.raises((ConfigError, InputError)):
+            tidelog.open_engine(lost.path / "killed", store=lost.url)
+        held.may_go_on.set()
+    with lost.restore("killed", take_over=True) as again:
+        assert again.wait(LIMIT_SECONDS).digest() == lost.digest
+
+
+def test_lazy_restore_that_is_closed_midway_is_begun_again(lost: Lost) -> None:
+    """Closing gives it up at the next step; the same directory takes the next attempt."""
+    reached, may_go_on = Event(), Event()
+
+    def hold(progress: RestoreProgress) -> None:
+        reached.set()
+        assert may_go_on.wait(LIMIT_SECONDS)
+
+    restoring = lost.restore(on_progress=hold)
+    assert reached.wait(LIMIT_SECONDS)
+    restoring._is_closed = True  # as `close` does first; the restore hears of it at its next step
+    may_go_on.set()
+    with pytest.raises(ClosedError):
+        restoring.wait(LIMIT_SECONDS)
+    restoring.close()
+    restoring.close()
+    with pytest.raises(ClosedError):
+        restoring.digest()
+    with lost.restore() as again:
+        assert again.wait(LIMIT_SECONDS).digest() == lost.digest
+
+
+def test_lazy_restore_that_cannot_begin_is_refused_at_once(lost: Lost) -> None:
+    """A directory with something in it, and an engine that another node has open."""
+    (lost.path / "used").mkdir()
+    (lost.path / "used" / "file").write_bytes(b"?")
+    with pytest.raises(InputError, match="empty directory"):
+        lost.restore("used")
+    with (
+        tidelog.open_engine(lost.path / "lost", store=lost.url, read_only=False, **SETTINGS),
+        pytest.raises(HeldError),
+    ):
+        lost.restore()
+
+
+def test_lazy_restore_that_fails_later_fails_wait_and_not_reads(lost: Lost, held: Held) -> None:
+    """Records are damaged that the restore needs; what was read from the store before is still answered."""
+    with lost.restore(on_progress=held) as restoring:
+        digest = restoring.digest()
+        for path in (lost.path / "store").rglob("data-*.tlog"):
+            path.write_bytes(b"?" * path.stat().st_size)
+        held.may_go_on.set()
+        with pytest.raises(DataError):
+            restoring.wait(LIMIT_SECONDS)
+        assert not restoring.is_restored
+        assert restoring.digest() == digest
+
+
+def test_lazy_drill_claims_nothing(lost: Lost) -> None:
+    """Beside the living owner: a copy for reading, readable at once."""
+    with tidelog.open_engine(lost.path / "lost", store=lost.url, read_only=False, **SETTINGS) as owner:
+        with lost.restore("drill", claim=False) as restoring:
+            assert restoring.digest() == lost.digest
+            assert restoring.wait(LIMIT_SECONDS).digest() == lost.digest
+        owner.apply(owner.applied_seq + 1, tidelog.CreateBucket("further"))
+        owner.update_low_water_mark(owner.applied_seq)
+        assert owner.ship() == owner.applied_seq
+
+
+def test_lazy_restore_in_tasks(lost: Lost) -> None:
+    """The async twins are those of whichever answers."""
+
+    async def restore() -> None:
+        async with await tidelog.restore_engine_async(lost.path / "new", store=lost.url, lazy=True) as restoring:
+            assert await restoring.digest_async() == lost.digest
+            engine = await restoring.wait_async(LIMIT_SECONDS)
+            assert await restoring.digest_async() == await engine.digest_async() == lost.digest
+
+    asyncio.run(asyncio.wait_for(restore(), LIMIT_SECONDS))
