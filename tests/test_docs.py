@@ -249,7 +249,7 @@ def test_the_examples_in_the_guides_run(
     exec(compile(example, f"{guide}, example {number}", "exec"), {"__name__": "__main__"})
 
 
-@pytest.mark.parametrize("script", ["make-api-reference", "make-kafka-reference"])
+@pytest.mark.parametrize("script", ["make-api-reference", "make-kafka-reference", "make-http-reference"])
 def test_the_generated_references_are_up_to_date(script: str) -> None:
     """A page has every name as the source declares it; the script writes it again."""
     command = [sys.executable, str(ROOT / "scripts" / script), "--check"]

@@ -1,4 +1,4 @@
-"""`tidelog serve`: opens a log directory to clients of Kafka, until it is stopped."""
+"""`tidelog serve`: opens a log directory to clients of Kafka and of HTTP, until it is stopped."""
 
 from __future__ import annotations
 
@@ -19,13 +19,18 @@ KafkaOption = Annotated[
     str, typer.Option("--kafka", metavar="HOST:PORT", help="Where clients of Kafka connect; port 0 picks one.")
 ]
 HttpOption = Annotated[
-    str, typer.Option("--http", metavar="HOST:PORT", help="Where /health/live and /health/ready are; port 0 picks one.")
+    str,
+    typer.Option("--http", metavar="HOST:PORT", help="Where the HTTP API, metrics and health are; port 0 picks one."),
 ]
 AdvertiseOption = Annotated[
     str | None,
     typer.Option(
         "--advertise-kafka", metavar="HOST:PORT", help="What clients are sent to, behind NAT or from a container."
     ),
+]
+AdvertiseHttpOption = Annotated[
+    str | None,
+    typer.Option("--advertise-http", metavar="URL", help="What clients of HTTP are told, behind a proxy or NAT."),
 ]
 AutoCreateOption = Annotated[
     bool,
@@ -48,23 +53,26 @@ def serve(
     kafka: KafkaOption = "127.0.0.1:9092",
     http: HttpOption = "127.0.0.1:8080",
     advertise_kafka: AdvertiseOption = None,
+    advertise_http: AdvertiseHttpOption = None,
     auto_create_topics: AutoCreateOption = True,
     default_partitions: PartitionsOption = 1,
 ) -> None:
-    """Serves the topics of a log directory to clients of Kafka. It stops with Ctrl-C or SIGTERM, and loses nothing.
+    """Serves topics to clients of Kafka and of HTTP.
 
-    The directory is created when absent; with --store its history is in an object store. The addresses are the first
-    lines of the output, once they listen.
+    It stops with Ctrl-C or SIGTERM, and loses nothing. The directory is created when absent; with --store its history
+    is in an object store. The addresses are the first lines of the output, once they listen.
     """
     from tidelog.service.kafka.broker import BrokerSettings
-    from tidelog.service.node import check_loopback, parse_address
+    from tidelog.service.node import check_loopback, check_url, parse_address
 
     addresses = parse_address(kafka, "--kafka"), parse_address(http, "--http")
     advertised = None if advertise_kafka is None else parse_address(advertise_kafka, "--advertise-kafka")
+    if advertise_http is not None:
+        check_url(advertise_http, "--advertise-http")
     check_loopback(addresses[0], "--kafka")
     check_loopback(addresses[1], "--http")
     settings = BrokerSettings(auto_create_topics=auto_create_topics, default_partitions=default_partitions)
-    _run(_serve(session, *addresses, advertised, settings))
+    _run(_serve(session, *addresses, advertised, advertise_http, settings))
 
 
 def _run(work: Coroutine[Any, Any, None]) -> None:
@@ -78,7 +86,12 @@ def _run(work: Coroutine[Any, Any, None]) -> None:
 
 
 async def _serve(
-    session: Session, kafka: Address, http: Address, advertised: Address | None, settings: BrokerSettings
+    session: Session,
+    kafka: Address,
+    http: Address,
+    advertised: Address | None,
+    advertised_http: str | None,
+    settings: BrokerSettings,
 ) -> None:
     from tidelog.service.node import Node
 
@@ -89,7 +102,7 @@ async def _serve(
         loop.add_signal_handler(number, stopping.set)
     node = Node(directory, settings)
     try:
-        _show(session, await node.start(kafka, http, advertised))
+        _show(session, await node.start(kafka, http, advertised, advertised_http))
         await stopping.wait()
     finally:
         await node.stop()
@@ -98,7 +111,7 @@ async def _serve(
 def _show(session: Session, listening: Listening) -> None:
     kafka, http = listening
     if session.as_json:
-        session.output.document({"kafka": f"{kafka.host}:{kafka.port}", "http": f"http://{http.host}:{http.port}"})
+        session.output.document({"kafka": f"{kafka.host}:{kafka.port}", "http": http.url})
     else:
         print(f"kafka {kafka.host}:{kafka.port}", flush=True)
-        print(f"http http://{http.host}:{http.port}", flush=True)
+        print(f"http {http.url}", flush=True)

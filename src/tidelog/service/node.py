@@ -1,4 +1,4 @@
-"""A serving process: one log directory, open to clients of Kafka and to health checks over HTTP.
+"""A serving process: one log directory, open to clients of Kafka and of HTTP.
 
 Invariants
 - Both addresses listen before `start` returns. It is ready from then on until `stop` begins.
@@ -14,9 +14,12 @@ import contextlib
 import ipaddress
 from collections.abc import Iterator
 from typing import NamedTuple
+from urllib.parse import urlsplit
 
 from tidelog.errors import ConfigError, InputError
-from tidelog.service.health import HealthServer
+from tidelog.service.http.app import App
+from tidelog.service.http.server import HttpServer
+from tidelog.service.http.service import HttpSettings, Service
 from tidelog.service.kafka.admin import Admin
 from tidelog.service.kafka.broker import Address, Broker, BrokerSettings
 from tidelog.service.kafka.groups.coordinator import BrokerNode, GroupCoordinator
@@ -45,6 +48,13 @@ def parse_address(text: str, option: str) -> Address:
     if not colon or not host or not port.isascii() or not port.isdigit() or int(port) > 65_535:
         raise InputError(f"{option} must be HOST:PORT, for example 127.0.0.1:9092, not {text!r}")
     return Address(host, int(port))
+
+
+def check_url(text: str, option: str) -> None:
+    """InputError for what is no URL of this service."""
+    url = urlsplit(text)
+    if url.scheme not in ("http", "https") or not url.netloc or url.username or url.query or url.fragment:
+        raise InputError(f"{option} must be a URL such as https://log.example.org, not {text!r}")
 
 
 def check_loopback(address: Address, option: str) -> None:
@@ -80,6 +90,7 @@ class Node:
         directory: LogDirectory,
         settings: BrokerSettings | None = None,
         group_settings: CoordinatorSettings | None = None,
+        http_settings: HttpSettings | None = None,
     ) -> None:
         self._directory = directory
         self._broker = Broker(directory, settings)
@@ -97,13 +108,21 @@ class Node:
         self._shares = ShareGroups(self._broker)
         self._kafka.add(self._shares.handlers())
         self._transactions: TransactionService | None = None
-        self._health = HealthServer()
+        self.http = Service(self._broker, http_settings)
+        self._http = HttpServer(App(self.http))
 
     def _coordinator(self) -> BrokerNode:
         return BrokerNode(self._broker.settings.node_id, *self._broker.address)
 
-    async def start(self, kafka: Address, http: Address, advertised: Address | None = None) -> Listening:
-        """Listens on both addresses. `advertised` is what Kafka's clients are sent to, if that is another one."""
+    async def start(
+        self,
+        kafka: Address,
+        http: Address,
+        advertised: Address | None = None,
+        advertised_http: str | None = None,
+    ) -> Listening:
+        """Listens on both addresses. `advertised` is what Kafka's clients are sent to, if that is another one, and
+        `advertised_http` the URL by which those of HTTP reach it."""
         await self._broker.start()
         await self._groups.start()
         await self._shares.start()
@@ -113,9 +132,10 @@ class Node:
             listening = Address(*await self._kafka.start(*kafka))
         self._broker.address = advertised or listening
         with _naming(http, "--http"):
-            health = Address(*await self._health.start(*http))
-        self._health.is_ready = True
-        return Listening(listening, health)
+            serving = Address(*await self._http.start(*http))
+        self.http.advertised = advertised_http or serving.url
+        self.http.is_ready = True
+        return Listening(listening, serving)
 
     async def _start_transactions(self) -> None:
         """What was decided before is carried out from here on, beside the requests."""
@@ -135,15 +155,12 @@ class Node:
 
     async def stop(self) -> None:
         """Returns once everything is closed and on the disk."""
-        self._health.is_ready = False
+        self.http.begin_to_stop()
         self._groups.release()
-        await self._kafka.stop()
+        await asyncio.gather(self._kafka.stop(), self._http.stop())
         if self._transactions is not None:
             await self._transactions.stop()
         await self._groups.stop()
         await self._shares.stop()
         await self._broker.stop()
-        try:
-            await asyncio.to_thread(self._directory.close)
-        finally:
-            await self._health.stop()
+        await asyncio.to_thread(self._directory.close)

@@ -17,7 +17,7 @@ import asyncio
 import contextlib
 import hashlib
 from collections.abc import Awaitable, Callable
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import msgspec
 
@@ -49,6 +49,7 @@ from tidelog.topics.partitioned import PartitionedTopic
 from tidelog.topics.topic import Topic
 
 _UPKEEP_SECONDS = 1.0
+Result = TypeVar("Result")
 
 
 class BrokerSettings(msgspec.Struct, frozen=True, kw_only=True):
@@ -75,6 +76,12 @@ class Address(NamedTuple):
 
     host: str
     port: int
+
+    @property
+    def url(self) -> str:
+        """For HTTP."""
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        return f"http://{host}:{self.port}"
 
 
 class ServedTopic:
@@ -300,6 +307,20 @@ class Broker:
 
         await self._change(served, work)
 
+    async def change_settings(self, served: ServedTopic, settings: dict[str, object]) -> None:
+        """Changes settings of the library for a topic; None takes one back. Its open partitions follow at once."""
+
+        def change() -> dict[str, str]:
+            self.directory.configure_topic(str(served.name), **settings)  # type: ignore[arg-type]
+            return self.configs_of(served.name)
+
+        async def work() -> None:
+            serving = serving_of(await in_store_thread(change), self.settings.max_batch_bytes)
+            for partition in served.open.values():
+                partition.configure(serving)
+
+        await self._change(served, work)
+
     def broker_configs(self) -> dict[str, str]:
         """What DescribeConfigs says of this broker."""
         settings, defaults, address = self.settings, self.topic_defaults, self.address
@@ -355,6 +376,10 @@ class Broker:
             served.opening[number] = running
             running.add_done_callback(lambda done: self._opened(served, number, done))
         return await asyncio.shield(running)
+
+    async def read_cold(self, read: Callable[[], Awaitable[Result]]) -> Result:
+        """A read that waits for the store, when there is room for one more of these."""
+        return await self._cold.run(read)
 
     def _opened(self, served: ServedTopic, number: int, done: asyncio.Future[Partition]) -> None:
         del served.opening[number]

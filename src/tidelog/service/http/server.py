@@ -1,0 +1,145 @@
+"""Listens for HTTP: uvicorn's protocols in the event loop that is there, over sockets that we bind.
+
+Invariants
+- At most `max_connections` clients are connected; one more is closed at once. A connection without a request for
+  `idle_seconds`, or that never begins one, is closed.
+- Stopping accepts nothing more, ends streams and long polls, answers what was begun within `stop_seconds`, then cuts
+  the rest.
+- uvicorn installs no signal handlers and changes no logging here: only its protocols are used.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import ssl
+from pathlib import Path
+from typing import Any
+
+from uvicorn.config import Config
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
+from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
+from uvicorn.server import ServerState
+
+from tidelog.service.http.app import App
+
+_BACKLOG = 1024
+_WEBSOCKET_PING_SECONDS = 20.0
+
+
+class HttpServer:
+    """Serves an application on any number of sockets."""
+
+    def __init__(self, app: App) -> None:
+        self._app = app
+        self._settings = app.service.settings
+        self._servers: list[asyncio.AbstractServer] = []
+        self.state = ServerState()
+        self.is_stopping = False
+        # Its lines say less than ours, and would go wherever the application's logging goes.
+        for name in ("uvicorn.error", "uvicorn.access"):
+            logging.getLogger(name).setLevel(logging.ERROR)
+        self._config = Config(
+            app,
+            http=_LimitedProtocol,
+            ws=WebSocketsSansIOProtocol,
+            lifespan="off",
+            interface="asgi3",
+            log_config=None,
+            access_log=False,
+            proxy_headers=False,
+            server_header=False,
+            date_header=False,
+            ws_max_size=self._settings.max_body_bytes,
+            ws_ping_interval=_WEBSOCKET_PING_SECONDS,
+            ws_ping_timeout=_WEBSOCKET_PING_SECONDS,
+        )
+        self._config.load()
+
+    @property
+    def connections(self) -> int:
+        """How many clients are connected."""
+        return len(self.state.connections)
+
+    @property
+    def max_connections(self) -> int:
+        return self._settings.max_connections
+
+    @property
+    def idle_seconds(self) -> float:
+        return self._settings.idle_seconds
+
+    async def start(self, host: str, port: int, tls: ssl.SSLContext | None = None) -> tuple[str, int]:
+        """Listens; returns the address, with the port that was chosen where `port` is 0."""
+        loop = asyncio.get_running_loop()
+        server = await loop.create_server(lambda: self._protocol({}), host, port, ssl=tls, backlog=_BACKLOG)
+        self._servers.append(server)
+        found = server.sockets[0].getsockname()
+        return found[0], found[1]
+
+    async def start_unix(self, path: Path) -> None:
+        """Listens on a unix socket, too; who may open it is a matter of the file system."""
+        loop = asyncio.get_running_loop()
+        server = await loop.create_unix_server(
+            lambda: self._protocol({"is_local_socket": True}), str(path), backlog=_BACKLOG
+        )
+        self._servers.append(server)
+
+    def _protocol(self, state: dict[str, Any]) -> _LimitedProtocol:
+        return _LimitedProtocol(self._config, self.state, state, self)
+
+    async def stop(self) -> None:
+        """Returns when every connection is closed."""
+        self.is_stopping = True
+        self._app.service.begin_to_stop()
+        for server in self._servers:
+            server.close()
+        for connection in list(self.state.connections):
+            connection.shutdown()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(self._settings.stop_seconds):
+                while self.state.tasks:
+                    await asyncio.wait(list(self.state.tasks))
+        for task in list(self.state.tasks):
+            task.cancel()
+        if self.state.tasks:
+            await asyncio.wait(list(self.state.tasks))
+        for connection in list(self.state.connections):
+            connection.transport.abort()
+        for server in self._servers:
+            await server.wait_closed()
+
+
+class _LimitedProtocol(HttpToolsProtocol):
+    """uvicorn's protocol with a limit for connections, and one for the time before a request."""
+
+    def __init__(
+        self, config: Config, server_state: ServerState, app_state: dict[str, Any], server: HttpServer
+    ) -> None:
+        super().__init__(config, server_state, app_state)
+        self._server = server
+        self.timeout_keep_alive = server.idle_seconds  # type: ignore[assignment]  # a timer takes fractions
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        tls = transport.get_extra_info("ssl_object")
+        if tls is not None:
+            self.app_state = {**self.app_state, "certificate_der": tls.getpeercert(binary_form=True)}
+        if self._server.is_stopping or self._server.connections > self._server.max_connections:
+            transport.abort()
+            return
+        self.timeout_keep_alive_task = self.loop.call_later(self.timeout_keep_alive, self.timeout_keep_alive_handler)
+
+    def data_received(self, data: bytes) -> None:
+        super().data_received(data)
+        # The rest of a head has to come in time, too.
+        if self.timeout_keep_alive_task is None and self._waits_for_head and not self.transport.is_closing():
+            self.timeout_keep_alive_task = self.loop.call_later(
+                self.timeout_keep_alive, self.timeout_keep_alive_handler
+            )
+
+    @property
+    def _waits_for_head(self) -> bool:
+        cycle: RequestResponseCycle | None = self.cycle
+        return cycle is None or cycle.response_complete

@@ -1,0 +1,131 @@
+"""What the handlers of HTTP work with: the broker's topics, limits, permissions, and what must end with the server."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from importlib.metadata import version
+from typing import Any, Protocol
+
+import msgspec
+
+from tidelog.errors import NotFoundError
+from tidelog.service.auth.access import ANONYMOUS, Authorizer, Open, Principal, Resource
+from tidelog.service.http.call import BodyBudget, Peer
+from tidelog.service.kafka.broker import Broker, ServedTopic
+from tidelog.topics.names import TopicName
+
+
+class HttpSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """Limits of the HTTP side."""
+
+    max_body_bytes: int = 64 << 20
+    """The largest body of a request that carries messages or objects; others have at most 1 MiB."""
+    max_buffered_bytes: int = 512 << 20
+    """Bodies of requests that are in memory, all together."""
+    max_connections: int = 10_000
+    idle_seconds: float = 75.0
+    """A connection without a request for so long is closed; a request must begin to arrive within it, too."""
+    body_seconds: float = 60.0
+    """A body of which nothing more arrives for so long is given up."""
+    max_wait_seconds: float = 60.0
+    """The longest that a long poll waits."""
+    stop_seconds: float = 10.0
+    """How long stopping waits for requests that were begun."""
+
+
+class Observer(Protocol):
+    """Counts requests."""
+
+    def observe_request(self, route: str, status: int, seconds: float, received: int, sent: int) -> None: ...
+
+
+class NoObserver:
+    """Counts nothing."""
+
+    def observe_request(self, route: str, status: int, seconds: float, received: int, sent: int) -> None:
+        return None
+
+
+Authenticate = Callable[[Peer], Awaitable[Principal]]
+"""Runs in the event loop and must not block it; NotAuthenticatedError for credentials that are missing or wrong."""
+Audit = Callable[[Principal, Peer, str, Resource, int], None]
+"""Principal, client, route, resource and status."""
+
+
+async def _anonymous(peer: Peer) -> Principal:
+    return ANONYMOUS
+
+
+def _forget(principal: Principal, peer: Peer, route: str, resource: Resource, status: int) -> None:
+    return None
+
+
+class Producers:
+    """The producers that are open for clients: the ones used longest ago are closed."""
+
+    def __init__(self, limit: int = 2000) -> None:
+        self._limit = limit
+        self._open: dict[Any, asyncio.Future[Any]] = {}
+
+    async def get(self, key: Any, make: Any) -> Any:
+        """The producer of this key, opened once."""
+        known = self._open.pop(key, None)
+        if known is None or (known.done() and (known.cancelled() or known.exception() is not None)):
+            known = asyncio.ensure_future(make())
+        self._open[key] = known
+        if len(self._open) > self._limit:
+            self.forget(next(iter(self._open)))
+        return await asyncio.shield(known)
+
+    def forget(self, key: Any) -> None:
+        """What it stored is remembered by its topic."""
+        known = self._open.pop(key, None)
+        if known is not None and known.done() and not known.cancelled() and known.exception() is None:
+            known.result().close()
+
+
+class Service:
+    """One serving process as the handlers see it. Everything here runs in the event loop."""
+
+    def __init__(
+        self,
+        broker: Broker,
+        settings: HttpSettings | None = None,
+        observer: Observer | None = None,
+    ) -> None:
+        self.broker = broker
+        self.settings = settings or HttpSettings()
+        self.authenticate: Authenticate = _anonymous
+        """Who a request comes from."""
+        self.authorizer: Authorizer = Open()
+        self.audit: Audit = _forget
+        """Told of every request that was refused, or changes something, once it is answered."""
+        self.observer = observer or NoObserver()
+        self.bodies = BodyBudget(self.settings.max_buffered_bytes)
+        self.version = version("tidelog")
+        self.openapi: Callable[[], bytes] = lambda: b"{}"
+        """The description of the API; the application sets it."""
+        self.is_ready = False
+        self.advertised = ""
+        """The URL that clients are told; set before the first request."""
+        self.stopping = asyncio.Event()
+        """Set when the server begins to stop: streams and long polls end."""
+        self.producers = Producers()
+        self.waiters: set[asyncio.Future[None]] = set()
+        """What long polls wait for."""
+
+    def begin_to_stop(self) -> None:
+        """Ends what waits for news."""
+        self.is_ready = False
+        self.stopping.set()
+        for waiter in list(self.waiters):
+            if not waiter.done():
+                waiter.set_result(None)
+
+    def topic(self, name: TopicName) -> ServedTopic:
+        """A topic that exists; NotFoundError otherwise."""
+        served = self.broker.find(name)
+        if served is None:
+            raise NotFoundError(f"there is no topic {name}", hint="GET /v1/topics lists them")
+        return served

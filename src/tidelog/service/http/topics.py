@@ -1,0 +1,230 @@
+"""Topics over HTTP: list, create, describe, change and delete.
+
+Invariants
+- Topics change only through the broker, so that clients of Kafka see the same ones at once.
+- Listing opens nothing and asks no store. Describing opens the partitions, as a consumer would, and reads no messages.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from http import HTTPStatus
+from typing import Annotated, Any
+
+import msgspec
+
+from tidelog.errors import ConfigError, ConflictError
+from tidelog.log.settings import LogStatistics
+from tidelog.service.auth.access import Kind, Permission, topic_resource
+from tidelog.service.http.call import Call
+from tidelog.service.http.routes import RouteTable
+from tidelog.service.kafka.broker import ServedTopic
+from tidelog.service.kafka.configs import configs_of
+from tidelog.service.kafka.partitions import Partition
+from tidelog.store.scheduler import in_store_thread
+from tidelog.topics.names import TopicName, read_own
+
+routes = RouteTable("Topics")
+_MAX_LISTED = 10_000
+_OPENED_AT_ONCE = 16
+
+
+class TopicQuery(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
+    """Which topics to list."""
+
+    prefix: str = ""
+    after: str = ""
+    """Names up to this one are left out: the `next` of the answer before."""
+    limit: Annotated[int, msgspec.Meta(ge=1, le=_MAX_LISTED)] = 1000
+
+
+class ListedTopic(msgspec.Struct, frozen=True, kw_only=True):
+    """A topic in a list. Offsets are those of partitions that are open in the server, by number."""
+
+    name: str
+    partitions: int
+    next_offsets: dict[str, int]
+    start_offsets: dict[str, int]
+
+
+class TopicList(msgspec.Struct, frozen=True, kw_only=True):
+    """Topics by name."""
+
+    topics: list[ListedTopic]
+    next: str | None = None
+    """There are more: ask again with this as `after`."""
+
+
+class NewTopic(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """How to create a topic."""
+
+    partitions: Annotated[int, msgspec.Meta(ge=1, le=10_000)] | None = None
+    settings: dict[str, Any] = {}
+    """The topic's own settings, such as `retention_seconds`."""
+
+
+class PartitionInfo(msgspec.Struct, frozen=True, kw_only=True):
+    """Where a partition stands."""
+
+    partition: int
+    start_offset: int
+    """The oldest offset that can be read."""
+    hot_start_offset: int
+    """The oldest offset on the server's disk."""
+    shipped_offset: int
+    """Everything below is in the object store."""
+    durable_offset: int
+    """Everything below is synced to the disk."""
+    next_offset: int
+    """The offset that the next message gets."""
+    last_stable_offset: int
+    """Everything below is committed or aborted."""
+    epoch: int
+    """The owner's epoch; 0 without a store."""
+    hot_bytes: int
+    """The bytes of its files on the server's disk."""
+
+
+class TopicDescription(msgspec.Struct, frozen=True, kw_only=True):
+    """A topic, where its partitions stand, and its settings."""
+
+    name: str
+    id: str
+    partitions: list[PartitionInfo]
+    settings: dict[str, Any]
+    """The topic's own settings."""
+    effective_settings: dict[str, Any]
+    """All settings, with the defaults of the server."""
+    kafka_configs: dict[str, str]
+    """The same as clients of Kafka see them."""
+
+
+class TopicChange(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What to change: settings that are given replace the topic's own, null takes one back."""
+
+    settings: dict[str, Any] = {}
+    partitions: Annotated[int, msgspec.Meta(ge=1, le=10_000)] | None = None
+    """More partitions than it has."""
+
+
+@routes.add("GET", "/v1/topics", None, TopicList, query=TopicQuery)
+async def list_topics(call: Call) -> TopicList:
+    """Lists the topics that the client may see."""
+    query: TopicQuery = call.query
+    found: list[ListedTopic] = []
+    for served in call.service.broker.topics():
+        name = str(served.name)
+        if not name.startswith(query.prefix) or name <= query.after:
+            continue
+        if not call.allows(None, topic_resource(served.name)):
+            continue
+        if len(found) == query.limit:
+            return TopicList(topics=found, next=found[-1].name)
+        found.append(_listed(served, name))
+    return TopicList(topics=found)
+
+
+def _listed(served: ServedTopic, name: str) -> ListedTopic:
+    opened = {str(number): one for number, one in sorted(served.open.items()) if one.is_open}
+    return ListedTopic(
+        name=name,
+        partitions=served.count,
+        next_offsets={number: one.topic.next_offset for number, one in opened.items()},
+        start_offsets={number: one.start_offset for number, one in opened.items()},
+    )
+
+
+@routes.add(
+    "PUT",
+    "/v1/topics/{namespace}/{name}",
+    Permission.ADMIN,
+    TopicDescription,
+    resource=Kind.TOPIC,
+    body=NewTopic,
+    status=HTTPStatus.CREATED,
+)
+async def create_topic(call: Call) -> TopicDescription:
+    """Creates a topic; 409 when it exists."""
+    wanted: NewTopic = call.body
+    settings = {key: value for key, value in _settings(wanted.settings).items() if value is not None}
+    served = await call.service.broker.create(call.topic_name, wanted.partitions, **settings)
+    return await _described(call, served)
+
+
+@routes.add("GET", "/v1/topics/{namespace}/{name}", Permission.READ, TopicDescription, resource=Kind.TOPIC)
+async def describe_topic(call: Call) -> TopicDescription:
+    """Describes a topic: offsets of its partitions, and settings."""
+    return await _described(call, call.service.topic(call.topic_name))
+
+
+@routes.add(
+    "PATCH", "/v1/topics/{namespace}/{name}", Permission.ADMIN, TopicDescription, resource=Kind.TOPIC, body=TopicChange
+)
+async def change_topic(call: Call) -> TopicDescription:
+    """Changes settings of a topic, or adds partitions."""
+    change: TopicChange = call.body
+    served = call.service.topic(call.topic_name)
+    if change.partitions is not None and change.partitions < served.count:
+        raise ConflictError(f"{served.name} has {served.count} partitions, and cannot have fewer")
+    if change.settings:
+        await call.service.broker.change_settings(served, _settings(change.settings))
+    if change.partitions is not None and change.partitions != served.count:
+        await call.service.broker.grow(served, change.partitions)
+    return await _described(call, served)
+
+
+@routes.add("DELETE", "/v1/topics/{namespace}/{name}", Permission.ADMIN, resource=Kind.TOPIC)
+async def delete_topic(call: Call) -> None:
+    """Deletes a topic with everything in it, for good, from the disk and from the store."""
+    await call.service.broker.delete(call.service.topic(call.topic_name))
+
+
+def _settings(given: dict[str, Any]) -> dict[str, Any]:
+    """ConfigError for what is no setting of a topic."""
+    if "kafka_configs" in given:
+        raise ConfigError("kafka_configs is what clients of Kafka have set", hint="Set the setting itself")
+    return read_own(given)
+
+
+async def _described(call: Call, served: ServedTopic) -> TopicDescription:
+    broker = call.service.broker
+    opener = broker.directory._opener
+    room = asyncio.Semaphore(_OPENED_AT_ONCE)
+
+    async def stand(number: int) -> PartitionInfo:
+        async with room:
+            return partition_info(await broker.partition(served, number))
+
+    partitions = await asyncio.gather(*(stand(number) for number in range(served.count)))
+    own = await in_store_thread(_own_settings, opener, served.name)
+    effective = msgspec.to_builtins(opener.effective(own))
+    return TopicDescription(
+        name=str(served.name),
+        id=served.id.hex(),
+        partitions=list(partitions),
+        settings=msgspec.to_builtins(own),
+        effective_settings=effective,
+        kafka_configs=configs_of(own, broker.topic_defaults),
+    )
+
+
+def _own_settings(opener: Any, name: TopicName) -> dict[str, object]:
+    found: dict[str, object] = opener.settings_of(name)
+    return found
+
+
+def partition_info(partition: Partition) -> PartitionInfo:
+    """Where an open partition stands."""
+    topic = partition.topic
+    log: LogStatistics = topic._log.statistics()
+    return PartitionInfo(
+        partition=partition.number,
+        start_offset=topic.start_offset,
+        hot_start_offset=topic.hot_start_offset,
+        shipped_offset=topic.shipped_offset,
+        durable_offset=topic.durable_offset,
+        next_offset=topic.next_offset,
+        last_stable_offset=partition.last_stable_offset,
+        epoch=partition.leader_epoch,
+        hot_bytes=log.file_bytes,
+    )
