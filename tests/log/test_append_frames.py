@@ -16,7 +16,14 @@ from tests.log.test_handover import wait_for_line
 from tests.log.workbench import DIRECTORY, Threads, contents, frames_in, wait_until
 
 from tidelog.codec import MAX_OFFSET
-from tidelog.errors import BackpressureError, DiskFullError, InputError, MessageTooLargeError
+from tidelog.errors import (
+    BackpressureError,
+    ClosedError,
+    DiskFullError,
+    InputError,
+    LogFailedError,
+    MessageTooLargeError,
+)
 from tidelog.log import Log, LogSettings
 from tidelog.log.frame import Frames, encode_many, join, scan, writable_frames
 from tidelog.testing import FaultyFiles
@@ -173,6 +180,51 @@ def test_frames_wait_for_room_in_order_of_arrival(files: FaultyFiles) -> None:
             wait_for_line(log, 3)
             log.release_appends()
         assert values(log) == [b"a", b"b", b"c", b"d"]
+
+
+def test_frames_that_would_have_to_wait_are_not_appended_at_once(files: FaultyFiles) -> None:
+    """No offset is used then; what is refused for good raises."""
+    with closing(Log.open(DIRECTORY, LogSettings(max_message_bytes=10), files=files)) as log:
+        assert log.append_frames_at_once(framed(5, [b"a", b"b"]), sync=False) == 0
+        log.hold_appends()
+        assert log.append_frames_at_once(framed(0, [b"c"]), sync=True) is None
+        log.release_appends()
+        with pytest.raises(MessageTooLargeError):
+            log.append_frames_at_once(framed(0, [b"d" * 11]), sync=True)
+        assert log.append_frames_at_once(framed(0, [b"c"]), sync=False) == 2
+        assert values(log) == [b"a", b"b", b"c"]
+    with pytest.raises(ClosedError):
+        log.append_frames_at_once(framed(0, [b"e"]), sync=True)
+
+
+def test_a_sync_is_told_without_a_waiter(files: FaultyFiles) -> None:
+    """Asked for with the append or afterwards; of what is on the disk already nothing is told."""
+    told = threading.Semaphore(0)
+    with closing(Log.open(DIRECTORY, LogSettings(fsync_interval_ms=3_600_000), files=files)) as log:
+        log.on_durable(told.release)
+        assert log.append_frames_at_once(framed(0, [b"a"]), sync=True) == 0
+        assert told.acquire(timeout=60)
+        assert log.durable_offset == 1
+        assert log.append_frames_at_once(framed(0, [b"b"]), sync=False) == 1
+        log.request_sync(2)
+        assert told.acquire(timeout=60)
+        assert log.durable_offset == 2
+        log.request_sync(2)
+        assert not told.acquire(blocking=False)
+
+
+def test_a_log_that_fails_tells_it(log: Log, files: FaultyFiles) -> None:
+    """Who waits without a waiter hears of it, and whoever asks for a sync later."""
+    told = threading.Semaphore(0)
+    log.append(b"a", sync=True)
+    files.fail("sync")
+    log.on_written(lambda: told.release() if log.stall is not None else None)
+    log.append_frames_at_once(framed(0, [b"b"]), sync=True)
+    assert told.acquire(timeout=60)
+    with pytest.raises(LogFailedError):
+        log.request_sync(2)
+    with pytest.raises(LogFailedError):
+        log.close()
 
 
 def test_a_full_disk_keeps_the_rest_of_the_frames(files: FaultyFiles) -> None:

@@ -255,6 +255,8 @@ class AppendQueue(Listened):
         self._holder: ThreadWaiter | None = None
         self._adoption: tuple[Sequence[Segment], ThreadWaiter] | None = None
         self._sync_waiters: list[tuple[int, Waiter]] = []
+        self._sync_target = 0
+        """Everything below it is to be synced soon, for callers that `on_durable` tells."""
         self._file_end_waiters: list[tuple[int, Waiter]] = []
         self._listeners: list[Waiter] = []
         self.call: Callable[[], None] = _nobody
@@ -262,8 +264,9 @@ class AppendQueue(Listened):
         self._is_called = False
         self._is_served = False
         self.on_written: Callable[[], None] | None = None
-        self.on_durable: Callable[[], None] | None = None
-        """Called after each write and after each sync, by the thread that made it: quick, and raising nothing."""
+        self.on_durable: tuple[Callable[[], None], ...] = ()
+        """Called after each write and after each sync, by the thread that made it, and `on_written` also when the log
+        stalls or ends: quick, and raising nothing."""
         # What `try_append` reads, kept ready so that a message costs as few steps as possible: the open chunk, the
         # room left, the room at which the chunk is full, the first offset without room (0: take the slow path), and
         # whether the writer or a reader sleeps.
@@ -306,6 +309,19 @@ class AppendQueue(Listened):
     def append_frames(self, frames: Frames, timeout_seconds: float | None = None) -> int:
         """As `append_many`, with payloads that are framed. The writer gives the frames their offsets."""
         return self._append(frames, self._measure_frames(frames), timeout_seconds)
+
+    def append_frames_at_once(self, frames: Frames, *, sync: bool) -> int | None:
+        """As `append_frames`, None where that has to wait. With `sync`, `on_durable` tells when they are on the
+        disk."""
+        size, count = self._measure_frames(frames), frames.count
+        with self.mutex:
+            fits = size <= self._room_bytes and self.next_offset + count <= self._offset_limit
+            if not fits and not self._admits(count, size):
+                return None
+            offset = self._accept(frames, size)
+            if sync:
+                self._sync_target = self.next_offset
+            return offset
 
     async def append_many_async(self, payloads: Sequence[bytes], timeout_seconds: float | None = None) -> int:
         """As `append_many`, with the task suspended while there is no room."""
@@ -563,6 +579,17 @@ class AppendQueue(Listened):
                 self._wake()
             return True
 
+    def request_sync(self, target: int) -> None:
+        """Everything below `target` is synced soon, and `on_durable` tells; raises what keeps it from that."""
+        with self.mutex:
+            if self.durable_offset >= target:
+                return
+            if self.stall is not None:
+                raise self.stall()
+            self._sync_target = max(self._sync_target, target)
+            if self._somebody_sleeps:
+                self._wake()
+
     def wait_file_end(self) -> None:
         """Returns once everything that was accepted before is in sealed files."""
         waiter = ThreadWaiter()
@@ -598,7 +625,7 @@ class AppendQueue(Listened):
 
     @property
     def sync_wanted(self) -> bool:
-        return bool(self._sync_waiters)
+        return bool(self._sync_waiters) or self._sync_target > self.durable_offset
 
     @property
     def file_end_due(self) -> bool:
@@ -646,7 +673,7 @@ class AppendQueue(Listened):
     def end_service(self) -> bool:
         """The worker may go: there is nothing to write, to sync or to finish, and what comes next calls another one."""
         with self.mutex:
-            has_errand = self._sync_waiters or self._file_end_waiters or self._adoption is not None
+            has_errand = self.sync_wanted or self._file_end_waiters or self._adoption is not None
             if self.has_work or has_errand or self.closing:
                 return False
             self._let_writer_go()
@@ -704,8 +731,8 @@ class AppendQueue(Listened):
             done = [waiter for target, waiter in self._sync_waiters if target <= offset]
             self._sync_waiters = [entry for entry in self._sync_waiters if entry[0] > offset]
         finish_all(done)
-        if self.on_durable is not None:
-            self.on_durable()
+        for callback in self.on_durable:
+            callback()
 
     def file_ended(self) -> None:
         """The file is closed for good, synced: wakes the waiters for that."""
@@ -757,6 +784,8 @@ class AppendQueue(Listened):
             if self.over:
                 self._wake()
         finish_all(waiters, make_error)
+        if self.on_written is not None:
+            self.on_written()
 
     def resume(self) -> None:
         """There is room on the disk again: resumes normal operation."""

@@ -271,6 +271,11 @@ class Log(ReadableLog):
             await self.wait_durable_async(first, frames.count)
         return first
 
+    def append_frames_at_once(self, frames: Frames, *, sync: bool) -> int | None:
+        """As `append_frames` if that is possible without waiting, else None: for event loops. With `sync`, the messages
+        are synced soon, and `on_durable` tells."""
+        return self._append_queue.append_frames_at_once(frames, sync=sync)
+
     def hold_appends(self) -> int:
         """From here on only `append_held` appends, and others wait, until `release_appends`; the next offset."""
         self._append_queue.hold()
@@ -318,12 +323,17 @@ class Log(ReadableLog):
             raise
 
     def on_written(self, callback: Callable[[], None] | None) -> None:
-        """Calls this whenever more is in the files than before: it must be quick, and raise nothing."""
+        """Calls this whenever more is in the files than before, and when the log stalls or ends: it must be quick, and
+        raise nothing."""
         self._append_queue.on_written = callback
 
     def on_durable(self, callback: Callable[[], None]) -> None:
-        """Calls this whenever more is on the disk than before: it must be quick, and raise nothing."""
-        self._append_queue.on_durable = callback
+        """Calls this too whenever more is on the disk than before: it must be quick, and raise nothing."""
+        self._append_queue.on_durable += (callback,)
+
+    def request_sync(self, next_offset: int) -> None:
+        """Everything below this offset is synced soon, and `on_durable` tells; raises why it cannot be."""
+        self._append_queue.request_sync(next_offset)
 
     def flush(self) -> None:
         """Returns once everything accepted so far is on the disk."""
@@ -417,6 +427,12 @@ class Log(ReadableLog):
     def over(self) -> bool:
         """Closed, or failed."""
         return self._append_queue.over
+
+    @property
+    def stall(self) -> TidelogError | None:
+        """Why nothing becomes durable, for now or for good."""
+        stall = self._append_queue.stall
+        return None if stall is None else stall()
 
     @property
     def failure(self) -> TidelogError | None:

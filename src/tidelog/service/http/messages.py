@@ -180,9 +180,7 @@ async def _in_files(service: Service, served: ServedTopic, offsets: list[int], p
     for offset, number in zip(offsets, partitions, strict=True):
         last[number] = max(offset, last.get(number, -1))
     for number, offset in last.items():
-        written = (await service.broker.partition(served, number)).in_files(offset + 1)
-        if written is not None:
-            await written
+        await (await service.broker.partition(served, number)).until_in_files(offset + 1)
 
 
 # Reading

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import importlib
 import struct
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple, NoReturn, Protocol
 
 from tidelog.service.kafka.error_codes import ErrorCode
@@ -153,6 +153,25 @@ def is_supported(api_key: int, version: int) -> bool:
     return (api.first if api.accepts_from is None else api.accepts_from) <= version <= api.last
 
 
+class _Spoken(NamedTuple):
+    """How requests of an API and version are read."""
+
+    is_flexible: bool
+    decode: Callable[[Buffer, int, int], tuple[Any, int]]
+
+
+_known_versions: dict[tuple[int, int], _Spoken] = {}
+
+
+def _spoken(api_key: int, version: int) -> _Spoken | None:
+    found = _known_versions.get((api_key, version))
+    if found is None and is_supported(api_key, version):
+        module = wire(api_key)
+        found = _Spoken(version >= module.FLEXIBLE_REQUEST, module.DECODE_REQUEST[version])
+        _known_versions[api_key, version] = found
+    return found
+
+
 def decode_header(frame: Buffer) -> RequestHeader:
     """The header of a request that comes without its size. With an unknown version, `body_at` means nothing."""
     try:
@@ -163,7 +182,8 @@ def decode_header(frame: Buffer) -> RequestHeader:
             if at > len(frame):
                 raise ProtocolError("the client id is longer than its request")
             client_id = str(frame[_HEAD_BYTES:at], "utf-8")
-        if is_supported(api_key, version) and version >= wire(api_key).FLEXIBLE_REQUEST:
+        spoken = _spoken(api_key, version)
+        if spoken is not None and spoken.is_flexible:
             at = at + 1 if frame[at] == 0 else skip_tags(frame, at, len(frame))
     except _DAMAGE as error:
         _refuse("the header of a request", error)
@@ -172,11 +192,11 @@ def decode_header(frame: Buffer) -> RequestHeader:
 
 def decode_request(header: RequestHeader, frame: Buffer) -> Any:
     """The body of a request, as the class of its API in `wire/`."""
-    if not is_supported(header.api_key, header.api_version):
+    spoken = _spoken(header.api_key, header.api_version)
+    if spoken is None:
         raise UnsupportedVersionError(header)
-    decode = wire(header.api_key).DECODE_REQUEST[header.api_version]
     try:
-        return decode(frame, header.body_at, len(frame))[0]
+        return spoken.decode(frame, header.body_at, len(frame))[0]
     except _DAMAGE as error:
         _refuse(f"a request {APIS[header.api_key].name} of version {header.api_version}", error)
 

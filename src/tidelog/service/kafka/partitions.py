@@ -1,7 +1,7 @@
 """A partition as Kafka's requests see it: its log, what it knows of producers, and the requests that wait for it.
 
 Invariants
-- Everything here runs in the thread of the event loop, but for `_written`, which the log's writer calls.
+- Everything here runs in the thread of the event loop, but for `_written` and `_synced`, which the log's writer calls.
 - Batches are checked against the producers' state, appended and recorded in one turn, so that their order in the log is
   that in which they were checked. An append of unknown outcome is looked up in the log before the next one.
 - Consumers of committed messages get nothing from a batch on that is appended and not recorded yet.
@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from typing import NamedTuple
 
 from tidelog.clock import to_microseconds
@@ -32,6 +32,9 @@ from tidelog.service.kafka.transactions.producers import PartitionProducers
 from tidelog.store.scheduler import in_store_thread
 from tidelog.topics.names import TopicName
 from tidelog.topics.topic import Topic
+
+Settle = Callable[[TidelogError | None], None]
+"""Called once, in the event loop: what was waited for is reached, or why it never will be."""
 
 
 class Appended(NamedTuple):
@@ -72,11 +75,13 @@ class Partition:
         self._loop = asyncio.get_running_loop()
         self._turn = asyncio.Lock()
         self._waiting: set[asyncio.Future[None]] = set()
-        self._for_files: list[tuple[int, asyncio.Future[None]]] = []
+        self._for_files: list[tuple[int, Settle]] = []
+        self._for_disk: list[tuple[int, Settle]] = []
         self._is_wake_due = False
         self._is_closed = False
         self.reader = PartitionReader(topic, cold, self.leader_epoch, serving.compression)
         self._log.on_written(self._written)
+        self._log.on_durable(self._synced)
 
     def configure(self, serving: Serving) -> None:
         """The topic's configs have changed: what is appended and fetched from now on follows."""
@@ -126,6 +131,30 @@ class Partition:
         self.append_time_us = self.topic._clock.now_us() if self.serving.uses_append_time else None
         return self.append_time_us
 
+    def append_at_once(
+        self, batch: DecodedBatch, *, sync: bool, verify: Callable[[], ErrorCode] | None = None
+    ) -> Appended | None:
+        """As `append` where nothing has to be waited for, else None. With `sync`, it is on the disk soon: `on_disk`."""
+        log = self.topic._appendable_at_once()
+        if log is None or self._turn.locked() or self._unrecorded_from is not None:
+            return None
+        header, frames = batch.header, batch.frames
+        if not header.has_producer:
+            first = log.append_frames_at_once(frames, sync=sync)
+            return None if first is None else Appended(ErrorCode.NONE, first, first + frames.count)
+        who = (header.producer_id, header.producer_epoch, header.base_sequence)
+        verdict = self.producers.check(*who, header.record_count)
+        if verdict.error is not ErrorCode.NONE:
+            return Appended(verdict.error)
+        if verdict.duplicate_offset is not None:
+            return None
+        if verify is not None and (refusal := verify()) is not ErrorCode.NONE:
+            return Appended(refusal)
+        first = log.append_frames_at_once(frames, sync=sync)
+        if first is None:
+            return None
+        return self._recorded(batch, first)
+
     async def append(
         self, batch: DecodedBatch, timeout_seconds: float | None = None, verify: Callable[[], ErrorCode] | None = None
     ) -> Appended:
@@ -148,10 +177,14 @@ class Partition:
                 return await self._again(batch, verdict.duplicate_offset)
             if verify is not None and (refusal := verify()) is not ErrorCode.NONE:
                 return Appended(refusal)
-            first = await self._append_recorded(batch.frames, timeout_seconds)
-            last, time_us = first + batch.frames.count - 1, header.max_timestamp * 1000
-            self._record(StoredBatch(first, last, *who, header.is_transactional, False, False, time_us))
-            return Appended(ErrorCode.NONE, first, last + 1)
+            return self._recorded(batch, await self._append_recorded(batch.frames, timeout_seconds))
+
+    def _recorded(self, batch: DecodedBatch, first: int) -> Appended:
+        header = batch.header
+        who = (header.producer_id, header.producer_epoch, header.base_sequence)
+        last, time_us = first + batch.frames.count - 1, header.max_timestamp * 1000
+        self._record(StoredBatch(first, last, *who, header.is_transactional, False, False, time_us))
+        return Appended(ErrorCode.NONE, first, last + 1)
 
     async def _again(self, batch: DecodedBatch, first: int) -> Appended:
         """A batch with the sequences of a stored one is answered as that one was, if it has its messages.
@@ -204,19 +237,45 @@ class Partition:
         self._unrecorded_from = None
         self._wake()
 
-    def in_files(self, next_offset: int) -> Awaitable[None] | None:
-        """To be awaited until everything below an offset is in a file; None when it is."""
+    def in_files(self, next_offset: int, settle: Settle) -> bool:
+        """Calls back when everything below an offset is in a file; False when it is already."""
         if self.high_watermark >= next_offset:
-            return None
-        future = self._loop.create_future()
-        self._for_files.append((next_offset, future))
-        if self.high_watermark >= next_offset or self._is_closed:
-            self._wake()
-        return future
+            return False
+        self._for_files.append((next_offset, settle))
+        if self.high_watermark >= next_offset or self._is_over:
+            self._loop.call_soon(self._wake)
+        return True
 
-    def on_disk(self, next_offset: int) -> Awaitable[None]:
-        """To be awaited until everything below an offset is on the disk."""
-        return self._log.wait_durable_async(next_offset - 1, 1)
+    async def until_in_files(self, next_offset: int) -> None:
+        """Returns once everything below an offset is in a file."""
+        reached: asyncio.Future[None] = self._loop.create_future()
+
+        def settle(error: TidelogError | None) -> None:
+            if reached.done():
+                return
+            if error is None:
+                reached.set_result(None)
+            else:
+                reached.set_exception(error)
+
+        if self.in_files(next_offset, settle):
+            await reached
+
+    def on_disk(self, next_offset: int, settle: Settle) -> bool:
+        """Calls back when everything below an offset is on the disk; False when it is already. Raises what keeps it
+        from getting there."""
+        if self._log.durable_offset >= next_offset:
+            return False
+        self._for_disk.append((next_offset, settle))
+        try:
+            # What happens from here on is told; what happened before it is noticed here.
+            self._log.request_sync(next_offset)
+        except TidelogError:
+            self._for_disk.pop()
+            raise
+        if self._log.durable_offset >= next_offset or self._is_closed:
+            self._loop.call_soon(self._wake)
+        return True
 
     # Positions
 
@@ -260,8 +319,18 @@ class Partition:
         self._waiting.discard(waiter)
 
     def _written(self) -> None:
-        """By the writer's thread. One call into the loop at a time: it costs more than everything else."""
-        if not self._is_wake_due and (self._waiting or self._for_files):
+        """By the writer's thread, also when nothing more is going to be written."""
+        if self._waiting or self._for_files or (self._for_disk and self._log.stall is not None):
+            self._wake_soon()
+
+    def _synced(self) -> None:
+        """By the writer's thread."""
+        if self._for_disk:
+            self._wake_soon()
+
+    def _wake_soon(self) -> None:
+        """One call into the loop at a time: it costs more than everything else."""
+        if not self._is_wake_due:
             self._is_wake_due = True
             try:
                 self._loop.call_soon_threadsafe(self._wake)
@@ -273,19 +342,24 @@ class Partition:
         waiting, self._waiting = self._waiting, set()
         for waiter in waiting:
             _finish(waiter)
-        self._answer_written(is_over=self._is_closed or not self.is_open)
+        self._settle_reached()
 
-    def _answer_written(self, *, is_over: bool) -> None:
-        """Finishes those whose messages are in a file. When the log is over, the others never will be."""
-        reached = self.high_watermark
-        due, self._for_files = self._for_files, []
-        for target, future in due:
-            if target <= reached:
-                _finish(future)
-            elif not is_over:
-                self._for_files.append((target, future))
-            elif not future.done():
-                future.set_exception(ClosedError(f"{self.name} was closed before the messages were in a file"))
+    @property
+    def _is_over(self) -> bool:
+        return self._is_closed or not self.is_open or self._log.stall is not None
+
+    def _settle_reached(self) -> None:
+        """Answers those whose messages are in a file or on the disk. When the log stalls or is over, the others never
+        will be."""
+        # Asked first: what became durable before the log stalled is answered as such.
+        error = self._why_over() if self._is_over else None
+        if self._for_files:
+            self._for_files = _settled_up_to(self.high_watermark, self._for_files, error)
+        if self._for_disk:
+            self._for_disk = _settled_up_to(self._log.durable_offset, self._for_disk, error)
+
+    def _why_over(self) -> TidelogError:
+        return self._log.stall or ClosedError(f"{self.name} was closed before the messages were on the disk")
 
     def close(self) -> None:
         """Wakes every request that waits here, and closes the readers. The topic is closed by its directory."""
@@ -295,7 +369,20 @@ class Partition:
         waiting, self._waiting = self._waiting, set()
         for waiter in waiting:
             _finish(waiter)
-        self._answer_written(is_over=True)
+        self._settle_reached()
+
+
+def _settled_up_to(reached: int, due: list[tuple[int, Settle]], error: TidelogError | None) -> list[tuple[int, Settle]]:
+    """Calls those back that have reached their offset, or all with an error; those that go on waiting."""
+    left = []
+    for entry in due:
+        if entry[0] <= reached:
+            entry[1](None)
+        elif error is not None:
+            entry[1](error)
+        else:
+            left.append(entry)
+    return left
 
 
 def _finish(future: asyncio.Future[None]) -> None:

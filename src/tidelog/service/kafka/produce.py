@@ -7,14 +7,17 @@
 Invariants
 - A request is appended before the next one of its connection is looked at, so a producer's batches stay in order. Only
   the wait for the disk happens beside it: requests that arrive together share one write and one sync.
+- What can be appended at once is, without a task, a future or a timer of its own: small batches cost little else. What
+  has to wait first (a partition that is not open, a full queue, a duplicate) is appended by `append_later`.
 - Never is anything answered that a crash could take back, beyond what the client's acks allow.
 - A batch that is refused is refused alone: the other partitions of the request are appended.
+- A request is answered within its timeout, as one that timed out where the disk has not answered yet.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Callable
 from typing import Any
 
 from tidelog.errors import InputError, TidelogError
@@ -34,63 +37,149 @@ Verify = Callable[[int, int, str, int, int], ErrorCode]
 """Whether a batch of a producer and an epoch may be appended to a topic's partition, for a version of the request."""
 
 
+class PendingProduce:
+    """The answer to a Produce, filled in as its partitions settle. `answered` is called when it is complete."""
+
+    __slots__ = ("_left", "acks", "answered", "context", "deadline", "is_done", "later", "response")
+
+    def __init__(self, context: RequestContext, response: Any, acks: int, deadline: float) -> None:
+        self.context = context
+        self.response = response
+        self.acks = acks
+        self.deadline = deadline
+        self.later: list[tuple[str, Any, Any, DecodedBatch | None]] = []
+        """Topic, part of the request, part of the answer and batch of what could not be appended at once."""
+        self.is_done = False
+        self.answered: Callable[[], None] | None = None
+        self._left = 1
+
+    @property
+    def answer(self) -> Any:
+        """None when the client expects none."""
+        return None if self.acks == _NONE else self.response
+
+    def wait_for(self) -> None:
+        """One more partition has to settle."""
+        self._left += 1
+
+    def settled(self) -> None:
+        """One partition less, or the request is appended as a whole."""
+        self._left -= 1
+        if not self._left and not self.is_done:
+            self._finish()
+
+    def time_out(self) -> None:
+        """Whatever has not settled by now is answered as timed out; what it waits for may happen all the same."""
+        for topic in self.response.responses:
+            for partition in topic.partition_responses:
+                if partition.error_code == ErrorCode.NONE:
+                    partition.error_code = ErrorCode.REQUEST_TIMED_OUT
+                    partition.base_offset = -1
+        self._finish()
+
+    def _finish(self) -> None:
+        self.is_done = True
+        if self.answered is not None:
+            self.answered()
+
+
 class Produce:
-    """Handles Produce in two steps: `begin` appends, and what it returns waits."""
+    """Handles Produce in two steps: `begin` appends, and what it returns is answered later."""
 
     def __init__(self, broker: Broker) -> None:
         self._broker = broker
         self.verify: Verify | None = None
         """Asked before a transactional batch is appended; without it, none is."""
         self._module = wire(PRODUCE)
+        self._pending: set[PendingProduce] = set()
+        self._timer: asyncio.TimerHandle | None = None
 
-    async def begin(self, context: RequestContext, request: Any) -> Coroutine[Any, Any, Any]:
-        """Appends what can be appended; returns the rest of the work, whose result is the answer."""
+    def begin(self, context: RequestContext, request: Any) -> PendingProduce:
+        """Appends what can be appended at once. While `later` has something, `append_later` is to be awaited before
+        the next request of the connection is begun."""
         module, acks = self._module, request.acks
-        waits: list[Awaitable[None]] = []
-        topics = []
+        topics: list[Any] = []
+        deadline = asyncio.get_running_loop().time() + max(request.timeout_ms / 1000, 0.001)
+        pending = PendingProduce(context, module.ProduceResponse(responses=topics), acks, deadline)
         for topic in request.topic_data:
             partitions = []
             for part in topic.partition_data:
                 answer = module.ProduceResponsePartitionProduceResponse(index=part.index, base_offset=-1)
                 partitions.append(answer)
-                if acks in (_ALL, _FILES, _NONE):
-                    await self._append(context, topic.name, part, acks, answer, waits)
-                else:
+                if acks not in (_ALL, _FILES, _NONE):
                     answer.error_code = ErrorCode.INVALID_REQUIRED_ACKS
+                else:
+                    self._append_at_once(pending, topic.name, part, answer)
             topics.append(module.ProduceResponseTopicProduceResponse(name=topic.name, partition_responses=partitions))
-        response = module.ProduceResponse(responses=topics)
-        return self._finish(response, waits, acks, request.timeout_ms / 1000)
+        if not pending.later:
+            self._begun(pending)
+        return pending
+
+    async def append_later(self, pending: PendingProduce) -> None:
+        """Appends what could not be appended at once."""
+        for name, part, answer, batch in pending.later:
+            await self._append(pending, name, part, answer, batch)
+        pending.later.clear()
+        self._begun(pending)
+
+    def _begun(self, pending: PendingProduce) -> None:
+        pending.settled()
+        if not pending.is_done:
+            self._pending.add(pending)
+            self._watch(pending.deadline)
+
+    def _append_at_once(self, pending: PendingProduce, name: str, part: Any, answer: Any) -> None:
+        try:
+            served = self._broker.find(topic_name(name))
+            partition = None if served is None else self._broker.opened(served, part.index)
+            if partition is None:
+                pending.later.append((name, part, answer, None))
+                return
+            batch = self._decoded(part.records, partition)
+            verify = self._verifying(pending.context, batch, partition) if batch.header.is_transactional else None
+            syncs = pending.acks == _ALL and partition.serving.syncs_all
+            appended = partition.append_at_once(batch, sync=syncs, verify=verify)
+            if appended is None:
+                pending.later.append((name, part, answer, batch))
+            else:
+                self._await_disk(pending, partition, appended, answer)
+        except TidelogError as error:
+            _refuse(answer, error)
 
     async def _append(
-        self,
-        context: RequestContext,
-        name: str,
-        part: Any,
-        acks: int,
-        answer: Any,
-        waits: list[Awaitable[None]],
+        self, pending: PendingProduce, name: str, part: Any, answer: Any, decoded: DecodedBatch | None
     ) -> None:
         try:
             served = await self._broker.find_or_create(topic_name(name))
             partition = await self._broker.partition(served, part.index)
-            batch = self._decoded(part.records, partition)
-            verify = self._verifying(context, batch, partition) if batch.header.is_transactional else None
+            batch = decoded or self._decoded(part.records, partition)
+            verify = self._verifying(pending.context, batch, partition) if batch.header.is_transactional else None
             appended = await partition.append(batch, verify=verify)
+            self._await_disk(pending, partition, appended, answer)
         except TidelogError as error:
-            answer.error_code = error_code(error)
-            answer.error_message = error.message
-            return
-        answer.error_code = _code_for(context.version, appended)
+            _refuse(answer, error)
+
+    def _await_disk(self, pending: PendingProduce, partition: Partition, appended: Appended, answer: Any) -> None:
+        answer.error_code = _code_for(pending.context.version, appended)
         if appended.error is not ErrorCode.NONE:
             return
         answer.base_offset = appended.first_offset
         answer.log_start_offset = partition.start_offset
         if partition.append_time_us is not None:
             answer.log_append_time_ms = partition.append_time_us // 1000
-        if acks == _ALL and partition.serving.syncs_all:
-            waits.append(_settled(answer, partition.on_disk(appended.next_offset)))
-        elif acks != _NONE and (written := partition.in_files(appended.next_offset)) is not None:
-            waits.append(_settled(answer, written))
+        if pending.acks == _NONE:
+            return
+
+        def settle(error: TidelogError | None) -> None:
+            if error is not None and not pending.is_done:
+                _refuse(answer, error)
+            pending.settled()
+            if pending.is_done:
+                self._pending.discard(pending)
+
+        syncs = pending.acks == _ALL and partition.serving.syncs_all
+        if (partition.on_disk if syncs else partition.in_files)(appended.next_offset, settle):
+            pending.wait_for()
 
     def _verifying(self, context: RequestContext, batch: DecodedBatch, partition: Partition) -> Callable[[], ErrorCode]:
         verify, header = self.verify, batch.header
@@ -112,33 +201,29 @@ class Produce:
             append_time_us=partition.now_if_log_append_time(),
         )
 
-    async def _finish(self, response: Any, waits: list[Awaitable[None]], acks: int, timeout_seconds: float) -> Any:
-        if len(waits) == 1:
-            await self._wait(response, waits[0], timeout_seconds)
-        elif waits:
-            await self._wait(response, asyncio.gather(*waits), timeout_seconds)
-        return None if acks == _NONE else response
+    # Timeouts: one timer for all requests, since few are ever reached
 
-    async def _wait(self, response: Any, wait: Awaitable[Any], timeout_seconds: float) -> None:
-        try:
-            async with asyncio.timeout(max(timeout_seconds, 0.001)):
-                await wait
-        except TimeoutError:
-            for topic in response.responses:
-                for partition in topic.partition_responses:
-                    if partition.error_code == ErrorCode.NONE:
-                        partition.error_code = ErrorCode.REQUEST_TIMED_OUT
-                        partition.base_offset = -1
+    def _watch(self, deadline: float) -> None:
+        if self._timer is not None:
+            if self._timer.when() <= deadline:
+                return
+            self._timer.cancel()
+        self._timer = asyncio.get_running_loop().call_at(deadline, self._time_out)
+
+    def _time_out(self) -> None:
+        self._timer = None
+        now = asyncio.get_running_loop().time()
+        for pending in [pending for pending in self._pending if pending.deadline <= now]:
+            self._pending.discard(pending)
+            pending.time_out()
+        if self._pending:
+            self._watch(min(pending.deadline for pending in self._pending))
 
 
-async def _settled(answer: Any, wait: Awaitable[None]) -> None:
-    """Waits for one partition; its failure is its own."""
-    try:
-        await wait
-    except TidelogError as error:
-        answer.error_code = error_code(error)
-        answer.error_message = error.message
-        answer.base_offset = -1
+def _refuse(answer: Any, error: TidelogError) -> None:
+    answer.error_code = error_code(error)
+    answer.error_message = error.message
+    answer.base_offset = -1
 
 
 def _code_for(version: int, appended: Appended) -> ErrorCode:

@@ -5,6 +5,7 @@
 Invariants
 - Requests of a connection are begun in the order in which they came, one at a time; answers go out in that order. Only
   Produce has a second step, the wait for the disk, that runs beside the requests after it.
+- A request is begun as it arrives. A task is made only for what has to wait, and for the requests behind it.
 - Bytes are hostile. A frame that is too large, cut, or no request of the protocol closes its connection and no other.
   No frame takes memory before its bytes arrive, beyond a first small piece.
 - A client that does not read its answers is not read from: at most `_MAX_PENDING` answers wait for it, and requests
@@ -20,7 +21,7 @@ import contextlib
 import logging
 import struct
 from collections import deque
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Callable, Coroutine
 from typing import Any, cast
 
 from tidelog.events import tell
@@ -42,7 +43,7 @@ from tidelog.service.kafka.groups.share_fetch import SHARE_FETCH
 from tidelog.service.kafka.metadata import Metadata
 from tidelog.service.kafka.offsets import Offsets
 from tidelog.service.kafka.primitives import Buffer, ProtocolError
-from tidelog.service.kafka.produce import PRODUCE, Produce, Verify
+from tidelog.service.kafka.produce import PRODUCE, PendingProduce, Produce, Verify
 from tidelog.service.kafka.quotas import FETCH_RATE, PRODUCE_RATE, ClientQuotas
 from tidelog.service.kafka.requests import Handler, RequestContext
 
@@ -58,7 +59,6 @@ _LONGEST_ERROR = 300
 _WITH_RECORDS = (FETCH, SHARE_FETCH)
 
 Answer = list[Buffer] | Buffer | None
-Begin = Callable[[RequestContext, Any], Awaitable[Coroutine[Any, Any, Any]]]
 
 
 class KafkaServer:
@@ -128,9 +128,7 @@ class KafkaServer:
     def closed(self, connection: Connection) -> None:
         self._connections.discard(connection)
 
-    async def begin(
-        self, host: str, frame: Buffer, mute: Callable[[float], None]
-    ) -> Answer | Coroutine[Any, Any, Answer]:
+    def begin(self, host: str, frame: Buffer, mute: Callable[[float], None]) -> Begun:
         """Handles a request: its answer, or what has still to be waited for. `mute` is called with the seconds that the
         client has to wait after it."""
         try:
@@ -142,11 +140,27 @@ class KafkaServer:
             raise
         context = RequestContext(header.api_key, header.api_version, header.client_id, host)
         if header.api_key == PRODUCE:
-            rest = await self._produce.begin(context, request)
-            return self._encode_later(header, rest, self._throttled(PRODUCE_RATE, context, len(frame), mute))
+            pending = self._produce.begin(context, request)
+            pending.response.throttle_time_ms = self._throttled(PRODUCE_RATE, context, len(frame), mute)
+            answer = LaterAnswer(header, pending)
+            return self._append_later(answer) if pending.later else answer
         handler = self._handlers.get(header.api_key)
         if handler is None:
             raise ProtocolError(f"{APIS[header.api_key].name} is not served")
+        return self._handle(handler, header, context, request, mute)
+
+    async def _append_later(self, answer: LaterAnswer) -> LaterAnswer:
+        await self._produce.append_later(answer.pending)
+        return answer
+
+    async def _handle(
+        self,
+        handler: Handler,
+        header: RequestHeader,
+        context: RequestContext,
+        request: Any,
+        mute: Callable[[float], None],
+    ) -> Answer:
         response = await handler(context, request)
         if header.api_key == FETCH and self.quotas is not None and self.quotas.is_needed:
             response.throttle_time_ms = self._throttled(FETCH_RATE, context, _record_bytes(response), mute)
@@ -161,11 +175,21 @@ class KafkaServer:
             mute(seconds)
         return round(seconds * 1000)
 
-    async def _encode_later(self, header: RequestHeader, rest: Coroutine[Any, Any, Any], throttle_ms: int) -> Answer:
-        response = await rest
-        if response is not None:
-            response.throttle_time_ms = throttle_ms
-        return encode(header, response)
+
+class LaterAnswer:
+    """An answer that is not there yet, in its place among the answers of a connection."""
+
+    __slots__ = ("_header", "pending")
+
+    def __init__(self, header: RequestHeader, pending: PendingProduce) -> None:
+        self._header = header
+        self.pending = pending
+
+    def encode(self) -> Answer:
+        return encode(self._header, self.pending.answer)
+
+
+Begun = Answer | LaterAnswer | Coroutine[Any, Any, Answer | LaterAnswer]
 
 
 def _record_bytes(response: Any) -> int:
@@ -200,7 +224,7 @@ class Connection(asyncio.BufferedProtocol):
         self._queued_bytes = 0
         self._is_reading = True
         self._worker: asyncio.Task[None] | None = None
-        self._answers: deque[Answer | asyncio.Task[Answer]] = deque()
+        self._answers: deque[Answer | LaterAnswer] = deque()
         self._room = asyncio.Event()
         self._room.set()
         self._can_write = asyncio.Event()
@@ -230,8 +254,8 @@ class Connection(asyncio.BufferedProtocol):
             self._worker.cancel()
         # A Produce that was begun is appended whether or not its client hears of it.
         for answer in self._answers:
-            if isinstance(answer, asyncio.Task):
-                answer.cancel()
+            if isinstance(answer, LaterAnswer):
+                answer.pending.answered = None
         self._answers.clear()
         self._frames.clear()
         self._room.set()
@@ -287,10 +311,13 @@ class Connection(asyncio.BufferedProtocol):
         self._last_request_at = self._loop.time()
         if self._is_stopping:
             return
+        if self._worker is None and self._may_begin:
+            self._begin(frame)
+            return
         self._frames.append(frame)
         self._queued_bytes += len(frame)
         if self._worker is None:
-            self._worker = self._loop.create_task(self._work())
+            self._worker = self._loop.create_task(self._work(None))
         is_full = len(self._frames) >= _MAX_QUEUED_FRAMES or self._queued_bytes >= _MAX_QUEUED_BYTES
         if is_full and self._is_reading:
             self._is_reading = False
@@ -313,9 +340,31 @@ class Connection(asyncio.BufferedProtocol):
 
     # Requests
 
-    async def _work(self) -> None:
-        """Begins one request after the other, until there is none."""
+    @property
+    def _may_begin(self) -> bool:
+        """Whether the client reads its answers."""
+        return self._room.is_set() and self._can_write.is_set()
+
+    def _begin(self, frame: Buffer) -> None:
+        """Begins a request that no other one is before; what has to wait becomes a task."""
         try:
+            begun = self._server.begin(self._host, frame, self._mute)
+        except ProtocolError:
+            raise
+        except Exception as error:
+            _logger.exception("a request of %s failed", self._host)
+            raise ProtocolError("an internal error") from error
+        if isinstance(begun, Coroutine):
+            self._worker = self._loop.create_task(self._work(begun))
+            return
+        self._queue(begun)
+        if self._mute_seconds:
+            self._worker = self._loop.create_task(self._work(None))
+
+    async def _work(self, begun: Coroutine[Any, Any, Answer | LaterAnswer] | None) -> None:
+        """Finishes a request that was begun; then begins one after the other, until there is none."""
+        try:
+            await self._finish(begun)
             while self._frames:
                 frame = self._frames.popleft()
                 self._queued_bytes -= len(frame)
@@ -324,10 +373,7 @@ class Connection(asyncio.BufferedProtocol):
                 await self._can_write.wait()
                 if self._transport.is_closing():
                     return
-                answer = await self._server.begin(self._host, frame, self._mute)
-                self._queue(self._loop.create_task(answer) if asyncio.iscoroutine(answer) else answer)
-                if self._mute_seconds:
-                    await self._wait_muted()
+                await self._finish(self._server.begin(self._host, frame, self._mute))
         except ProtocolError as error:
             self.abort(error.message)
         except asyncio.CancelledError:
@@ -338,6 +384,13 @@ class Connection(asyncio.BufferedProtocol):
         finally:
             self._worker = None
             self._end_if_done()
+
+    async def _finish(self, begun: Begun) -> None:
+        answer = await begun if isinstance(begun, Coroutine) else begun
+        if answer is not None:
+            self._queue(answer)
+        if self._mute_seconds:
+            await self._wait_muted()
 
     def _mute(self, seconds: float) -> None:
         self._mute_seconds = seconds
@@ -353,22 +406,20 @@ class Connection(asyncio.BufferedProtocol):
                 await self._unmuted.wait()
         self._read_on_if_room()
 
-    def _queue(self, answer: Answer | asyncio.Task[Answer]) -> None:
-        if isinstance(answer, asyncio.Task):
-            answer.add_done_callback(self._answered)
+    def _queue(self, answer: Answer | LaterAnswer) -> None:
+        if self._transport.is_closing():
+            return
         self._answers.append(answer)
         if len(self._answers) >= _MAX_PENDING:
             self._room.clear()
-        if len(self._answers) == 1:
+        if isinstance(answer, LaterAnswer) and not answer.pending.is_done:
+            answer.pending.answered = self._answered
+        elif len(self._answers) == 1:
             self._send()
 
-    def _answered(self, task: asyncio.Task[Answer]) -> None:
-        if task.cancelled() or self._transport.is_closing():
-            return
-        if task.exception() is not None:
-            _logger.error("a request of %s failed", self._host, exc_info=task.exception())
-            self.abort("an internal error")
-        elif self._answers and self._answers[0] is task:
+    def _answered(self) -> None:
+        first = self._answers[0] if self._answers else None
+        if isinstance(first, LaterAnswer) and first.pending.is_done:
             self._send()
 
     def _send(self) -> None:
@@ -376,10 +427,10 @@ class Connection(asyncio.BufferedProtocol):
         ready: list[Buffer] = []
         while self._answers:
             answer = self._answers[0]
-            if isinstance(answer, asyncio.Task):
-                if not answer.done():
+            if isinstance(answer, LaterAnswer):
+                if not answer.pending.is_done:
                     break
-                answer = answer.result()
+                answer = answer.encode()
             self._answers.popleft()
             if isinstance(answer, list):
                 ready += answer

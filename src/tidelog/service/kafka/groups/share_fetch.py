@@ -410,8 +410,7 @@ def _runs(taken: Iterable[Delivery]) -> list[tuple[int, int, int]]:
 async def _batches(partition: Partition, taken: Sequence[Delivery], max_bytes: int) -> list[Buffer]:
     """The batches that hold these messages."""
     offsets = sorted(delivery.offset for delivery in taken)
-    if (written := partition.in_files(offsets[-1] + 1)) is not None:
-        await written
+    await partition.until_in_files(offsets[-1] + 1)
     found: list[Buffer] = []
     at = 0
     while at < len(offsets):
