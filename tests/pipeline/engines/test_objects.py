@@ -157,7 +157,7 @@ def test_what_an_engine_has_not_is_said_with_what_it_has() -> None:
     """There is no stream of objects, and nothing is written from Spark."""
     objects, entries = ObjectsDataSource({}), EntriesDataSource({})
     with pytest.raises(NotSupportedError, match="tidelog_entries"):
-        objects.streamReader(StructType())
+        objects.streamReader(StructType()).initialOffset()
     for source in (objects, entries):
         with pytest.raises(NotSupportedError, match="read only"):
             source.writer(StructType(), overwrite=False)

@@ -9,6 +9,7 @@ import pytest
 import tidelog
 from tidelog.errors import ConfigError, InputError, NotFoundError
 from tidelog.pipeline.address import find_root
+from tidelog.pipeline.sink.sink import parse_sink_options
 from tidelog.pipeline.source.options import SourceOptions, parse_source_options
 
 
@@ -59,3 +60,33 @@ def test_a_root_that_is_not_there_is_told_from_one_that_is_no_log(tmp_path: Path
     with tidelog.open(tmp_path / "log"):
         pass
     find_root(tmp_path / "log").open().close()
+
+
+def test_options_of_kafka_are_passed_over_with_one_warning(caplog: pytest.LogCaptureFixture) -> None:
+    """A query that is moved over from Kafka runs, and says once what it can leave out and what is ours."""
+    kafka = {"kafka.bootstrap.servers": "b:9092", "groupIdPrefix": "g", "kafka.sasl.mechanism": "PLAIN"}
+    given = {"root": "./data", "subscribe": "shop/orders", **kafka}
+    assert parse_source_options(given, warns=True) == parse_source_options(given)
+    (record,) = caplog.records
+    assert "kafka.bootstrap.servers (root says where the topics are)" in record.message
+    assert all(name in record.message for name in kafka)
+    with pytest.raises(InputError, match="there is no option kafkabootstrap"):
+        parse_source_options({**given, "kafkabootstrap": "b"})
+
+
+def test_options_of_kafka_that_have_a_meaning_count() -> None:
+    """The isolation level of Kafka's consumers is the option isolation."""
+    assert _parse(subscribe="a/b", **{"kafka.isolation.level": "read_uncommitted"}).isolation == "read_uncommitted"
+
+
+def test_one_set_of_options_reads_and_writes() -> None:
+    """The topic that is written is the one that is read, unless both are named; options of the other side are known."""
+    shared = {"root": "./data", "includeHeaders": "true", "handOverTimeout": "5s", "startingOffsets": "earliest"}
+    for given, read, written in (
+        ({"topic": "a/b"}, ("a/b",), "a/b"),
+        ({"subscribe": "a/b"}, ("a/b",), "a/b"),
+        ({"subscribe": "a/b,a/c"}, ("a/b", "a/c"), None),
+        ({"subscribe": "a/b,a/c", "topic": "a/d"}, ("a/b", "a/c"), "a/d"),
+    ):
+        assert parse_source_options(shared | given).topics == read
+        assert parse_sink_options(shared | given, is_stream=False).topic == written

@@ -39,7 +39,9 @@ from tidelog.pipeline.ingest import (
 )
 from tidelog.pipeline.location import TopicLocation
 from tidelog.pipeline.sink.task import StagedParts, StagingLocation, layout_of, stage_rows
-from tidelog.pipeline.source.options import OptionReader, source_schema
+from tidelog.pipeline.source.declared import options_for_insert, options_in
+from tidelog.pipeline.source.options import TopicOptionReader, source_schema
+from tidelog.pipeline.source.told import told_in_one_line
 from tidelog.pipeline.tasks import keep_memory
 from tidelog.staging.area import StagedPart, StagingArea, staged_commit_of
 from tidelog.staging.partitions import PartitionedArea
@@ -65,22 +67,26 @@ class Staged(WriterCommitMessage):
 
 
 def batch_writer(options: Mapping[str, str], schema: StructType, overwrite: bool) -> DataSourceArrowWriter:
-    """The writer of `df.write`."""
-    parsed = _checked(options, schema, overwrite, is_stream=False)
+    """The writer of `df.write`, and of `INSERT INTO` a table."""
+    given, is_table = options_for_insert(options, schema)
+    parsed = _checked(given, schema, overwrite, is_stream=False, is_table=is_table)
     return TopicWriter(parsed, staging_location(parsed), _own_name())
 
 
 def stream_writer(options: Mapping[str, str], schema: StructType, overwrite: bool) -> DataSourceStreamArrowWriter:
     """The writer of `df.writeStream`."""
-    parsed = _checked(options, schema, overwrite, is_stream=True)
+    parsed = _checked(options_in(options), schema, overwrite, is_stream=True)
     return TopicStreamWriter(parsed, staging_location(parsed), _own_name())
 
 
-def _checked(options: Mapping[str, str], schema: StructType, overwrite: bool, *, is_stream: bool) -> SinkOptions:
-    parsed = parse_sink_options(options, is_stream=is_stream)
+def _checked(
+    options: Mapping[str, str], schema: StructType, overwrite: bool, *, is_stream: bool, is_table: bool = False
+) -> SinkOptions:
+    parsed = parse_sink_options(options, is_stream=is_stream, is_table=is_table)
     if overwrite:
-        what = "the output mode complete" if is_stream else 'mode("overwrite")'
-        raise NotSupportedError(f"{what} would replace a topic, but a log can only grow", hint='Use mode "append"')
+        what = "the output mode complete" if is_stream else "INSERT OVERWRITE" if is_table else 'mode("overwrite")'
+        hint = "Use INSERT INTO" if is_table else 'Use mode "append"'
+        raise NotSupportedError(f"{what} would replace a topic, but a log can only grow", hint=hint)
     check_columns(schema, parsed.topic)
     return parsed
 
@@ -99,12 +105,14 @@ class TopicWriter(DataSourceArrowWriter):
         self._app = options.app or own_name
         self._version = options.version or 0
 
+    @told_in_one_line
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
         """In a task."""
         partition = _task().partitionId()
         parts = stage_rows(iterator, self._place, self._app, self._version, partition)
         return Staged(self._app, partition, parts)
 
+    @told_in_one_line
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
         """In the driver, when all tasks have succeeded."""
         keep_memory()
@@ -126,6 +134,7 @@ class TopicStreamWriter(DataSourceStreamArrowWriter):
         self._place = place
         self._own_name = own_name
 
+    @told_in_one_line
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
         """In a task, which alone knows whose batch it is."""
         task = _task()
@@ -139,6 +148,7 @@ class TopicStreamWriter(DataSourceStreamArrowWriter):
         parts = stage_rows(iterator, self._place, app, int(batch), partition)
         return Staged(app, partition, parts)
 
+    @told_in_one_line
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
         """In the driver, on an object that has seen nothing of the batch but this."""
         keep_memory()
@@ -195,9 +205,6 @@ def _task() -> TaskContext:
 # new offset. So is `partition` where a topic has none. Any other column is refused, since it would be lost.
 
 
-# Spark's own, which it hands on with ours.
-_OF_SPARK = ("checkpointLocation", "queryName", "outputMode")
-_NAMES = ("root", "path", "metadata", "config", "topic", "txnAppId", "txnVersion", "handOverTimeout", *_OF_SPARK)
 _PASSED_OVER = ("offset", "timestampType")
 _TEXT_OR_BYTES = (BinaryType, StringType)
 _DEFAULT_WAIT_SECONDS = 60.0
@@ -211,20 +218,23 @@ class SinkOptions(msgspec.Struct, frozen=True, kw_only=True):
     app: str | None = None
     version: int | None = None
     wait_seconds: float = _DEFAULT_WAIT_SECONDS
+    is_table: bool = False
 
 
-def parse_sink_options(given: Mapping[str, str], *, is_stream: bool) -> SinkOptions:
+def parse_sink_options(given: Mapping[str, str], *, is_stream: bool, is_table: bool = False) -> SinkOptions:
     """The options of a write; InputError names the one that is wrong."""
-    options = OptionReader(given, _NAMES)
-    topic, app = options.text("topic"), options.text("txnAppId")
+    options = TopicOptionReader(given)
+    options.warn_of_kafka()
+    app = options.text("txnAppId")
     version = options.count("txnVersion")
     _check_transaction(app, version, is_stream=is_stream)
     return SinkOptions(
         root=options.root(),
-        topic=None if topic is None else str(parse_topic_name(topic)),
+        topic=options.target(),
         app=app,
         version=version,
         wait_seconds=options.seconds("handOverTimeout", _DEFAULT_WAIT_SECONDS),
+        is_table=is_table,
     )
 
 
@@ -300,7 +310,7 @@ def staging_location(options: SinkOptions) -> StagingLocation:
         _refuse_live(options.root, parse_topic_name(options.topic))
         layout = layout_of(place, directory, options.topic)
     limit = options.root.load().log.max_message_bytes
-    return StagingLocation(place, options.topic, limit, layout, directory)
+    return StagingLocation(place, options.topic, limit, layout, directory, options.is_table)
 
 
 class SinkCommit:

@@ -48,6 +48,7 @@ class StagingLocation(msgspec.Struct, frozen=True):
     """Where a write stages its rows, and the largest message that it may have there.
 
     `layout` is that of the topic, if there is one for all rows. `directory` is the log directory that has no store.
+    `is_table`: the rows are those of an INSERT into a table of Spark's catalog.
     """
 
     place: TopicLocation
@@ -55,6 +56,7 @@ class StagingLocation(msgspec.Struct, frozen=True):
     max_message_bytes: int
     layout: PartitionLayout | None = None
     directory: Path | None = None
+    is_table: bool = False
 
 
 class StagedParts(dict[str, list[StagedPart]]):
@@ -89,6 +91,8 @@ def stage_rows(
     staging, routes = _Staging(target, staged_commit_of(app, version), partition), _Routes(target, partition)
     try:
         for batch in batches:
+            if target.is_table:
+                refuse_read_rows(batch)
             for topic, of_topic in _by_topic(batch, target.topic):
                 for log, rows in routes.of(topic, of_topic):
                     staging.write(log, rows)
@@ -98,6 +102,21 @@ def stage_rows(
     except BaseException as error:
         staging.abandon(error)
         raise
+
+
+def refuse_read_rows(rows: pa.RecordBatch) -> None:
+    """InputError for rows of an INSERT that were read from a topic.
+
+    Spark may hand rows of another table over as if they were for that one (`source.declared` says when and why).
+    """
+    if rows.column("offset").null_count < rows.num_rows:
+        raise InputError(
+            "a row that is inserted has an offset: it was read from a topic, and gets a new one in this table",
+            hint="Name the columns that are written: INSERT INTO t (key, value) SELECT key, value FROM ... . "
+            "CREATE TABLE ... AS SELECT is not possible: Spark does not hand its OPTIONS on",
+        )
+    if not pc.all(pc.or_(pc.is_valid(rows.column("key")), pc.is_valid(rows.column("value")))).as_py():
+        raise InputError("a row that is inserted has neither a key nor a value", hint="A tombstone has a key")
 
 
 def _by_topic(batch: pa.RecordBatch, topic: str | None) -> Iterator[tuple[str, pa.RecordBatch]]:

@@ -29,10 +29,12 @@ from pyspark.sql.streaming.datasource import (
 )
 from pyspark.sql.types import StructType
 
+from tidelog.config import EngineConfig
 from tidelog.engine.cold.manifest import Manifest
 from tidelog.errors import InputError, NotSupportedError, OffsetOutOfRangeError
 from tidelog.pipeline.address import OpenedEngine
 from tidelog.pipeline.location import ReadPart
+from tidelog.pipeline.source.declared import declared, options_for, options_in
 from tidelog.pipeline.source.engine_options import (
     EARLIEST,
     ENTRY_COLUMNS,
@@ -46,6 +48,7 @@ from tidelog.pipeline.source.engine_options import (
 from tidelog.pipeline.source.entry_batches import LogPart, log_part, read_entry_batches
 from tidelog.pipeline.source.options import alone, checked_schema
 from tidelog.pipeline.source.planning import Limits, TopicPlan, plan_parts
+from tidelog.pipeline.source.told import stream_reader, told_in_one_line, told_rows
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -224,25 +227,32 @@ class EntriesDataSource(DataSource):
     def name(cls) -> str:
         return FORMAT
 
+    @told_in_one_line
     def schema(self) -> StructType:
-        return schema_of(ENTRY_COLUMNS, parse_entry_options(self.options).columns)
+        options = parse_entry_options(options_in(self.options))
+        return declared(schema_of(ENTRY_COLUMNS, options.columns), self.options, options.root.location, EngineConfig)
 
+    @told_in_one_line
     def reader(self, schema: StructType) -> DataSourceReader:
-        options = parse_entry_options(self.options)
+        options = parse_entry_options(options_for(self.options, schema))
         if options.starting == LATEST:
             raise InputError("a batch query cannot start at latest: it would read nothing")
         return EntriesReader(options, checked_schema(schema, ENTRY_COLUMNS))
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:
+        return stream_reader(lambda: self._stream_reader(schema))
 
-        options = parse_entry_options(self.options)
+    def _stream_reader(self, schema: StructType) -> DataSourceStreamReader:
+        options = parse_entry_options(options_for(self.options, schema))
         if options.ending_seq is not None:
             raise InputError("a stream has no end", hint="Leave endingSeq out; a batch query has both ends")
         return EntriesStreamReader(options, checked_schema(schema, ENTRY_COLUMNS))
 
+    @told_in_one_line
     def writer(self, schema: StructType, overwrite: bool) -> NoReturn:
         raise no_writer(FORMAT)
 
+    @told_in_one_line
     def streamWriter(self, schema: StructType, overwrite: bool) -> NoReturn:
         raise no_writer(FORMAT)
 
@@ -257,12 +267,14 @@ def read_partition(partition: InputPartition, options: EntryOptions, names: list
         return iter(())  # Spark makes one up where there are none
     keep_memory()
     spare_collections()
-    return read_entry_batches(
-        partition.part,
-        names,
-        includes_refused=options.includes_refused,
-        skips_gaps=not options.fail_on_data_loss,
-        max_rows=options.max_rows_per_batch,
+    return told_rows(
+        read_entry_batches(
+            partition.part,
+            names,
+            includes_refused=options.includes_refused,
+            skips_gaps=not options.fail_on_data_loss,
+            max_rows=options.max_rows_per_batch,
+        )
     )
 
 
@@ -273,6 +285,7 @@ class EntriesReader(DataSourceReader):
         self._options = options
         self._names = names
 
+    @told_in_one_line
     def partitions(self) -> list[InputPartition]:
         options = self._options
         starting = EARLIEST if options.starting is None else options.starting
@@ -327,15 +340,18 @@ class EntriesStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def _starting(self) -> Start:
         return LATEST if self._options.starting is None else self._options.starting
 
+    @told_in_one_line
     def initialOffset(self) -> Offset:
         if self._initial is None:
             lsn = self._log.lsn_from(self._starting, self._log.manifest())
             self._initial = {"lsn": lsn, "first_seq": self._log.first_seq_of(self._starting)}
         return self._initial
 
+    @told_in_one_line
     def prepareForTriggerAvailableNow(self) -> None:
         self._target = self._end_lsn()
 
+    @told_in_one_line
     def reportLatestOffset(self) -> Offset | None:
         return {"lsn": self._end_lsn(), "first_seq": self._log.first_seq_of(self._starting)}
 
@@ -343,6 +359,7 @@ class EntriesStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         most = self._options.max_entries_per_trigger
         return ReadAllAvailable() if most is None else ReadMaxRows(most)
 
+    @told_in_one_line
     def latestOffset(self, start: Offset, limit: ReadLimit) -> Offset:
         lsn, first_seq = _checked(start)
         end_lsn = self._end_lsn() if self._target is None else self._target
@@ -353,6 +370,7 @@ class EntriesStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             end_lsn = min(end_lsn, lsn + limit.max_rows)
         return {"lsn": max(lsn, end_lsn), "first_seq": first_seq}
 
+    @told_in_one_line
     def partitions(self, start: Offset, end: Offset) -> list[InputPartition]:
         (start_lsn, first_seq), (stop_lsn, _) = _checked(start), _checked(end)
         if start_lsn >= stop_lsn:

@@ -19,10 +19,11 @@ from functools import partial
 from itertools import pairwise
 from typing import Any, NamedTuple, NoReturn
 
-from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
+from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStreamReader, InputPartition
 from pyspark.sql.types import StructType
 
 from tidelog.clock import SystemClock
+from tidelog.config import EngineConfig
 from tidelog.engine.cold.manifest import Manifest, Pinning, StoredCheckpoint, StoredCompaction
 from tidelog.engine.mvcc.cells import OBJECTS, SEQ_BYTES, objects_of, prefix_end
 from tidelog.engine.mvcc.retention import forgotten
@@ -34,6 +35,7 @@ from tidelog.engine.sst.sstable import RowPart, SSTable
 from tidelog.engine.wal.replay import Replay, ShippedLog
 from tidelog.errors import DataError, InputError, NotFoundError, NotSupportedError, RetryError
 from tidelog.pipeline.address import OpenedEngine
+from tidelog.pipeline.source.declared import declared, options_for, options_in
 from tidelog.pipeline.source.engine_options import (
     OBJECT_COLUMNS,
     ObjectOptions,
@@ -44,6 +46,7 @@ from tidelog.pipeline.source.engine_options import (
 from tidelog.pipeline.source.entries import refuse_large_seqs
 from tidelog.pipeline.source.object_batches import VALUE_COLUMNS, ObjectPart, RowBlocks, merged_rows, packed_rows
 from tidelog.pipeline.source.options import checked_schema
+from tidelog.pipeline.source.told import refused_stream, told_in_one_line, told_rows
 from tidelog.pipeline.tasks import reading_ahead
 
 # The driver's view of an engine's objects: the base snapshot, the changes of the log after it, and the parts.
@@ -292,19 +295,25 @@ class ObjectsDataSource(DataSource):
     def name(cls) -> str:
         return FORMAT
 
+    @told_in_one_line
     def schema(self) -> StructType:
-        return schema_of(OBJECT_COLUMNS, parse_object_options(self.options).columns)
+        options = parse_object_options(options_in(self.options))
+        return declared(schema_of(OBJECT_COLUMNS, options.columns), self.options, options.root.location, EngineConfig)
 
+    @told_in_one_line
     def reader(self, schema: StructType) -> DataSourceReader:
-        return ObjectsReader(parse_object_options(self.options), checked_schema(schema, OBJECT_COLUMNS))
+        options = parse_object_options(options_for(self.options, schema))
+        return ObjectsReader(options, checked_schema(schema, OBJECT_COLUMNS))
 
-    def streamReader(self, schema: StructType) -> NoReturn:
+    def streamReader(self, schema: StructType) -> DataSourceStreamReader:
         hint = "What changes is a stream of format tidelog_entries; a state is read with spark.read"
-        raise NotSupportedError("objects are a state, and there is no stream of them", hint=hint)
+        return refused_stream(NotSupportedError("objects are a state, and there is no stream of them", hint=hint))
 
+    @told_in_one_line
     def writer(self, schema: StructType, overwrite: bool) -> NoReturn:
         raise no_writer(FORMAT)
 
+    @told_in_one_line
     def streamWriter(self, schema: StructType, overwrite: bool) -> NoReturn:
         raise no_writer(FORMAT)
 
@@ -316,6 +325,7 @@ class ObjectsReader(DataSourceReader):
         self._options = options
         self._names = names
 
+    @told_in_one_line
     def partitions(self) -> list[InputPartition]:
         with self._options.root.open(read_only=self._options.pin_seconds is None) as engine:
             return [ObjectPartition(part) for part in ObjectPlan(self._options, engine).parts()]
@@ -329,4 +339,4 @@ class ObjectsReader(DataSourceReader):
             return iter(())  # Spark makes one up where there are none
         keep_memory()
         spare_collections()
-        return read_object_batches(partition.part, self._names, self._options.max_rows_per_batch)
+        return told_rows(read_object_batches(partition.part, self._names, self._options.max_rows_per_batch))

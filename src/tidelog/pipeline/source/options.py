@@ -1,11 +1,14 @@
-"""The options of the source, as text from Spark, turned into what they mean.
+"""The options of topics, as text from Spark, turned into what they mean.
 
-Names and meanings are those of Spark's Kafka source; case does not matter. An option that is not known is refused with
-the nearest name: one that is misspelt must not be ignored. Settings of `tidelog.open` are options too.
+Names and meanings are those of Spark's Kafka source and sink; case does not matter. One set of options serves both:
+what is for the other side is passed over. An option that is not known is refused with the nearest name: one that is
+misspelt must not be ignored. Options of Kafka that mean nothing here are passed over with a warning. Settings of
+`tidelog.open` are options too.
 """
 
 from __future__ import annotations
 
+import logging
 import re
 from collections.abc import Callable, Mapping, Sequence
 from difflib import get_close_matches
@@ -29,6 +32,7 @@ from tidelog.config.settings import settings_of
 from tidelog.errors import InputError
 from tidelog.log.isolation import READ_COMMITTED, Isolation
 from tidelog.pipeline.address import Root, find_root
+from tidelog.pipeline.source.declared import LOST_OPTIONS_HINT
 from tidelog.store.keys import PARTITION_SUFFIX
 from tidelog.topics.names import parse_topic_name
 from tidelog.units import parse_bytes, parse_seconds
@@ -331,14 +335,19 @@ Parsed = TypeVar("Parsed")
 DEFAULT_PARTITION_BYTES = 128 * MIB
 _TRUTH_VALUES = {"true": True, "false": False}
 _SUBSCRIPTIONS = ("subscribe", "subscribePattern", "assign")
-_NAMES = (
+SINK_NAMES = ("topic", "txnAppId", "txnVersion", "handOverTimeout")
+# Spark's own, which it hands on with ours.
+_OF_SPARK = ("checkpointLocation", "queryName", "outputMode")
+TOPIC_OPTIONS = (
     *("root", "path", "metadata", "config", *_SUBSCRIPTIONS, "columns", "includeHeaders", "failOnDataLoss"),
     *("startingOffsets", "startingTimestamp", "startingOffsetsByTimestamp", "startingOffsetsByTimestampStrategy"),
     *("endingOffsets", "endingTimestamp", "endingOffsetsByTimestamp"),
     *("minPartitions", "maxRecordsPerPartition", "maxPartitionBytes", "maxRowsPerBatch"),
     *("maxOffsetsPerTrigger", "minOffsetsPerTrigger", "maxTriggerDelay", "maxBytesPerTrigger"),
-    *("isolation", "openTransactionTimeout"),
+    *("isolation", "openTransactionTimeout", "kafka.isolation.level"),
+    *(*SINK_NAMES, *_OF_SPARK),
 )
+_logger = logging.getLogger("tidelog.pipeline")
 _DEFAULT_STREAM_WAIT_SECONDS = 900.0
 
 
@@ -367,16 +376,26 @@ class SourceOptions(msgspec.Struct, frozen=True, kw_only=True):
     min_offsets_per_trigger: int | None = None
     max_trigger_delay_seconds: float = 900.0
     max_bytes_per_trigger: int | None = None
+    is_table: bool = False
+    """A table may be over a topic that its first INSERT creates: until then it is empty."""
 
 
-def parse_source_options(given: Mapping[str, str], *, is_stream: bool = False) -> SourceOptions:
-    """The options of a read; InputError names the one that is wrong and what would be right."""
-    options = _SourceReader(given, _NAMES)
+def parse_source_options(
+    given: Mapping[str, str], *, is_stream: bool = False, is_table: bool = False, warns: bool = False
+) -> SourceOptions:
+    """The options of a read; InputError names the one that is wrong and what would be right.
+
+    `warns` tells of options that are passed over: once for a query, which parses its options several times.
+    """
+    options = TopicOptionReader(given)
+    if warns:
+        options.warn_of_kafka()
+    root = options.root()
     topics, pattern, assigned = options.subscription()
     starting, ending = options.positions("starting"), options.positions("ending")
     _check_places({"starting": starting, "ending": ending}, topics, pattern)
     return SourceOptions(
-        root=options.root(),
+        root=root,
         topics=topics,
         pattern=pattern,
         assigned=assigned,
@@ -398,6 +417,7 @@ def parse_source_options(given: Mapping[str, str], *, is_stream: bool = False) -
         min_offsets_per_trigger=options.number("minOffsetsPerTrigger"),
         max_trigger_delay_seconds=options.seconds("maxTriggerDelay", 900.0),
         max_bytes_per_trigger=options.size("maxBytesPerTrigger"),
+        is_table=is_table,
     )
 
 
@@ -411,10 +431,14 @@ class OptionReader:
         self._given = {name.lower(): str(value) for name, value in given.items()}
         known = {name.lower(): name for name in (*names, *settings)}
         for name in given:
-            if name.lower() not in known:
+            if name.lower() not in known and not self.passes_over(name):
                 raise _unknown(name, list(known.values()))
         places = ("dir", "store", "metadata")
         self._settings = {name: self._given[name] for name in settings if name in self._given and name not in places}
+
+    def passes_over(self, name: str) -> bool:
+        """Whether an option that means nothing here is allowed."""
+        return False
 
     def text(self, name: str) -> str | None:
         return self._given.get(name.lower())
@@ -434,7 +458,7 @@ class OptionReader:
                 f"two places are given: {' and '.join(places)}", hint="Give the option root, or load(path)"
             )
         if not places:
-            raise InputError("the option root is missing", hint=hint)
+            raise InputError("the option root is missing", hint=f"{hint}. {LOST_OPTIONS_HINT}")
         return places[0]
 
     def settings(self) -> dict[str, str]:
@@ -490,10 +514,58 @@ class OptionReader:
         return number
 
 
-class _SourceReader(OptionReader):
+# Options of Spark's Kafka source and sink, and of Kafka's clients, that mean nothing here, and what to use instead.
+_KAFKA = "kafka."
+_INSTEAD = {
+    "kafka.bootstrap.servers": "root says where the topics are",
+    "kafka.group.id": "a query's checkpoint has its position",
+    "groupidprefix": "a query's checkpoint has its position",
+    "kafka.enable.auto.commit": "a query's checkpoint has its position",
+    "kafka.auto.offset.reset": "startingOffsets",
+    "kafka.max.poll.records": "maxRowsPerBatch",
+    "kafka.fetch.max.bytes": "maxPartitionBytes",
+    "kafka.max.request.size": "max_message_bytes",
+    "kafka.compression.type": "ship_compression",
+    "kafka.transactional.id": "txnAppId",
+    "kafka.acks": "a write is in the store when it returns",
+    "kafkaconsumer.polltimeoutms": "store_request_timeout_ms",
+    "fetchoffset.numretries": "store_max_retries",
+    "fetchoffset.retryintervalms": "store_max_retries",
+}
+_SECURITY = ("kafka.security.", "kafka.ssl.", "kafka.sasl.")
+
+
+class TopicOptionReader(OptionReader):
+    """The options of topics, of a read and of a write."""
+
+    def __init__(self, given: Mapping[str, str]) -> None:
+        self.of_kafka: list[str] = []
+        super().__init__(given, TOPIC_OPTIONS)
+
+    def passes_over(self, name: str) -> bool:
+        is_kafkas = name.lower().startswith(_KAFKA) or name.lower() in _INSTEAD
+        if is_kafkas:
+            self.of_kafka.append(name)
+        return is_kafkas
+
+    def warn_of_kafka(self) -> None:
+        """One warning for all options of Kafka that were passed over, with what is ours."""
+        if self.of_kafka:
+            told = [f"{name} ({_instead(name)})" for name in self.of_kafka]
+            _logger.warning("tidelog passes over options of Kafka: %s", ", ".join(told))
+
+    def target(self) -> str | None:
+        """The topic that is written: the one that is named for it, or the only one that is read."""
+        topic, subscribed = self.text("topic"), (self.text("subscribe") or "").strip(" ,")
+        if topic is None and subscribed and "," not in subscribed:
+            topic = subscribed
+        return None if topic is None else str(parse_topic_name(topic))
+
     def subscription(self) -> tuple[tuple[str, ...] | None, str | None, dict[str, tuple[int, ...]]]:
         """The topics or the pattern of their names, and the partitions of those of which not all are read."""
         named = [name for name in _SUBSCRIPTIONS if self.text(name) is not None]
+        if not named and self.text("topic") is not None:
+            return _checked_topics([self.text("topic") or ""], "topic"), None, {}
         if len(named) != 1:
             problem = "none of them is given" if not named else f"{' and '.join(named)} are given"
             raise InputError(f"exactly one of {', '.join(_SUBSCRIPTIONS)} says what is read; {problem}")
@@ -511,7 +583,7 @@ class _SourceReader(OptionReader):
         return found or self.parsed(f"{end}Offsets", parse_offsets)
 
     def isolation(self) -> Isolation:
-        text = (self.text("isolation") or READ_COMMITTED).lower()
+        text = (self.text("isolation") or self.text("kafka.isolation.level") or READ_COMMITTED).lower()
         if text == "read_committed":
             return "read_committed"
         if text == "read_uncommitted":
@@ -577,10 +649,12 @@ def _check_places(given: Mapping[str, Positions | None], topics: tuple[str, ...]
                 raise InputError(f"a {end} place is given for {topic}, which is not read", hint=f"Read is {read}")
 
 
+def _instead(name: str) -> str:
+    if name.lower().startswith(_SECURITY):
+        return "the store's settings and the variables of its cloud say how it is reached"
+    return _INSTEAD.get(name.lower(), "a setting of Kafka's clients")
+
+
 def _unknown(name: str, known: list[str]) -> InputError:
-    if name.lower().startswith("kafka."):
-        return InputError(
-            f"{name} is an option of Kafka's clients", hint="Leave it out; root says where the topics are"
-        )
     near = get_close_matches(name, known, n=1)
     return InputError(f"there is no option {name}", hint=f"Did you mean {near[0]}?" if near else None)

@@ -27,12 +27,14 @@ from pyspark.sql.datasource import (
 )
 from pyspark.sql.types import StructType
 
-from tidelog.errors import GapError, InputError, RetryError, offsets_text
+from tidelog.config import Settings
+from tidelog.errors import GapError, InputError, NotFoundError, RetryError, offsets_text
 from tidelog.log.frame import Frames
 from tidelog.log.isolation import READ_COMMITTED, committed_batches
 from tidelog.log.tail_cache import Batch
 from tidelog.pipeline.location import ReadPart, TopicLocation
 from tidelog.pipeline.source.arrow import arrow_schema, record_batch
+from tidelog.pipeline.source.declared import declared, found_declaration, options_for, options_in
 from tidelog.pipeline.source.options import (
     TOPIC_COLUMNS,
     SourceOptions,
@@ -43,6 +45,7 @@ from tidelog.pipeline.source.options import (
 )
 from tidelog.pipeline.source.partition_reader import read_batches, spare_collections
 from tidelog.pipeline.source.planning import OpenTopics
+from tidelog.pipeline.source.told import stream_reader, told_in_one_line, told_rows
 from tidelog.pipeline.tasks import keep_memory
 from tidelog.topics.columns import Columns, Ended, gather_columns, lost_until, read_error
 
@@ -69,26 +72,36 @@ class TidelogDataSource(DataSource):
     def name(cls) -> str:
         return FORMAT
 
+    @told_in_one_line
     def schema(self) -> StructType:
-        options = parse_source_options(self.options)
-        return source_schema(options.columns, include_headers=options.include_headers)
+        options = parse_source_options(options_in(self.options), warns=True)
+        schema = source_schema(options.columns, include_headers=options.include_headers)
+        return declared(schema, self.options, options.root.location, Settings)
 
+    @told_in_one_line
     def reader(self, schema: StructType) -> DataSourceReader:
-        return TopicReader(parse_source_options(self.options), _checked(schema))
+        options = options_for(self.options, schema)
+        is_table = found_declaration(schema) is not None
+        return TopicReader(parse_source_options(options, is_table=is_table), _checked(schema))
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:
+        return stream_reader(lambda: self._stream_reader(schema))
+
+    def _stream_reader(self, schema: StructType) -> DataSourceStreamReader:
         from tidelog.pipeline.source.topics_stream import TopicStreamReader
 
-        options = parse_source_options(self.options, is_stream=True)
+        options = parse_source_options(options_for(self.options, schema), is_stream=True)
         if options.ending is not None:
             raise InputError("a stream has no end", hint="Leave the ending offsets out; a batch query has both ends")
         return TopicStreamReader(options, _checked(schema))
 
+    @told_in_one_line
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
         from tidelog.pipeline.sink.sink import batch_writer
 
         return batch_writer(self.options, schema, overwrite)
 
+    @told_in_one_line
     def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamWriter:
         from tidelog.pipeline.sink.sink import stream_writer
 
@@ -105,10 +118,11 @@ def read_partition(partition: InputPartition, options: SourceOptions, schema: St
 
     if not isinstance(partition, TopicPartition):
         return iter(())  # Spark makes one up where there are none
-    return chain.from_iterable(
+    batches = (
         read_record_batches(part, partition.place, schema, options, max_rows=options.max_rows_per_batch)
         for part in partition.parts
     )
+    return told_rows(chain.from_iterable(batches))
 
 
 class TopicReader(DataSourceReader):
@@ -118,12 +132,23 @@ class TopicReader(DataSourceReader):
         self._options = options
         self._schema = schema
 
+    @told_in_one_line
     def partitions(self) -> list[InputPartition]:
         with OpenTopics(self._options) as topics:
             _refuse_empty_ranges(self._options)
             topics.check_places()
-            ranges = {log: self._range(topics, log) for log in topics.names()}
+            ranges = {log: self._range(topics, log) for log in topics.names() if self._is_there(topics, log)}
             return [TopicPartition(parts, topics.place) for parts in topics.plan_tasks(ranges)]
+
+    def _is_there(self, topics: OpenTopics, log: str) -> bool:
+        """A table is empty while the topic that it is to have is not there."""
+        try:
+            topics.log(log)
+        except NotFoundError:
+            if not self._options.is_table:
+                raise
+            return False
+        return True
 
     def _range(self, topics: OpenTopics, log: str) -> tuple[int, int]:
         options = self._options

@@ -33,6 +33,7 @@ from pyspark.sql.types import StructType
 from tidelog.errors import NotFoundError, OffsetOutOfRangeError
 from tidelog.pipeline.source.options import Partition, SourceOptions, from_checkpoint, resolve_start, to_checkpoint
 from tidelog.pipeline.source.planning import OpenTopics
+from tidelog.pipeline.source.told import told_in_one_line
 from tidelog.pipeline.source.topics import TopicPartition, read_partition
 
 # Rate limiting: how much of the backlog goes into one micro-batch, divided among topics and partitions by backlog.
@@ -90,6 +91,7 @@ class TopicStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     # Where it begins and ends
 
+    @told_in_one_line
     def initialOffset(self) -> Checkpoint:
         if self._initial is None:
             self._topics.check_places()
@@ -112,10 +114,12 @@ class TopicStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._topics.check_start(topic, start)
         return start
 
+    @told_in_one_line
     def prepareForTriggerAvailableNow(self) -> None:
         self._topics.refresh()
         self._target = self._known_ends()
 
+    @told_in_one_line
     def reportLatestOffset(self) -> Checkpoint | None:
         return self._kept(self._known_ends())
 
@@ -131,6 +135,7 @@ class TopicStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     # The next batch
 
+    @told_in_one_line
     def latestOffset(self, start: Checkpoint, limit: ReadLimit) -> Checkpoint:
         self._topics.refresh()
         begun, known = self._found(start)
@@ -215,6 +220,7 @@ class TopicStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     # Its parts
 
+    @told_in_one_line
     def partitions(self, start: Checkpoint, end: Checkpoint) -> list[InputPartition]:
         (begun, before), (ends, planned) = self._found(start), self._found(end)
         for topic in [one for one, log_id in planned.items() if before.get(one, log_id) != log_id]:

@@ -1,0 +1,111 @@
+"""Spark SQL over topics and engines: the guide keeps its word, and what could go wrong silently is refused."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from pyspark.errors import PySparkException
+from pyspark.sql import SparkSession
+
+import tidelog
+from tidelog.pipeline.address import find_root
+
+GUIDE = Path(__file__).resolve().parents[2] / "docs" / "how-to" / "spark-sql.md"
+SQL = re.compile(r"^```sql\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+
+
+@pytest.fixture
+def sql(spark: SparkSession) -> Iterator[SparkSession]:
+    """The session; tables and views of the test are gone behind it."""
+    yield spark
+    for table in spark.catalog.listTables():
+        kind = "VIEW" if table.tableType in ("VIEW", "TEMPORARY") else "TABLE"
+        spark.sql(f"DROP {kind} IF EXISTS {table.name}")
+
+
+def _make_engine(path: Path) -> None:
+    with tidelog.open_engine(path.with_name("node"), store=path.as_uri()) as engine:
+        engine.apply(1, tidelog.CreateBucket("photos"))
+        engine.apply_many([(seq, tidelog.PutObject("photos", f"{seq}.png", b"x" * seq)) for seq in (2, 3)])
+        engine.update_low_water_mark(3)
+        engine.ship()
+
+
+def test_sql_guide_runs_and_sees_new_messages(sql: SparkSession, tmp_path: Path) -> None:
+    """Whoever knows only SQL gets a table, an insert, a view that sees it, a copy, and an engine's entries."""
+    _make_engine(tmp_path / "engine")
+    tidelog.open(tmp_path / "shop").close()
+    results: dict[str, list[tuple[object, ...]]] = {}
+    for block in SQL.findall(GUIDE.read_text("utf-8").replace("/data/", f"{tmp_path}/")):
+        for statement in filter(str.strip, block.split(";\n")):
+            frame = sql.sql(statement)
+            if frame.columns:
+                results[",".join(frame.columns)] = [tuple(row) for row in frame.collect()]
+    assert results == {
+        "orders": [(0,)],
+        "customer,amount": [("customer-0", 30), ("customer-1", 50), ("customer-2", 70)],
+        "offset": [(4,), (5,)],
+        "topic,offset,value": [("shop/loud", 0, '{"ID":0,"AMOUNT":0}')],
+        "kind,entries": [("CreateBucket", 1), ("PutObject", 2)],
+        "key,size": [("2.png", 2), ("3.png", 3)],
+        "objects_then": [(1,)],
+    }
+
+
+def test_insert_of_rows_of_another_table_is_refused_not_misdirected(sql: SparkSession, tmp_path: Path) -> None:
+    """Spark hands `INSERT INTO b SELECT * FROM a` and `CREATE TABLE b AS SELECT * FROM a` over as writes to `a`: its
+    topic must not grow by its own rows, and a write that was said to be done must have been."""
+    with tidelog.open(tmp_path / "log") as log:
+        log.topic("shop/a").append_many([b"1", b"2"])
+    for name in ("a", "b"):
+        sql.sql(f"CREATE TABLE {name} USING tidelog OPTIONS (root '{tmp_path}/log', topic 'shop/{name}')")
+    options = f"OPTIONS (root '{tmp_path}/log', topic 'shop/c')"
+    for statement, expected in (
+        ("INSERT INTO b SELECT * FROM a", "has an offset"),
+        (f"CREATE TABLE c USING tidelog {options} AS SELECT * FROM a", "has an offset"),
+        (f"CREATE TABLE c USING tidelog {options} AS SELECT value FROM a", "CREATE TABLE ... USING ... OPTIONS"),
+    ):
+        with pytest.raises(PySparkException, match=expected) as raised:
+            sql.sql(statement)
+        assert "Traceback" not in str(raised.value)
+    with find_root(tmp_path / "log").open() as log:
+        assert log.topic("shop/a").next_offset == 2
+        assert [str(name) for name in log.topics()] == ["shop/a"]
+
+
+def test_named_insert_is_stored_once(sql: SparkSession, tmp_path: Path) -> None:
+    """A statement that a scheduler runs again after a failure adds its rows once."""
+    sql.sql(f"CREATE TABLE a USING tidelog OPTIONS (root '{tmp_path}/log', topic 'shop/a') COMMENT 'ours'")
+    for _ in range(2):
+        sql.sql("INSERT INTO a WITH (txnAppId = 'nightly', txnVersion = '7') (value) VALUES (X'01'), (X'02')")
+    assert sql.sql("SELECT value FROM a ORDER BY offset").collect() == [(b"\x01",), (b"\x02",)]
+
+
+def test_table_is_a_stream(sql: SparkSession, tmp_path: Path) -> None:
+    """`readStream.table` takes the options of the table, and those of the stream win over them."""
+    with tidelog.open(tmp_path / "log") as log:
+        log.topic("shop/a").append_many([b"1", b"2", b"3"])
+    sql.sql(f"CREATE TABLE a USING tidelog OPTIONS (root '{tmp_path}/log', topic 'shop/a', startingOffsets 'latest')")
+    stream = sql.readStream.option("startingOffsets", "earliest").table("a")
+    query = stream.writeStream.format("memory").queryName("seen").trigger(availableNow=True).start()
+    query.awaitTermination()
+    assert sql.sql("SELECT count(*) FROM seen").first() == (3,)
+
+
+def test_stream_that_cannot_be_says_why_in_one_line(spark: SparkSession, tmp_path: Path) -> None:
+    """Not Spark's own error about a reader that was never made, and no traceback of a worker."""
+    frame = (
+        spark.readStream.format("tidelog")
+        .option("root", str(tmp_path))
+        .option("subscribe", "shop/a")
+        .option("endingOffsets", "latest")
+        .load()
+    )
+    query = frame.writeStream.format("noop").start()
+    with pytest.raises(PySparkException, match="a stream has no end") as raised:
+        query.awaitTermination()
+    assert "UnboundLocalError" not in str(raised.value)
+    assert "Traceback" not in str(raised.value)
