@@ -12,7 +12,7 @@ import pytest
 
 from tidelog.cold.settings import TierSettings
 from tidelog.config import Settings, describe, load_as, load_settings
-from tidelog.config.settings import settings_of
+from tidelog.config.load import settings_of
 from tidelog.errors import ConfigError
 from tidelog.log.settings import LogSettings
 from tidelog.secret import Secret

@@ -10,8 +10,7 @@ import pytest
 
 import tidelog
 from tidelog.cold.settings import TierOptions, TierSettings
-from tidelog.config.load import OpenEngineOptions, OpenOptions
-from tidelog.config.settings import EngineConfig, Settings, settings_of
+from tidelog.config.load import EngineConfig, OpenEngineOptions, OpenOptions, Settings, settings_of
 from tidelog.engine.settings import EngineOptions, EngineSettings
 from tidelog.errors import InputError
 from tidelog.fields import aliases_of

@@ -8,9 +8,8 @@ from tests.cold.published import KEYS, PublishedTopic
 from tests.cold.replacing import HOUR, clean_up, compact, read_all
 
 from tidelog.cold.catalog import Catalog, PlannedCatalog
-from tidelog.cold.fetch import Fetcher, FetchSettings, RangeStream
+from tidelog.cold.fetch import ColdReadCounters, Fetcher, FetchSettings, RangeStream
 from tidelog.cold.reader import History
-from tidelog.cold.settings import ColdReadCounters
 from tidelog.testing import FaultyStore
 
 

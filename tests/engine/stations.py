@@ -200,7 +200,7 @@ class EngineNode:
 def use_replica(node: EngineNode, objects: ObjectStore) -> None:
     """From here on the node has another replica, which knows nothing yet."""
     metadata = BucketMetadataStore(objects)
-    node.shipping._replicas._replicas = [Replica(objects, metadata, KEYS, node.clock, EngineDocuments(KEYS))]
+    node.shipping._replicas()._replicas = [Replica(objects, metadata, KEYS, node.clock, EngineDocuments(KEYS))]
 
 
 def successor(node: EngineNode, name: str = "b", **settings: Any) -> EngineNode:

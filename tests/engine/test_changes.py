@@ -126,7 +126,7 @@ def test_a_log_without_its_beginning_says_so() -> None:
     with successor(node) as other:
         other.restore()
         engine = other.open().engine
-        engine._change_log._cold = None  # type: ignore[attr-defined]
+        engine._change_log()._cold = None  # type: ignore[attr-defined]
         with pytest.raises(GapError, match="no longer in the log"):
             list(engine.changes())
 

@@ -337,14 +337,14 @@ class TestInTheBackground:
     def test_it_runs_by_itself(self) -> None:
         """Every so often."""
         with shipped(new_store(), compaction_interval_seconds=0.05) as node:
-            node.engine._compaction.start()
+            node.engine._upkeep.add_compaction()
             assert self.wait_for(node, 120) == 2
             node.assert_same()
 
     def test_it_can_be_turned_off(self) -> None:
         """Then only `compact` does it."""
         with shipped(new_store(), compaction_interval_seconds=0.05, compaction_enabled=False) as node:
-            node.engine._compaction.start()
+            node.engine._upkeep.add_compaction()
             assert self.wait_for(node, 0.3) > 2
 
     def test_closing_gives_up_what_is_being_built(self) -> None:
@@ -359,7 +359,7 @@ class TestInTheBackground:
                 goes_on.wait(120)
 
         store.on_request = hold
-        node.engine._compaction.start()
+        node.engine._upkeep.add_compaction()
         assert building.wait(120)
         threading.Timer(0.2, goes_on.set).start()
         node.close()

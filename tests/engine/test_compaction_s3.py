@@ -62,7 +62,7 @@ def test_compacted_data_and_a_log_that_was_dropped(tmp_path: Path, place: Callab
             engine.ship()
         digests = {seq: engine.digest(seq) for seq in (100, 250, engine.applied_seq)}
         contents = some_values(engine)
-        shipping = engine._garbage._place._shipping  # type: ignore[attr-defined]
+        shipping = engine._garbage()._place._shipping  # type: ignore[attr-defined]
         compact_by_hand(shipping._objects, blob_file_bytes=64 << 10, rows_a_file=500)
         assert engine.collect_garbage().dropped_pieces > 1
         assert some_values(engine) == contents

@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from tidelog.config import describe, explain_settings, load_engine_config, load_settings
-from tidelog.config.settings import EngineConfig, settings_of, tables_of
+from tidelog.config.load import EngineConfig, settings_of, tables_of
 from tidelog.engine.settings import EngineSettings
 from tidelog.engine.wal.wal import log_settings
 from tidelog.errors import ConfigError

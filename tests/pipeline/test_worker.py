@@ -10,8 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tidelog.cold.fetch import Fetcher, FetchSettings, RangeStream
-from tidelog.cold.settings import ColdReadCounters
+from tidelog.cold.fetch import ColdReadCounters, Fetcher, FetchSettings, RangeStream
 from tidelog.errors import GapError
 from tidelog.log.frame import encode_many
 from tidelog.log.tail_cache import framed_batch

@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING
 from tests.cold.published import KEYS
 
 from tidelog.clock import ManualClock
-from tidelog.cold.fetch import Fetcher, FetchSettings
-from tidelog.cold.settings import ColdReadCounters
+from tidelog.cold.fetch import ColdReadCounters, Fetcher, FetchSettings
 from tidelog.log import Log, LogSettings
 from tidelog.log.frame import encode_many
 from tidelog.staging.area import Outcome, StagedPart, StagingArea

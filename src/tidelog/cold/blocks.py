@@ -25,6 +25,7 @@ import zstandard
 
 from tidelog.codec import MAX_OFFSET
 from tidelog.cold.catalog import MAX_BLOCK_BYTES, Codec
+from tidelog.cold.fetch import check_frame_size
 from tidelog.errors import DataError, InputError
 from tidelog.log.frame import HEADER_BYTES as FRAME_HEADER_BYTES
 from tidelog.log.frame import MAX_PAYLOAD_BYTES, Frames, Stop, crc32, scan
@@ -104,17 +105,6 @@ def parse_header(
     if raw_bytes > MAX_BLOCK_BYTES:
         check_frame_size(raw_bytes, most_frame_bytes)
     return BlockHeader(first_offset, count, raw_bytes, stored_bytes)
-
-
-def check_frame_size(frame_bytes: int, most_frame_bytes: int) -> None:
-    """DataError when an object says that a frame is larger than its descriptor and the settings of the reader allow."""
-    if frame_bytes > most_frame_bytes:
-        size = frame_bytes - FRAME_HEADER_BYTES
-        raise DataError(
-            f"a message of {size} bytes, which is more than max_message_bytes and than the catalog says",
-            hint=f"Nothing was read of it. If it is meant to be there, read it with max_message_bytes = {size}, or "
-            "have `tidelog topic rebuild-catalog` with that setting write it down for all readers",
-        )
 
 
 def check_block(block: Buffer) -> None:

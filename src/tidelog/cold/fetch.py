@@ -15,16 +15,98 @@ from bisect import bisect_left, bisect_right, insort
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Executor, Future
+from contextlib import contextmanager
 from threading import Lock
 from typing import Generic, Protocol, TypeVar, cast
 
 import msgspec
 
-from tidelog.cold.settings import ColdReadCounters
+from tidelog.clock import Stopwatch
+from tidelog.cold.settings import ColdReadStatistics
+from tidelog.errors import DataError
+from tidelog.log.frame import HEADER_BYTES
 from tidelog.log.settings import DEFAULT_MAX_MESSAGE_BYTES
 from tidelog.store.settings import DEFAULT_FETCH_AHEAD, DEFAULT_FETCH_BYTES, StoreSettings
 
 Item = TypeVar("Item")
+
+
+class ColdReadCounters:
+    """Shared by readers and by the threads that fetch for them."""
+
+    def __init__(self) -> None:
+        self._guard = Lock()
+        self._requests = 0
+        self._failed_requests = 0
+        self._fetched_bytes = 0
+        self._repeated_ranges = 0
+        self._objects_opened = 0
+        self._skipped_messages = 0
+        self._request_seconds = Stopwatch()
+        self._query_seconds = Stopwatch()
+
+    def fetched(self, size: int, seconds: float) -> None:
+        """A range has come."""
+        with self._guard:
+            self._requests += 1
+            self._fetched_bytes += size
+            self._request_seconds.add(seconds)
+
+    def failed(self) -> None:
+        """A range was asked for and did not come."""
+        with self._guard:
+            self._requests += 1
+            self._failed_requests += 1
+
+    def repeated(self) -> None:
+        """A range was not what it must be, and is fetched once more."""
+        with self._guard:
+            self._repeated_ranges += 1
+
+    def opened(self) -> None:
+        """A reader has come to another object."""
+        with self._guard:
+            self._objects_opened += 1
+
+    def skipped(self, count: int) -> None:
+        """Messages that are missing were passed over."""
+        with self._guard:
+            self._skipped_messages += count
+
+    @contextmanager
+    def query(self) -> Iterator[None]:
+        """Around a question to the catalog."""
+        begin = time.perf_counter()
+        try:
+            yield
+        finally:
+            with self._guard:
+                self._query_seconds.add(time.perf_counter() - begin)
+
+    def snapshot(self) -> ColdReadStatistics:
+        """What was counted so far."""
+        with self._guard:
+            return ColdReadStatistics(
+                requests=self._requests,
+                failed_requests=self._failed_requests,
+                fetched_bytes=self._fetched_bytes,
+                repeated_ranges=self._repeated_ranges,
+                objects_opened=self._objects_opened,
+                skipped_messages=self._skipped_messages,
+                request_seconds=self._request_seconds.snapshot(),
+                query_seconds=self._query_seconds.snapshot(),
+            )
+
+
+def check_frame_size(frame_bytes: int, most_frame_bytes: int) -> None:
+    """DataError when an object says that a frame is larger than its descriptor and the settings of the reader allow."""
+    if frame_bytes > most_frame_bytes:
+        size = frame_bytes - HEADER_BYTES
+        raise DataError(
+            f"a message of {size} bytes, which is more than max_message_bytes and than the catalog says",
+            hint=f"Nothing was read of it. If it is meant to be there, read it with max_message_bytes = {size}, or "
+            "have `tidelog topic rebuild-catalog` with that setting write it down for all readers",
+        )
 
 
 class ByteSource(Protocol):

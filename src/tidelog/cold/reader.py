@@ -18,8 +18,7 @@ from typing import Literal, NamedTuple, cast
 
 from tidelog.cold import blocks
 from tidelog.cold.catalog import Catalog, Descriptor
-from tidelog.cold.fetch import Fetcher, FetchSettings, RangeStream
-from tidelog.cold.settings import ColdReadCounters
+from tidelog.cold.fetch import ColdReadCounters, Fetcher, FetchSettings, RangeStream, check_frame_size
 from tidelog.errors import (
     CorruptionError,
     DataError,
@@ -200,7 +199,7 @@ class ObjectFrames:
         if self.position + needed > self.descriptor.end_of(self.offset):
             raise DataError("a length that leads too far")
         if self.descriptor.codec == "none":  # a block was asked when its header was read
-            blocks.check_frame_size(needed, self._most_frame_bytes)
+            check_frame_size(needed, self._most_frame_bytes)
 
     def _fetch(self, needed: int) -> None:
         """Reads more bytes into the buffer, until there are as many as are needed after its position."""

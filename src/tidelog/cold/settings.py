@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from threading import Lock
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Literal, TypedDict
 
 import msgspec
 
-from tidelog.clock import Histogram, Stopwatch
+from tidelog.clock import Histogram
 from tidelog.store.metadata.base import MetadataStatistics
 
 Positive = Annotated[int, msgspec.Meta(ge=1)]
@@ -185,73 +182,6 @@ class ColdReadStatistics(msgspec.Struct, frozen=True, kw_only=True):
     skipped_messages: int
     request_seconds: Histogram
     query_seconds: Histogram
-
-
-class ColdReadCounters:
-    """Shared by readers and by the threads that fetch for them."""
-
-    def __init__(self) -> None:
-        self._guard = Lock()
-        self._requests = 0
-        self._failed_requests = 0
-        self._fetched_bytes = 0
-        self._repeated_ranges = 0
-        self._objects_opened = 0
-        self._skipped_messages = 0
-        self._request_seconds = Stopwatch()
-        self._query_seconds = Stopwatch()
-
-    def fetched(self, size: int, seconds: float) -> None:
-        """A range has come."""
-        with self._guard:
-            self._requests += 1
-            self._fetched_bytes += size
-            self._request_seconds.add(seconds)
-
-    def failed(self) -> None:
-        """A range was asked for and did not come."""
-        with self._guard:
-            self._requests += 1
-            self._failed_requests += 1
-
-    def repeated(self) -> None:
-        """A range was not what it must be, and is fetched once more."""
-        with self._guard:
-            self._repeated_ranges += 1
-
-    def opened(self) -> None:
-        """A reader has come to another object."""
-        with self._guard:
-            self._objects_opened += 1
-
-    def skipped(self, count: int) -> None:
-        """Messages that are missing were passed over."""
-        with self._guard:
-            self._skipped_messages += count
-
-    @contextmanager
-    def query(self) -> Iterator[None]:
-        """Around a question to the catalog."""
-        begin = time.perf_counter()
-        try:
-            yield
-        finally:
-            with self._guard:
-                self._query_seconds.add(time.perf_counter() - begin)
-
-    def snapshot(self) -> ColdReadStatistics:
-        """What was counted so far."""
-        with self._guard:
-            return ColdReadStatistics(
-                requests=self._requests,
-                failed_requests=self._failed_requests,
-                fetched_bytes=self._fetched_bytes,
-                repeated_ranges=self._repeated_ranges,
-                objects_opened=self._objects_opened,
-                skipped_messages=self._skipped_messages,
-                request_seconds=self._request_seconds.snapshot(),
-                query_seconds=self._query_seconds.snapshot(),
-            )
 
 
 # What the cold tier of one topic counted, as an immutable snapshot.

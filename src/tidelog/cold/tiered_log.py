@@ -22,7 +22,7 @@ from typing import Protocol
 
 from tidelog.clock import Clock
 from tidelog.cold.catalog import Catalog, Catalogs, EpochStarts
-from tidelog.cold.fetch import FetchSettings
+from tidelog.cold.fetch import ColdReadCounters, FetchSettings
 from tidelog.cold.gc import Collector, Plan, Reason, Report, finish_deletion
 from tidelog.cold.lease import DEFAULT_LEASE_SECONDS
 from tidelog.cold.owned_log import Node, OwnedLog, PauseDetector, Policy
@@ -30,7 +30,7 @@ from tidelog.cold.ownership import NEVER_SEEN, OwnedCatalog, Ownership, claim_to
 from tidelog.cold.reader import History
 from tidelog.cold.replicas import Goal, Origin, Replica, Replicas, ReplicaStores, TopicDocuments
 from tidelog.cold.retention import Pruner
-from tidelog.cold.settings import ColdReadCounters, TierSettings, TierStatistics, with_live
+from tidelog.cold.settings import TierSettings, TierStatistics, with_live
 from tidelog.cold.shipper import Shipper, ShipWaiters
 from tidelog.cold.takeover import Taken, Takeover, remove_files
 from tidelog.cold.tiered_reader import TieredView

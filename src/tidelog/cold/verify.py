@@ -26,6 +26,7 @@ from tidelog.cold.catalog import (
     decode_descriptor,
     largest_frame_bytes,
 )
+from tidelog.cold.fetch import check_frame_size
 from tidelog.cold.reader import History
 from tidelog.cold.upload import OffsetIndexBuilder, checksum_text
 from tidelog.errors import ConflictError, CorruptionError, DataError, NotFoundError, OtherLogError
@@ -179,7 +180,7 @@ class ObjectCheck:
         if len(self._buffer) - self._at >= HEADER_BYTES:
             needed += int(HEADER.unpack_from(self._buffer, self._at)[1])
         if self._position + needed <= self._info.size:
-            blocks.check_frame_size(needed, self._most_frame_bytes)
+            check_frame_size(needed, self._most_frame_bytes)
         self._fill(needed)
         return None
 

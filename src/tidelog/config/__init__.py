@@ -11,8 +11,16 @@ Invariants
   repr.
 """
 
-from tidelog.config.load import InForce, explain_settings, load_as, load_engine_config, load_settings
-from tidelog.config.settings import EngineConfig, Settings, describe
+from tidelog.config.load import (
+    EngineConfig,
+    InForce,
+    Settings,
+    describe,
+    explain_settings,
+    load_as,
+    load_engine_config,
+    load_settings,
+)
 
 __all__ = [
     "EngineConfig",

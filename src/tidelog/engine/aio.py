@@ -25,7 +25,7 @@ from typing import NamedTuple, Protocol, TypeVar
 from tidelog.engine.entry import Result
 from tidelog.engine.txn.read_set import Carried
 from tidelog.errors import ClosedError, InputError
-from tidelog.store.scheduler import DaemonPool
+from tidelog.store.scheduler import DaemonPool, Lazy
 
 _READING_THREADS = 4
 _STORE_THREADS = 4
@@ -160,19 +160,19 @@ def _closed() -> ClosedError:
 
 class _HasTasks(Protocol):
     @property
-    def _tasks(self) -> TaskThreads: ...
+    def _tasks(self) -> Lazy[TaskThreads]: ...
 
 
 async def in_order(engine: _HasTasks, call: Callable[[], Answer]) -> Answer:
     """For twins: after everything queued before, and before everything queued later."""
-    return await engine._tasks.run_in_order(call)
+    return await engine._tasks().run_in_order(call)
 
 
 async def reading(engine: _HasTasks, call: Callable[[], Answer]) -> Answer:
     """For twins: in a thread for reads."""
-    return await engine._tasks.read(call)
+    return await engine._tasks().read(call)
 
 
 async def reaching_store(engine: _HasTasks, call: Callable[[], Answer]) -> Answer:
     """For twins: in a thread for what may wait long for a store."""
-    return await engine._tasks.reach_store(call)
+    return await engine._tasks().reach_store(call)

@@ -20,7 +20,7 @@ import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Callable, Iterator
 from itertools import islice
-from threading import Event, Lock
+from threading import Event
 from typing import Any, NamedTuple, Protocol
 
 import msgspec
@@ -40,7 +40,7 @@ from tidelog.engine.entry import (
     operations,
 )
 from tidelog.engine.mvcc.retention import History, Marks, rolled_back
-from tidelog.engine.reads import Standing, check_names, checked_seq
+from tidelog.engine.reads import News, Standing, check_names, checked_seq
 from tidelog.engine.wal.operations import PUT_OBJECT, OperationRecord, decode_operation, operation_of
 from tidelog.engine.wal.record_header import PART_OF_BATCH, decode_header
 from tidelog.engine.wal.replay import (
@@ -55,9 +55,10 @@ from tidelog.engine.wal.replay import (
     packed_ranges,
     records_of,
 )
-from tidelog.engine.wal.ship_watermark import EntryEnd, SeqIndex
+from tidelog.engine.wal.ship_watermark import SeqIndex
 from tidelog.errors import GapError, NotFoundError, OffsetOutOfRangeError
 from tidelog.store.aio import twin_of
+from tidelog.store.scheduler import Lazy
 
 _TAKEN_AT_ONCE = 256
 MAX_LSN = (1 << 64) - 1
@@ -72,30 +73,6 @@ class Change(msgspec.Struct, frozen=True):
 
     def __iter__(self) -> Iterator[Any]:
         return iter((self.seq, self.entry))
-
-
-class News:
-    """Wakes those who wait for entries. Thread-safe."""
-
-    def __init__(self) -> None:
-        self._wakers: tuple[Callable[[], object], ...] = ()
-        self._mutex = Lock()
-
-    def tell(self) -> None:
-        """Something was applied, or became final, or the engine was closed."""
-        for wake in self._wakers:
-            wake()
-
-    @contextlib.contextmanager
-    def listening(self, wake: Callable[[], object]) -> Iterator[None]:
-        """Calls it at every news, from any thread."""
-        with self._mutex:
-            self._wakers = (*self._wakers, wake)
-        try:
-            yield
-        finally:
-            with self._mutex:
-                self._wakers = tuple(one for one in self._wakers if one is not wake)
 
 
 class FeedLog(Protocol):
@@ -236,10 +213,9 @@ class ChangeLog:
         self.marks = core.marks
         self.history = core.history
         self._wal = core.wal
+        self._entry_ends = core.entry_ends
         self._cold = cold
         self._standing = standing
-        self._index: SeqIndex | None = None
-        self._mutex = Lock()
 
     @property
     def first_lsn(self) -> int:
@@ -254,7 +230,8 @@ class ChangeLog:
     def piece(self, first_seq: int, last_seq: int, lsn: int | None) -> Piece:
         """As `FeedLog` says."""
         first_lsn, stop_lsn = self._wal.first_lsn, self._wal.durable_lsn + 1
-        index = self._learned(stop_lsn)
+        index = self._entry_ends()
+        index.learn_disk(stop_lsn, first_lsn)
         if lsn is None:
             before = index.at_or_before(first_seq - 1)
             lsn = before.lsn + 1 if before.lsn or first_lsn <= 1 else None
@@ -268,14 +245,6 @@ class ChangeLog:
             lsn = max(first_lsn, behind_lsn)
             return Piece(self._on_disk(index, lsn, stop_lsn, first_seq, last_seq), last_seq)
         return piece_in_store(self._cold, manifest, first_seq, last_seq, lsn)
-
-    def _learned(self, stop_lsn: int) -> SeqIndex:
-        with self._mutex:
-            if self._index is None:
-                self._index = SeqIndex(self._wal.batches, EntryEnd(0, 0), self._wal.first_lsn)
-            self._index.learn(stop_lsn)
-            self._index.left_disk_below(self._wal.first_lsn)
-            return self._index
 
     def _on_disk(self, index: SeqIndex, lsn: int, stop_lsn: int, first_seq: int, last_seq: int) -> Iterator[Chosen]:
         dead = packed_ranges(index.rolled_back_below(stop_lsn))
@@ -359,9 +328,9 @@ def _gone(seq: int, begins: str) -> GapError:
 class ChangeCalls:
     """The change feed of an engine."""
 
-    _change_log: FeedLog
+    _change_log: Lazy[FeedLog]
     _news: News
-    _tasks: TaskThreads
+    _tasks: Lazy[TaskThreads]
 
     def changes(
         self,
@@ -402,7 +371,7 @@ class ChangeCalls:
         with self._news.listening(wake):
             while True:
                 woken.clear()
-                while found := await self._tasks.reach_store(lambda: feed.take(_TAKEN_AT_ONCE)):
+                while found := await self._tasks().reach_store(lambda: feed.take(_TAKEN_AT_ONCE)):
                     for change in found:
                         yield change
                 if not follow:
@@ -410,7 +379,7 @@ class ChangeCalls:
                 await woken.wait()
 
     def _feed(self, start_seq: int, *, follow: bool, prefix: str, with_values: bool, committed: bool) -> Feed:
-        log = self._change_log
+        log = self._change_log()
         log.check()
         checked_seq(start_seq, least=0)
         check_names(prefix)

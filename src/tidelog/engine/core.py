@@ -48,11 +48,13 @@ from tidelog.engine.wal.records import (
     encode_repack,
     encode_structure,
 )
+from tidelog.engine.wal.ship_watermark import EntryEnd, SeqIndex
 from tidelog.engine.wal.wal import FIRST, Wal
 from tidelog.errors import CorruptionError, DataError, GapError, LockedError
 from tidelog.events import tell
 from tidelog.files import Files, explained
 from tidelog.log.frame import Frames
+from tidelog.store.scheduler import Lazy
 
 _logger = logging.getLogger("tidelog.engine")
 ShippedPieces = Callable[[int], Iterator[Iterable[Frames]]]
@@ -127,7 +129,9 @@ class Core:
         self.versions = Versions(self.tree, self.buckets)
         found = recovery.found
         self.marks = Marks(found.applied_seq, found.low_water_mark, found.high_water_mark)
-        self.applier = Applier(self.tree, wal, self.versions, settings, clock)
+        self.applier = Lazy(lambda: Applier(self.tree, wal, self.versions, settings, clock))
+        self.entry_ends = Lazy(lambda: SeqIndex(wal.batches, EntryEnd(0, 0), wal.first_lsn))
+        """Where the entries end whose records are on this disk."""
         self.undo = Undo(self.tree, wal)
         self.checkpointer = Checkpointer(
             directory=directory,

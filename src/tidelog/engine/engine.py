@@ -31,7 +31,7 @@ import msgspec
 
 from tidelog.engine.aio import TaskThreads, in_order, reaching_store, reading
 from tidelog.engine.btree.buffer_pool import BufferPoolStatistics
-from tidelog.engine.changes import ChangeCalls, ChangeLog, News
+from tidelog.engine.changes import ChangeCalls, ChangeLog
 from tidelog.engine.cold.garbage import Garbage, GarbagePlan, GarbageReport, GarbageStatistics
 from tidelog.engine.cold.merge import Compaction, CompactionCalls, CompactionStatistics
 from tidelog.engine.cold.reader import ColdReader
@@ -42,7 +42,7 @@ from tidelog.engine.maintenance import ColdTier, Maintenance
 from tidelog.engine.mvcc.applier import Replayed
 from tidelog.engine.mvcc.cells import MAX_SEQ
 from tidelog.engine.orchestrator.base import Turn
-from tidelog.engine.reads import EngineStat, Standing, checked_entries, checked_seq
+from tidelog.engine.reads import EngineStat, News, Standing, checked_entries, checked_seq
 from tidelog.engine.recovery.recovery import RecoveryReport
 from tidelog.engine.scan import EngineScans
 from tidelog.engine.txn.locks import LockStatistics
@@ -60,7 +60,7 @@ from tidelog.errors import (
 )
 from tidelog.findings import VerifyReport
 from tidelog.store.aio import ClosedAtExit, twin, twin_iterator, twin_of
-from tidelog.store.scheduler import Threads
+from tidelog.store.scheduler import Lazy, Threads
 from tidelog.units import to_seconds
 
 # Engine statistics as one immutable snapshot.
@@ -94,7 +94,7 @@ class EngineStatistics(msgspec.Struct, frozen=True, kw_only=True):
     shipping: ShippingStatistics | None
 
 
-def snapshot(core: Core, upkeep: Maintenance, transactions: Transactions, compaction: Compaction) -> EngineStatistics:
+def snapshot(core: Core, upkeep: Maintenance, transactions: Transactions) -> EngineStatistics:
     """Collects the statistics. Makes no request to the store."""
     wal = core.wal.statistics()
     cold = upkeep.cold
@@ -114,8 +114,8 @@ def snapshot(core: Core, upkeep: Maintenance, transactions: Transactions, compac
         failed_checkpoints=upkeep.failed_checkpoints,
         recovery=core.recovery,
         locks=transactions.statistics(),
-        garbage=None if upkeep.garbage is None else upkeep.garbage.statistics(),
-        compaction=compaction.statistics(),
+        garbage=upkeep.garbage().statistics(),
+        compaction=upkeep.compaction().statistics(),
         shipping=cold.statistics() if isinstance(cold, Shipping) else None,
     )
 
@@ -143,14 +143,12 @@ class Holding:
         core: Core,
         standing: Standing,
         upkeep: Maintenance,
-        compaction: Compaction,
-        transactions: Transactions,
-        tasks: TaskThreads,
+        transactions: Lazy[Transactions],
+        tasks: Lazy[TaskThreads],
     ) -> None:
         self._core = core
         self._standing = standing
         self._upkeep = upkeep
-        self._compaction = compaction
         self._transactions = transactions
         self._tasks = tasks
         self._process_id = os.getpid()
@@ -159,7 +157,6 @@ class Holding:
         """Stops background work, and wakes waiters for locks. Waits a few seconds at most."""
         self._standing.is_closed = True
         self._transactions.close()
-        self._compaction.stop()
         self._upkeep.stop()
 
     def give_back(self) -> None:
@@ -202,8 +199,8 @@ class Holding:
 class GarbageCalls:
     """The garbage collection calls of an engine."""
 
-    _garbage: Garbage
-    _tasks: TaskThreads
+    _garbage: Lazy[Garbage]
+    _tasks: Lazy[TaskThreads]
 
     def plan_garbage(self, horizon: int | None = None) -> GarbagePlan:
         """Returns what a collection would do now: which versions and which pieces of the log it removes, and how much
@@ -212,7 +209,7 @@ class GarbageCalls:
         It removes versions that the settings no longer keep (`keep_versions`, `keep_seconds`), or with a `horizon`
         those that no state from that seq on needs. Changes nothing.
         """
-        return self._garbage.plan(_checked(horizon))
+        return self._garbage().plan(_checked(horizon))
 
     def collect_garbage(self, plan: GarbagePlan | None = None, horizon: int | None = None) -> GarbageReport:
         """Removes versions that are no longer kept, and drops the parts of the log that are no longer needed.
@@ -222,7 +219,7 @@ class GarbageCalls:
         """
         if plan is not None and horizon is not None:
             raise InputError("a plan has its own horizon", hint="Give one of them")
-        return self._garbage.collect(plan, _checked(horizon))
+        return self._garbage().collect(plan, _checked(horizon))
 
     plan_garbage_async = twin(plan_garbage, reaching_store)
     collect_garbage_async = twin(collect_garbage, reaching_store)
@@ -259,31 +256,42 @@ class Engine(EngineScans, ChangeCalls, GarbageCalls, CompactionCalls, ClosedAtEx
         self._check_open = standing.check
         self._fail = standing.fail
         self._applying = core.applying
-        self._replayed = Replayed(core.wal, core.versions, core.results)
+        self._replayed = Lazy(lambda: Replayed(core.wal, core.versions, core.results, core.entry_ends))
         self._news = News()
-        self._change_log = ChangeLog(core, reader, standing)
-        self._transactions = Transactions()
-        self._tasks = TaskThreads()
+        self._change_log = Lazy(lambda: ChangeLog(core, reader, standing))
+        self._transactions = transactions = Lazy(Transactions, Transactions.close)
+        self._tasks = Lazy(TaskThreads, TaskThreads.close)
         self._unsettled: list[tuple[list[tuple[int, Carried]], list[Result]]] = []
-        self._garbage = Garbage(
+        self._garbage = Lazy(
+            lambda: Garbage(
+                core,
+                cold,
+                check=standing.check,
+                on_failure=standing.fail,
+                least_read_seq=lambda: None if transactions.built is None else transactions.built.locks.least_seq(),
+            )
+        )
+        self._compaction = Lazy(
+            lambda: Compaction(core, cold, check=standing.check, on_failure=standing.fail), Compaction.stop
+        )
+        self._upkeep = Maintenance(
             core,
             cold,
-            check=standing.check,
-            on_failure=standing.fail,
-            least_read_seq=self._transactions.locks.least_seq,
+            garbage=self._garbage,
+            compaction=self._compaction,
+            threads=threads,
+            runs_in_background=runs_in_background,
         )
-        self._upkeep = Maintenance(core, cold, self._garbage, threads=threads, runs_in_background=runs_in_background)
         """What runs beside: checkpoints, and shipping where there is a store."""
-        self._driving = Turn()
-        """Whose turn it is to drive this engine: `drive` takes it."""
-        self._compaction = Compaction(
-            core, cold, check=standing.check, on_failure=standing.fail, background=threads.store_work
-        )
-        if runs_in_background:
-            self._compaction.start()
-        self._holding = Holding(core, standing, self._upkeep, self._compaction, self._transactions, self._tasks)
+        self._turn = Lazy(Turn)
+        self._holding = Holding(core, standing, self._upkeep, self._transactions, self._tasks)
         self._when_dropped = weakref.finalize(self, self._holding.on_dropped)
         self._when_dropped.atexit = False  # at exit the logs are closed by their own ways
+
+    @property
+    def _driving(self) -> Turn:
+        """Whose turn it is to drive this engine: `drive` takes it."""
+        return self._turn()
 
     # Reading, in tasks
 
@@ -309,7 +317,7 @@ class Engine(EngineScans, ChangeCalls, GarbageCalls, CompactionCalls, ClosedAtEx
     @twin_of(apply)
     async def apply_async(self, seq: int, entry: Carried) -> Result:
         """Tasks that wait at the same time share a sync; entries are applied in the order of the calls."""
-        return await self._tasks.apply(self, seq, entry)
+        return await self._tasks().apply(self, seq, entry)
 
     def apply_many(self, entries: Iterable[tuple[int, Carried]]) -> list[Result]:
         """Applies entries in order, each by itself, with one sync."""
@@ -327,7 +335,7 @@ class Engine(EngineScans, ChangeCalls, GarbageCalls, CompactionCalls, ClosedAtEx
     @twin_of(apply_many)
     async def apply_many_async(self, entries: Iterable[tuple[int, Carried]]) -> list[Result]:
         given = list(entries)
-        return await self._tasks.run_in_order(lambda: self.apply_many(given))
+        return await self._tasks().run_in_order(lambda: self.apply_many(given))
 
     def _apply_chunk(self, entries: list[tuple[int, Carried]], begin: int, results: list[Result]) -> int:
         """Applies a chunk of entries and appends them to the log; returns the index of the first entry that is left."""
@@ -335,9 +343,10 @@ class Engine(EngineScans, ChangeCalls, GarbageCalls, CompactionCalls, ClosedAtEx
         core.tree.settle()
         first_lsn, stop, limit = wal.next_lsn, begin, wal.next_position + _MAX_CHUNK_BYTES
         try:
-            core.applier.begin()
+            applier = core.applier()
+            applier.begin()
             while stop < len(entries) and wal.next_position < limit and not core.pool.wants_settling:
-                results.append(core.applier.apply(*entries[stop]))
+                results.append(applier.apply(*entries[stop]))
                 stop += 1
             wal.hand_over()
             core.tree.settle()
@@ -371,13 +380,14 @@ class Engine(EngineScans, ChangeCalls, GarbageCalls, CompactionCalls, ClosedAtEx
 
     def _publish(self, seq: int) -> None:
         self._marks.applied(seq)
-        self._transactions.settle(seq, _that_changed(self._unsettled))
+        if self._transactions.built is not None:
+            self._transactions.built.settle(seq, _that_changed(self._unsettled))
         self._unsettled = []
         self._news.tell()
 
     def _again(self, seq: int, entry: Carried) -> Result:
         """Returns the result of an entry that was accepted before."""
-        return self._replayed.result(seq, batch_of(entry))
+        return self._replayed().result(seq, batch_of(entry))
 
     def update_low_water_mark(self, seq: int) -> None:
         """Records that all replicas have applied everything up to a seq: it may be shipped, and is never rolled
@@ -413,7 +423,7 @@ class Engine(EngineScans, ChangeCalls, GarbageCalls, CompactionCalls, ClosedAtEx
                 self._fail(error)
                 raise
             self._publish(seq)  # what was accepted up to it is on the disk by now
-            self._transactions.rolled_back(seq)
+            self._transactions().rolled_back(seq)
 
     rollback_to_async = twin(rollback_to, in_order)
 
@@ -424,7 +434,7 @@ class Engine(EngineScans, ChangeCalls, GarbageCalls, CompactionCalls, ClosedAtEx
         `transaction.py`.
         """
         self._check_open()
-        return self._transactions.begin(self, to_seconds(timeout_seconds, "timeout_seconds"))
+        return self._transactions().begin(self, to_seconds(timeout_seconds, "timeout_seconds"))
 
     # Where it stands
 
@@ -477,7 +487,7 @@ class Engine(EngineScans, ChangeCalls, GarbageCalls, CompactionCalls, ClosedAtEx
 
     def statistics(self) -> EngineStatistics:
         """Returns a snapshot of the engine's statistics."""
-        return snapshot(self._core, self._upkeep, self._transactions, self._compaction)
+        return snapshot(self._core, self._upkeep, self._transactions())
 
     # Ending
 
@@ -503,7 +513,7 @@ class Engine(EngineScans, ChangeCalls, GarbageCalls, CompactionCalls, ClosedAtEx
     async def close_async(self, *, checkpoint: bool = True) -> None:
         """Entries that tasks queued before are applied first."""
         try:
-            closing = self._tasks.submit_in_order(lambda: self.close(checkpoint=checkpoint))
+            closing = self._tasks().submit_in_order(lambda: self.close(checkpoint=checkpoint))
         except ClosedError:
             return
         await asyncio.wrap_future(closing)

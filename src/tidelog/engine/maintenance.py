@@ -9,13 +9,16 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from pathlib import Path
 from typing import Protocol
 
+from tidelog.cold.gc import DEFAULT_GRACE_SECONDS
 from tidelog.engine.cold.garbage import Garbage
+from tidelog.engine.cold.merge import Compaction, no_store
+from tidelog.engine.cold.shipping import Shipping
 from tidelog.engine.core import Core
-from tidelog.errors import ClosedError, FencedError, NotSupportedError, TidelogError
-from tidelog.store.scheduler import Task, Threads
+from tidelog.engine.mvcc.retention import forgets_versions
+from tidelog.errors import ClosedError, FencedError, TidelogError
+from tidelog.store.scheduler import Lazy, Task, Threads
 
 _logger = logging.getLogger("tidelog.engine")
 # Not at once: a freshly opened engine is busy. Not after the whole interval: some programs never run that long.
@@ -51,16 +54,6 @@ class ColdTier(Protocol):
         ...
 
 
-def no_store(operation: str, directory: Path) -> NotSupportedError:
-    """The error for a store operation on an engine without a store."""
-    return NotSupportedError(
-        "an engine without a store cannot do that",
-        operation=operation,
-        path=directory,
-        hint='Open it with a store: tidelog.open_engine(dir, store="s3://bucket/prefix"); its directory remembers it',
-    )
-
-
 class Maintenance:
     """The background work of one engine."""
 
@@ -68,14 +61,16 @@ class Maintenance:
         self,
         core: Core,
         cold: ColdTier | None = None,
-        garbage: Garbage | None = None,
         *,
+        garbage: Lazy[Garbage],
+        compaction: Lazy[Compaction],
         threads: Threads,
         runs_in_background: bool = True,
     ) -> None:
         self._core = core
         self.cold = cold
         self.garbage = garbage
+        self.compaction = compaction
         self._threads = threads
         self._tasks: list[Task] = []
         self._checkpointed_lsn = core.checkpointer.redo_lsn
@@ -87,9 +82,32 @@ class Maintenance:
             self._tasks.append(threads.disk_work.add(self._checkpoint_if_due, 1.0 if is_long else interval))
             if cold is not None:
                 cold.start()
-            if garbage is not None and garbage.retention.is_set and core.settings.compaction_enabled:
-                first = min(_FIRST_COLLECTION_SECONDS, core.settings.compaction_interval_seconds)
-                self._tasks.append(threads.store_work.add(self._collect, first))
+            if forgets_versions(core.settings):
+                self._repeat("garbage was not collected", lambda: self.garbage().collect())
+            self.add_compaction()
+
+    def add_compaction(self) -> None:
+        """Compacts the log in the store by itself, if there is one."""
+        if isinstance(self.cold, Shipping):
+            self._repeat("nothing was compacted", lambda: self.compaction().compact(DEFAULT_GRACE_SECONDS))
+
+    def _repeat(self, failed: str, work: Callable[[], object]) -> None:
+        """Does it every `compaction_interval_seconds`, unless the settings disable it; retries soon what failed."""
+        interval = self._core.settings.compaction_interval_seconds
+        first = min(_FIRST_COLLECTION_SECONDS, interval)
+
+        def run() -> float:
+            try:
+                work()
+            except (FencedError, ClosedError):
+                return interval
+            except (TidelogError, OSError) as error:
+                _logger.warning("%s: %s, which is tried again: %s", self._core.directory, failed, error)
+                return first
+            return interval
+
+        if self._core.settings.compaction_enabled:
+            self._tasks.append(self._threads.store_work.add(run, first))
 
     def checkpoint(self) -> int:
         """Takes a local checkpoint, and a snapshot in the store if there is one; returns the seq of the local one."""
@@ -110,27 +128,13 @@ class Maintenance:
         return 0 if self.cold is None else self.cold.truncation_mark()
 
     def stop(self) -> None:
-        """Stops all background work."""
+        """Stops all background work. Waits a few seconds at most."""
+        self.compaction.close()
         if self.cold is not None:
             self.cold.stop()
         for task in self._tasks:
             task.cancel()
         self._threads.close()
-
-    def _collect(self) -> float:
-        """Removes old versions, and the parts of the log that are no longer needed then. Retries later what fails
-        now.
-        """
-        assert self.garbage is not None
-        interval = self._core.settings.compaction_interval_seconds
-        try:
-            self.garbage.collect()
-        except (FencedError, ClosedError):
-            return interval
-        except (TidelogError, OSError) as error:
-            _logger.warning("%s: garbage was not collected, which is tried again: %s", self._core.directory, error)
-            return min(interval, _FIRST_COLLECTION_SECONDS)
-        return interval
 
     def _checkpoint_if_due(self) -> float:
         interval = self._core.settings.checkpoint_interval_seconds

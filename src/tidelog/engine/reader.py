@@ -27,13 +27,13 @@ import msgspec
 from tidelog.cold.catalog import Catalog
 from tidelog.cold.fetch import CacheStatistics, ColdCache
 from tidelog.engine.aio import TaskThreads, reaching_store
-from tidelog.engine.changes import ChangeCalls, News, StoredChangeLog
+from tidelog.engine.changes import ChangeCalls, StoredChangeLog
 from tidelog.engine.cold.manifest import Manifest, no_engine, read_manifest
 from tidelog.engine.cold.reader import ColdReader, ColdStatistics
 from tidelog.engine.mvcc.cells import BUCKETS
 from tidelog.engine.mvcc.retention import History, Marks, forgotten
 from tidelog.engine.mvcc.versions import Buckets
-from tidelog.engine.reads import EngineStat
+from tidelog.engine.reads import EngineStat, News
 from tidelog.engine.scan import EngineScans
 from tidelog.engine.settings import EngineSettings
 from tidelog.engine.sst.snapshot import CompactionState, StoredState
@@ -44,7 +44,7 @@ from tidelog.store.aio import ClosedAtExit, twin, twin_iterator, twin_of
 from tidelog.store.keys import EngineKeys
 from tidelog.store.metadata.base import MetadataStore
 from tidelog.store.object_store import ObjectStore
-from tidelog.store.scheduler import NEVER, Background, DaemonPool
+from tidelog.store.scheduler import NEVER, Background, DaemonPool, Lazy
 
 _logger = logging.getLogger("tidelog.engine")
 _FETCHING_THREADS = 4
@@ -292,8 +292,8 @@ class EngineReader(EngineScans, ChangeCalls, ClosedAtExit):
         self._values = cold
         self._news = News()
         follower.on_news = self._news.tell
-        self._tasks = TaskThreads()
-        self._change_log = StoredChangeLog(follower.marks, follower.history, cold, standing.check)
+        self._tasks = Lazy(TaskThreads, TaskThreads.close)
+        self._change_log = Lazy(lambda: StoredChangeLog(follower.marks, follower.history, cold, standing.check))
         self._interval = settings.refresh_seconds
         self._refreshes = self._failed_refreshes = 0
         self._last_error: str | None = None

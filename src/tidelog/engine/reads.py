@@ -12,9 +12,11 @@ Invariants
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Iterator
 from itertools import chain, islice, starmap
 from pathlib import Path
+from threading import Lock
 from typing import Protocol
 
 from tidelog._native import plain_data
@@ -105,6 +107,30 @@ class Refusing(Protocol):
 
     @property
     def refusal(self) -> Callable[[], TidelogError] | None: ...
+
+
+class News:
+    """Wakes those who wait for entries. Thread-safe."""
+
+    def __init__(self) -> None:
+        self._wakers: tuple[Callable[[], object], ...] = ()
+        self._mutex = Lock()
+
+    def tell(self) -> None:
+        """Something was applied, or became final, or the engine was closed."""
+        for wake in self._wakers:
+            wake()
+
+    @contextlib.contextmanager
+    def listening(self, wake: Callable[[], object]) -> Iterator[None]:
+        """Calls it at every news, from any thread."""
+        with self._mutex:
+            self._wakers = (*self._wakers, wake)
+        try:
+            yield
+        finally:
+            with self._mutex:
+                self._wakers = tuple(one for one in self._wakers if one is not wake)
 
 
 class Standing:

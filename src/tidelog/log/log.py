@@ -134,8 +134,10 @@ class Log(ReadableLog):
                     files, directory, marked_offset(names), recovered.segments, recovered.start_offset, kept_elsewhere
                 )
                 cut_torn_tail(files, directory, recovered.report)
-                whole = without_unfinished(files, recovered, group_of, time_field)
-                cut_unfinished(files, clock, directory, recovered, whole)
+                whole = recovered
+                if group_of is not None:
+                    whole = without_unfinished(files, recovered, group_of, time_field)
+                    cut_unfinished(files, clock, directory, recovered, whole)
                 marked = marked_offset(names)
                 log = cls(directory, settings, files, clock, time_field, whole, notes_new_files, noun, marked)
                 log._lock = lock

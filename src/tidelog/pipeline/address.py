@@ -25,7 +25,7 @@ import msgspec
 
 from tidelog.cold.catalog import Catalog
 from tidelog.config import EngineConfig, Settings, load_engine_config, load_settings
-from tidelog.config.settings import settings_of
+from tidelog.config.load import settings_of
 from tidelog.engine.cold.manifest import Manifest, read_manifest
 from tidelog.engine.directory import ENGINE_FILE, remembered
 from tidelog.errors import ConfigError, NotFoundError, NotSupportedError

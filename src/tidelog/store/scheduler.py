@@ -36,6 +36,40 @@ _BRIEFLY_SECONDS = 0.05
 _NEW_PATIENCE_AFTER_SECONDS = 30.0
 
 
+Part = TypeVar("Part")
+
+
+class Lazy(Generic[Part]):
+    """A part that is built when it is first asked for, once for all threads. If it was closed before, it is built
+    closed."""
+
+    def __init__(self, build: Callable[[], Part], close: Callable[[Part], object] | None = None) -> None:
+        self._build = build
+        self._close = close
+        self._building = Lock()
+        self._is_closed = False
+        self.built: Part | None = None
+
+    def __call__(self) -> Part:
+        built = self.built
+        if built is None:
+            with self._building:
+                built = self.built
+                if built is None:
+                    built = self._build()
+                    if self._is_closed and self._close is not None:
+                        self._close(built)
+                    self.built = built
+        return built
+
+    def close(self) -> None:
+        """Closes what was built."""
+        with self._building:
+            self._is_closed = True
+            if self.built is not None and self._close is not None:
+                self._close(self.built)
+
+
 class Task:
     """Something to be done again and again. `work` returns the seconds until it wants to run again."""
 

@@ -20,10 +20,10 @@ from urllib.parse import quote
 
 from tidelog.clock import Clock
 from tidelog.cold.catalog import Catalog
-from tidelog.cold.fetch import Fetcher, FetchSettings
+from tidelog.cold.fetch import ColdReadCounters, Fetcher, FetchSettings
 from tidelog.cold.gc import STAGED_AGE_US
 from tidelog.cold.ownership import NEVER_SEEN, KeyWatch, Watched
-from tidelog.cold.settings import ColdReadCounters, TierSettings
+from tidelog.cold.settings import TierSettings
 from tidelog.errors import TidelogError
 from tidelog.log import Log, LogSettings
 from tidelog.staging.ingest import Ingester

@@ -29,8 +29,7 @@ from tidelog.clock import to_datetime
 from tidelog.cold.catalog import Catalog
 from tidelog.cold.settings import TierSettings
 from tidelog.config import Settings
-from tidelog.config.load import Given
-from tidelog.config.settings import settings_of
+from tidelog.config.load import Given, settings_of
 from tidelog.errors import ConfigError, CorruptionError, DataError, GapError, InputError, TidelogError
 from tidelog.files import LocalFiles
 from tidelog.log.binding import known_log_id

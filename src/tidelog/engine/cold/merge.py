@@ -22,6 +22,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Sequence
 from itertools import pairwise
+from pathlib import Path
 from threading import Lock
 
 import msgspec
@@ -35,13 +36,12 @@ from tidelog.engine.aio import TaskThreads, in_order, reaching_store
 from tidelog.engine.cold.shipping import Shipping
 from tidelog.engine.cold.store_link import StoreLink
 from tidelog.engine.core import Core, IndexCompactionReport, compact_index
-from tidelog.engine.maintenance import no_store
 from tidelog.engine.settings import EngineSettings
-from tidelog.errors import ClosedError, DataError, FencedError, InputError, TidelogError
+from tidelog.errors import ClosedError, DataError, InputError, NotSupportedError
 from tidelog.events import tell
 from tidelog.log.frame import HEADER, HEADER_BYTES, Frames
 from tidelog.store.aio import twin
-from tidelog.store.scheduler import Background, Task
+from tidelog.store.scheduler import Lazy
 
 # New objects per switch: the work that a crash repeats.
 _RUNS_AT_ONCE = 8
@@ -205,6 +205,16 @@ class CompactionStatistics(CompactionCounts, frozen=True, kw_only=True):
     index_pages_after: int = 0
 
 
+def no_store(operation: str, directory: Path) -> NotSupportedError:
+    """The error for a store operation on an engine without a store."""
+    return NotSupportedError(
+        "an engine without a store cannot do that",
+        operation=operation,
+        path=directory,
+        hint='Open it with a store: tidelog.open_engine(dir, store="s3://bucket/prefix"); its directory remembers it',
+    )
+
+
 class Compaction:
     """The compactions of one engine."""
 
@@ -215,7 +225,6 @@ class Compaction:
         *,
         check: Callable[[], None],
         on_failure: Callable[[BaseException], None],
-        background: Background,
     ) -> None:
         self._core = core
         self._shipping = cold if isinstance(cold, Shipping) else None
@@ -223,8 +232,6 @@ class Compaction:
         self._on_failure = on_failure
         self._one_at_a_time = Lock()
         self._statistics = CompactionStatistics()
-        self._background = background
-        self._task: Task | None = None
         self._is_stopped = False
 
     def compact(self, grace_seconds: float) -> CompactionReport:
@@ -279,49 +286,27 @@ class Compaction:
         """Returns a snapshot of the statistics."""
         return self._statistics
 
-    # In the background
-
-    def start(self) -> None:
-        """Starts background compaction, if there is a store and the settings enable it."""
-        settings = self._core.settings
-        if self._shipping is not None and settings.compaction_enabled:
-            first = min(_FIRST_SECONDS, settings.compaction_interval_seconds)
-            self._task = self._background.add(self._compact_by_itself, first)
-
     def stop(self) -> None:
-        """Stops background compaction, and abandons what is being built. Waits a few seconds at most."""
+        """Abandons what is being built."""
         self._is_stopped = True
-        if self._task is not None:
-            self._task.cancel()
-
-    def _compact_by_itself(self) -> float:
-        interval = self._core.settings.compaction_interval_seconds
-        try:
-            self.compact(DEFAULT_GRACE_SECONDS)
-        except (FencedError, ClosedError):
-            return interval
-        except (TidelogError, OSError) as error:
-            _logger.warning("%s: nothing was compacted, which is tried again: %s", self._core.directory, error)
-            return min(interval, _FIRST_SECONDS)
-        return interval
 
 
 class CompactionCalls:
     """The compaction calls of an engine."""
 
-    _compaction: Compaction
-    _tasks: TaskThreads
+    _compaction: Lazy[Compaction]
+    _tasks: Lazy[TaskThreads]
 
     def compact(self, grace_seconds: float = DEFAULT_GRACE_SECONDS) -> CompactionReport:
         """Merges small objects in the store now (`compaction_max_bytes`), while everything else goes on.
 
         Objects that were replaced more than `grace_seconds` ago are deleted.
         """
-        return self._compaction.compact(grace_seconds)
+        return self._compaction().compact(grace_seconds)
 
     def compact_index(self) -> IndexCompactionReport:
         """Rewrites the version index in full pages. Entries wait until it is done; readers do not."""
-        return self._compaction.compact_index()
+        return self._compaction().compact_index()
 
     compact_async = twin(compact, reaching_store)
     compact_index_async = twin(compact_index, in_order)

@@ -30,13 +30,13 @@ from tidelog.cold.catalog import Catalog, Descriptor
 from tidelog.cold.fetch import (
     CacheStatistics,
     ColdCache,
+    ColdReadCounters,
     Fetcher,
     FetchSettings,
     NeighboursAhead,
     ReadAhead,
     fetch_many_ahead,
 )
-from tidelog.cold.settings import ColdReadCounters
 from tidelog.engine.cold.manifest import Manifest, StoredCompaction, read_manifest
 from tidelog.engine.mvcc.cells import Cell
 from tidelog.engine.sst.blob_file import BlobPointer, Place

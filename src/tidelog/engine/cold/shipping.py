@@ -51,7 +51,7 @@ from tidelog.log.frame import Frames
 from tidelog.store.keys import CheckpointId, EngineKeys
 from tidelog.store.metadata.open import BUCKET, open_metadata_store
 from tidelog.store.object_store import ObjectStore
-from tidelog.store.scheduler import DaemonPool
+from tidelog.store.scheduler import DaemonPool, Lazy
 
 # Writing snapshots into the store, and deleting old ones.
 #
@@ -277,12 +277,14 @@ class Shipping(Policy):
         self._take_over = take_over
         self._catalog = Catalog(node.metadata, keys)
         self._replica_metadata = [open_metadata_store(BUCKET, one, proves_late=True) for one in replicas]
-        self._replicas = Replicas(
-            [
-                Replica(objects, metadata, keys, core.clock, EngineDocuments(keys))
-                for objects, metadata in zip(replicas, self._replica_metadata, strict=True)
-            ],
-            is_sync=settings.replication_mode == "sync",
+        self._replicas = Lazy(
+            lambda: Replicas(
+                [
+                    Replica(objects, metadata, keys, core.clock, EngineDocuments(keys))
+                    for objects, metadata in zip(replicas, self._replica_metadata, strict=True)
+                ],
+                is_sync=settings.replication_mode == "sync",
+            )
         )
         self.refusal: Callable[[], TidelogError] | None = None
         self.objects_a_round = settings.ship_batch_objects
@@ -303,12 +305,12 @@ class Shipping(Policy):
             self._catalog,
             node.objects,
             settings.cold_cache_bytes,
-            lambda: self._replicas.stores,
+            lambda: self._replicas().stores,
             on_manifest=self._noted,
         )
         """Reads values that have left the disk. It needs no claim."""
         self._states = StoredSnapshots(core, node.objects, keys)
-        self._eviction = Eviction(core.wal.log, node.objects, self._unwanted_below, core.wal.remove_below)
+        self._eviction = Lazy(lambda: Eviction(core.wal.log, node.objects, self._unwanted_below, core.wal.remove_below))
         self._lag = Lag(core.wal, core.clock)
         self._link: StoreLink | None = None
         self._writing_state = Lock()
@@ -405,10 +407,10 @@ class Shipping(Policy):
         """Publishes what was shipped, reads it back, and raises the high-water mark."""
         link = self._claimed
         if link.is_behind:
-            if self._replicas.is_sync:
+            if self._replicas().is_sync:
                 link.refresh()  # replicas that know of a compaction which this one does not take nothing older
-            self._raise_marks(link.publish(self._bring_replicas if self._replicas.is_sync else _nothing))
-            self._eviction.run(link.owned)
+            self._raise_marks(link.publish(self._bring_replicas if self._replicas().is_sync else _nothing))
+            self._eviction().run(link.owned)
 
     def _raise_marks(self, published: Manifest) -> None:
         """Published entries were at or below the low-water mark, whether or not this disk remembers that."""
@@ -426,7 +428,7 @@ class Shipping(Policy):
     def purge(self) -> int:
         """Evicts files from the disk that may go; returns the bytes freed."""
         with self.linked() as link:
-            return self._eviction.run(link.owned)
+            return self._eviction().run(link.owned)
 
     def _unwanted_below(self) -> int:
         """Nothing from the beginning of the last complete checkpoint on: redo starts there."""
@@ -457,7 +459,7 @@ class Shipping(Policy):
             self._bring_replicas(link.refresh())
 
     def _bring_replicas(self, manifest: Manifest) -> None:
-        self._replicas.bring_up_to(goal_of(manifest), Origin.of(self._objects, self._claimed.owned))
+        self._replicas().bring_up_to(goal_of(manifest), Origin.of(self._objects, self._claimed.owned))
 
     def _replica_goal(self) -> Goal | None:
         return None if self._link is None else goal_of(self._link.refresh())
@@ -473,7 +475,8 @@ class Shipping(Policy):
         interval, owner = self._core.settings.ship_interval_seconds, self.owner
         owner.add_task("shipping", self._ship_and_sweep, interval if owner.is_claimed else 0.0)
         owner.add_task("writing a snapshot", self._write_state_if_due, interval)
-        self._replicas.add_tasks(owner, self._replica_goal, interval)
+        if self._replica_metadata:
+            self._replicas().add_tasks(owner, self._replica_goal, interval)
 
     def stop(self) -> None:
         """Stops background work, and abandons uploads before they are published. Waits a few seconds at most."""
@@ -528,13 +531,13 @@ class Shipping(Policy):
             errors_total=self.owner.failures.total,
             errors_in_a_row=self.owner.failures.in_a_row,
             last_error=self.owner.failures.last,
-            purged_bytes=self._eviction.freed_bytes,
+            purged_bytes=self._eviction().freed_bytes,
             checkpoints=len(states),
             newest_checkpoint_seq=states[-1].seq if states else 0,
             newest_checkpoint_us=states[-1].created_us if states else None,
             shipper=None if link is None else link.shipper.statistics(),
             cold=self.reader.statistics(),
-            replicas=self._replicas.statistics(published.shipped_position),
+            replicas=self._replicas().statistics(published.shipped_position),
         )
 
 

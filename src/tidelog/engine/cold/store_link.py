@@ -32,6 +32,7 @@ from tidelog.log.binding import bound
 from tidelog.log.directory import wal_files
 from tidelog.store.keys import EngineKeys
 from tidelog.store.object_store import ObjectStore
+from tidelog.store.scheduler import Lazy
 
 # Claiming an engine in the store: the next epoch, and the end of the shipped log.
 #
@@ -155,12 +156,12 @@ class StoreLink:
         take_over_start(core, published)
         _refuse_lost_objects(published, taken.next_offset)
         last = EntryEnd(published.high_water_mark, published.high_water_lsn)
-        self.index = SeqIndex(core.wal.batches, last, published.shipped_lsn)
+        self._index = Lazy(lambda: SeqIndex(core.wal.batches, last, published.shipped_lsn))
 
     def gate(self) -> int:
         """The first LSN that may not be shipped yet."""
         low_water_mark = self._core.marks.low_water_mark  # before the durable LSN: see `engine/wal/ship_watermark.py`
-        return self.index.gate(low_water_mark, self._core.wal.log.durable_offset)
+        return self._index().gate(low_water_mark, self._core.wal.log.durable_offset)
 
     @property
     def is_behind(self) -> bool:
@@ -170,9 +171,9 @@ class StoreLink:
     def publish(self, before: Callable[[Manifest], None]) -> Manifest:
         """Publishes everything that was shipped, and reads it back. `before` may refuse: then nothing is published."""
         shipped_lsn, position = self.shipper.shipped_offset, self.shipper.shipped_position
-        self.index.learn(self._core.wal.log.durable_offset)
-        last = self.index.last_entry_below(shipped_lsn)
-        ranges = self.index.rolled_back_below(shipped_lsn)
+        self._index().learn(self._core.wal.log.durable_offset)
+        last = self._index().last_entry_below(shipped_lsn)
+        ranges = self._index().rolled_back_below(shipped_lsn)
         history_start_seq = self._core.checkpointer.history_start_seq
 
         def advance(manifest: Manifest) -> Manifest:
@@ -189,7 +190,7 @@ class StoreLink:
         before(advance(self.published))
         self.manifest.change(advance)
         self.note(self.manifest.read())
-        self.index.forget_below(shipped_lsn)
+        self._index().forget_below(shipped_lsn)
         return self.published
 
     def note(self, manifest: Manifest) -> None:

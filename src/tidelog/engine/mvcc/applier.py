@@ -13,7 +13,7 @@ Invariants
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Executor
 from contextlib import closing
 from itertools import chain, starmap
@@ -59,7 +59,7 @@ from tidelog.engine.sst.snapshot import StoredState
 from tidelog.engine.txn.read_set import Carried, Guarded, batch_of
 from tidelog.engine.wal.operations import OperationRecord, decode_operation, encode_operation, names_of, same_entry
 from tidelog.engine.wal.record_header import LAST, PART_OF_BATCH, REFUSED, decode_operation_head
-from tidelog.engine.wal.ship_watermark import EntryEnd, LsnRange, SeqIndex
+from tidelog.engine.wal.ship_watermark import LsnRange, SeqIndex
 from tidelog.engine.wal.value import StoredValue, ValueEncoder, object_crc
 from tidelog.engine.wal.wal import Wal
 from tidelog.errors import DataError, InputError, InternalError, NotFoundError, OffsetOutOfRangeError
@@ -440,11 +440,11 @@ class Applier:
 class Replayed:
     """Looks up the results of entries that were applied before."""
 
-    def __init__(self, wal: Wal, versions: Versions, results: ResultTable) -> None:
+    def __init__(self, wal: Wal, versions: Versions, results: ResultTable, entry_ends: Callable[[], SeqIndex]) -> None:
         self._wal = wal
         self._versions = versions
         self._results = results
-        self._index: SeqIndex | None = None
+        self._entry_ends = entry_ends
 
     def result(self, seq: int, entry: Entry) -> Result:
         """Returns the first result of an entry; InputError if it was another entry."""
@@ -476,11 +476,9 @@ class Replayed:
 
     def _records(self, seq: int) -> list[OperationRecord] | None:
         """The records of an entry; an empty list when there never were any, None when they are not on this disk."""
-        if self._index is None:
-            self._index = SeqIndex(self._wal.batches, EntryEnd(0, 0), self._wal.first_lsn)
-        self._index.learn(self._wal.next_lsn)
-        self._index.left_disk_below(self._wal.first_lsn)
-        end = self._index.at_or_before(seq)
+        index = self._entry_ends()
+        index.learn_disk(self._wal.next_lsn, self._wal.first_lsn)
+        end = index.at_or_before(seq)
         if end.seq != seq:
             return None if end.seq == 0 and self._wal.first_lsn > 1 else []
         if end.lsn < self._wal.first_lsn:

@@ -246,6 +246,11 @@ class Limit(NamedTuple):
     reason: str
 
 
+def forgets_versions(settings: EngineSettings) -> bool:
+    """Whether the settings let old versions go, by age or by number."""
+    return settings.keep_versions is not None or settings.keep_seconds is not None
+
+
 class Retention:
     """Where history may begin, by the settings and by the limits.
 
@@ -275,7 +280,7 @@ class Retention:
     @property
     def is_set(self) -> bool:
         """Whether the settings let anything go."""
-        return self._settings.keep_versions is not None or self._settings.keep_seconds is not None
+        return forgets_versions(self._settings)
 
     @property
     def keep_versions(self) -> int:

@@ -159,6 +159,11 @@ class SeqIndex:
                 self._thin_out()
                 self._learned_lsn = frames.next_offset
 
+    def learn_disk(self, stop_lsn: int, first_lsn: int) -> None:
+        """As `learn`; forgets what is no longer on the disk, which begins at `first_lsn`."""
+        self.learn(stop_lsn)
+        self.left_disk_below(first_lsn)
+
     def _learn(self, frames: Frames) -> None:
         seqs, lsns, rollbacks = _ends_in(frames)
         taken = 0

@@ -28,7 +28,7 @@ from pyspark.sql.types import (
 )
 
 from tidelog.config import Settings
-from tidelog.config.settings import settings_of
+from tidelog.config.load import settings_of
 from tidelog.errors import InputError
 from tidelog.log.isolation import READ_COMMITTED, Isolation
 from tidelog.pipeline.address import Root, find_root
