@@ -11,8 +11,8 @@ from tests.cold.published import KEYS, TIME_FIELD, PublishedTopic
 from tidelog.cold.catalog import Catalog, Codec
 from tidelog.cold.gc import Collector, Plan, ReplacedObjects, Report
 from tidelog.cold.reader import History as Cold
-from tidelog.cold.rewrite import Built, Rewrite, RewriteState, Run, build_object, plan_merges, read_state
-from tidelog.cold.rewrite_commit import RewriteCommit, begin
+from tidelog.cold.rewrite import Built, Run, build_object, plan_merges
+from tidelog.cold.rewrite_commit import Rewrite, RewriteCommit, RewriteState, begin, read_state
 from tidelog.testing import FaultyMetadata, FaultyStore
 from tidelog.testing.faults import Call
 from tidelog.topics.columns import frames_digest

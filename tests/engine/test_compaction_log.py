@@ -14,7 +14,7 @@ from tests.engine.engines import open_local
 from tests.engine.stations import KEYS, EngineNode, StoreView, new_store, successor, usurp
 
 from tidelog.clock import ManualClock
-from tidelog.cold.rewrite import read_state
+from tidelog.cold.rewrite_commit import read_state
 from tidelog.engine.entry import CreateBucket, PutObject
 from tidelog.errors import CorruptionError, FencedError, InputError, StoreUnavailableError, TidelogError
 from tidelog.log.binding import BINDING_BYTES

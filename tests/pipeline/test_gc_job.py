@@ -14,8 +14,8 @@ import tidelog
 from tidelog.cli.app import run
 from tidelog.clock import SystemClock
 from tidelog.cold.gc import Candidate, Plan, Reason
-from tidelog.cold.rewrite import Rewrite, build_object, plan_merges
-from tidelog.cold.rewrite_commit import begin
+from tidelog.cold.rewrite import build_object, plan_merges
+from tidelog.cold.rewrite_commit import Rewrite, begin
 from tidelog.errors import DataError, InputError, NotFoundError, NotSupportedError
 from tidelog.log.frame import encode
 from tidelog.pipeline.address import Root, find_root

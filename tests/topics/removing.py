@@ -8,8 +8,8 @@ from typing import Any
 
 import tidelog
 from tidelog.clock import SystemClock
-from tidelog.cold.rewrite import RemovedOffsets, Rewrite, build_object, plan_rewrites
-from tidelog.cold.rewrite_commit import begin
+from tidelog.cold.rewrite import RemovedOffsets, build_object, plan_rewrites
+from tidelog.cold.rewrite_commit import Rewrite, begin
 from tidelog.topics.columns import frames_digest
 from tidelog.topics.message import TIMESTAMP_FIELD
 from tidelog.topics.topic import Topic

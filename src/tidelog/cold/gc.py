@@ -58,7 +58,7 @@ import msgspec
 from tidelog.cold.catalog import Catalog, Descriptor, Owner
 from tidelog.cold.ownership import OwnedCatalog
 from tidelog.cold.retention import is_safe_to_remove, names_object, remove_published
-from tidelog.cold.rewrite import (
+from tidelog.cold.rewrite_commit import (
     Rewrite,
     RewriteState,
     Waiting,

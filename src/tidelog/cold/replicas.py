@@ -33,7 +33,7 @@ from tidelog.cold.catalog import Catalog, Descriptor, StartMark, encode_descript
 from tidelog.cold.owned_log import OwnedLog
 from tidelog.cold.ownership import OwnedCatalog
 from tidelog.cold.retention import published_below
-from tidelog.cold.rewrite import read_state
+from tidelog.cold.rewrite_commit import read_state
 from tidelog.cold.settings import ReplicaStatistics
 from tidelog.cold.upload import checksum_text
 from tidelog.errors import (

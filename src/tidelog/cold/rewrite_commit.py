@@ -21,25 +21,19 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import os
+import socket
 from collections.abc import Iterable, Iterator, Sequence
+from typing import Literal
 
 import msgspec
 
 from tidelog.clock import Clock
 from tidelog.cold.catalog import Catalog, Descriptor, encode_descriptor
-from tidelog.cold.rewrite import (
-    Rewrite,
-    RewriteState,
-    RewrittenObject,
-    Waiting,
-    read_rewrite,
-    read_state,
-    state_document,
-)
 from tidelog.errors import ConflictError, DataError, InputError, NotFoundError, TidelogError
 from tidelog.events import tell
-from tidelog.store.document import encode_json, retried
-from tidelog.store.keys import ObjectId, padded
+from tidelog.store.document import VersionedDocument, decode_json, encode_json, retried
+from tidelog.store.keys import ObjectId, padded, parse_object_id
 from tidelog.store.metadata.base import MAX_VALUE_BYTES, Check, Delete, Put
 from tidelog.store.object_store import ObjectStore
 
@@ -47,6 +41,137 @@ _logger = logging.getLogger("tidelog.cold")
 
 # etcd takes 128 in one transaction.
 _KEYS_AT_ONCE = 100
+
+# The records of a rewrite (objects that replace others), so that any process can finish it.
+#
+#     replacements/state                   one per topic: which generation was used last, and how far it is
+#     replacements/{generation}/{start}    one for each new object: its descriptor, and what it is to replace
+#
+#     idle ──> building ──> switching ──> idle, with the replaced objects awaiting deletion
+#
+# Invariants
+# - One generation is at work at a time: a rewrite begins by taking the next one by compare-and-swap of the state. A
+#   generation is never reused, so no object name is.
+# - While it is `building`, nothing in the catalog has changed, and another process may take over: the objects already
+#   made become orphans. It becomes `switching` in one step, after everything to be done was recorded: from there on it
+#   can only be finished, by any process, and finishing twice changes nothing.
+# - A process that is `building` renews its state from time to time. That only informs the next process, and nothing
+#   depends on it: one that was taken over finds out when it tries to switch.
+
+
+Phase = Literal["idle", "building", "switching"]
+# A builder that has not renewed its state for so long is considered dead.
+SILENT_US = 120 * 1_000_000
+
+
+class RewrittenObject(msgspec.Struct, frozen=True, array_like=True):
+    """An object that is to be replaced. `version` is that of its descriptor when the new object was planned."""
+
+    object_id: str
+    version: str
+    size: int
+
+    @property
+    def name(self) -> ObjectId:
+        """Its name, taken apart."""
+        name = parse_object_id(self.object_id)
+        assert name is not None, "only objects of ours are replaced"
+        return name
+
+
+class Rewrite(msgspec.Struct, frozen=True, kw_only=True):
+    """A new object and those that it replaces: neighbours, in order, with the same offsets together."""
+
+    descriptor: Descriptor
+    replaced: tuple[RewrittenObject, ...]
+
+
+class Waiting(msgspec.Struct, frozen=True, kw_only=True):
+    """A generation that has switched: the objects that it replaced are to be deleted some time after that."""
+
+    generation: int
+    switched_us: int
+    starts: tuple[int, ...]
+
+
+class RewriteState(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """How far the compactions of a topic are. `starts` are those of the new objects that are being switched to."""
+
+    generation: int = 0
+    phase: Phase = "idle"
+    host: str = ""
+    pid: int = 0
+    renewed_us: int = 0
+    starts: tuple[int, ...] = ()
+    waiting: tuple[Waiting, ...] = ()
+
+    def is_at_work(self, now_us: int) -> bool:
+        """Whether a builder seems to be at work: it has renewed its state recently, and is not known to be dead."""
+        if self.phase != "building" or now_us - self.renewed_us > SILENT_US:
+            return False
+        return self.host != socket.gethostname() or _is_running(self.pid)
+
+    def built_by_here(self, generation: int, now_us: int) -> RewriteState:
+        """The state in which this process builds the objects of a generation."""
+        return msgspec.structs.replace(
+            self,
+            generation=generation,
+            phase="building",
+            host=socket.gethostname(),
+            pid=os.getpid(),
+            renewed_us=now_us,
+        )
+
+
+def _is_running(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except OSError:
+        return True
+    return True
+
+
+def state_document(catalog: Catalog) -> VersionedDocument[RewriteState]:
+    """The state of a rewrite of the topic, for its participants."""
+    return catalog.document(catalog.keys.rewrite_state, RewriteState)
+
+
+def read_state(catalog: Catalog) -> RewriteState:
+    """How far it is; idle where there never was a compaction."""
+    found = state_document(catalog).read()
+    return RewriteState() if found is None else found.value
+
+
+def read_rewrite(catalog: Catalog, generation: int, start_offset: int) -> Rewrite | None:
+    """What was written down for one new object; None when that is done with."""
+    key = catalog.keys.replacement(generation, start_offset)
+    entry = catalog.metadata.get(key)
+    return None if entry is None else decode_json(entry.value, key, Rewrite)
+
+
+class PendingRewrites(msgspec.Struct, frozen=True):
+    """Objects that no descriptor needs to name, because a compaction still speaks for them."""
+
+    building: int | None
+    replaced: frozenset[ObjectId]
+
+    def __contains__(self, name: ObjectId) -> bool:
+        return name in self.replaced or (name.generation > 0 and name.generation == self.building)
+
+
+def pending_rewrites(catalog: Catalog) -> PendingRewrites:
+    """Which objects orphan removal has to leave alone: those being made, and those that await deletion."""
+    state = read_state(catalog)
+    starts = [(one.generation, start) for one in state.waiting for start in one.starts]
+    starts += [(state.generation, start) for start in state.starts]
+    found = (read_rewrite(catalog, *place) for place in starts)
+    replaced = frozenset(old.name for one in found if one is not None for old in one.replaced)
+    return PendingRewrites(None if state.phase == "idle" else state.generation, replaced)
+
+
+# The commit
 
 
 class RewriteCommit:

@@ -17,7 +17,7 @@ from tests.transactional import STEPS, Step, last_stable_offset, payload_of, vis
 from tidelog.cold.blocks import MAX_FRAME_BYTES
 from tidelog.cold.reader import History as Cold
 from tidelog.cold.reader import HistoryReader
-from tidelog.cold.rewrite import read_state
+from tidelog.cold.rewrite_commit import read_state
 from tidelog.cold.verify import ObjectCheck
 from tidelog.errors import ConflictError, CorruptionError, StoreUnavailableError
 from tidelog.log.binding import encode_binding

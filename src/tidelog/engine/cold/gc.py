@@ -33,7 +33,6 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from typing import ClassVar, NamedTuple, cast
 
 import msgspec
@@ -55,20 +54,19 @@ from tidelog.cold.gc import (
 )
 from tidelog.cold.ownership import OwnedCatalog
 from tidelog.cold.retention import names_object, published_below, remove_unpublished
-from tidelog.cold.rewrite import pending_rewrites
-from tidelog.engine.cold.manifest import Manifest, change_manifest, read_manifest
+from tidelog.cold.rewrite_commit import pending_rewrites
+from tidelog.engine.cold.manifest import Manifest, change_manifest, read_manifest, without_old
 from tidelog.engine.mvcc.cells import Cell, decode_cell
 from tidelog.engine.sst.blob_file import FilePointer, decode_version
 from tidelog.engine.sst.snapshot import StoredState
 from tidelog.engine.sst.sorted_index import Compaction, read_compaction
 from tidelog.engine.sst.sstable import SSTable
-from tidelog.errors import ConflictError, DataError, NotFoundError
+from tidelog.errors import DataError, NotFoundError
 from tidelog.store.document import UnchangedNeighbours, retried
 from tidelog.store.keys import EngineKeys, ObjectId
 from tidelog.store.metadata.base import MetadataStore
 from tidelog.store.object_store import ObjectStore
 
-KEPT_SNAPSHOTS = 2
 _MARKS = 4
 
 
@@ -228,17 +226,6 @@ class Marked(NamedTuple):
         """What is not as it should be: keys, and what could not be read."""
         missing = (key for key, _, _ in (*self.missing, *self.data.missing))
         return frozenset((*missing, *self.references.problems))
-
-
-def without_old(manifest: Manifest, now_us: int) -> Manifest:
-    """Which snapshots stay and which are deleted: the two newest stay, and so do pinned ones. Drops expired pins."""
-    old = [one.key for one in manifest.checkpoints[:-KEPT_SNAPSHOTS] if not manifest.is_pinned(one.key, now_us)]
-    return msgspec.structs.replace(
-        manifest,
-        checkpoints=tuple(one for one in manifest.checkpoints if one.key not in old),
-        leaving=(*manifest.leaving, *(key for key in old if key not in manifest.leaving)),
-        pins=tuple(pin for pin in manifest.pins if pin.until_us > now_us),
-    )
 
 
 class EngineCollector(Collector):
@@ -638,22 +625,3 @@ def objects_below(catalog: Catalog, objects: ObjectStore, start_lsn: int) -> lis
     """Objects below the start, and their bytes. Nothing is ever published there again: without a descriptor they go."""
     listed = ((info, catalog.keys.parse_object(info.key)) for info in objects.list(catalog.keys.objects_prefix))
     return [(info.key, info.size) for info, name in listed if name is not None and name.end < start_lsn]
-
-
-@contextmanager
-def told_of_dropped_log(catalog: Catalog) -> Iterator[None]:
-    """A reader of the log without a pin may find it dropped meanwhile: raises ConflictError, which says to start again.
-
-    Other failures are unchanged.
-    """
-    start_lsn = catalog.start_offset()
-    try:
-        yield
-    except (DataError, NotFoundError) as error:
-        now_lsn = catalog.start_offset()
-        if now_lsn <= start_lsn:
-            raise
-        raise ConflictError(
-            f"the log before LSN {now_lsn} was dropped while this was at work",
-            hint="Nothing was lost; run it again, and it begins with what has taken its place",
-        ) from error

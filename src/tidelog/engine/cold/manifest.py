@@ -25,7 +25,8 @@ Invariants
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from itertools import pairwise
 from typing import Annotated
 
@@ -33,7 +34,7 @@ import msgspec
 
 from tidelog.clock import Clock
 from tidelog.codec import decode_document, encode_document
-from tidelog.cold.catalog import impossible_number
+from tidelog.cold.catalog import Catalog, impossible_number
 from tidelog.cold.ownership import OwnedCatalog
 from tidelog.engine.wal.ship_watermark import LsnRange
 from tidelog.errors import ConflictError, DataError, InputError, NotFoundError
@@ -470,3 +471,36 @@ def _another_compaction(manifest: Manifest, base_generation: int) -> ConflictErr
         f"this compaction was built on generation {base_generation}, and the engine's {told}",
         hint="Nothing was lost and nothing written; run it again to compact what has come since then",
     )
+
+
+KEPT_SNAPSHOTS = 2
+
+
+def without_old(manifest: Manifest, now_us: int) -> Manifest:
+    """Which snapshots stay and which are deleted: the two newest stay, and so do pinned ones. Drops expired pins."""
+    old = [one.key for one in manifest.checkpoints[:-KEPT_SNAPSHOTS] if not manifest.is_pinned(one.key, now_us)]
+    return msgspec.structs.replace(
+        manifest,
+        checkpoints=tuple(one for one in manifest.checkpoints if one.key not in old),
+        leaving=(*manifest.leaving, *(key for key in old if key not in manifest.leaving)),
+        pins=tuple(pin for pin in manifest.pins if pin.until_us > now_us),
+    )
+
+
+@contextmanager
+def told_of_dropped_log(catalog: Catalog) -> Iterator[None]:
+    """A reader of the log without a pin may find it dropped meanwhile: raises ConflictError, which says to start again.
+
+    Other failures are unchanged.
+    """
+    start_lsn = catalog.start_offset()
+    try:
+        yield
+    except (DataError, NotFoundError) as error:
+        now_lsn = catalog.start_offset()
+        if now_lsn <= start_lsn:
+            raise
+        raise ConflictError(
+            f"the log before LSN {now_lsn} was dropped while this was at work",
+            hint="Nothing was lost; run it again, and it begins with what has taken its place",
+        ) from error

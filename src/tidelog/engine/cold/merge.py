@@ -30,8 +30,8 @@ import msgspec
 from tidelog.clock import Clock
 from tidelog.cold.catalog import Descriptor
 from tidelog.cold.gc import DEFAULT_GRACE_SECONDS, Collector, Reason, ReplacedObjects, total_bytes
-from tidelog.cold.rewrite import Built, Planned, Rewrite, Run, build_object, plan_merges
-from tidelog.cold.rewrite_commit import RewriteCommit, begin, finish
+from tidelog.cold.rewrite import Built, Planned, Run, build_object, plan_merges
+from tidelog.cold.rewrite_commit import Rewrite, RewriteCommit, begin, finish
 from tidelog.engine.aio import TaskThreads, in_order, reaching_store
 from tidelog.engine.cold.shipping import Shipping
 from tidelog.engine.cold.store_link import StoreLink

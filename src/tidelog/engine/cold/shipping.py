@@ -32,8 +32,8 @@ from tidelog.cold.retention import Eviction
 from tidelog.cold.settings import ReplicaStatistics, ShipperStatistics, TierSettings
 from tidelog.cold.shipper import Shipper
 from tidelog.cold.takeover import Taken
-from tidelog.engine.cold.gc import remove_engine_orphans, superseded_parts, without_old
-from tidelog.engine.cold.manifest import Manifest, StoredCheckpoint
+from tidelog.engine.cold.gc import remove_engine_orphans, superseded_parts
+from tidelog.engine.cold.manifest import Manifest, StoredCheckpoint, without_old
 from tidelog.engine.cold.reader import ColdReader, ColdStatistics
 from tidelog.engine.cold.replicas import EngineDocuments, goal_of
 from tidelog.engine.cold.store_link import StoreLink, claim_engine, take_over_start

@@ -41,8 +41,7 @@ from tidelog.cold.ownership import LocalClaim, write_local_claim
 from tidelog.engine.btree.buffer_pool import BufferPool
 from tidelog.engine.btree.page_file import PageFile
 from tidelog.engine.btree.tree import Tree
-from tidelog.engine.cold.gc import told_of_dropped_log
-from tidelog.engine.cold.manifest import Manifest, OwnedManifest, Pinning, no_engine, read_manifest
+from tidelog.engine.cold.manifest import Manifest, OwnedManifest, Pinning, no_engine, read_manifest, told_of_dropped_log
 from tidelog.engine.cold.reader import ColdReader
 from tidelog.engine.cold.store_link import claim_engine, merged
 from tidelog.engine.core import PAGES, WAL

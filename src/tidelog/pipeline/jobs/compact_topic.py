@@ -37,12 +37,11 @@ from tidelog.cold.rewrite import (
     FramesTally,
     Planned,
     RemovedOffsets,
-    Rewrite,
     Run,
     plan_merges,
     plan_rewrites,
 )
-from tidelog.cold.rewrite_commit import RewriteCommit, begin, finish
+from tidelog.cold.rewrite_commit import Rewrite, RewriteCommit, begin, finish
 from tidelog.errors import CorruptionError, DataError, InputError, TidelogError
 from tidelog.findings import Finding
 from tidelog.log.transactions import Transactions

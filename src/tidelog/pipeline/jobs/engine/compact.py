@@ -21,7 +21,6 @@ from typing import TYPE_CHECKING, NamedTuple
 import msgspec
 
 from tidelog.clock import Clock, SystemClock
-from tidelog.engine.cold.gc import told_of_dropped_log
 from tidelog.engine.cold.manifest import (
     KeptFrom,
     Manifest,
@@ -30,6 +29,7 @@ from tidelog.engine.cold.manifest import (
     StoredCompaction,
     move_history_start,
     publish_compaction,
+    told_of_dropped_log,
 )
 from tidelog.engine.mvcc.applier import shipped_results
 from tidelog.engine.sst.snapshot import write_parts_state

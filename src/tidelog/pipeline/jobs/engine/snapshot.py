@@ -16,8 +16,7 @@ from contextlib import closing
 from typing import TYPE_CHECKING
 
 from tidelog.clock import Clock, SystemClock
-from tidelog.engine.cold.gc import told_of_dropped_log
-from tidelog.engine.cold.manifest import Manifest, StoredCheckpoint, publish_state
+from tidelog.engine.cold.manifest import Manifest, StoredCheckpoint, publish_state, told_of_dropped_log
 from tidelog.engine.mvcc.applier import shipped_results
 from tidelog.engine.sst.snapshot import write_parts_state
 from tidelog.engine.sst.sstable import RowPart
