@@ -29,7 +29,7 @@ import msgspec
 from pyspark.sql.types import StructField, StructType
 
 from tidelog.config import Settings
-from tidelog.config.settings import settings_of
+from tidelog.config.load import settings_of
 from tidelog.errors import InputError
 
 METADATA = "tidelog"
