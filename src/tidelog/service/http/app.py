@@ -25,7 +25,7 @@ import msgspec
 
 from tidelog.errors import TidelogError
 from tidelog.service.auth.access import ANONYMOUS, SERVER, Permission, Resource
-from tidelog.service.http import health, messages, topics
+from tidelog.service.http import dead_letters, health, messages, subscriptions, topics, websocket
 from tidelog.service.http.call import (
     Call,
     DisconnectedError,
@@ -52,10 +52,17 @@ from tidelog.service.http.routes import JSON, Match, Route, Router
 from tidelog.service.http.service import Service
 
 _logger = logging.getLogger("tidelog.http")
-_POLICY_VIOLATION, _GOING_AWAY, _INTERNAL = 1008, 1001, 1011
+_NORMAL, _GOING_AWAY, _POLICY_VIOLATION, _INTERNAL = 1000, 1001, 1008, 1011
 _NO_BODY = (HTTPStatus.NO_CONTENT,)
 
-TABLE: list[Route] = [*health.routes, *topics.routes, *messages.routes]
+TABLE: list[Route] = [
+    *health.routes,
+    *topics.routes,
+    *messages.routes,
+    *subscriptions.routes,
+    *websocket.routes,
+    *dead_letters.routes,
+]
 """All routes of the API, in the order of the documentation."""
 
 
@@ -242,9 +249,11 @@ class _Request:
         await self._talk(call, Socket(self._receive, self._send))
 
     async def _talk(self, call: Call, socket: Socket) -> None:
-        code, reason = _GOING_AWAY, "the server stops"
+        code, reason = _NORMAL, ""
         try:
             await call.route.handler(call, socket)
+            if self._service.stopping.is_set():
+                code, reason = _GOING_AWAY, "the server stops"
         except (DisconnectedError, asyncio.CancelledError):
             return
         except (TidelogError, HttpError) as error:

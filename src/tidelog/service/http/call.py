@@ -190,7 +190,10 @@ class Socket:
     async def send(self, data: str | bytes) -> None:
         """Waits while the client does not read."""
         kind = "text" if isinstance(data, str) else "bytes"
-        await self._send({"type": "websocket.send", kind: data})
+        try:
+            await self._send({"type": "websocket.send", kind: data})
+        except OSError:
+            raise DisconnectedError from None
 
     async def close(self, code: int, reason: str = "") -> None:
         await self._send({"type": "websocket.close", "code": code, "reason": reason[:120]})

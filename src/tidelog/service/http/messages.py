@@ -234,7 +234,7 @@ async def consume(call: Call) -> ReadMessages | Reply:
     """
     query: ReadQuery = call.query
     service = call.service
-    served = service.topic(call.topic_name)
+    served = await service.topic(call.topic_name)
     offsets = await _positions(service, served, query)
     limits = Limits(query.limit, query.max_bytes, query.isolation, query.on_gap)
     loop = asyncio.get_running_loop()
@@ -305,7 +305,7 @@ async def tail(call: Call) -> AsyncIterator[bytes]:
     """
     query: TailQuery = call.query
     service = call.service
-    served = service.topic(call.topic_name)
+    served = await service.topic(call.topic_name)
     offsets = _resumed(call) or await _positions(service, served, query)
     limits = Limits(_TAIL_MESSAGES, 1 << 20, query.isolation, "skip")
     rate = _Rate(query.max_per_second)

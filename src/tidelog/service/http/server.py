@@ -96,7 +96,17 @@ class HttpServer:
         for server in self._servers:
             server.close()
         for connection in list(self.state.connections):
-            connection.shutdown()
+            if isinstance(connection, HttpToolsProtocol):  # a WebSocket ends by itself, when all is said
+                connection.shutdown()
+        await self._finish_tasks()
+        for connection in list(self.state.connections):
+            connection.transport.abort()
+        await self._app.service.sessions.stop()
+        for server in self._servers:
+            await server.wait_closed()
+
+    async def _finish_tasks(self) -> None:
+        """Lets the requests that were begun finish, within a limit."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(self._settings.stop_seconds):
                 while self.state.tasks:
@@ -105,10 +115,6 @@ class HttpServer:
             task.cancel()
         if self.state.tasks:
             await asyncio.wait(list(self.state.tasks))
-        for connection in list(self.state.connections):
-            connection.transport.abort()
-        for server in self._servers:
-            await server.wait_closed()
 
 
 class _LimitedProtocol(HttpToolsProtocol):

@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Coroutine
 from importlib.metadata import version
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
+from weakref import WeakValueDictionary
 
 import msgspec
 
 from tidelog.errors import NotFoundError
 from tidelog.service.auth.access import ANONYMOUS, Authorizer, Open, Principal, Resource
 from tidelog.service.http.call import BodyBudget, Peer
+from tidelog.service.http.sessions import Sessions
 from tidelog.service.kafka.broker import Broker, ServedTopic
 from tidelog.topics.names import TopicName
+
+Result = TypeVar("Result")
 
 
 class HttpSettings(msgspec.Struct, frozen=True, kw_only=True):
@@ -112,6 +116,8 @@ class Service:
         self.stopping = asyncio.Event()
         """Set when the server begins to stop: streams and long polls end."""
         self.producers = Producers()
+        self.sessions = Sessions()
+        self._locks: WeakValueDictionary[Any, asyncio.Lock] = WeakValueDictionary()
         self.waiters: set[asyncio.Future[None]] = set()
         """What long polls wait for."""
 
@@ -123,9 +129,31 @@ class Service:
             if not waiter.done():
                 waiter.set_result(None)
 
-    def topic(self, name: TopicName) -> ServedTopic:
+    async def unless_stopping(self, work: Coroutine[Any, Any, Result]) -> Result | None:
+        """The result of what waits for news; None when the server stops before."""
+        working: asyncio.Future[Any] = asyncio.ensure_future(work)
+        stopping: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self.waiters.add(stopping)
+        if self.stopping.is_set():
+            stopping.set_result(None)
+        try:
+            await asyncio.wait([working, stopping], return_when=asyncio.FIRST_COMPLETED)
+            result: Result | None = working.result() if working.done() else None
+            return result
+        finally:
+            self.waiters.discard(stopping)
+            stopping.cancel()
+            if not working.done():
+                working.cancel()
+                await asyncio.wait([working])
+
+    def lock(self, key: Any) -> asyncio.Lock:
+        """For work that must not be done twice at once."""
+        return self._locks.setdefault(key, asyncio.Lock())
+
+    async def topic(self, name: TopicName) -> ServedTopic:
         """A topic that exists; NotFoundError otherwise."""
-        served = self.broker.find(name)
+        served = self.broker.find(name) or await self.broker.find_opened(name)
         if served is None:
             raise NotFoundError(f"there is no topic {name}", hint="GET /v1/topics lists them")
         return served

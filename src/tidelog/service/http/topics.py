@@ -154,7 +154,7 @@ async def create_topic(call: Call) -> TopicDescription:
 @routes.add("GET", "/v1/topics/{namespace}/{name}", Permission.READ, TopicDescription, resource=Kind.TOPIC)
 async def describe_topic(call: Call) -> TopicDescription:
     """Describes a topic: offsets of its partitions, and settings."""
-    return await _described(call, call.service.topic(call.topic_name))
+    return await _described(call, await call.service.topic(call.topic_name))
 
 
 @routes.add(
@@ -163,7 +163,7 @@ async def describe_topic(call: Call) -> TopicDescription:
 async def change_topic(call: Call) -> TopicDescription:
     """Changes settings of a topic, or adds partitions."""
     change: TopicChange = call.body
-    served = call.service.topic(call.topic_name)
+    served = await call.service.topic(call.topic_name)
     if change.partitions is not None and change.partitions < served.count:
         raise ConflictError(f"{served.name} has {served.count} partitions, and cannot have fewer")
     if change.settings:
@@ -176,7 +176,7 @@ async def change_topic(call: Call) -> TopicDescription:
 @routes.add("DELETE", "/v1/topics/{namespace}/{name}", Permission.ADMIN, resource=Kind.TOPIC)
 async def delete_topic(call: Call) -> None:
     """Deletes a topic with everything in it, for good, from the disk and from the store."""
-    await call.service.broker.delete(call.service.topic(call.topic_name))
+    await call.service.broker.delete(await call.service.topic(call.topic_name))
 
 
 def _settings(given: dict[str, Any]) -> dict[str, Any]:

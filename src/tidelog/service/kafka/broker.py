@@ -425,6 +425,12 @@ class Broker:
                 for partition in served.open.values():
                     partition.reader.close_idle(now)
 
+    async def find_opened(self, name: TopicName) -> ServedTopic | None:
+        """A topic that this process has opened by itself a moment ago, as one for dead letters."""
+        if name in self.directory._topics:
+            await self._adopt(name)
+        return self._topics.get(name)
+
     async def _adopt(self, name: TopicName) -> None:
         is_partition = name.parent() is not None
         if is_partition or name in self._creating or name in self._deleting:

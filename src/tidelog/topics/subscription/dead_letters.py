@@ -176,3 +176,66 @@ def dead_letter_name(topic: str, subscription: str, chosen: str | None) -> str:
     if chosen == topic:
         raise InputError("dead letters cannot go to the topic that they come from", hint="Name another topic")
     return f"{topic}.{subscription}.dlq" if chosen is None else chosen
+
+
+# A dead letter: a message whose headers say where it came from. Headers are bytes that anybody may have written.
+
+
+REPLAYED_FROM = "tidelog-replayed-from"
+"""The header of a message that was sent back: `<topic of the dead letters>@<offset there>`."""
+_OF_A_LETTER = (ORIGIN_TOPIC, ORIGIN_OFFSET, ORIGIN_SUBSCRIPTION, ORIGIN_DELIVERIES, ORIGIN_REASON, NACK_REASON)
+# More digits are no offset, and would cost time to read.
+_MAX_DIGITS = 20
+
+
+class Letter:
+    """One message of a topic with dead letters; a missing or invalid header is None."""
+
+    def __init__(self, topic: str, message: Message) -> None:
+        self.topic = topic
+        self.message = message
+
+    @property
+    def offset(self) -> int:
+        return self.message.offset
+
+    @property
+    def origin_topic(self) -> str | None:
+        text = self._text(ORIGIN_TOPIC)
+        try:
+            return None if text is None else str(parse_topic_name(text))
+        except TopicNameError:
+            return None
+
+    @property
+    def subscription(self) -> str | None:
+        return self._text(ORIGIN_SUBSCRIPTION)
+
+    def row(self) -> dict[str, object]:
+        """What is shown of it."""
+        return {
+            "topic": self.topic,
+            "offset": self.offset,
+            "origin_topic": self.origin_topic,
+            "origin_offset": self._number(ORIGIN_OFFSET),
+            "subscription": self.subscription,
+            "deliveries": self._number(ORIGIN_DELIVERIES),
+            "reason": self._text(ORIGIN_REASON),
+            "nack_reason": self._text(NACK_REASON),
+            "timestamp": self.message.timestamp,
+            "bytes": len(self.message.value or b""),
+        }
+
+    def reborn(self) -> Message:
+        """The message as it was before it was given up, and a header that tells where it was meanwhile."""
+        place = {REPLAYED_FROM: f"{self.topic}@{self.offset}".encode()}
+        headers = with_headers(without_headers(self.message.headers, _OF_A_LETTER), place)
+        return Message(self.message.value, key=self.message.key, headers=headers)
+
+    def _text(self, header: str) -> str | None:
+        value = self.message.headers.get(header)
+        return None if value is None else value.decode("utf-8", "replace")
+
+    def _number(self, header: str) -> int | None:
+        value = self.message.headers.get(header, b"")
+        return int(value) if value.isdigit() and len(value) <= _MAX_DIGITS else None
