@@ -69,3 +69,33 @@ def test_deleted_topic_is_gone(served: Served) -> None:
     assert served.call("DELETE", "/v1/topics/shop/orders").status == 404
     again = served.ok("PUT", "/v1/topics/shop/orders", {})
     assert again["partitions"][0]["next_offset"] == 0
+
+
+def test_purged_topic_is_empty_and_goes_on(served: Served) -> None:
+    """Messages before an offset are deleted, or all of them; the next message gets the next offset."""
+    served.produce("shop/orders", "zero", "one", "two")
+    some = served.ok("POST", "/v1/topics/shop/orders/purge", {"before": {"0": 2}})
+    assert some == {"start_offsets": {"0": 2}}
+    left = served.ok("GET", "/v1/topics/shop/orders/messages")["messages"]
+    assert [one["value"] for one in left] == ["two"]
+    assert served.ok("POST", "/v1/topics/shop/orders/purge", {}) == {"start_offsets": {"0": 3}}
+    assert served.ok("GET", "/v1/topics/shop/orders/messages")["messages"] == []
+    assert served.produce("shop/orders", "three") == [3]
+
+
+def test_purge_beyond_the_end_deletes_nothing(served: Served) -> None:
+    """An offset after the end, or a partition that is not there, is refused."""
+    served.produce("shop/orders", "zero")
+    for before, status in (({"0": 2}, 404), ({"1": 0}, 400), ({"x": 0}, 400)):
+        assert served.call("POST", "/v1/topics/shop/orders/purge", {"before": before}).status == status
+    assert served.ok("GET", "/v1/topics/shop/orders")["partitions"][0]["start_offset"] == 0
+
+
+def test_list_tells_where_open_partitions_stand(served: Served) -> None:
+    """Asked for it, the list has what `describe` says of partitions that are open, and opens none."""
+    served.produce("shop/orders", "zero")
+    assert served.ok("GET", "/v1/topics")["topics"][0]["open_partitions"] is None
+    (listed,) = served.ok("GET", "/v1/topics?standing=true")["topics"]
+    assert listed["open_partitions"] == served.ok("GET", "/v1/topics/shop/orders")["partitions"]
+    assert listed["open_partitions"][0]["cached_messages"] == 1
+    assert listed["open_partitions"][0]["unshipped_bytes"] is None

@@ -13,7 +13,7 @@ from typing import Annotated, Any
 
 import msgspec
 
-from tidelog.errors import ConfigError, ConflictError
+from tidelog.errors import ConfigError, ConflictError, InputError
 from tidelog.log.settings import LogStatistics
 from tidelog.service.auth.access import Kind, Permission, topic_resource
 from tidelog.service.http.call import Call
@@ -36,31 +36,8 @@ class TopicQuery(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
     after: str = ""
     """Names up to this one are left out: the `next` of the answer before."""
     limit: Annotated[int, msgspec.Meta(ge=1, le=_MAX_LISTED)] = 1000
-
-
-class ListedTopic(msgspec.Struct, frozen=True, kw_only=True):
-    """A topic in a list. Offsets are those of partitions that are open in the server, by number."""
-
-    name: str
-    partitions: int
-    next_offsets: dict[str, int]
-    start_offsets: dict[str, int]
-
-
-class TopicList(msgspec.Struct, frozen=True, kw_only=True):
-    """Topics by name."""
-
-    topics: list[ListedTopic]
-    next: str | None = None
-    """There are more: ask again with this as `after`."""
-
-
-class NewTopic(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """How to create a topic."""
-
-    partitions: Annotated[int, msgspec.Meta(ge=1, le=10_000)] | None = None
-    settings: dict[str, Any] = {}
-    """The topic's own settings, such as `retention_seconds`."""
+    standing: bool = False
+    """Also where the open partitions stand: what is shipped, and what the loss of this disk would cost."""
 
 
 class PartitionInfo(msgspec.Struct, frozen=True, kw_only=True):
@@ -79,10 +56,43 @@ class PartitionInfo(msgspec.Struct, frozen=True, kw_only=True):
     """The offset that the next message gets."""
     last_stable_offset: int
     """Everything below is committed or aborted."""
+    cached_messages: int
+    """The newest messages that are in memory too."""
     epoch: int
     """The owner's epoch; 0 without a store."""
     hot_bytes: int
     """The bytes of its files on the server's disk."""
+    unshipped_bytes: int | None = None
+    """What is on this disk only; null without a store: then it is all of it."""
+    unshipped_seconds: float | None = None
+    """The age of the oldest message that is on this disk only."""
+
+
+class ListedTopic(msgspec.Struct, frozen=True, kw_only=True):
+    """A topic in a list. Offsets are those of partitions that are open in the server, by number."""
+
+    name: str
+    partitions: int
+    next_offsets: dict[str, int]
+    start_offsets: dict[str, int]
+    open_partitions: list[PartitionInfo] | None = None
+    """Where they stand, if it was asked for."""
+
+
+class TopicList(msgspec.Struct, frozen=True, kw_only=True):
+    """Topics by name."""
+
+    topics: list[ListedTopic]
+    next: str | None = None
+    """There are more: ask again with this as `after`."""
+
+
+class NewTopic(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """How to create a topic."""
+
+    partitions: Annotated[int, msgspec.Meta(ge=1, le=10_000)] | None = None
+    settings: dict[str, Any] = {}
+    """The topic's own settings, such as `retention_seconds`."""
 
 
 class TopicDescription(msgspec.Struct, frozen=True, kw_only=True):
@@ -97,6 +107,19 @@ class TopicDescription(msgspec.Struct, frozen=True, kw_only=True):
     """All settings, with the defaults of the server."""
     kafka_configs: dict[str, str]
     """The same as clients of Kafka see them."""
+
+
+class Purge(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Which messages to delete."""
+
+    before: dict[str, Annotated[int, msgspec.Meta(ge=0)]] | None = None
+    """The first offset that stays, by number of partition. Default: everything there is now is deleted."""
+
+
+class Purged(msgspec.Struct, frozen=True, kw_only=True):
+    """The offsets that the partitions begin with now, by number."""
+
+    start_offsets: dict[str, int]
 
 
 class TopicChange(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -120,13 +143,15 @@ async def list_topics(call: Call) -> TopicList:
             continue
         if len(found) == query.limit:
             return TopicList(topics=found, next=found[-1].name)
-        found.append(_listed(served, name))
+        found.append(await _listed(served, name, query.standing))
     return TopicList(topics=found)
 
 
-def _listed(served: ServedTopic, name: str) -> ListedTopic:
+async def _listed(served: ServedTopic, name: str, with_standing: bool) -> ListedTopic:
     opened = {str(number): one for number, one in sorted(served.open.items()) if one.is_open}
+    standing = await in_store_thread(_stand, list(opened.values())) if with_standing else None
     return ListedTopic(
+        open_partitions=standing,
         name=name,
         partitions=served.count,
         next_offsets={number: one.topic.next_offset for number, one in opened.items()},
@@ -179,6 +204,30 @@ async def delete_topic(call: Call) -> None:
     await call.service.broker.delete(await call.service.topic(call.topic_name))
 
 
+@routes.add("POST", "/v1/topics/{namespace}/{name}/purge", Permission.ADMIN, Purged, resource=Kind.TOPIC, body=Purge)
+async def purge_topic(call: Call) -> Purged:
+    """Deletes messages for good, from the disk and from the store: all of them, or those before an offset.
+
+    The topic, its settings and its offsets go on. Subscriptions that are below continue at the new beginning.
+    """
+    served = await call.service.topic(call.topic_name)
+    wanted: Purge = call.body
+    before = wanted.before
+    if before is None:
+        before = dict.fromkeys((str(number) for number in range(served.count)), -1)
+    chosen: list[tuple[Partition, int]] = []
+    for text, offset in before.items():
+        if not (text.isascii() and text.isdigit() and int(text) < served.count):
+            raise InputError(f"{served.name} has partitions 0 to {served.count - 1}, not {text[:20]!r}")
+        partition = await call.service.broker.partition(served, int(text))
+        chosen.append((partition, partition.high_watermark if offset == -1 else offset))
+    starts: dict[str, int] = {}
+    for partition, offset in chosen:
+        deleting = asyncio.ensure_future(partition.topic.delete_before_async(offset))
+        starts[str(partition.number)] = await asyncio.shield(deleting)
+    return Purged(start_offsets=starts)
+
+
 def _settings(given: dict[str, Any]) -> dict[str, Any]:
     """ConfigError for what is no setting of a topic."""
     if "kafka_configs" in given:
@@ -193,7 +242,7 @@ async def _described(call: Call, served: ServedTopic) -> TopicDescription:
 
     async def stand(number: int) -> PartitionInfo:
         async with room:
-            return partition_info(await broker.partition(served, number))
+            return await in_store_thread(partition_info, await broker.partition(served, number))
 
     partitions = await asyncio.gather(*(stand(number) for number in range(served.count)))
     own = await in_store_thread(_own_settings, opener, served.name)
@@ -213,10 +262,16 @@ def _own_settings(opener: Any, name: TopicName) -> dict[str, object]:
     return found
 
 
+def _stand(partitions: list[Partition]) -> list[PartitionInfo]:
+    """In a thread: where those stand that are still open."""
+    return [partition_info(one) for one in partitions if one.is_open]
+
+
 def partition_info(partition: Partition) -> PartitionInfo:
-    """Where an open partition stands."""
+    """In a thread: where an open partition stands. It asks no store, and reads at most one frame of the disk."""
     topic = partition.topic
     log: LogStatistics = topic._log.statistics()
+    shipper = None if topic._tiered is None else topic._tiered.shipper.statistics()
     return PartitionInfo(
         partition=partition.number,
         start_offset=topic.start_offset,
@@ -225,6 +280,9 @@ def partition_info(partition: Partition) -> PartitionInfo:
         durable_offset=topic.durable_offset,
         next_offset=topic.next_offset,
         last_stable_offset=partition.last_stable_offset,
+        cached_messages=log.cached_messages,
         epoch=partition.leader_epoch,
         hot_bytes=log.file_bytes,
+        unshipped_bytes=None if shipper is None else shipper.lag_bytes,
+        unshipped_seconds=None if shipper is None else shipper.lag_seconds,
     )
