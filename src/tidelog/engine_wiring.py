@@ -39,7 +39,7 @@ from tidelog.store.metadata.base import MetadataStore
 from tidelog.store.metadata.bucket import copy_of
 from tidelog.store.metadata.open import BUCKET, MEMORY, canonical_metadata_url, open_metadata_store
 from tidelog.store.object_store import ObjectStore
-from tidelog.store.scheduler import Threads, in_thread
+from tidelog.store.scheduler import Threads, answered_within, in_thread
 from tidelog.store.urls import check_replicas, open_store
 
 _EXAMPLE = 'tidelog.open_engine("./engine")'
@@ -376,6 +376,7 @@ def open_engine_at(
     settings, known = config.storage_engine, remembered(files, directory)
     store = _store_url(config) or (None if known is None else known.store)
     check_replicas(store or MEMORY, settings.replicas)
+    answers_by = clock.monotonic() + settings.open_store_wait_seconds
     _refuse_wrong_store(files, directory, config)
     info = settled(files, directory, _store_url(config), _metadata_url(config), settings.metadata_root)
     if info.store is None:
@@ -406,7 +407,8 @@ def open_engine_at(
         else:
             node = _node(core, objects, metadata, info, config)
             undo.callback(node.close)
-            shipping = _shipping(core, node, info, config, take_over)
+            wait_seconds = max(0.0, answers_by - clock.monotonic())
+            shipping = _shipping(core, node, info, config, take_over, wait_seconds)
             engine = Engine(
                 core, shipping.reader, shipping, threads=node.threads, runs_in_background=runs_in_background
             )
@@ -458,9 +460,14 @@ def _refuse_wrong_store(files: Files, directory: Path, config: EngineConfig) -> 
     if url is None or files.exists(directory / WAL):
         return
     objects, info = open_store(url, config.object_store), _named(config, node="")
+
+    def ask() -> None:
+        with _opened_metadata(info, config, objects) as metadata:
+            refuse_occupied(Catalog(metadata, info.keys), objects, directory)
+
     # A store that does not answer is tried again when it is claimed.
-    with contextlib.suppress(RetryError), _opened_metadata(info, config, objects) as metadata:
-        refuse_occupied(Catalog(metadata, info.keys), objects, directory)
+    with contextlib.suppress(RetryError):
+        answered_within(config.storage_engine.open_store_wait_seconds, ask, "tidelog-engine-ask")
 
 
 def restore_directory(
@@ -517,7 +524,9 @@ def _is_copy(info: EngineDirectory, objects: ObjectStore) -> bool:
         return copy_of(reading.get(info.keys.owner)) is not None
 
 
-def _shipping(core: Core, node: Node, info: EngineDirectory, config: EngineConfig, take_over: bool) -> Shipping:
+def _shipping(
+    core: Core, node: Node, info: EngineDirectory, config: EngineConfig, take_over: bool, wait_seconds: float
+) -> Shipping:
     shipping = Shipping(
         core,
         node,
@@ -526,7 +535,7 @@ def _shipping(core: Core, node: Node, info: EngineDirectory, config: EngineConfi
         take_over=take_over,
         ownership_check_seconds=config.tier.ownership_check_seconds,
     )
-    shipping.connect_if_possible()
+    shipping.connect_within(wait_seconds)
     return shipping
 
 

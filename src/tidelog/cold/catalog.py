@@ -416,9 +416,16 @@ class KnownStarts:
 
     def floor(self, catalog: Catalog, offset: int) -> Descriptor | None:
         """The last descriptor that begins at an offset or before it."""
+        # Most offsets are in a known one. Those who ask for several of them do not wait for each other.
         with self._guard:
             if not self._starts:
                 self._starts = catalog.named_starts()
+            index = bisect_right(self._starts, offset) - 1
+            start = self._starts[index] if index >= 0 else None
+        known = None if start is None else catalog.find(start)
+        if known is not None and isinstance(known.value, Descriptor) and offset <= known.value.end_offset:
+            return known.value
+        with self._guard:
             found = self._nearest(catalog, offset)
             if found is not None and offset <= found.end_offset:
                 return found

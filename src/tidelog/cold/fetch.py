@@ -309,28 +309,58 @@ def fetch_many(
             yield item, data[begin - first : end - first]
 
 
-class NeighboursAhead(Generic[Item]):
-    """Neighbours that are being fetched with one request."""
+class Neighbours(Generic[Item]):
+    """Neighbours that come with one request, which may be begun before they are wanted."""
 
     def __init__(self, fetcher: Fetcher, key: str, items: list[Item], span: Callable[[Item], tuple[int, int]]) -> None:
         self._items = items
         self._span = span
         self._first = span(items[0])[0]
-        self._ahead = _Ahead(fetcher, key, self._first, max(span(item)[1] for item in items) - self._first)
+        self._fetcher = fetcher
+        self._place = (key, self._first, max(span(item)[1] for item in items) - self._first)
+        self._ahead: _Ahead | None = None
+
+    def begin(self) -> None:
+        """Begins to fetch them in another thread."""
+        if self._ahead is None:
+            self._ahead = _Ahead(self._fetcher, *self._place)
 
     def take(self) -> Iterator[tuple[Item, memoryview]]:
         """Each item with its bytes, fewer where the object ends."""
-        data = self._ahead.take()
+        data = self._fetcher.fetch(*self._place) if self._ahead is None else self._ahead.take()
         for item in self._items:
             begin, end = self._span(item)
             yield item, data[begin - self._first : end - self._first]
 
     def forget(self) -> None:
         """Nobody wants them any more."""
-        self._ahead.forget()
+        if self._ahead is not None:
+            self._ahead.forget()
 
 
-def fetch_many_ahead(
+class Window(Generic[Item]):
+    """Requests of one caller: at most `at_once` are under way, in their order, so that others get their turn."""
+
+    def __init__(self, groups: Sequence[Neighbours[Item]], at_once: int) -> None:
+        self._groups = groups
+        self._at_once = at_once
+        for group in groups[:at_once]:
+            group.begin()
+
+    def __iter__(self) -> Iterator[Neighbours[Item]]:
+        """Each of them when it is its turn to be taken."""
+        for number, group in enumerate(self._groups):
+            yield group
+            for following in self._groups[number + self._at_once : number + self._at_once + 1]:
+                following.begin()
+
+    def forget(self) -> None:
+        """Nobody wants them any more."""
+        for group in self._groups:
+            group.forget()
+
+
+def neighbours(
     fetcher: Fetcher,
     key: str,
     items: Iterable[Item],
@@ -338,10 +368,10 @@ def fetch_many_ahead(
     *,
     range_bytes: int,
     gap_bytes: int = 0,
-) -> list[NeighboursAhead[Item]]:
-    """As `fetch_many`, with all requests begun at once, as far as there are threads."""
+) -> list[Neighbours[Item]]:
+    """As `fetch_many`, for a `Window`."""
     groups = coalesced(items, span, range_bytes=range_bytes, gap_bytes=gap_bytes)
-    return [NeighboursAhead(fetcher, key, group, span) for group in groups]
+    return [Neighbours(fetcher, key, group, span) for group in groups]
 
 
 # Detects sequential reads of the log, and prefetches for them.

@@ -223,6 +223,7 @@ class OwnedLog:
         try:
             shipper = self._policy.new_shipper(taken)
             self._policy.settle_in(taken, shipper)
+            self.check()  # it may have been stopped while the store did not answer
         except BaseException:
             with contextlib.suppress(TidelogError):  # not closed to others while this node lives
                 taken.catalog.ownership.release()

@@ -1,7 +1,8 @@
 """Where the async twins of an engine run: in worker threads of the engine's own.
 
     applying   one thread: calls run in the order in which they were made, so tasks need not wait for each other
-    reading    a few: the index, values, digests
+    reading    a few: the index, values on this disk, digests; none of them waits for a store
+    cold       many (`cold_read_threads`): values that have left the disk, scans with values, change feeds
     store      a few: calls that may wait a long time for a store, so that nothing else waits with them
 
 Invariants
@@ -53,9 +54,10 @@ class _Asked(NamedTuple):
 class TaskThreads:
     """The worker threads of one engine, started on demand."""
 
-    def __init__(self) -> None:
+    def __init__(self, cold_threads: int) -> None:
         self._applying = DaemonPool(1, "tidelog-engine-apply")
         self._reading = DaemonPool(_READING_THREADS, "tidelog-engine-read")
+        self._cold = DaemonPool(cold_threads, "tidelog-engine-cold")
         self._store = DaemonPool(_STORE_THREADS, "tidelog-engine-store")
         self._grouping = Lock()
         self._group: list[_Asked] | None = None
@@ -97,8 +99,17 @@ class TaskThreads:
             return _submitted(self._applying, call)
 
     async def read(self, call: Callable[[], Answer]) -> Answer:
-        """Runs a read-only call."""
+        """Runs a read-only call that waits for no store."""
         return await asyncio.wrap_future(_submitted(self._reading, call))
+
+    async def read_cold(self, call: Callable[[], Answer]) -> Answer:
+        """Runs a read-only call that may wait for a store."""
+        return await asyncio.wrap_future(_submitted(self._cold, call))
+
+    async def read_here_or_cold(self, here: Callable[[], Answer | None], cold: Callable[[], Answer]) -> Answer:
+        """Reads what is on this disk; None if it is not, which is read by a thread that may wait for the store."""
+        found = await self.read(here)
+        return await self.read_cold(cold) if found is None else found
 
     async def reach_store(self, call: Callable[[], Answer]) -> Answer:
         """Runs a call that may wait for a store."""
@@ -108,7 +119,7 @@ class TaskThreads:
         """Rejects further calls. Does not wait; calls that are queued but not started are dropped."""
         with self._grouping:
             self._group = None
-        for pool in (self._applying, self._reading, self._store):
+        for pool in (self._applying, self._reading, self._cold, self._store):
             pool.shutdown(wait=False, cancel_futures=True)
 
 
@@ -169,8 +180,13 @@ async def in_order(engine: _HasTasks, call: Callable[[], Answer]) -> Answer:
 
 
 async def reading(engine: _HasTasks, call: Callable[[], Answer]) -> Answer:
-    """For twins: in a thread for reads."""
+    """For twins: in a thread for reads that wait for no store."""
     return await engine._tasks().read(call)
+
+
+async def reading_cold(engine: _HasTasks, call: Callable[[], Answer]) -> Answer:
+    """For twins: in a thread for reads that may wait for a store."""
+    return await engine._tasks().read_cold(call)
 
 
 async def reaching_store(engine: _HasTasks, call: Callable[[], Answer]) -> Answer:

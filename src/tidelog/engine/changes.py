@@ -371,7 +371,7 @@ class ChangeCalls:
         with self._news.listening(wake):
             while True:
                 woken.clear()
-                while found := await self._tasks().reach_store(lambda: feed.take(_TAKEN_AT_ONCE)):
+                while found := await self._tasks().read_cold(lambda: feed.take(_TAKEN_AT_ONCE)):
                     for change in found:
                         yield change
                 if not follow:

@@ -24,12 +24,12 @@ import logging
 import os
 import warnings
 import weakref
-from collections.abc import Iterable, Iterator
+from collections.abc import AsyncIterator, Iterable, Iterator
 from threading import Event
 
 import msgspec
 
-from tidelog.engine.aio import TaskThreads, in_order, reaching_store, reading
+from tidelog.engine.aio import TaskThreads, in_order, reaching_store, reading, reading_cold
 from tidelog.engine.btree.buffer_pool import BufferPoolStatistics
 from tidelog.engine.changes import ChangeCalls, ChangeLog
 from tidelog.engine.cold.garbage import Garbage, GarbagePlan, GarbageReport, GarbageStatistics
@@ -37,14 +37,14 @@ from tidelog.engine.cold.merge import Compaction, CompactionCalls, CompactionSta
 from tidelog.engine.cold.reader import ColdReader
 from tidelog.engine.cold.shipping import Shipping, ShippingStatistics
 from tidelog.engine.core import Core
-from tidelog.engine.entry import Entry, Result
+from tidelog.engine.entry import Entry, ObjectStat, Result, ScannedObject, StoredObject
 from tidelog.engine.maintenance import ColdTier, Maintenance
 from tidelog.engine.mvcc.applier import Replayed
 from tidelog.engine.mvcc.cells import MAX_SEQ
 from tidelog.engine.orchestrator.base import Turn
 from tidelog.engine.reads import EngineStat, News, Standing, checked_entries, checked_seq
 from tidelog.engine.recovery.recovery import RecoveryReport
-from tidelog.engine.scan import EngineScans
+from tidelog.engine.scan import EngineScans, checked_keys
 from tidelog.engine.txn.locks import LockStatistics
 from tidelog.engine.txn.read_set import Carried, batch_of
 from tidelog.engine.txn.transaction import DEFAULT_LOCK_TIMEOUT_SECONDS, Transaction, Transactions
@@ -59,7 +59,7 @@ from tidelog.errors import (
     TidelogError,
 )
 from tidelog.findings import VerifyReport
-from tidelog.store.aio import ClosedAtExit, twin, twin_iterator, twin_of
+from tidelog.store.aio import ClosedAtExit, iterated, twin, twin_iterator, twin_of
 from tidelog.store.scheduler import Lazy, Threads
 from tidelog.units import to_seconds
 
@@ -260,7 +260,7 @@ class Engine(EngineScans, ChangeCalls, GarbageCalls, CompactionCalls, ClosedAtEx
         self._news = News()
         self._change_log = Lazy(lambda: ChangeLog(core, reader, standing))
         self._transactions = transactions = Lazy(Transactions, Transactions.close)
-        self._tasks = Lazy(TaskThreads, TaskThreads.close)
+        self._tasks = Lazy(lambda: TaskThreads(core.settings.cold_read_threads), TaskThreads.close)
         self._unsettled: list[tuple[list[tuple[int, Carried]], list[Result]]] = []
         self._garbage = Lazy(
             lambda: Garbage(
@@ -295,12 +295,55 @@ class Engine(EngineScans, ChangeCalls, GarbageCalls, CompactionCalls, ClosedAtEx
 
     # Reading, in tasks
 
-    read_async = twin(EngineStat.read, reading)
-    stat_async = twin(EngineStat.stat, reading)
+    @twin_of(EngineStat.read)
+    async def read_async(self, bucket: str, key: str, seq: int | None = None) -> StoredObject:
+        return await self._tasks().read_here_or_cold(
+            lambda: self._read_here(bucket, key, seq), lambda: self.read(bucket, key, seq)
+        )
+
+    @twin_of(EngineStat.stat)
+    async def stat_async(self, bucket: str, key: str, seq: int | None = None) -> ObjectStat:
+        return await self._tasks().read_here_or_cold(
+            lambda: self._stat_here(bucket, key, seq), lambda: self.stat(bucket, key, seq)
+        )
+
+    @twin_of(EngineScans.read_many)
+    async def read_many_async(
+        self, keys: Iterable[tuple[str, str]], seq: int | None = None
+    ) -> list[StoredObject | None]:
+        wanted = checked_keys(keys)
+        return await self._tasks().read_here_or_cold(
+            lambda: self._read_many_here(wanted, seq), lambda: self.read_many(wanted, seq)
+        )
+
+    @twin_of(EngineScans.scan)
+    async def scan_async(
+        self,
+        bucket: str,
+        start: str | None = None,
+        end: str | None = None,
+        *,
+        prefix: str = "",
+        reverse: bool = False,
+        limit: int | None = None,
+        with_values: bool = False,
+        seq: int | None = None,
+    ) -> AsyncIterator[ScannedObject]:
+        def scan() -> Iterator[ScannedObject]:
+            return self.scan(
+                *(bucket, start, end),
+                prefix=prefix,
+                reverse=reverse,
+                limit=limit,
+                with_values=with_values,
+                seq=seq,
+            )
+
+        async for one in iterated(self, scan, reading_cold if with_values else reading):
+            yield one
+
     has_bucket_async = twin(EngineStat.has_bucket, reading)
     find_object_async = twin(EngineStat.find_object, reading)
-    scan_async = twin_iterator(EngineScans.scan, reading)
-    read_many_async = twin(EngineScans.read_many, reading)
     list_objects_async = twin_iterator(EngineStat.list_objects, reading)
     list_buckets_async = twin(EngineStat.list_buckets, reading)
     versions_async = twin(EngineStat.versions, reading)

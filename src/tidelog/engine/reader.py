@@ -26,7 +26,7 @@ import msgspec
 
 from tidelog.cold.catalog import Catalog
 from tidelog.cold.fetch import CacheStatistics, ColdCache
-from tidelog.engine.aio import TaskThreads, reaching_store
+from tidelog.engine.aio import TaskThreads, reading_cold
 from tidelog.engine.changes import ChangeCalls, StoredChangeLog
 from tidelog.engine.cold.manifest import Manifest, no_engine, read_manifest
 from tidelog.engine.cold.reader import ColdReader, ColdStatistics
@@ -287,12 +287,14 @@ class EngineReader(EngineScans, ChangeCalls, ClosedAtExit):
         self._fetchers = DaemonPool(_FETCHING_THREADS, "tidelog-engine-reader")
         self._follower = follower = StoreFollower(catalog, objects, keys, self._fetchers, settings.buffer_pool_bytes)
         self._reader_standing = standing = _Standing()
-        cold = ColdReader(catalog, objects, settings.cold_cache_bytes, lambda: replicas)
+        cold = ColdReader(
+            catalog, objects, settings.cold_cache_bytes, lambda: replicas, threads=settings.cold_read_threads
+        )
         super().__init__(follower, cold, standing)
         self._values = cold
         self._news = News()
         follower.on_news = self._news.tell
-        self._tasks = Lazy(TaskThreads, TaskThreads.close)
+        self._tasks = Lazy(lambda: TaskThreads(settings.cold_read_threads), TaskThreads.close)
         self._change_log = Lazy(lambda: StoredChangeLog(follower.marks, follower.history, cold, standing.check))
         self._interval = settings.refresh_seconds
         self._refreshes = self._failed_refreshes = 0
@@ -309,16 +311,16 @@ class EngineReader(EngineScans, ChangeCalls, ClosedAtExit):
 
     # Reading, in tasks. Every read may wait for the store, and has threads of its own.
 
-    read_async = twin(EngineStat.read, reaching_store)
-    stat_async = twin(EngineStat.stat, reaching_store)
-    has_bucket_async = twin(EngineStat.has_bucket, reaching_store)
-    find_object_async = twin(EngineStat.find_object, reaching_store)
-    scan_async = twin_iterator(EngineScans.scan, reaching_store)
-    read_many_async = twin(EngineScans.read_many, reaching_store)
-    list_objects_async = twin_iterator(EngineStat.list_objects, reaching_store)
-    list_buckets_async = twin(EngineStat.list_buckets, reaching_store)
-    versions_async = twin(EngineStat.versions, reaching_store)
-    digest_async = twin(EngineStat.digest, reaching_store)
+    read_async = twin(EngineStat.read, reading_cold)
+    stat_async = twin(EngineStat.stat, reading_cold)
+    has_bucket_async = twin(EngineStat.has_bucket, reading_cold)
+    find_object_async = twin(EngineStat.find_object, reading_cold)
+    scan_async = twin_iterator(EngineScans.scan, reading_cold)
+    read_many_async = twin(EngineScans.read_many, reading_cold)
+    list_objects_async = twin_iterator(EngineStat.list_objects, reading_cold)
+    list_buckets_async = twin(EngineStat.list_buckets, reading_cold)
+    versions_async = twin(EngineStat.versions, reading_cold)
+    digest_async = twin(EngineStat.digest, reading_cold)
 
     @property
     def applied_seq(self) -> int:
@@ -339,7 +341,7 @@ class EngineReader(EngineScans, ChangeCalls, ClosedAtExit):
         self._refreshes += 1
         return self._marks.applied_seq
 
-    refresh_async = twin(refresh, reaching_store)
+    refresh_async = twin(refresh, reading_cold)
 
     def _refresh_again(self) -> float:
         try:

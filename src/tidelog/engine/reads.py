@@ -281,21 +281,37 @@ class EngineReading:
         found = None if created is None else self._find_in(created, bucket, key, at)
         if found is None:
             return self._look_again(bucket, key, seq, at)
-        cell = found.cell
-        if cell.inline is not None:
-            stored: bytes | None = cell.inline
-        else:
-            stored = self._read_stored(cell.position, cell.stored_bytes)
+        here = self._found_here(found)
+        if here is not None:
+            return here
+        try:
+            data, metadata = self._read_cold(found.cell)
+        except (GapError, NotFoundError):
+            if at < self._kept_from():
+                return self._look_again(bucket, key, seq, at)
+            raise
+        return StoredObject(data, metadata, found.seq, "cold")
+
+    def _read_here(self, bucket: str, key: str, seq: int | None) -> StoredObject | None:
+        """Like `read`, from this disk alone; None if the value has left it."""
+        check_names(bucket, key)
+        at = self._marks.applied_seq if seq is None else self._checked_seq(seq)
+        created = self._buckets.created(bucket, at)
+        found = None if created is None else self._find_in(created, bucket, key, at)
+        if found is None:
+            return self.read(bucket, key, seq)  # it is not there, and that error says why
+        return self._found_here(found)
+
+    def _found_here(self, found: Found) -> StoredObject | None:
+        """A version with its value; None if that has left this disk."""
+        cell, stored = found.cell, self._stored_here(found.cell)
         if stored is None:
-            try:
-                data, metadata = self._read_cold(cell)
-            except (GapError, NotFoundError):
-                if at < self._kept_from():
-                    return self._look_again(bucket, key, seq, at)
-                raise
-            return StoredObject(data, metadata, found.seq, "cold")
-        data, metadata = decode_value(stored, cell.codec, cell.size, cell.crc, cell.lsn)
-        return StoredObject(data, metadata, found.seq, "hot")
+            return None
+        return StoredObject(*decode_value(stored, cell.codec, cell.size, cell.crc, cell.lsn), found.seq, "hot")
+
+    def _stored_here(self, cell: Cell) -> bytes | None:
+        """The stored value, if it is on this disk."""
+        return self._read_stored(cell.position, cell.stored_bytes) if cell.inline is None else cell.inline
 
     def _kept_from(self) -> int:
         """The first seq whose values are in the store: another process may have moved it while a state was pinned
@@ -476,16 +492,23 @@ class EngineStat(EngineReading):
 
     def stat(self, bucket: str, key: str, seq: int | None = None) -> ObjectStat:
         """Returns an object as of a seq (by default the last applied one), without its data."""
+        known = self._stat_alone(bucket, key, seq)
+        return _stat_of(self.read(bucket, key, seq)) if known is None else known
+
+    def _stat_here(self, bucket: str, key: str, seq: int | None) -> ObjectStat | None:
+        """Like `stat`, without asking the store; None if that has to be asked."""
+        known = self._stat_alone(bucket, key, seq)
+        whole = self._read_here(bucket, key, seq) if known is None else None
+        return known if whole is None else _stat_of(whole)
+
+    def _stat_alone(self, bucket: str, key: str, seq: int | None) -> ObjectStat | None:
+        """By what the index knows; None if the value is needed, or the object does not exist."""
         check_names(bucket, key)
         at = self._checked_seq(self._marks.applied_seq if seq is None else seq)
-        created = self._buckets.created(bucket, at)
-        found = None if created is None else self._find_in(created, bucket, key, at)
+        found = self._versions.find(bucket, key, at)
         known = None if found is None else self._metadata_alone(found.cell)
         if found is None or known is None:
-            whole = self.read(bucket, key, seq)  # it may have changed since, as a whole; or it is not there, and why
-            return ObjectStat(
-                len(whole.data), whole.metadata, whole.seq, whole.tier, object_crc(whole.data, whole.metadata)
-            )
+            return None
         return ObjectStat(found.cell.size, known, found.seq, self._where(found), found.cell.crc)
 
     def _metadata_alone(self, cell: Cell) -> dict[str, MetadataValue] | None:
@@ -504,3 +527,8 @@ class EngineStat(EngineReading):
         tier = self._tier_of(found.cell)
         assert tier is not None  # a deletion is not found
         return tier
+
+
+def _stat_of(whole: StoredObject) -> ObjectStat:
+    crc = object_crc(whole.data, whole.metadata)
+    return ObjectStat(len(whole.data), whole.metadata, whole.seq, whole.tier, crc)

@@ -96,7 +96,7 @@ class EngineScans(EngineStat):
 
         Values in the store are fetched together: neighbours with one request, several requests at once.
         """
-        wanted = _checked_keys(keys)
+        wanted = checked_keys(keys)
         with self.pin(seq) as at:
             found = [self._versions.find(bucket, key, at) for bucket, key in wanted]
             answer: list[StoredObject | None] = [None] * len(wanted)
@@ -104,6 +104,18 @@ class EngineScans(EngineStat):
             for values in self._values_of(there, at):
                 for one, (data, metadata), tier in values:
                     answer[int(one.name)] = StoredObject(data, metadata, one.seq, tier)
+        return answer
+
+    def _read_many_here(self, wanted: Sequence[tuple[str, str]], seq: int | None) -> list[StoredObject | None] | None:
+        """Like `read_many`, from this disk alone; None if a value has left it."""
+        answer: list[StoredObject | None] = []
+        with self.pin(seq) as at:
+            for bucket, key in wanted:
+                found = self._versions.find(bucket, key, at)
+                one = None if found is None else self._found_here(found)
+                if found is not None and one is None:
+                    return None
+                answer.append(one)
         return answer
 
     def _values_of(self, wanted: Iterator[_Wanted], at: int) -> Iterator[list[_Got]]:
@@ -127,9 +139,6 @@ class EngineScans(EngineStat):
         stored = [self._stored_here(one.cell) for one in wanted]
         cold = [one.cell for one, here in zip(wanted, stored, strict=True) if here is None]
         return _Batch(wanted, stored, cold, self._cold.begin_many(cold) if cold and self._cold is not None else None)
-
-    def _stored_here(self, cell: Cell) -> bytes | None:
-        return self._read_stored(cell.position, cell.stored_bytes) if cell.inline is None else cell.inline
 
     def _taken(self, batch: _Batch, at: int) -> list[_Got]:
         try:
@@ -198,7 +207,8 @@ def _present(value: Value | None) -> Value:
     return value
 
 
-def _checked_keys(keys: object) -> Sequence[tuple[str, str]]:
+def checked_keys(keys: object) -> Sequence[tuple[str, str]]:
+    """Pairs of a bucket and a key, if they are."""
     if isinstance(keys, str) or not hasattr(keys, "__iter__"):
         raise InputError(f"keys must be pairs of a bucket and a key, not {type(keys).__name__}")
     wanted: list[tuple[str, str]] = []

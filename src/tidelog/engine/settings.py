@@ -121,6 +121,16 @@ class EngineSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     cold_cache_bytes: Annotated[int, msgspec.Meta(ge=0)] = 64 * MIB
     """Memory for what was read from the store, so that it is not fetched again."""
 
+    cold_read_threads: Annotated[int, msgspec.Meta(ge=1, le=512)] = 64
+    """Requests for values that have left the disk at the same time, of all scans and of all tasks. They have threads of
+    their own, so that nothing else waits for a store that is slow or hangs; threads are started as they are needed. A
+    scan or a `read_many` uses a quarter of them at most. Reads by threads of the program are not counted: each waits
+    for itself."""
+
+    open_store_wait_seconds: Annotated[float, msgspec.Meta(ge=0)] = 2
+    """How long opening waits for the store. If that gives no answer by then, the engine opens without it, and claims it
+    in the background as soon as it does: entries are applied and hot values are read meanwhile."""
+
     refresh_seconds: Annotated[float, msgspec.Meta(gt=0)] = 5
     """How often a read-only engine (`read_only=True`) looks for what was shipped since. Each time costs a request, and
     what was shipped is fetched."""
@@ -195,6 +205,8 @@ class EngineOptions(TypedDict, total=False):
     ship_compression_level: int
     local_retention_bytes: int | str
     cold_cache_bytes: int | str
+    cold_read_threads: int
+    open_store_wait_seconds: float | str
     refresh_seconds: float | str
     replicas: Sequence[str] | str
     replication_mode: Literal["async", "sync"]

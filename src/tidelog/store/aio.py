@@ -27,12 +27,13 @@ from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from itertools import islice
 from threading import Lock
 from types import TracebackType
-from typing import Any, Generic, ParamSpec, Protocol, Self, TypeVar
+from typing import Any, Concatenate, Generic, ParamSpec, Protocol, Self, TypeVar
 
 from tidelog.store.scheduler import in_store_thread
 
 Arguments = ParamSpec("Arguments")
 Result = TypeVar("Result")
+Owner = TypeVar("Owner")
 Item = TypeVar("Item")
 Waiting = TypeVar("Waiting", bound=Callable[..., object])
 
@@ -89,10 +90,8 @@ def twin_iterator(
 
     async def iterate_in_task(*args: Arguments.args, **kwargs: Arguments.kwargs) -> AsyncIterator[Item]:
         owner, call = bind(*args, **kwargs)
-        items = await run(owner, call)
-        while some := await run(owner, lambda: list(islice(items, ITEMS_AT_ONCE))):
-            for item in some:
-                yield item
+        async for item in iterated(owner, call, run):
+            yield item
 
     functools.update_wrapper(iterate_in_task, original)
     given = inspect.signature(original)
@@ -101,9 +100,17 @@ def twin_iterator(
     return _named(iterate_in_task, original, "")
 
 
+async def iterated(owner: object, call: Callable[[], Iterator[Item]], run: Run) -> AsyncIterator[Item]:
+    """The items of an iterator, many at a time, for twins that choose where they run."""
+    items = await run(owner, call)
+    while some := await run(owner, lambda: list(islice(items, ITEMS_AT_ONCE))):
+        for item in some:
+            yield item
+
+
 def twin_of(
-    original: Callable[Arguments, object],
-) -> Callable[[Callable[Arguments, Result]], Callable[Arguments, Result]]:
+    original: Callable[Concatenate[Any, Arguments], object],
+) -> Callable[[Callable[Concatenate[Owner, Arguments], Result]], Callable[Concatenate[Owner, Arguments], Result]]:
     """Declares a handwritten twin. Its docstring is derived; what it says itself is added."""
     return lambda written: _named(written, original, written.__doc__ or "")
 

@@ -25,7 +25,7 @@ from threading import Condition, Lock, Thread, current_thread
 from typing import Any, Generic, NamedTuple, ParamSpec, TypeVar
 
 from tidelog.clock import jittered
-from tidelog.errors import ClosedError, ExhaustedError, FencedError, TidelogError
+from tidelog.errors import ClosedError, ExhaustedError, FencedError, StoreUnavailableError, TidelogError
 from tidelog.limits import start_thread
 
 _logger = logging.getLogger("tidelog.cold")
@@ -277,6 +277,19 @@ def in_thread(work: Callable[[], None], name: str) -> Future[None]:
     except RuntimeError:  # the interpreter ends: no thread can be started
         run()
     return outcome
+
+
+def answered_within(seconds: float, work: Callable[[], None], name: str) -> None:
+    """Runs something that asks a store, and waits so long for it. StoreUnavailableError if it is not done by then: it
+    goes on by itself, and whoever wants its result has to ask again.
+    """
+    asked = in_thread(work, name)
+    try:
+        asked.result(seconds)
+    except TimeoutError:
+        raise StoreUnavailableError(
+            f"the store gave no answer within {seconds:g} s", hint="It is asked again in the background"
+        ) from None
 
 
 # A bounded pool of threads that does not delay the end of a process.

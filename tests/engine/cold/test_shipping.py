@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 from tests.engine.stations import KEYS, EngineNode, new_store, usurp
+from tests.log.workbench import LIMIT_SECONDS
 
 from tidelog.clock import ManualClock
 from tidelog.engine.entry import Batch, CreateBucket, PutObject
@@ -187,7 +188,7 @@ class TestAStoreThatIsAway:
         node.close()
         store.fail("*", times=None)
         with node.open(connects=False):
-            node.shipping.connect_if_possible()
+            node.shipping.connect_within(LIMIT_SECONDS)
             assert not node.shipping.statistics().is_connected
             assert node.engine.truncation_mark == 0
             node.apply(30)

@@ -33,9 +33,9 @@ from tidelog.cold.fetch import (
     ColdReadCounters,
     Fetcher,
     FetchSettings,
-    NeighboursAhead,
     ReadAhead,
-    fetch_many_ahead,
+    Window,
+    neighbours,
 )
 from tidelog.engine.cold.manifest import Manifest, StoredCompaction, read_manifest
 from tidelog.engine.mvcc.cells import Cell
@@ -436,7 +436,8 @@ def manifest_in(objects: ObjectStore, keys: EngineKeys) -> Manifest | None:
     return None if found is None else found[0]
 
 
-_FETCHING_THREADS = 4
+_FETCHING_THREADS = 16
+_CALLERS = 4
 _RANGE_BYTES = 8 << 20
 _GAP_BYTES = 256 << 10
 _DAMAGE_HINT = "Put a good copy of the object in its place; an engine with replicas reads theirs"
@@ -501,7 +502,10 @@ class ColdReader:
         cache_bytes: int,
         replicas: Callable[[], Sequence[ObjectStore]] = tuple,
         on_manifest: Callable[[Manifest], None] = lambda manifest: None,
+        *,
+        threads: int = _FETCHING_THREADS,
     ) -> None:
+        """`threads` fetch ahead, for all callers; one of them has a quarter of these at most."""
         self.catalog = catalog
         self.store = store
         self._objects = ColdObjects(catalog)
@@ -511,7 +515,8 @@ class ColdReader:
         self._compacted_of: dict[int, CompactedValues] = {}
         self._cache = ColdCache(cache_bytes)
         self._read_ahead = ReadAhead()
-        self._fetchers = DaemonPool(_FETCHING_THREADS, "tidelog-cold")
+        self._fetchers = DaemonPool(threads, "tidelog-cold")
+        self._requests_a_caller = max(1, threads // _CALLERS)
         counted = _CountedSource(store, self._count_request)
         self._fetcher = Fetcher(counted, self._fetchers, ColdReadCounters(), FetchSettings())
         self._on_their_way: dict[tuple[int, int], Future[Fetched]] = {}
@@ -552,11 +557,11 @@ class ColdReader:
         groups = [
             group
             for key, some in groupby(sorted(spans), key=attrgetter("key"))
-            for group in fetch_many_ahead(
+            for group in neighbours(
                 self._fetcher, key, some, _Span.bytes, range_bytes=_RANGE_BYTES, gap_bytes=_GAP_BYTES
             )
         ]
-        return ValuesAhead(self, cells, values, groups)
+        return ValuesAhead(self, cells, values, Window(groups, self._requests_a_caller))
 
     def _span_of(self, cell: Cell, index: int) -> _Span | None:
         found = self._objects.find_kept(cell.lsn)
@@ -778,7 +783,7 @@ class ValuesAhead:
         reader: ColdReader,
         cells: Sequence[Cell],
         values: list[Value | None],
-        groups: list[NeighboursAhead[_Span]],
+        groups: Window[_Span],
     ) -> None:
         self._reader = reader
         self._cells = cells
@@ -801,8 +806,7 @@ class ValuesAhead:
 
     def forget(self) -> None:
         """Nobody wants them any more."""
-        for group in self._groups:
-            group.forget()
+        self._groups.forget()
 
 
 def _told(failure: TidelogError, found: ColdObject, cell: Cell) -> TidelogError:

@@ -51,7 +51,7 @@ from tidelog.log.frame import Frames
 from tidelog.store.keys import CheckpointId, EngineKeys
 from tidelog.store.metadata.open import BUCKET, open_metadata_store
 from tidelog.store.object_store import ObjectStore
-from tidelog.store.scheduler import DaemonPool, Lazy
+from tidelog.store.scheduler import DaemonPool, Lazy, answered_within
 
 # Writing snapshots into the store, and deleting old ones.
 #
@@ -307,6 +307,7 @@ class Shipping(Policy):
             settings.cold_cache_bytes,
             lambda: self._replicas().stores,
             on_manifest=self._noted,
+            threads=settings.cold_read_threads,
         )
         """Reads values that have left the disk. It needs no claim."""
         self._states = StoredSnapshots(core, node.objects, keys)
@@ -322,10 +323,12 @@ class Shipping(Policy):
         """Claims the engine if it is not claimed yet. FencedError and others say why it cannot be claimed."""
         self.owner.claim()
 
-    def connect_if_possible(self) -> None:
-        """Like `connect`; a store that does not answer is retried later. HeldError while another node has it."""
+    def connect_within(self, seconds: float) -> None:
+        """Like `connect`; a store that does not answer in time is left to the background. HeldError while another node
+        has the engine.
+        """
         try:
-            self.connect()
+            answered_within(seconds, self.connect, "tidelog-engine-claim")
         except HeldError:
             raise
         except RetryError as error:

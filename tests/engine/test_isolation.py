@@ -1,0 +1,222 @@
+"""A store that hangs holds up those who need it, and nobody else: hot reads, listings, applies and opening go on."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from threading import Condition, Event
+from typing import Any
+
+import pytest
+from tests.engine.stations import EngineNode, new_store
+from tests.log.workbench import LIMIT_SECONDS
+
+import tidelog
+from tidelog import engine_wiring
+from tidelog.cold.fetch import ColdReadCounters, Fetcher, FetchSettings, Neighbours, Window
+from tidelog.engine.entry import CreateBucket, PutObject
+from tidelog.store.scheduler import DaemonPool
+from tidelog.testing import FaultyStore
+
+COLD_THREADS = 4
+COLD_KEYS = [f"cold-{number:03}" for number in range(60)]
+
+
+class Hanging:
+    """Holds every request of a store until it may go on; counts those that are held."""
+
+    def __init__(self) -> None:
+        self._changed = Condition()
+        self._held = 0
+        self._hangs = True
+
+    def __call__(self, operation: str, key: str) -> None:
+        with self._changed:
+            self._held += 1
+            self._changed.notify_all()
+            assert self._changed.wait_for(lambda: not self._hangs, 2 * LIMIT_SECONDS)
+            self._held -= 1
+
+    def wait_for(self, count: int) -> None:
+        """So many requests are held."""
+        with self._changed:
+            assert self._changed.wait_for(lambda: self._held >= count, LIMIT_SECONDS)
+
+    def end(self) -> None:
+        with self._changed:
+            self._hangs = False
+            self._changed.notify_all()
+
+
+@pytest.fixture
+def hanging() -> Iterator[Hanging]:
+    one = Hanging()
+    yield one
+    one.end()
+
+
+@pytest.fixture
+def node() -> Iterator[EngineNode]:
+    """An engine with values in the store alone, and others on its disk."""
+    settings: dict[str, Any] = {"local_retention_bytes": 0, "inline_value_bytes": 0, "cold_cache_bytes": 0}
+    with EngineNode(new_store(), cold_read_threads=COLD_THREADS, **settings).open() as one:
+        puts = [(seq, PutObject("b", key, b"c" * 500)) for seq, key in enumerate(COLD_KEYS, 2)]
+        one.apply_these([(1, CreateBucket("b")), *puts])
+        one.ship_all()
+        one.engine.create_checkpoint()
+        one.engine.ship()
+        last = one.engine.applied_seq
+        one.apply_these([(last + 1, PutObject("b", "hot", b"h" * 500))])
+        assert one.engine.stat("b", COLD_KEYS[0]).tier == "cold"
+        assert one.engine.stat("b", "hot").tier == "hot"
+        for key in COLD_KEYS:
+            one.engine.read("b", key)  # where the objects are is known from here on
+        yield one
+
+
+def cold_keys(node: EngineNode) -> list[str]:
+    """The keys of the values that have left the disk."""
+    found = [key for key in COLD_KEYS if node.engine.stat("b", key).tier == "cold"]
+    assert len(found) > 2 * COLD_THREADS
+    return found
+
+
+def test_tasks_that_read_cold_values_hold_up_no_other_task(node: EngineNode, hanging: Hanging) -> None:
+    """Many more of them than there are threads hang; hot reads, listings, applies and digests are done meanwhile."""
+    engine, keys = node.engine, cold_keys(node)
+    assert isinstance(node.objects, FaultyStore)
+    node.objects.on_request = hanging
+
+    async def play() -> None:
+        cold = [asyncio.create_task(engine.read_async("b", key)) for key in keys]
+        many = asyncio.create_task(engine.read_many_async([("b", key) for key in keys]))
+        await asyncio.to_thread(hanging.wait_for, COLD_THREADS)
+        for seq in range(100, 140):
+            assert (await engine.read_async("b", "hot")).tier == "hot"
+            assert (await engine.stat_async("b", "hot")).size == 500
+            assert (await engine.stat_async("b", keys[3])).tier == "cold"  # the index knows all of it
+            found = await engine.read_many_async([("b", "hot"), ("b", "none")])
+            assert [None if one is None else one.tier for one in found] == ["hot", None]
+            await engine.apply_async(seq, PutObject("b", f"new-{seq}", b"n" * 300))
+            listed = [one.key async for one in engine.list_objects_async("b")]
+            assert len(listed) == len(COLD_KEYS) + 1 + seq - 99
+            assert [one.key async for one in engine.scan_async("b")] == listed
+        digest = await engine.digest_async()
+        assert not any(task.done() for task in cold)
+        hanging.end()
+        assert [(await task).data for task in cold] == [b"c" * 500] * len(keys)
+        assert [one.data for one in await many if one is not None] == [b"c" * 500] * len(keys)
+        assert await engine.digest_async() == digest
+
+    asyncio.run(asyncio.wait_for(play(), LIMIT_SECONDS))
+
+
+def test_threads_that_read_cold_values_hold_up_no_other_thread(node: EngineNode, hanging: Hanging) -> None:
+    """The same for threads of the program, and for scans with values that stand still."""
+    engine, keys = node.engine, cold_keys(node)
+    assert isinstance(node.objects, FaultyStore)
+    node.objects.on_request = hanging
+    with ThreadPoolExecutor(8) as pool, ThreadPoolExecutor(1) as others:
+        reads = [pool.submit(engine.read, "b", key) for key in keys[:4]]
+        scans = [pool.submit(lambda: list(engine.scan("b", with_values=True))) for _ in range(3)]
+        hanging.wait_for(5)
+        for seq in range(100, 120):
+            assert others.submit(engine.read, "b", "hot").result(LIMIT_SECONDS).tier == "hot"
+            assert others.submit(engine.apply, seq, PutObject("b", "new", b"n" * 300)).result(LIMIT_SECONDS).applied
+            assert others.submit(lambda: list(engine.list_objects("b"))).result(LIMIT_SECONDS)
+        assert not any([*(one.done() for one in reads), *(one.done() for one in scans)])
+        hanging.end()
+        assert all(one.result(LIMIT_SECONDS).tier == "cold" for one in reads)
+        assert all(len(one.result(LIMIT_SECONDS)) >= len(COLD_KEYS) for one in scans)
+
+
+def test_opening_waits_for_a_store_that_hangs_and_claims_later(
+    tmp_path: Path, hanging: Hanging, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is usable without the store; once that answers, the engine is claimed and ships by itself."""
+    store = FaultyStore()
+    monkeypatch.setattr(engine_wiring, "open_store", lambda url, settings: store)
+    where: dict[str, Any] = {"store": "s3://bucket/prefix", "ship_interval_seconds": 0.05}
+    with tidelog.open_engine(tmp_path / "e", read_only=False, **where) as engine:
+        engine.apply(1, tidelog.CreateBucket("b"))
+    store.on_request = hanging
+    with tidelog.open_engine(tmp_path / "e", open_store_wait_seconds=0, read_only=False, **where) as engine:
+        hanging.wait_for(1)
+        engine.apply(2, tidelog.PutObject("b", "k", b"v" * 300))
+        engine.update_low_water_mark(2)
+        assert engine.read("b", "k").data == b"v" * 300
+        shipping = engine.statistics().shipping
+        assert shipping is not None
+        assert not shipping.is_connected
+        assert engine.truncation_mark == 0
+        hanging.end()
+        follower = Event()
+        for _ in range(int(LIMIT_SECONDS / 0.05)):
+            if engine.truncation_mark == 2:
+                break
+            follower.wait(0.05)
+        assert engine.truncation_mark == 2
+        assert engine.ship() == 2
+
+
+def test_new_engine_is_made_while_its_store_hangs(
+    tmp_path: Path, hanging: Hanging, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whether the store is another engine's is found out when it answers."""
+    store = FaultyStore()
+    monkeypatch.setattr(engine_wiring, "open_store", lambda url, settings: store)
+    store.on_request = hanging
+    where: dict[str, Any] = {"store": "s3://bucket/prefix", "open_store_wait_seconds": 0}
+    with tidelog.open_engine(tmp_path / "e", read_only=False, **where) as engine:
+        engine.apply(1, tidelog.CreateBucket("b"))
+        assert engine.list_buckets() == ["b"]
+        hanging.end()
+        engine.update_low_water_mark(1)
+        assert engine.ship() == 1
+
+
+def test_engine_that_was_closed_before_its_store_answered_claims_nothing(
+    tmp_path: Path, hanging: Hanging, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The attempt that still waits ends without a claim that nobody would give back."""
+    store = FaultyStore()
+    monkeypatch.setattr(engine_wiring, "open_store", lambda url, settings: store)
+    where: dict[str, Any] = {"store": "s3://bucket/prefix", "open_store_wait_seconds": 0}
+    tidelog.open_engine(tmp_path / "e", read_only=False, **where).close()
+    store.on_request = hanging
+    engine = tidelog.open_engine(tmp_path / "e", read_only=False, **where)
+    hanging.wait_for(1)
+    engine.close()
+    hanging.end()
+    store.on_request = None
+    with tidelog.open_engine(
+        tmp_path / "e", store="s3://bucket/prefix", open_store_wait_seconds=LIMIT_SECONDS
+    ) as engine:
+        engine.apply(1, tidelog.CreateBucket("b"))
+        engine.update_low_water_mark(1)
+        assert engine.ship() == 1
+
+
+def test_one_caller_has_a_bounded_number_of_requests_under_way() -> None:
+    """Further ones are begun as the first are taken, in order; none is asked for twice."""
+
+    class Source:
+        def __init__(self) -> None:
+            self.asked: list[int] = []
+
+        def read_range(self, key: str, start: int, length: int) -> memoryview:
+            self.asked.append(start)
+            return memoryview(bytes([start]) * length)
+
+    source, pool = Source(), DaemonPool(8, "test")
+    fetcher = Fetcher(source, pool, ColdReadCounters(), FetchSettings())
+    groups = [Neighbours(fetcher, "key", [number], lambda one: (one, one + 1)) for number in range(10)]
+    window = Window(groups, 3)
+    assert [group._ahead is not None for group in groups] == [True] * 3 + [False] * 7
+    for number, group in enumerate(window):
+        assert sum(one._ahead is not None for one in groups) == min(10, number + 3)
+        assert [(item, bytes(data)) for item, data in group.take()] == [(number, bytes([number]))]
+    assert sorted(source.asked) == list(range(10))
+    pool.shutdown()
