@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import contextlib
+from pathlib import Path
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 from tests.campaign import examples, run_machine
-from tests.log.workbench import payload, payloads
+from tests.log.workbench import DIRECTORY, contents, payload, payloads
 
+from tidelog.log import Log
 from tidelog.log.append_queue import AppendQueue
 from tidelog.log.frame import Frames, encode_many, writable_frames
 from tidelog.log.settings import LogSettings
-from tidelog.log.tail_cache import Chunk
+from tidelog.log.tail_cache import Chunk, CommonBound
 from tidelog.log.writer import frames_of
+from tidelog.testing import FaultyFiles
 
 values = st.binary(min_size=1, max_size=60)
 
@@ -156,3 +161,39 @@ def test_dropped_chunks_leave_no_trace(count: int) -> None:
         batch = append_queue.cache.read(offset, count)
         assert batch is not None
         assert batch.payloads()[0] == payload(offset)
+
+
+@pytest.fixture
+def bound(monkeypatch: pytest.MonkeyPatch) -> CommonBound:
+    """The logs of the test have one for themselves."""
+    made = CommonBound(20_000)
+    monkeypatch.setattr("tidelog.log.writer.caches", made)
+    return made
+
+
+def test_all_caches_of_a_process_have_one_bound(bound: CommonBound) -> None:
+    """Hundreds of busy topics would take gigabytes: the log that was written to longest ago gives up its messages."""
+    files, value = FaultyFiles(), bytes(4_000)
+    with contextlib.ExitStack() as opened:
+        directories = [Path(f"/log-{number}") for number in range(3)]
+        logs = [opened.enter_context(contextlib.closing(Log.open(place, files=files))) for place in directories]
+        for log in logs:
+            for _ in range(4):
+                log.append(value, sync=True)
+                assert bound.used_bytes <= 20_000
+        assert [log.statistics().cached_messages for log in logs] == [0, 0, 4]
+        assert [[value for _, value in contents(log)] for log in logs] == [[value] * 4] * 3
+        logs[0].append(value, sync=True)
+        assert [log.statistics().cached_messages for log in logs] == [1, 0, 3]
+        assert bound.used_bytes == sum(log.statistics().cached_bytes for log in logs)
+    assert bound.used_bytes == 0
+
+
+def test_one_log_beyond_the_common_bound_shrinks_its_own_cache(bound: CommonBound) -> None:
+    """There is nobody else to take it from."""
+    values = [b"%d" % number * 4_000 for number in range(10)]
+    with contextlib.closing(Log.open(DIRECTORY, files=FaultyFiles())) as log:
+        for value in values:
+            log.append(value, sync=True)
+        assert log.statistics().cached_messages == 4
+        assert [value for _, value in contents(log)] == values

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from tidelog.cli.output import parse_size
 from tidelog.cli.session import Session, command
 
 if TYPE_CHECKING:
@@ -42,9 +43,18 @@ AutoCreateOption = Annotated[
 PartitionsOption = Annotated[
     int, typer.Option("--default-partitions", metavar="N", min=1, help="Partitions of a topic that is created so.")
 ]
-
-
+CacheOption = Annotated[
+    int,
+    typer.Option(
+        "--cache-bytes",
+        metavar="BYTES",
+        parser=parse_size,
+        help="Newest messages of all topics together that stay in memory; consumers that are behind them read files.",
+    ),
+]
 _GC_THRESHOLDS = (50_000, 20, 100)
+_ENCODED_SHARE = 8
+"""This part of the memory for messages holds them as consumers get them."""
 
 
 def add_to(app: typer.Typer) -> None:
@@ -60,12 +70,14 @@ def serve(
     advertise_http: AdvertiseHttpOption = None,
     auto_create_topics: AutoCreateOption = True,
     default_partitions: PartitionsOption = 1,
+    cache_bytes: CacheOption = 128 << 20,
 ) -> None:
     """Serves topics to clients of Kafka and of HTTP.
 
     It stops with Ctrl-C or SIGTERM, and loses nothing. The directory is created when absent; with --store its history
     is in an object store. The addresses are the first lines of the output, once they listen.
     """
+    from tidelog.log.tail_cache import caches
     from tidelog.service.kafka.broker import BrokerSettings
     from tidelog.service.node import check_loopback, check_url, parse_address
 
@@ -75,7 +87,13 @@ def serve(
         check_url(advertise_http, "--advertise-http")
     check_loopback(addresses[0], "--kafka")
     check_loopback(addresses[1], "--http")
-    settings = BrokerSettings(auto_create_topics=auto_create_topics, default_partitions=default_partitions)
+    encoded_max_bytes = cache_bytes // _ENCODED_SHARE
+    caches.max_bytes = cache_bytes - encoded_max_bytes
+    settings = BrokerSettings(
+        auto_create_topics=auto_create_topics,
+        default_partitions=default_partitions,
+        encoded_max_bytes=encoded_max_bytes,
+    )
     _run(_serve(session, *addresses, advertised, advertise_http, settings))
 
 

@@ -724,6 +724,12 @@ class AppendQueue(Listened):
         if self.on_written is not None:
             self.on_written()
 
+    def shrink_cache(self, max_bytes: int) -> int:
+        """As the common bound of all caches asks; what the cache holds now."""
+        with self.mutex:
+            self.cache.shrink_to(max_bytes)
+            return self.cache.cached_bytes
+
     def synced(self, offset: int) -> None:
         """Everything below `offset` is on the disk: wakes its waiters."""
         with self.mutex:

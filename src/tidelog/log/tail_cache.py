@@ -10,13 +10,17 @@ Invariants (every method is called under the log's mutex)
 - Chunks are contiguous: each begins at the offset where the one before ends.
 - A chunk is dropped only when all of it is in a file, so every accepted message is readable from somewhere at any time.
 - Appending costs one list append; everything else is done once per chunk.
+- The caches of all logs of a process together hold at most what `caches` allows: beyond it, those that were written to
+  longest ago give up their messages, which are in files.
 """
 
 from __future__ import annotations
 
+import os
 from bisect import bisect_right
 from collections.abc import Sequence
-from typing import NamedTuple
+from threading import Lock
+from typing import NamedTuple, Protocol
 
 from tidelog.log.frame import Frames
 
@@ -157,11 +161,15 @@ class Cache:
             self._written += 1
             self.cached_messages += chunk.count
             self.cached_bytes += chunk.cost_bytes
-        self._shrink()
+        self._shrink(self._max_bytes)
 
-    def _shrink(self) -> None:
+    def shrink_to(self, max_bytes: int) -> None:
+        """Drops the oldest chunks that are in a file until the others take no more than this."""
+        self._shrink(max_bytes)
+
+    def _shrink(self, max_bytes: int) -> None:
         while self._head < self._written and (
-            self.cached_messages > self._max_messages or self.cached_bytes > self._max_bytes
+            self.cached_messages > self._max_messages or self.cached_bytes > max_bytes
         ):
             chunk = self._chunks[self._head]
             assert chunk is not None
@@ -189,3 +197,77 @@ class Cache:
         start = offset - chunk.first_offset
         bare = chunk.payloads[start : min(len(chunk.payloads), stop_offset - chunk.first_offset)]
         return Batch(offset, None, 0, len(bare), bare)
+
+
+# The caches of all logs of this process.
+#
+# Invariants
+# - A log reports what its cache holds after each write, without its mutex; nothing here calls a log while it holds the
+#   guard. So the guard and a log's mutex are never held together.
+# - What is reported may be a moment old. A cache that was asked to shrink reports again with its next write.
+
+DEFAULT_CACHES_MAX_BYTES = 256 << 20
+
+
+class CachedLog(Protocol):
+    """A log as the common bound sees it."""
+
+    def shrink_cache(self, max_bytes: int) -> int:
+        """Drops the oldest messages that are in files until the others take no more; what they take now."""
+        ...
+
+
+class CommonBound:
+    """How much the caches of all logs may hold together."""
+
+    def __init__(self, max_bytes: int = DEFAULT_CACHES_MAX_BYTES) -> None:
+        self.max_bytes = max_bytes
+        """A reader at the tail of a log whose messages were dropped reads them from the file."""
+        self._guard = Lock()
+        # The one that was written to longest ago first.
+        self._used: dict[CachedLog, int] = {}
+        self._total = 0
+
+    @property
+    def used_bytes(self) -> int:
+        return self._total
+
+    def report(self, log: CachedLog, cached_bytes: int) -> None:
+        """By a log after a write. Where all together hold too much, the others shrink first."""
+        with self._guard:
+            self._total += cached_bytes - self._used.pop(log, 0)
+            self._used[log] = cached_bytes
+            to_shrink = self._chosen()
+        for chosen, max_bytes in to_shrink:
+            left = chosen.shrink_cache(max_bytes)
+            with self._guard:
+                if chosen in self._used:
+                    self._total += left - self._used[chosen]
+                    self._used[chosen] = left
+
+    def _chosen(self) -> list[tuple[CachedLog, int]]:
+        over, found = self._total - self.max_bytes, []
+        if over <= 0:
+            return []
+        for log, cached_bytes in self._used.items():
+            if cached_bytes:
+                found.append((log, max(0, cached_bytes - over)))
+                over -= cached_bytes
+                if over <= 0:
+                    break
+        return found
+
+    def forget(self, log: CachedLog) -> None:
+        """By a log that ends."""
+        with self._guard:
+            self._total -= self._used.pop(log, 0)
+
+    def forget_all(self) -> None:
+        """In a forked child, whose logs are abandoned."""
+        self._guard = Lock()
+        self._used.clear()
+        self._total = 0
+
+
+caches = CommonBound()
+os.register_at_fork(after_in_child=caches.forget_all)

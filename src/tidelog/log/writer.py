@@ -33,7 +33,7 @@ from tidelog.log.directory import ingested_name, is_ingested, wal_name
 from tidelog.log.frame import HEADER_BYTES, Frames, encode_many, join
 from tidelog.log.segment import Segment, Segments
 from tidelog.log.settings import LogSettings
-from tidelog.log.tail_cache import Chunk
+from tidelog.log.tail_cache import Chunk, caches
 from tidelog.log.writer_pool import WriterPool, join_pool
 
 # The file at the end of the log: written, synced, and closed for good when it is full or old.
@@ -364,6 +364,7 @@ class Writer:
 
     def _end(self) -> None:
         """It stays marked as served: no worker is called for it again."""
+        caches.forget(self._append_queue)
         self._active.close()
         if self._pool is not None:
             self._pool.leave(self)
@@ -433,6 +434,7 @@ class Writer:
             self._unwritten = chunks, frames, rest
         self._unwritten = None
         self._append_queue.chunks_written(chunks, frames)
+        caches.report(self._append_queue, self._append_queue.cache.cached_bytes)
 
     def _write_part(self, frames: Frames) -> Frames:
         """Writes what belongs into one file, and as much of it as there is room for on the disk."""

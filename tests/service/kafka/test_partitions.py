@@ -13,7 +13,7 @@ import tidelog
 from tidelog.errors import StoreUnavailableError
 from tidelog.service.kafka.configs import Serving
 from tidelog.service.kafka.error_codes import ErrorCode
-from tidelog.service.kafka.partition_reader import ColdReads
+from tidelog.service.kafka.partition_reader import ColdReads, EncodedBatches
 from tidelog.service.kafka.partitions import Appended, Partition
 from tidelog.service.kafka.records import Control, DecodedBatch, decode_produced
 from tidelog.service.kafka.transactions.producer_state import StoredProducers
@@ -38,9 +38,8 @@ def play(test: Callable[[Partition, Topic], Coroutine[Any, Any, None]]) -> None:
         with tidelog.open(None) as log:
             topic = log.topic(NAME)
             stored = StoredProducers(topic, every_messages=10)
-            partition = Partition(
-                parse_topic_name(NAME), 0, topic, stored, stored.load(), Serving(1 << 20), ColdReads()
-            )
+            shared = ColdReads(), EncodedBatches(1 << 20)
+            partition = Partition(parse_topic_name(NAME), 0, topic, stored, stored.load(), Serving(1 << 20), *shared)
             await test(partition, topic)
             partition.close()
 

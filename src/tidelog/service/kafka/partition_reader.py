@@ -6,6 +6,8 @@ Invariants
   takes no thread from the rest of the server.
 - Reads that continue where an earlier one ended continue with its reader, so that files stay open and objects are
   prefetched. At most `_MAX_READERS` are kept, and none for longer than `_IDLE_SECONDS`.
+- Batches are kept as they were encoded, for other consumers at the tail: all partitions together no more than the
+  settings allow.
 """
 
 from __future__ import annotations
@@ -24,7 +26,6 @@ from tidelog.topics.topic import Topic
 
 _MAX_READERS = 32
 _IDLE_SECONDS = 60.0
-_KEPT_ENCODED_BYTES = 4 << 20
 Result = TypeVar("Result")
 
 
@@ -57,6 +58,41 @@ class Fetched(NamedTuple):
     next_offset: int
 
 
+class EncodedBatches:
+    """Batches that were fetched, of all partitions: many consumers at the tail ask for the same."""
+
+    def __init__(self, max_bytes: int) -> None:
+        self._max_bytes = max_bytes
+        # The one that was used longest ago first.
+        self._kept: dict[tuple[object, int, int], Fetched] = {}
+        self.kept_bytes = 0
+
+    def find(self, reader: object, first: int, stop: int) -> Fetched | None:
+        key = (reader, first, stop)
+        found = self._kept.pop(key, None)
+        if found is not None:
+            self._kept[key] = found
+        return found
+
+    def keep(self, reader: object, first: int, stop: int, fetched: Fetched) -> None:
+        """One that alone would take most of the room is not kept."""
+        if len(fetched.records) > self._max_bytes // 2:
+            return
+        before = self._kept.pop((reader, first, stop), None)  # two may have compressed the same
+        self._kept[reader, first, stop] = fetched
+        self.kept_bytes += len(fetched.records) - (0 if before is None else len(before.records))
+        while self.kept_bytes > self._max_bytes:
+            self._drop(next(iter(self._kept)))
+
+    def forget(self, reader: object) -> None:
+        """Those of a partition that is closed, or is compressed otherwise from now on."""
+        for key in [key for key in self._kept if key[0] is reader]:
+            self._drop(key)
+
+    def _drop(self, key: tuple[object, int, int]) -> None:
+        self.kept_bytes -= len(self._kept.pop(key).records)
+
+
 class _OpenReader:
     """A reader at rest, with what it has read and not given yet."""
 
@@ -71,22 +107,22 @@ class _OpenReader:
 class PartitionReader:
     """Reads one partition, for any number of requests."""
 
-    def __init__(self, topic: Topic, cold: ColdReads, leader_epoch: int, compression: Compression) -> None:
+    def __init__(
+        self, topic: Topic, cold: ColdReads, encoded: EncodedBatches, leader_epoch: int, compression: Compression
+    ) -> None:
         self._topic = topic
         self._log = topic._log
         self._cold = cold
         self._leader_epoch = leader_epoch
         self._compression = compression
         self._readers: dict[int, _OpenReader] = {}
-        self._encoded: dict[tuple[int, int], Fetched] = {}
-        self._encoded_bytes = 0
+        self._encoded = encoded
 
     def use_compression(self, compression: Compression) -> None:
         """Compresses what is read from now on so."""
         if compression is not self._compression:
             self._compression = compression
-            self._encoded.clear()
-            self._encoded_bytes = 0
+            self._encoded.forget(self)
 
     def read_cached(self, offset: int, stop_offset: int, max_bytes: int) -> Fetched | None:
         """Batches from `offset` up to `stop_offset` (exclusive) that are in memory; None when they are elsewhere, or
@@ -156,7 +192,7 @@ class PartitionReader:
         frames = batch.frames or encode_many(batch.first_offset, batch.bare)
         stop = _fitting(frames, batch.start, batch.stop, max_bytes)
         key = frames.first_offset + batch.start, frames.first_offset + stop
-        known = self._encoded.get(key)
+        known = self._encoded.find(self, *key)
         if known is None:
             epoch = self._leader_epoch
             records = await in_store_thread(
@@ -164,36 +200,26 @@ class PartitionReader:
             )
             known = Fetched(records, key[1])
             if compression is self._compression:
-                self._keep_encoded(key, known)
+                self._encoded.keep(self, *key, known)
         return known
 
     def _encode(self, batch: Batch, max_bytes: int) -> Fetched:
         frames = batch.frames or encode_many(batch.first_offset, batch.bare)
         stop = _fitting(frames, batch.start, batch.stop, max_bytes)
         key = frames.first_offset + batch.start, frames.first_offset + stop
-        known = self._encoded.get(key)
+        known = self._encoded.find(self, *key)
         if known is None:
             records = encode_batches(frames, batch.start, stop, leader_epoch=self._leader_epoch)
             known = Fetched(records, key[1])
-            self._keep_encoded(key, known)
+            self._encoded.keep(self, *key, known)
         return known
-
-    def _keep_encoded(self, key: tuple[int, int], fetched: Fetched) -> None:
-        """Many consumers at the tail ask for the same."""
-        if len(fetched.records) > _KEPT_ENCODED_BYTES // 2:
-            return
-        before = self._encoded.pop(key, None)  # two may have compressed the same
-        self._encoded[key] = fetched
-        self._encoded_bytes += len(fetched.records) - (0 if before is None else len(before.records))
-        while self._encoded_bytes > _KEPT_ENCODED_BYTES:
-            dropped = self._encoded.pop(next(iter(self._encoded)))
-            self._encoded_bytes -= len(dropped.records)
 
     def close(self) -> None:
         """Closes all readers."""
         for opened in self._readers.values():
             opened.reader.close()
         self._readers.clear()
+        self._encoded.forget(self)
 
 
 def _fitting(frames: Frames, start: int, stop: int, max_bytes: int) -> int:

@@ -20,7 +20,7 @@ from tidelog.errors import ClosedError, TidelogError
 from tidelog.log.frame import Frames, encode_many
 from tidelog.service.kafka.configs import Serving
 from tidelog.service.kafka.error_codes import ErrorCode
-from tidelog.service.kafka.partition_reader import ColdReads, PartitionReader
+from tidelog.service.kafka.partition_reader import ColdReads, EncodedBatches, PartitionReader
 from tidelog.service.kafka.records import (
     Control,
     DecodedBatch,
@@ -57,6 +57,7 @@ class Partition:
         producers: PartitionProducers,
         serving: Serving,
         cold: ColdReads,
+        encoded: EncodedBatches,
     ) -> None:
         """`name` is the topic's, `topic` the log of this partition; `producers` were loaded from `stored`."""
         self.name = name
@@ -79,7 +80,7 @@ class Partition:
         self._for_disk: list[tuple[int, Settle]] = []
         self._is_wake_due = False
         self._is_closed = False
-        self.reader = PartitionReader(topic, cold, self.leader_epoch, serving.compression)
+        self.reader = PartitionReader(topic, cold, encoded, self.leader_epoch, serving.compression)
         self._log.on_written(self._written)
         self._log.on_durable(self._synced)
 
