@@ -24,7 +24,7 @@ import struct
 from collections.abc import AsyncIterator, Callable, Container, Iterable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, NoReturn, TypeVar, overload
+from typing import Any, Literal, NamedTuple, NoReturn, TypedDict, TypeVar, overload
 
 import msgspec
 
@@ -554,6 +554,16 @@ def _gap_error(payloads: list[bytes], index: int, first_offset: int) -> GapError
 
 Sync = bool | Literal["shipped"]
 SHIPPED: Literal["shipped"] = "shipped"
+
+
+class AppendOptions(TypedDict, total=False):
+    """What an append takes besides value and key; see `Topic.append`."""
+
+    headers: HeadersGiven | None
+    timestamp: datetime | None
+    deliver_at: datetime | None
+    sync: Sync
+    timeout: float | str | None
 
 
 def check_sync(sync: object, tiered: TieredLog | None) -> None:

@@ -37,7 +37,7 @@ from tidelog.store.aio import ClosedAtExit, twin, twin_of
 from tidelog.store.scheduler import in_parallel
 from tidelog.topics.base import TopicStatistics
 from tidelog.topics.latest_by_key import LatestByKey
-from tidelog.topics.message import HeadersGiven, Message, OnGap, Sync, several
+from tidelog.topics.message import AppendOptions, Message, OnGap, Sync, several
 from tidelog.topics.names import TopicName
 from tidelog.topics.producer.producer import Producer, checked_sequence
 from tidelog.topics.subscription.consumer import Consumer, Lag, checked_count, checked_timeout
@@ -249,27 +249,15 @@ class PartitionedTopic:
         value: bytes | Message | None,
         *,
         key: bytes | None = None,
-        headers: HeadersGiven | None = None,
-        timestamp: datetime | None = None,
-        deliver_at: datetime | None = None,
         partition: int | None = None,
-        sync: Sync = False,
-        timeout: float | str | None = None,
+        **options: Unpack[AppendOptions],
     ) -> PartitionOffset:
         """Appends a message to `partition`, else to that of its key, else to each in turn; returns its offset there.
 
         The offset has the partition as `offset.partition`. Everything else is as for a topic without partitions.
         """
         number = self._choose(value.key if isinstance(value, Message) else key, partition)
-        offset = self.partition(number).append(
-            value,
-            key=key,
-            headers=headers,
-            timestamp=timestamp,
-            deliver_at=deliver_at,
-            sync=sync,
-            timeout=timeout,
-        )
+        offset = self.partition(number).append(value, key=key, **options)
         return PartitionOffset(offset, number)
 
     @twin_of(append)
@@ -278,24 +266,12 @@ class PartitionedTopic:
         value: bytes | Message | None,
         *,
         key: bytes | None = None,
-        headers: HeadersGiven | None = None,
-        timestamp: datetime | None = None,
-        deliver_at: datetime | None = None,
         partition: int | None = None,
-        sync: Sync = False,
-        timeout: float | str | None = None,
+        **options: Unpack[AppendOptions],
     ) -> PartitionOffset:
         number = self._choose(value.key if isinstance(value, Message) else key, partition)
         topic = self._open.get(number) or await self.partition_async(number)
-        offset = await topic.append_async(
-            value,
-            key=key,
-            headers=headers,
-            timestamp=timestamp,
-            deliver_at=deliver_at,
-            sync=sync,
-            timeout=timeout,
-        )
+        offset = await topic.append_async(value, key=key, **options)
         return PartitionOffset(offset, number)
 
     def append_many(
@@ -823,27 +799,14 @@ class PartitionedProducer(ClosedAtExit):
         *,
         sequence: int | None = None,
         key: bytes | None = None,
-        headers: HeadersGiven | None = None,
-        timestamp: datetime | None = None,
-        deliver_at: datetime | None = None,
         partition: int | None = None,
-        sync: Sync = False,
-        timeout: float | str | None = None,
+        **options: Unpack[AppendOptions],
     ) -> PartitionOffset:
         """Stores a message, unless its sequence is stored already; returns its offset either way."""
         if sequence is not None:
             sequence = checked_sequence(sequence, 0, 1)
         number = self._choose(value.key if isinstance(value, Message) else key, partition, sequence)
-        offset = self._in(number).append(
-            value,
-            sequence=sequence,
-            key=key,
-            headers=headers,
-            timestamp=timestamp,
-            deliver_at=deliver_at,
-            sync=sync,
-            timeout=timeout,
-        )
+        offset = self._in(number).append(value, sequence=sequence, key=key, **options)
         return PartitionOffset(offset, number)
 
     append_async = twin(append)
