@@ -6,6 +6,7 @@ this one must never fail: where the source cannot be imported (no Arrow), it has
 
 from __future__ import annotations
 
+import importlib
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -16,10 +17,14 @@ __all__ = ["DefaultSource"]
 
 def __getattr__(name: str) -> object:
     """`DefaultSource`, imported when it is asked for."""
+    return default_source(__name__, name, "tidelog.pipeline.source.topics", "TidelogDataSource")
+
+
+def default_source(module: str, name: str, source_module: str, source: str) -> object:
+    """What a module for Spark has under a name; AttributeError if that is nothing, or cannot be imported."""
     if name != "DefaultSource":
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        raise AttributeError(f"module {module!r} has no attribute {name!r}")
     try:
-        from tidelog.pipeline.source.topics import TidelogDataSource
+        return getattr(importlib.import_module(source_module), source)
     except ImportError as error:
-        raise AttributeError(f"{__name__}.{name} cannot be imported: {error}") from error
-    return TidelogDataSource
+        raise AttributeError(f"{module}.{name} cannot be imported: {error}") from error

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from pyspark_tidelog import default_source
+
 if TYPE_CHECKING:
     from tidelog.pipeline.source.objects import ObjectsDataSource as DefaultSource
 
@@ -15,10 +17,4 @@ __all__ = ["DefaultSource"]
 
 def __getattr__(name: str) -> object:
     """`DefaultSource`, imported when it is asked for."""
-    if name != "DefaultSource":
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    try:
-        from tidelog.pipeline.source.objects import ObjectsDataSource
-    except ImportError as error:
-        raise AttributeError(f"{__name__}.{name} cannot be imported: {error}") from error
-    return ObjectsDataSource
+    return default_source(__name__, name, "tidelog.pipeline.source.objects", "ObjectsDataSource")

@@ -45,30 +45,37 @@ from tidelog.store.urls import check_replicas, open_store
 _EXAMPLE = 'tidelog.open_engine("./engine")'
 
 
+class _ReadOptions(OpenEngineOptions, total=False):
+    """The keywords of `open_engine` and `restore_engine`, for the overloads that say what is returned."""
+
+    store: str | None
+    metadata: str | None
+    config: str | os.PathLike[str] | None
+
+
+class _OwnOptions(_ReadOptions, total=False):
+    orchestrator: Orchestrator | None
+    take_over: bool
+
+
+class _OpenOptions(_OwnOptions, total=False):
+    create: bool
+
+
+class _RestoreOptions(_OwnOptions, total=False):
+    on_progress: OnProgress | None
+    claim: bool
+
+
 @overload
 def open_engine(
-    dir: str | os.PathLike[str] | None = None,
-    *,
-    store: str | None = None,
-    metadata: str | None = None,
-    orchestrator: Orchestrator | None = None,
-    config: str | os.PathLike[str] | None = None,
-    create: bool = True,
-    take_over: bool = False,
-    read_only: Literal[False] = False,
-    **settings: Unpack[OpenEngineOptions],
+    dir: str | os.PathLike[str] | None = None, *, read_only: Literal[False] = False, **options: Unpack[_OpenOptions]
 ) -> Engine: ...
 
 
 @overload
 def open_engine(
-    dir: str | os.PathLike[str] | None = None,
-    *,
-    store: str | None = None,
-    metadata: str | None = None,
-    config: str | os.PathLike[str] | None = None,
-    read_only: Literal[True],
-    **settings: Unpack[OpenEngineOptions],
+    dir: str | os.PathLike[str] | None = None, *, read_only: Literal[True], **options: Unpack[_ReadOptions]
 ) -> EngineReader: ...
 
 
@@ -122,26 +129,13 @@ class _OpensInTask(Protocol):
         self,
         dir: str | os.PathLike[str] | None = None,
         *,
-        store: str | None = None,
-        metadata: str | None = None,
-        orchestrator: Orchestrator | None = None,
-        config: str | os.PathLike[str] | None = None,
-        create: bool = True,
-        take_over: bool = False,
         read_only: Literal[False] = False,
-        **settings: Unpack[OpenEngineOptions],
+        **options: Unpack[_OpenOptions],
     ) -> Engine: ...
 
     @overload
     async def __call__(
-        self,
-        dir: str | os.PathLike[str] | None = None,
-        *,
-        store: str | None = None,
-        metadata: str | None = None,
-        config: str | os.PathLike[str] | None = None,
-        read_only: Literal[True],
-        **settings: Unpack[OpenEngineOptions],
+        self, dir: str | os.PathLike[str] | None = None, *, read_only: Literal[True], **options: Unpack[_ReadOptions]
     ) -> EngineReader: ...
 
 
@@ -183,33 +177,13 @@ def open_reader(config: EngineConfig, *, runs_in_background: bool = True) -> Eng
 
 @overload
 def restore_engine(
-    dir: str | os.PathLike[str] | None = None,
-    *,
-    store: str | None = None,
-    metadata: str | None = None,
-    orchestrator: Orchestrator | None = None,
-    config: str | os.PathLike[str] | None = None,
-    on_progress: OnProgress | None = None,
-    take_over: bool = False,
-    claim: bool = True,
-    lazy: Literal[False] = False,
-    **settings: Unpack[OpenEngineOptions],
+    dir: str | os.PathLike[str] | None = None, *, lazy: Literal[False] = False, **options: Unpack[_RestoreOptions]
 ) -> Engine: ...
 
 
 @overload
 def restore_engine(
-    dir: str | os.PathLike[str] | None = None,
-    *,
-    store: str | None = None,
-    metadata: str | None = None,
-    orchestrator: Orchestrator | None = None,
-    config: str | os.PathLike[str] | None = None,
-    on_progress: OnProgress | None = None,
-    take_over: bool = False,
-    claim: bool = True,
-    lazy: Literal[True],
-    **settings: Unpack[OpenEngineOptions],
+    dir: str | os.PathLike[str] | None = None, *, lazy: Literal[True], **options: Unpack[_RestoreOptions]
 ) -> RestoringEngine: ...
 
 
@@ -272,31 +246,13 @@ class _RestoresInTask(Protocol):
         self,
         dir: str | os.PathLike[str] | None = None,
         *,
-        store: str | None = None,
-        metadata: str | None = None,
-        orchestrator: Orchestrator | None = None,
-        config: str | os.PathLike[str] | None = None,
-        on_progress: OnProgress | None = None,
-        take_over: bool = False,
-        claim: bool = True,
         lazy: Literal[False] = False,
-        **settings: Unpack[OpenEngineOptions],
+        **options: Unpack[_RestoreOptions],
     ) -> Engine: ...
 
     @overload
     async def __call__(
-        self,
-        dir: str | os.PathLike[str] | None = None,
-        *,
-        store: str | None = None,
-        metadata: str | None = None,
-        orchestrator: Orchestrator | None = None,
-        config: str | os.PathLike[str] | None = None,
-        on_progress: OnProgress | None = None,
-        take_over: bool = False,
-        claim: bool = True,
-        lazy: Literal[True],
-        **settings: Unpack[OpenEngineOptions],
+        self, dir: str | os.PathLike[str] | None = None, *, lazy: Literal[True], **options: Unpack[_RestoreOptions]
     ) -> RestoringEngine: ...
 
 

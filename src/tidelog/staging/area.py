@@ -190,25 +190,55 @@ _LONGEST_PAUSE_SECONDS = 0.5
 _DELETED_AT_ONCE = 200
 
 
-class StagingArea:
-    """The staging area of one topic. Threads may share it."""
+class StagedVersions:
+    """Versions of applications that were committed to a staging document, and the manifests of their parts."""
 
     def __init__(
-        self, objects: ObjectStore, metadata: MetadataStore, keys: TopicKeys, clock: Clock | None = None
+        self, objects: ObjectStore, metadata: MetadataStore, keys: TopicKeys, document_key: str, clock: Clock | None
     ) -> None:
         self._objects = objects
-        self._metadata = metadata
         self._keys = keys
         self._clock = clock or SystemClock()
         self._document = VersionedDocument(
             metadata,
-            keys.staging,
+            document_key,
             encode_staging,
             decode_staging,
             attempts=_ATTEMPTS,
             unanswered_attempts=_UNANSWERED_ATTEMPTS,
             gave_up=RetryError,
         )
+
+    def _load(self) -> StagingDocument:
+        found = self._document.read()
+        return StagingDocument() if found is None else found.value
+
+    def _put_manifest(
+        self, key: str, data: bytes, app: str, version: int, parts: Sequence[StagedPart], is_once: bool
+    ) -> StagedCommit:
+        """Writes the manifest, under a name of its own: another coordinator may be about to commit the same version."""
+        self._objects.put(key, data)
+        return StagedCommit(
+            id=staged_commit_of(app, version),
+            app=app,
+            version=version,
+            manifest=key,
+            checksum=checksum_text(crc32(data, 0)),
+            rows=sum(part.rows for part in parts),
+            bytes=sum(part.bytes for part in parts),
+            committed_us=self._clock.now_us(),
+            is_once=is_once,
+        )
+
+
+class StagingArea(StagedVersions):
+    """The staging area of one topic. Threads may share it."""
+
+    def __init__(
+        self, objects: ObjectStore, metadata: MetadataStore, keys: TopicKeys, clock: Clock | None = None
+    ) -> None:
+        super().__init__(objects, metadata, keys, keys.staging, clock)
+        self._metadata = metadata
         self._layout = Catalog(metadata, keys).partitions_document()
 
     # In tasks
@@ -339,29 +369,13 @@ class StagingArea:
         return document.status(app, version).state not in ("unknown", "refused")
 
     def _manifested(self, id: str, app: str, version: int, parts: Sequence[StagedPart], is_once: bool) -> StagedCommit:
-        """Writes the manifest, under a name of its own: another coordinator may be about to commit the same version."""
         key = self._keys.manifest(id, secrets.token_hex(8))
         data = encode_manifest(Manifest(id=id, parts=tuple(parts)))
-        self._objects.put(key, data)
-        return StagedCommit(
-            id=id,
-            app=app,
-            version=version,
-            manifest=key,
-            checksum=checksum_text(crc32(data, 0)),
-            rows=sum(part.rows for part in parts),
-            bytes=sum(part.bytes for part in parts),
-            committed_us=self._clock.now_us(),
-            is_once=is_once,
-        )
+        return self._put_manifest(key, data, app, version, parts, is_once)
 
     def _bar_late_commits(self, app: str, version: int) -> bool:
         """Gives the document a new version, so that a commit in flight can no longer land. False: one has landed."""
         return self._change(lambda known: None if self._is_committed(known, app, version) else known)
-
-    def _load(self) -> StagingDocument:
-        found = self._document.read()
-        return StagingDocument() if found is None else found.value
 
     def _change(self, change: Change) -> bool:
         """Whether something was to be changed, and was. Others may be faster, many times."""

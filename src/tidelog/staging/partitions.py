@@ -24,20 +24,16 @@ from collections.abc import Mapping, Sequence
 
 import msgspec
 
-from tidelog.clock import Clock, SystemClock
+from tidelog.clock import Clock
 from tidelog.codec import JSON_ERRORS, from_json
 from tidelog.cold.upload import checksum_text
-from tidelog.errors import DataError, NotFoundError, RetryError
+from tidelog.errors import DataError, NotFoundError
 from tidelog.log.frame import crc32
-from tidelog.staging.area import StagedPart, staged_commit_of
-from tidelog.staging.document import StagedCommit, StagingDocument, decode_staging, encode_staging
-from tidelog.store.document import VersionedDocument
+from tidelog.staging.area import StagedPart, StagedVersions, staged_commit_of
+from tidelog.staging.document import StagedCommit, StagingDocument
 from tidelog.store.keys import TopicKeys, staged_commit_name
 from tidelog.store.metadata.base import MetadataStore
 from tidelog.store.object_store import ObjectStore
-
-_ATTEMPTS = 50
-_UNANSWERED_ATTEMPTS = 4
 
 
 class PartitionedWrite(msgspec.Struct, frozen=True, kw_only=True):
@@ -55,24 +51,13 @@ class _Manifest(msgspec.Struct, frozen=True, kw_only=True):
     logs: dict[str, tuple[StagedPart, ...]]
 
 
-class PartitionedArea:
+class PartitionedArea(StagedVersions):
     """The writes over the partitions of one topic."""
 
     def __init__(
         self, objects: ObjectStore, metadata: MetadataStore, keys: TopicKeys, clock: Clock | None = None
     ) -> None:
-        self._objects = objects
-        self._keys = keys
-        self._clock = clock or SystemClock()
-        self._document = VersionedDocument(
-            metadata,
-            keys.writes,
-            encode_staging,
-            decode_staging,
-            attempts=_ATTEMPTS,
-            unanswered_attempts=_UNANSWERED_ATTEMPTS,
-            gave_up=RetryError,
-        )
+        super().__init__(objects, metadata, keys, keys.writes, clock)
 
     def commit(self, app: str, version: int, logs: Mapping[str, Sequence[StagedPart]], *, is_once: bool) -> bool:
         """Decides that these parts are the rows of a version; False when others were, before."""
@@ -123,10 +108,6 @@ class PartitionedArea:
 
         return self._document.update(unchanged, rewrites=True) is not None
 
-    def _load(self) -> StagingDocument:
-        found = self._document.read()
-        return StagingDocument() if found is None else found.value
-
     def _is_decided(self, document: StagingDocument, app: str, version: int) -> bool:
         return document.status(app, version).state != "unknown"
 
@@ -141,18 +122,7 @@ class PartitionedArea:
         parts = [part for each in logs.values() for part in each]
         data = msgspec.json.encode(_Manifest(id=id, logs={log: tuple(each) for log, each in logs.items()}))
         key = f"{self._prefix(app, version)}manifest-{secrets.token_hex(8)}.json"
-        self._objects.put(key, data)
-        return StagedCommit(
-            id=id,
-            app=app,
-            version=version,
-            manifest=key,
-            checksum=checksum_text(crc32(data, 0)),
-            rows=sum(part.rows for part in parts),
-            bytes=sum(part.bytes for part in parts),
-            committed_us=self._clock.now_us(),
-            is_once=is_once,
-        )
+        return self._put_manifest(key, data, app, version, parts, is_once)
 
     def _read(self, entry: StagedCommit) -> PartitionedWrite | None:
         """None when another process has finished it meanwhile."""
