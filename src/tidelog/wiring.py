@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from types import EllipsisType
 from typing import Unpack
@@ -22,10 +24,12 @@ from tidelog.log import shutdown as stopping
 from tidelog.memory_files import MemoryFiles
 from tidelog.store.aio import twin
 from tidelog.store.binding import StoreBinding
+from tidelog.store.keys import DEFAULT_ROOT
+from tidelog.store.metadata.base import MetadataStore
 from tidelog.store.metadata.open import BUCKET, MEMORY, open_metadata_store
 from tidelog.store.urls import check_replicas, open_store
 from tidelog.topics.directory import LogDirectory
-from tidelog.topics.directory_info import INSIDE, DirectoryInfo, Place, metadata_url, read_info
+from tidelog.topics.directory_info import INSIDE, DirectoryInfo, Place, look_at, metadata_url, read_info
 
 _logger = logging.getLogger("tidelog.topics")
 _IN_MEMORY = Path("/in-memory")
@@ -158,6 +162,21 @@ def open_directory(
         seconds=time.perf_counter() - begin,
     )
     return log
+
+
+@contextlib.contextmanager
+def open_shared_metadata(root: Path, settings: Settings) -> Iterator[tuple[MetadataStore, str]]:
+    """The metadata store of an installation for writing, and the root of its keys: for documents that no topic owns.
+
+    Another process may have the directory open: whoever changes a document names the version that it has read.
+    """
+    root = Path(os.path.abspath(root))
+    info = look_at(LocalFiles(), root, Place(settings.store, settings.metadata, settings.metadata_root))
+    url = metadata_url(root, info.metadata or INSIDE)
+    objects = open_store(info.store, settings.object_store) if info.store is not None and url == BUCKET else None
+    settings_there = None if info.store is None else settings.metadata_store
+    with open_metadata_store(url, objects, settings=settings_there) as metadata:
+        yield metadata, info.metadata_root or DEFAULT_ROOT
 
 
 def refuse_store_settings(root: Path, settings: Settings) -> None:

@@ -52,7 +52,7 @@ Try:  tidelog demo
 # The commands in the order in which the help has them, and the module of each that is not called the same.
 COMMANDS = (
     *("demo", "produce", "consume", "topic", "sub", "dlq", "inspect", "verify", "repair"),
-    *("pipeline", "engine", "serve", "import", "config", "doctor", "bench", "dev-s3"),
+    *("pipeline", "engine", "serve", "auth", "import", "config", "doctor", "bench", "dev-s3"),
 )
 _MODULES = {
     "import": "import_danube",

@@ -1,12 +1,17 @@
-"""`tidelog serve`: opens a log directory to clients of Kafka and of HTTP, until it is stopped."""
+"""`tidelog serve`: opens a log directory to clients of Kafka and of HTTP, until it is stopped.
+
+SIGTERM and SIGINT stop it; SIGHUP reads certificates, keys of tokens, users and grants again.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import gc
+import os
 import signal
 from collections.abc import Coroutine
-from typing import TYPE_CHECKING, Annotated, Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
@@ -14,6 +19,7 @@ from tidelog.cli.output import parse_size
 from tidelog.cli.session import Session, command
 
 if TYPE_CHECKING:
+    from tidelog.config.serve import ServeSettings
     from tidelog.service.kafka.broker import Address, BrokerSettings
     from tidelog.service.node import Listening
 
@@ -52,6 +58,39 @@ CacheOption = Annotated[
         help="Newest messages of all topics together that stay in memory; consumers that are behind them read files.",
     ),
 ]
+AuthOption = Annotated[
+    Literal["off", "required"] | None,
+    typer.Option(
+        "--auth", help="Whether clients must authenticate and need grants: see `tidelog auth`. [default: off]"
+    ),
+]
+TlsCertOption = Annotated[
+    Path | None, typer.Option("--tls-cert", metavar="FILE", help="The server's certificate (PEM): listens with TLS.")
+]
+TlsKeyOption = Annotated[
+    Path | None, typer.Option("--tls-key", metavar="FILE", help="The key of the certificate (PEM).")
+]
+ClientCaOption = Annotated[
+    Path | None,
+    typer.Option("--tls-client-ca", metavar="FILE", help="Who signs certificates of clients (PEM): they authenticate."),
+]
+PlaintextOption = Annotated[
+    bool, typer.Option("--allow-plaintext", help="Listen without TLS where other machines can connect.")
+]
+AnonymousOption = Annotated[
+    bool, typer.Option("--allow-anonymous", help="Listen without authentication where other machines can connect.")
+]
+OAuthKeysOption = Annotated[
+    Path | None, typer.Option("--oauth-keys", metavar="FILE", help="Keys that sign tokens (JWKS, or a key in PEM).")
+]
+OAuthIssuerOption = Annotated[
+    str | None, typer.Option("--oauth-issuer", metavar="TEXT", help="The issuer that tokens must have.")
+]
+OAuthAudienceOption = Annotated[
+    str | None, typer.Option("--oauth-audience", metavar="TEXT", help="The audience that tokens must have.")
+]
+
+
 _GC_THRESHOLDS = (50_000, 20, 100)
 _ENCODED_SHARE = 8
 """This part of the memory for messages holds them as consumers get them."""
@@ -71,30 +110,56 @@ def serve(
     auto_create_topics: AutoCreateOption = True,
     default_partitions: PartitionsOption = 1,
     cache_bytes: CacheOption = 128 << 20,
+    auth: AuthOption = None,
+    tls_cert: TlsCertOption = None,
+    tls_key: TlsKeyOption = None,
+    tls_client_ca: ClientCaOption = None,
+    allow_plaintext: PlaintextOption = False,
+    allow_anonymous: AnonymousOption = False,
+    oauth_keys: OAuthKeysOption = None,
+    oauth_issuer: OAuthIssuerOption = None,
+    oauth_audience: OAuthAudienceOption = None,
 ) -> None:
     """Serves topics to clients of Kafka and of HTTP.
 
     It stops with Ctrl-C or SIGTERM, and loses nothing. The directory is created when absent; with --store its history
     is in an object store. The addresses are the first lines of the output, once they listen.
     """
+    from tidelog.config import load_serve_settings
     from tidelog.log.tail_cache import caches
     from tidelog.service.kafka.broker import BrokerSettings
-    from tidelog.service.node import check_loopback, check_url, parse_address
+    from tidelog.service.node import check_exposure, check_url, parse_address
 
+    named = {
+        "auth": auth,
+        "tls_cert": tls_cert,
+        "tls_key": tls_key,
+        "tls_client_ca": tls_client_ca,
+        "allow_plaintext": allow_plaintext or None,
+        "allow_anonymous": allow_anonymous or None,
+        "oauth_keys": oauth_keys,
+        "oauth_issuer": oauth_issuer,
+        "oauth_audience": oauth_audience,
+    }
+    protection = load_serve_settings(session.config, os.environ, named)
     addresses = parse_address(kafka, "--kafka"), parse_address(http, "--http")
     advertised = None if advertise_kafka is None else parse_address(advertise_kafka, "--advertise-kafka")
     if advertise_http is not None:
         check_url(advertise_http, "--advertise-http")
-    check_loopback(addresses[0], "--kafka")
-    check_loopback(addresses[1], "--http")
+    check_exposure(addresses[0], "--kafka", protection)
+    check_exposure(addresses[1], "--http", protection)
     encoded_max_bytes = cache_bytes // _ENCODED_SHARE
     caches.max_bytes = cache_bytes - encoded_max_bytes
     settings = BrokerSettings(
         auto_create_topics=auto_create_topics,
         default_partitions=default_partitions,
         encoded_max_bytes=encoded_max_bytes,
+        max_connections=protection.max_connections,
+        max_connections_per_address=protection.max_connections_per_address,
+        idle_seconds=protection.connection_idle_seconds,
+        max_request_bytes=protection.max_request_bytes,
     )
-    _run(_serve(session, *addresses, advertised, advertise_http, settings))
+    _run(_serve(session, *addresses, advertised, advertise_http, settings, protection))
 
 
 def _run(work: Coroutine[Any, Any, None]) -> None:
@@ -122,15 +187,20 @@ async def _serve(
     advertised: Address | None,
     advertised_http: str | None,
     settings: BrokerSettings,
+    protection: ServeSettings,
 ) -> None:
+    from tidelog.service.auth.security import Security
     from tidelog.service.node import Node
 
+    security = Security(protection)
     stopping = asyncio.Event()
     loop = asyncio.get_running_loop()
     directory = await asyncio.to_thread(session.open)
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stopping.set)
-    node = Node(directory, settings)
+    node = Node(directory, settings, security=security)
+    reloading: set[asyncio.Task[None]] = set()
+    loop.add_signal_handler(signal.SIGHUP, lambda: _begin(security.reload(), reloading))
     try:
         _show(session, await node.start(kafka, http, advertised, advertised_http))
         await stopping.wait()
@@ -138,10 +208,16 @@ async def _serve(
         await node.stop()
 
 
+def _begin(work: Coroutine[Any, Any, None], running: set[asyncio.Task[None]]) -> None:
+    task = asyncio.get_running_loop().create_task(work)
+    running.add(task)  # the loop itself would forget it
+    task.add_done_callback(running.discard)
+
+
 def _show(session: Session, listening: Listening) -> None:
-    kafka, http = listening
+    kafka = listening.kafka
     if session.as_json:
-        session.output.document({"kafka": f"{kafka.host}:{kafka.port}", "http": http.url})
+        session.output.document({"kafka": f"{kafka.host}:{kafka.port}", "http": listening.http_url})
     else:
         print(f"kafka {kafka.host}:{kafka.port}", flush=True)
-        print(f"http {http.url}", flush=True)
+        print(f"http {listening.http_url}", flush=True)

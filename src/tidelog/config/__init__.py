@@ -19,6 +19,7 @@ from tidelog.config.load import (
     explain_settings,
     load_as,
     load_engine_config,
+    load_serve_settings,
     load_settings,
 )
 
@@ -30,5 +31,6 @@ __all__ = [
     "explain_settings",
     "load_as",
     "load_engine_config",
+    "load_serve_settings",
     "load_settings",
 ]

@@ -20,6 +20,7 @@ from msgspec import inspect
 
 from tidelog.cold.lease import DEFAULT_LEASE_SECONDS
 from tidelog.cold.settings import TierOptions, TierSettings
+from tidelog.config.serve import ServeSettings
 from tidelog.engine.settings import EngineOptions, EngineSettings
 from tidelog.errors import ConfigError
 from tidelog.events import VARIABLE as LOG_VARIABLE
@@ -80,6 +81,13 @@ class EngineConfig(Settings, frozen=True, kw_only=True):
 
     storage_engine: EngineSettings = msgspec.field(default_factory=EngineSettings)
     """How an engine writes, remembers, ships and forgets."""
+
+
+class ServeConfig(EngineConfig, frozen=True, kw_only=True):
+    """What can be set where a directory is served: everything that a file may have."""
+
+    serve: ServeSettings = msgspec.field(default_factory=ServeSettings)
+    """How the server is protected."""
 
 
 _VARIABLE_PREFIXES = {"storage_engine": "TIDELOG_ENGINE_"}
@@ -333,6 +341,8 @@ def _is_escaped(match: re.Match[str]) -> bool:
 
 
 _URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+://")
+_SERVE_TABLE = "serve"
+_FOR_THE_SERVER = "It is for `tidelog serve`"
 _SHARED_WITH_ENGINES = ("dir", "store", "lease_seconds", "ownership_check_seconds")
 SettingsType = TypeVar("SettingsType", bound=Settings)
 
@@ -348,9 +358,10 @@ def load_settings(
     """
     known = settings_of(Settings)
     elsewhere = dict.fromkeys(settings_of(EngineConfig).keys() - known, "It is for an engine: tidelog.open_engine")
-    given = _given(EngineConfig, config, environment) | from_keywords(known, overrides or {}, elsewhere)
-    _build(EngineConfig, given)  # engine settings in a file are checked, whatever is opened first
-    return _build(Settings, {key: one for key, one in given.items() if key[0] in (None, *tables_of(Settings))})
+    elsewhere |= dict.fromkeys(fields_of(ServeSettings), _FOR_THE_SERVER)
+    given = _given(ServeConfig, config, environment) | from_keywords(known, overrides or {}, elsewhere)
+    _build(ServeConfig, given)  # whatever is in a file is checked, whatever is opened first
+    return _build(Settings, _only(Settings, given))
 
 
 def load_engine_config(
@@ -362,8 +373,21 @@ def load_engine_config(
     known = settings_of(EngineConfig)
     accepted = {name: setting for name, setting in known.items() if _is_for_engines(setting)}
     elsewhere = dict.fromkeys(known.keys() - accepted, "It is for topics: tidelog.open")
-    given = _given(EngineConfig, config, environment)
-    return _build(EngineConfig, given | from_keywords(accepted, overrides or {}, elsewhere))
+    elsewhere |= dict.fromkeys(fields_of(ServeSettings), _FOR_THE_SERVER)
+    given = _given(ServeConfig, config, environment) | from_keywords(accepted, overrides or {}, elsewhere)
+    _build(ServeConfig, given)
+    return _build(EngineConfig, _only(EngineConfig, given))
+
+
+def load_serve_settings(
+    config: str | os.PathLike[str] | None,
+    environment: Mapping[str, str],
+    overrides: Mapping[str, object],
+) -> ServeSettings:
+    """As `load_settings`, of the server. Options that are None are not given."""
+    known = {name: setting for name, setting in settings_of(ServeConfig).items() if setting.table == _SERVE_TABLE}
+    given = _given(ServeConfig, config, environment) | from_keywords(known, overrides, {})
+    return _build(ServeConfig, given).serve
 
 
 class InForce(NamedTuple):
@@ -381,13 +405,13 @@ def explain_settings(
     environment: Mapping[str, str],
     overrides: Mapping[str, object],
 ) -> list[InForce]:
-    """Every setting that is in force here, topics' and engines', in the order in which they are documented."""
-    given = _given(EngineConfig, config, environment)
+    """Every setting that is in force here, of topics, engines and the server, in the order of the documents."""
+    given = _given(ServeConfig, config, environment)
     sources = {key: one.place if one.path is None else str(one.path) for key, one in given.items()}
-    overriding = from_keywords({**settings_of(EngineConfig), **settings_of(Settings)}, overrides, {})
+    overriding = from_keywords({**settings_of(ServeConfig), **settings_of(Settings)}, overrides, {})
     sources |= dict.fromkeys(overriding, "command line")
     given |= overriding
-    settings = _build(EngineConfig, given)
+    settings = _build(ServeConfig, given)
     return [
         InForce(
             setting.name,
@@ -396,7 +420,7 @@ def explain_settings(
             sources.get(setting.key, "default"),
             given[setting.key].setting.alias if setting.key in given else None,
         )
-        for setting in catalogue(EngineConfig)
+        for setting in catalogue(ServeConfig)
         if setting.alias is None
     ]
 
@@ -425,6 +449,12 @@ def _given(
     config = config or environment.get(CONFIG_VARIABLE)
     given = from_file(known, Path(config), environment) if config else {}
     return given | from_environment(known, environment)
+
+
+def _only(settings_type: type[Settings], given: Found) -> Found:
+    """Without the tables that these settings do not have."""
+    tables = (None, *tables_of(settings_type))
+    return {key: one for key, one in given.items() if key[0] in tables}
 
 
 def _build(settings_type: type[SettingsType], given: Found) -> SettingsType:

@@ -4,7 +4,8 @@ Invariants
 - Both addresses listen before `start` returns. It is ready from then on until `stop` begins.
 - Stopping refuses new connections, answers the requests that were begun, then closes the directory: nothing that was
   accepted is lost.
-- Without authentication it listens on loopback addresses only.
+- On addresses that other machines reach it listens with TLS and authentication only, unless settings say otherwise by
+  name.
 """
 
 from __future__ import annotations
@@ -16,8 +17,12 @@ from collections.abc import Iterator
 from typing import NamedTuple
 from urllib.parse import urlsplit
 
+from tidelog.config.serve import ServeSettings
 from tidelog.errors import ConfigError, InputError
+from tidelog.service.auth.access import LOCAL, Principal, Resource
+from tidelog.service.auth.security import Security
 from tidelog.service.http.app import App
+from tidelog.service.http.call import Peer
 from tidelog.service.http.server import HttpServer
 from tidelog.service.http.service import HttpSettings, Service
 from tidelog.service.kafka.admin import Admin
@@ -39,6 +44,11 @@ class Listening(NamedTuple):
 
     kafka: Address
     http: Address
+    has_tls: bool = False
+
+    @property
+    def http_url(self) -> str:
+        return self.http.url.replace("http:", "https:", 1) if self.has_tls else self.http.url
 
 
 def parse_address(text: str, option: str) -> Address:
@@ -53,20 +63,30 @@ def parse_address(text: str, option: str) -> Address:
 def check_url(text: str, option: str) -> None:
     """InputError for what is no URL of this service."""
     url = urlsplit(text)
-    if url.scheme not in ("http", "https") or not url.netloc or url.username or url.query or url.fragment:
-        raise InputError(f"{option} must be a URL such as https://log.example.org, not {text!r}")
+    if url.scheme not in ("http", "https") or not url.netloc or url.username is not None or url.query or url.fragment:
+        shown = "one with a user in it" if url.username is not None else repr(text)
+        raise InputError(f"{option} must be a URL such as https://log.example.org, not {shown}")
 
 
-def check_loopback(address: Address, option: str) -> None:
-    """ConfigError for an address that other machines reach."""
+def check_exposure(address: Address, option: str, settings: ServeSettings) -> None:
+    """ConfigError for an address that other machines reach, unless it is protected, or allowed by name not to be."""
     try:
         is_loopback = ipaddress.ip_address(address.host).is_loopback
     except ValueError:
         is_loopback = address.host == "localhost"
-    if not is_loopback:
+    if is_loopback:
+        return
+    where = f"{option} {address.host}:{address.port} is reachable from other machines"
+    if settings.auth == "off" and not settings.allow_anonymous:
         raise ConfigError(
-            f"{option} {address.host}:{address.port} is reachable from other machines, and there is no authentication",
-            hint=f"Listen on 127.0.0.1:{address.port}, and put a tunnel or a proxy with authentication before it",
+            f"{where}, and there is no authentication",
+            hint="Turn it on with --auth required (`tidelog auth user add` makes users), listen on 127.0.0.1, "
+            "or say --allow-anonymous",
+        )
+    if settings.tls_cert is None and not settings.allow_plaintext:
+        raise ConfigError(
+            f"{where}, and there is no TLS",
+            hint="Give --tls-cert and --tls-key, listen on 127.0.0.1, or say --allow-plaintext",
         )
 
 
@@ -91,10 +111,13 @@ class Node:
         settings: BrokerSettings | None = None,
         group_settings: CoordinatorSettings | None = None,
         http_settings: HttpSettings | None = None,
+        security: Security | None = None,
     ) -> None:
+        """Without `security` everybody may do everything."""
         self._directory = directory
+        self.security = security or Security()
         self._broker = Broker(directory, settings)
-        self._kafka = KafkaServer(self._broker)
+        self._kafka = KafkaServer(self._broker, self.security)
         self._groups = GroupCoordinator(
             directory._group_offsets,
             GroupStore(directory._shared_metadata, directory._info.node or "local"),
@@ -109,10 +132,23 @@ class Node:
         self._kafka.add(self._shares.handlers())
         self._transactions: TransactionService | None = None
         self.http = Service(self._broker, http_settings)
+        self.http.authenticate = self._authenticated
+        self.http.authorizer = self.security.authorizer
+        self.http.audit = self._audited
         self._http = HttpServer(App(self.http))
 
     def _coordinator(self) -> BrokerNode:
         return BrokerNode(self._broker.settings.node_id, *self._broker.address)
+
+    async def _authenticated(self, peer: Peer) -> Principal:
+        if peer.is_local_socket:
+            return LOCAL
+        header = peer.headers.get("authorization")
+        return await self.security.authenticate_http(header, peer.certificate_der, peer.address)
+
+    def _audited(self, principal: Principal, peer: Peer, route: str, resource: Resource, status: int) -> None:
+        if self.security.is_required:
+            self.security.audit.request(principal, route, resource, status, peer.address or "socket")
 
     async def start(
         self,
@@ -128,14 +164,16 @@ class Node:
         await self._shares.start()
         await self._start_transactions()
         await self._start_quotas()
+        await self.security.start(*await in_store_thread(self._directory._shared_metadata))
         with _naming(kafka, "--kafka"):
             listening = Address(*await self._kafka.start(*kafka))
         self._broker.address = advertised or listening
         with _naming(http, "--http"):
-            serving = Address(*await self._http.start(*http))
-        self.http.advertised = advertised_http or serving.url
+            serving = Address(*await self._http.start(*http, self.security.ssl_context))
+        found = Listening(listening, serving, self.security.ssl_context is not None)
+        self.http.advertised = advertised_http or found.http_url
         self.http.is_ready = True
-        return Listening(listening, serving)
+        return found
 
     async def _start_transactions(self) -> None:
         """What was decided before is carried out from here on, beside the requests."""
@@ -163,4 +201,5 @@ class Node:
         await self._groups.stop()
         await self._shares.stop()
         await self._broker.stop()
+        await self.security.stop()
         await asyncio.to_thread(self._directory.close)

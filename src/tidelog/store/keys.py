@@ -589,6 +589,11 @@ def kafka_quotas_key(root: str = DEFAULT_ROOT) -> str:
     return f"{check_part(root)}/storage/kafka-quotas"
 
 
+def accounts_key(root: str = DEFAULT_ROOT) -> str:
+    """The users, tokens and grants of an installation."""
+    return f"{check_part(root)}/storage/accounts"
+
+
 def topics_prefix(root: str = DEFAULT_ROOT) -> str:
     """All topics of an installation, in the metadata store."""
     return f"{check_part(root)}/{_TOPICS}/"

@@ -14,6 +14,7 @@ from threading import Thread
 from typing import Any, NamedTuple, TypeVar
 
 import tidelog
+from tidelog.service.auth.security import Security
 from tidelog.service.http.service import HttpSettings
 from tidelog.service.kafka.broker import Address, BrokerSettings
 from tidelog.service.node import Node
@@ -89,14 +90,16 @@ class Served:
 def serving(
     directory: Path,
     http_settings: HttpSettings | None = None,
+    security: Security | None = None,
     **settings: Any,
 ) -> Iterator[Served]:
-    """A server of a directory, stopped at the end as SIGTERM stops it."""
+    """A server of a directory, stopped at the end as SIGTERM stops it. Without `security` it asks nobody."""
     ready: Future[Served] = Future()
     ending = asyncio.Event()
 
     async def run() -> None:
-        node = Node(tidelog.open(directory), BrokerSettings(**settings), http_settings=http_settings)
+        log, broker = tidelog.open(directory), BrokerSettings(**settings)
+        node = Node(log, broker, http_settings=http_settings, security=security)
         try:
             listening = await node.start(LOOPBACK, LOOPBACK)
             ready.set_result(Served(node, listening.http, asyncio.get_running_loop()))

@@ -102,8 +102,10 @@ class Principal(NamedTuple):
         return f"User:{self.name}"
 
 
-_NONE = "none"
+_NONE, _SOCKET = "none", "socket"
 ANONYMOUS = Principal("ANONYMOUS", _NONE)
+LOCAL = Principal("LOCAL", _SOCKET)
+"""Whoever can open the socket in the log directory, and could read the files beside it: may do everything."""
 
 
 def check_principal_name(name: str) -> str:
@@ -111,7 +113,7 @@ def check_principal_name(name: str) -> str:
     is_fine = 1 <= len(name) <= LONGEST_NAME and name.isprintable() and name == name.strip()
     if not is_fine:
         raise InputError(f"a user name must have 1 to {LONGEST_NAME} printable characters, not {name!r:.60}")
-    if name in (ANYONE, ANONYMOUS.name) or name.startswith("User:"):
+    if name in (ANYONE, ANONYMOUS.name, LOCAL.name) or name.startswith("User:"):
         raise InputError(f"the user name {name!r} is reserved", hint="Write the name alone, without User:")
     return name
 
@@ -211,8 +213,8 @@ class Grants:
         return [*self._of.get(principal.name, ()), *self._of.get(ANYONE, ())]
 
     def allows(self, principal: Principal, permission: Permission | None, resource: Resource) -> bool:
-        if principal.is_anonymous:
-            return False
+        if principal.method in (_NONE, _SOCKET):
+            return principal.method == _SOCKET
         question = (principal.name, permission, resource)
         known = self._decided.get(question)
         if known is None:
@@ -223,7 +225,7 @@ class Grants:
         return known
 
     def allows_any(self, principal: Principal, permission: Permission, kind: Kind) -> bool:
-        return any(
+        return principal.method == _SOCKET or any(
             grant.permission in (permission, Permission.ADMIN) and grant.resource.kind in (kind, None)
             for grant in self.of(principal)
         )

@@ -65,6 +65,8 @@ class BrokerSettings(msgspec.Struct, frozen=True, kw_only=True):
     max_batch_bytes: int = 1_048_588
     """The largest batch of records, compressed, unless a topic has its own `max.message.bytes`."""
     max_connections: int = 10_000
+    max_connections_per_address: int = 0
+    """The same for the clients of one address; 0: no limit of its own."""
     idle_seconds: float = 600.0
     """A connection without a request for so long is closed."""
     max_fetch_bytes: int = 55 << 20

@@ -86,8 +86,8 @@ APIS: dict[int, Api] = {
 """What the broker speaks. Produce and Fetch end before the versions that know topics by id only; the codec has those
 too, and `describe_groups`, `list_groups` and others have further versions: raise the number to offer them."""
 
-NOT_SERVED = (17, 36)
-"""What the codec knows and no handler answers: connections are not authenticated yet."""
+WITH_AUTHENTICATION = (17, 36)
+"""What is served where authentication is on."""
 
 LIMITS: dict[int, str] = {
     0: "batches of format 2 (Kafka 0.11 and later), one a partition; topics by name, so not the versions by id",

@@ -20,11 +20,14 @@ import asyncio
 import contextlib
 import logging
 import struct
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Coroutine
 from typing import Any, cast
 
 from tidelog.events import tell
+from tidelog.service.auth.access import Kind, NotAuthenticatedError, Permission
+from tidelog.service.auth.security import Security
+from tidelog.service.kafka.authorization import RULES, Access, Decision
 from tidelog.service.kafka.broker import Broker
 from tidelog.service.kafka.codec import (
     API_VERSIONS,
@@ -46,6 +49,7 @@ from tidelog.service.kafka.primitives import Buffer, ProtocolError
 from tidelog.service.kafka.produce import PRODUCE, PendingProduce, Produce, Verify
 from tidelog.service.kafka.quotas import FETCH_RATE, PRODUCE_RATE, ClientQuotas
 from tidelog.service.kafka.requests import Handler, RequestContext
+from tidelog.service.kafka.session import SASL_AUTHENTICATE, SASL_HANDSHAKE, ClientSession
 
 _logger = logging.getLogger("tidelog.kafka")
 _SIZE = struct.Struct(">i")
@@ -55,22 +59,29 @@ _MAX_PENDING = 100
 _MAX_QUEUED_FRAMES = 100
 _MAX_QUEUED_BYTES = 8 << 20
 _STOP_SECONDS = 10.0
+_AUTHENTICATION_SECONDS = 30.0
+_TLS_SECONDS = 15.0
 _LONGEST_ERROR = 300
 _WITH_RECORDS = (FETCH, SHARE_FETCH)
 
 Answer = list[Buffer] | Buffer | None
+_ALLOWED = Decision()
 
 
 class KafkaServer:
     """Listens on an address, and serves a broker's topics to any number of clients."""
 
-    def __init__(self, broker: Broker) -> None:
+    def __init__(self, broker: Broker, security: Security | None = None) -> None:
+        """Without `security` everybody may do everything."""
         self._broker = broker
+        self.security = security or Security()
+        self.security.on_change(self._end_revoked)
         self._produce = Produce(broker)
         self._handlers: dict[int, Handler] = {FETCH: Fetch(broker).handle, API_VERSIONS: self._api_versions}
         self._handlers |= Metadata(broker).handlers()
         self._handlers |= Offsets(broker).handlers()
         self._connections: set[Connection] = set()
+        self._by_host: Counter[str] = Counter()
         self.receive_view = memoryview(bytearray(_RECEIVE_BYTES))
         """What is received goes here first, for all connections: what is left of it belongs to one at once."""
         self._server: asyncio.Server | None = None
@@ -87,12 +98,22 @@ class KafkaServer:
         self._produce.verify = verify
 
     async def _api_versions(self, context: RequestContext, request: Any) -> Any:
-        return api_versions((PRODUCE, *self._handlers))
+        return api_versions(self.served)
+
+    @property
+    def served(self) -> list[int]:
+        """The keys of the APIs that are answered."""
+        sasl = (SASL_HANDSHAKE, SASL_AUTHENTICATE) if self.security.is_required else ()
+        return sorted({PRODUCE, *self._handlers, *sasl})
 
     async def start(self, host: str, port: int) -> tuple[str, int]:
         """Listens; returns the address, with the port that was chosen where `port` is 0."""
         loop = asyncio.get_running_loop()
-        self._server = await loop.create_server(lambda: Connection(self), host, port, backlog=1024)
+        tls = self.security.ssl_context
+        tls_seconds = None if tls is None else _TLS_SECONDS
+        self._server = await loop.create_server(
+            lambda: Connection(self), host, port, backlog=1024, ssl=tls, ssl_handshake_timeout=tls_seconds
+        )
         found = self._server.sockets[0].getsockname()
         return found[0], found[1]
 
@@ -118,36 +139,89 @@ class KafkaServer:
     def settings(self) -> Any:
         return self._broker.settings
 
-    def opened(self, connection: Connection) -> bool:
+    def opened(self, connection: Connection, host: str) -> bool:
         """Whether there is room for one more connection."""
-        if self._is_stopping or len(self._connections) >= self.settings.max_connections:
+        most_of_host = self.settings.max_connections_per_address or self.settings.max_connections
+        is_full = len(self._connections) >= self.settings.max_connections or self._by_host[host] >= most_of_host
+        if self._is_stopping or is_full:
             return False
         self._connections.add(connection)
+        self._by_host[host] += 1
         return True
 
-    def closed(self, connection: Connection) -> None:
-        self._connections.discard(connection)
+    def closed(self, connection: Connection, host: str) -> None:
+        if connection in self._connections:
+            self._connections.remove(connection)
+            self._by_host[host] -= 1
+            if not self._by_host[host]:
+                del self._by_host[host]
 
-    def begin(self, host: str, frame: Buffer, mute: Callable[[float], None]) -> Begun:
+    def _end_revoked(self) -> None:
+        """Closes the connections of users that were removed, and of passwords that were changed."""
+        for connection in list(self._connections):
+            connection.end_if_revoked()
+
+    def begin(self, session: ClientSession, frame: Buffer, mute: Callable[[float], None]) -> Begun:
         """Handles a request: its answer, or what has still to be waited for. `mute` is called with the seconds that the
         client has to wait after it."""
+        if session.takes_bare_messages:
+            return session.bare_message(frame)
         try:
             header = decode_header(frame)
+            session.check(header.api_key)
             request = decode_request(header, frame)
         except UnsupportedVersionError as error:
             if error.header.api_key == API_VERSIONS:
                 return encode_fallback(error.header)
             raise
-        context = RequestContext(header.api_key, header.api_version, header.client_id, host)
+        name = str(session.principal)
+        context = RequestContext(header.api_key, header.api_version, header.client_id, session.host, name)
+        if not self.security.is_required:
+            return self._begin_allowed(header, context, request, len(frame), mute, _ALLOWED)
+        if header.api_key in (SASL_HANDSHAKE, SASL_AUTHENTICATE):
+            answer = session.handshake if header.api_key == SASL_HANDSHAKE else session.authenticate
+            return self._handle(answer, header, context, request, mute, _ALLOWED)
+        decision = self._decide(session, context, request)
+        if decision.response is not None:
+            has_no_answer = header.api_key == PRODUCE and request.acks == 0
+            return None if has_no_answer else encode(header, decision.response)
+        return self._begin_allowed(header, context, request, len(frame), mute, decision)
+
+    def _begin_allowed(
+        self,
+        header: RequestHeader,
+        context: RequestContext,
+        request: Any,
+        size: int,
+        mute: Callable[[float], None],
+        decision: Decision,
+    ) -> Begun:
+        """A request, or what is left of it without what its client may not do."""
         if header.api_key == PRODUCE:
             pending = self._produce.begin(context, request)
-            pending.response.throttle_time_ms = self._throttled(PRODUCE_RATE, context, len(frame), mute)
-            answer = LaterAnswer(header, pending)
-            return self._append_later(answer) if pending.later else answer
+            if decision.amend is not None:
+                decision.amend(pending.response)
+            pending.response.throttle_time_ms = self._throttled(PRODUCE_RATE, context, size, mute)
+            later = LaterAnswer(header, pending)
+            return self._append_later(later) if pending.later else later
         handler = self._handlers.get(header.api_key)
         if handler is None:
             raise ProtocolError(f"{APIS[header.api_key].name} is not served")
-        return self._handle(handler, header, context, request, mute)
+        return self._handle(handler, header, context, request, mute, decision)
+
+    def _decide(self, session: ClientSession, context: RequestContext, request: Any) -> Decision:
+        rule = RULES.get(context.api_key)
+        if rule is None:
+            raise ProtocolError(f"{APIS[context.api_key].name} has no rule for who may send it")
+        if rule.decide is None:
+            return _ALLOWED
+        security, principal, name = self.security, session.principal, APIS[context.api_key].name
+        access = Access(
+            self._broker,
+            lambda permission, resource: security.allows(principal, name, permission, resource, session.host),
+            lambda: security.allows_any(principal, Permission.WRITE, Kind.TOPIC),
+        )
+        return rule.decide(access, context, request)
 
     async def _append_later(self, answer: LaterAnswer) -> LaterAnswer:
         await self._produce.append_later(answer.pending)
@@ -160,8 +234,11 @@ class KafkaServer:
         context: RequestContext,
         request: Any,
         mute: Callable[[float], None],
+        decision: Decision,
     ) -> Answer:
         response = await handler(context, request)
+        if decision.amend is not None:
+            decision.amend(response)
         if header.api_key == FETCH and self.quotas is not None and self.quotas.is_needed:
             response.throttle_time_ms = self._throttled(FETCH_RATE, context, _record_bytes(response), mute)
         return encode(header, response)
@@ -214,6 +291,8 @@ class Connection(asyncio.BufferedProtocol):
         self.ended: asyncio.Future[None] = self._loop.create_future()
         self._transport: asyncio.Transport = cast(asyncio.Transport, None)
         self._host = ""
+        self._session = cast(ClientSession, None)
+        self._connected_at = self._loop.time()
         self._begun = b""
         """The first bytes of a size."""
         self._frame: bytearray | None = None
@@ -242,7 +321,14 @@ class Connection(asyncio.BufferedProtocol):
         self._transport = cast(asyncio.Transport, transport)
         peer = self._transport.get_extra_info("peername")
         self._host = peer[0] if isinstance(peer, tuple) else ""
-        if not self._server.opened(self):
+        secured = self._transport.get_extra_info("ssl_object")
+        try:
+            certificate = None if secured is None else secured.getpeercert(binary_form=True)
+            self._session = ClientSession(self._server.security, self._host, certificate)
+        except NotAuthenticatedError as error:
+            self.abort(error.message)
+            return
+        if not self._server.opened(self, self._host):
             self.abort("too many connections")
             return
         self._watch_idle()
@@ -260,7 +346,7 @@ class Connection(asyncio.BufferedProtocol):
         self._frames.clear()
         self._room.set()
         self._can_write.set()
-        self._server.closed(self)
+        self._server.closed(self, self._host)
         if not self.ended.done():
             self.ended.set_result(None)
 
@@ -291,8 +377,8 @@ class Connection(asyncio.BufferedProtocol):
         at, end = 0, len(data)
         while end - at >= _SIZE.size:
             size = _SIZE.unpack_from(data, at)[0]
-            if not 0 < size <= self._server.settings.max_request_bytes:
-                limit = self._server.settings.max_request_bytes
+            limit = self._session.max_request_bytes(self._server.settings.max_request_bytes)
+            if not 0 < size <= limit and not (size == 0 and self._session.takes_bare_messages):
                 raise ProtocolError(f"a request must have 1 to {limit} bytes, not {size}")
             at += _SIZE.size
             if end - at < size:
@@ -348,7 +434,7 @@ class Connection(asyncio.BufferedProtocol):
     def _begin(self, frame: Buffer) -> None:
         """Begins a request that no other one is before; what has to wait becomes a task."""
         try:
-            begun = self._server.begin(self._host, frame, self._mute)
+            begun = self._server.begin(self._session, frame, self._mute)
         except ProtocolError:
             raise
         except Exception as error:
@@ -373,7 +459,7 @@ class Connection(asyncio.BufferedProtocol):
                 await self._can_write.wait()
                 if self._transport.is_closing():
                     return
-                await self._finish(self._server.begin(self._host, frame, self._mute))
+                await self._finish(self._server.begin(self._session, frame, self._mute))
         except ProtocolError as error:
             self.abort(error.message)
         except asyncio.CancelledError:
@@ -389,6 +475,8 @@ class Connection(asyncio.BufferedProtocol):
         answer = await begun if isinstance(begun, Coroutine) else begun
         if answer is not None:
             self._queue(answer)
+        if self._session.is_over:
+            self.stop()
         if self._mute_seconds:
             await self._wait_muted()
 
@@ -446,10 +534,20 @@ class Connection(asyncio.BufferedProtocol):
 
     def _watch_idle(self) -> None:
         left = self._last_request_at + self._server.settings.idle_seconds - self._loop.time()
+        if not self._session.is_authenticated:
+            left = min(left, self._connected_at + _AUTHENTICATION_SECONDS - self._loop.time())
+            if left <= 0:
+                self.abort("the client has not authenticated in time")
+                return
         if left <= 0 and not self._answers and self._worker is None:
             self._transport.close()
             return
         self._idle = self._loop.call_later(max(left, 1.0), self._watch_idle)
+
+    def end_if_revoked(self) -> None:
+        """Closes the connection if the credential of its client counts no more."""
+        if not self._session.is_current:
+            self.abort("the credential of the client was changed or revoked")
 
     def stop(self) -> None:
         """Reads no further requests; the connection closes when those that were begun are answered."""
