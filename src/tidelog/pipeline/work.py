@@ -18,7 +18,9 @@ import pickle
 import secrets
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from contextlib import contextmanager, suppress
 from operator import attrgetter
+from threading import Event, Thread
 from typing import TYPE_CHECKING, Any, TypeVar, cast, get_type_hints
 
 import msgspec
@@ -178,3 +180,27 @@ def _error_of(answer: _Answer) -> TidelogError:
     for name, value in details.items():
         setattr(error, name, value)
     return error
+
+
+# Signs of life of a job that others wait for.
+
+RENEW_SECONDS = 20.0
+
+
+@contextmanager
+def kept_alive(renew: Callable[[], None]) -> Iterator[None]:
+    """Periodically records that work is in progress. A job that was taken over finds out when it tries to commit."""
+    is_over = Event()
+
+    def renew_now_and_then() -> None:
+        while not is_over.wait(RENEW_SECONDS):
+            with suppress(TidelogError):
+                renew()
+
+    thread = Thread(target=renew_now_and_then, name="tidelog-renew", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        is_over.set()
+        thread.join()

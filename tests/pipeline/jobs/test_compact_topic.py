@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from array import array
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -222,6 +223,27 @@ def test_what_cannot_be_removed_is_not_written_again() -> None:
         result = compact(topic, options).result()
         assert (result.new_objects, result.removed_messages) == (0, 0)
     assert topic.object_names() == topic.names_in_catalog() == names
+
+
+def test_compaction_that_does_nothing_says_why() -> None:
+    """No object, too few, none small enough, not enough superseded: each is another thing to do about it."""
+    topic, merging = PublishedTopic(), msgspec.structs.replace(NOW, by_key=False)
+    assert _notes(topic, merging) == ["nothing to compact: it has no object in the store yet"]
+    publish(topic, prices(10, 0))
+    assert _notes(topic, merging) == ["nothing to compact: 1 in the store, and the 1 newest are left alone"]
+    for turn in (1, 2):
+        publish(topic, [Sent(b"%d-%d" % (turn, number), b"x") for number in range(10)])
+    large = msgspec.structs.replace(merging, target_bytes=1)
+    assert _notes(topic, large) == ["nothing to compact: no neighbours among its objects are worth merging into one of"]
+    by_key = msgspec.structs.replace(large, by_key=True)
+    assert _notes(topic, by_key) == ["nothing to compact: 0 superseded messages are less than 0.01 of any object"]
+    assert _notes(topic, merging) == []
+
+
+def _notes(topic: PublishedTopic, options: CompactOptions) -> list[str]:
+    """What is said about the topic, up to what depends on its size."""
+    notes = [note.partition(": ")[2] for note in compact(topic, options).notes()]
+    return [re.split(r"; its owner| \(| \d+ bytes", note)[0] for note in notes]
 
 
 def test_producers_that_are_left_are_those_of_the_end() -> None:

@@ -8,6 +8,8 @@ import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import SimpleNamespace
+from typing import cast
 
 import pytest
 from pyspark.errors import PySparkException
@@ -97,6 +99,33 @@ def test_a_server_of_spark_connect_is_asked_by_the_same_call(
         }.items()
     )
     assert "spark.remote" not in asked[1]
+
+
+def _context(master: str, *settings: str) -> SimpleNamespace:
+    """As much of Spark's context as `register` looks at."""
+    return SimpleNamespace(
+        master=master, pythonExec="python3", getConf=lambda: SimpleNamespace(contains=settings.__contains__)
+    )
+
+
+@pytest.mark.parametrize(
+    ("context", "variable", "expected"),
+    [
+        (_context("local[2]"), None, sys.executable),
+        (_context("local[2]"), "/usr/bin/python3", "python3"),
+        (_context("local[2]", "spark.pyspark.python"), None, "python3"),
+        (_context("spark://host:7077"), None, "python3"),
+    ],
+)
+def test_registering_gives_local_workers_the_python_of_the_driver(
+    context: SimpleNamespace, variable: str | None, expected: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A venv that is not activated ended in ModuleNotFoundError from a worker; what the user chose stays."""
+    monkeypatch.delenv("PYSPARK_PYTHON", raising=False)
+    if variable is not None:
+        monkeypatch.setenv("PYSPARK_PYTHON", variable)
+    session._choose_python(cast(SparkSession, SimpleNamespace(_sc=context)))
+    assert context.pythonExec == expected
 
 
 def test_a_failing_query_is_told_once(spark: SparkSession, capfd: pytest.CaptureFixture[str]) -> None:

@@ -16,13 +16,12 @@ Invariants
 
 from __future__ import annotations
 
-import contextlib
-import threading
 import time
 from array import array
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from itertools import islice
 from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -68,7 +67,7 @@ from tidelog.pipeline.jobs.job import (
 )
 from tidelog.pipeline.jobs.tally import cataloged_topics, chosen_logs, notes_on, read_rows, store_of
 from tidelog.pipeline.location import TopicLocation
-from tidelog.pipeline.work import run_on_workers
+from tidelog.pipeline.work import kept_alive, run_on_workers
 from tidelog.store.document import decode_json
 from tidelog.store.metadata.base import MetadataStore
 from tidelog.store.object_store import ObjectStore
@@ -203,7 +202,6 @@ def _words(rows: DataFrame, tombstones_before_us: int, superseded_until_us: int)
 # - While workers build, the driver periodically records that the work is still in progress.
 
 
-_RENEW_SECONDS = 20.0
 _RUNS_AT_ONCE = 64
 Build = Callable[[Sequence[BuildWork]], Iterable[BuildDone]]
 
@@ -264,6 +262,8 @@ class TopicCompaction:
         self._made: list[Built] = []
         self._removed = Report()
         self._superseded_messages = 0
+        self._nothing: str | None = None
+        """Why nothing was done."""
 
     def run(self, superseded: SupersededOffsets | None) -> None:
         """Everything there is to do: first by key, if `superseded` says what is to go, then the small objects."""
@@ -282,6 +282,7 @@ class TopicCompaction:
                 rules=[ReplacedObjects],
             )
             self._removed = collector.apply(collector.plan())
+        self._nothing = None if self._replaced else self._why_nothing()
 
     def _without_anchor(self, superseded: SupersededOffsets) -> SupersededOffsets:
         """A snapshot of the producers is believed by the message before its offset: that one stays."""
@@ -346,7 +347,7 @@ class TopicCompaction:
 
     def _round(self, work: RewriteCommit, runs: Sequence[Run], codec: Codec | None) -> None:
         works = [self._work(work.generation, run, codec) for run in runs]
-        with _kept_alive(work):
+        with kept_alive(work.renew):
             built = {one.start_offset: one.built for one in self._build(works) if one.built is not None}
         done = [(run, built[run.start_offset]) for run in runs if run.start_offset in built]
         for run, one in done:
@@ -401,6 +402,21 @@ class TopicCompaction:
     def notes(self) -> Iterator[str]:
         for one in self._removed.kept:
             yield f"{self.topic}: kept {one.key}: {one.why}"
+        if self._nothing is not None:
+            yield f"{self.topic}: nothing to compact: {self._nothing}"
+
+    def _why_nothing(self) -> str:
+        options, first = self._options, self._catalog.start_offset()
+        objects = sum(1 for _ in islice(self._catalog.found_from(first), options.keep_newest + 1))
+        if not objects:
+            return "it has no object in the store yet; its owner ships, or `tidelog pipeline ship` does"
+        if objects <= options.keep_newest:
+            return f"{objects} in the store, and the {options.keep_newest} newest are left alone (--keep-newest)"
+        small = f"no neighbours among its objects are worth merging into one of {options.target_bytes} bytes"
+        if options.by_key is True:
+            share = f"{self._superseded_messages} superseded messages are less than {options.min_dirty_ratio:g} of any"
+            return f"{share} object (--min-dirty-ratio), or in the newest; {small} (--target-bytes)"
+        return f"{small} (--target-bytes)"
 
 
 def _tally(run: Run, found: FramesTally) -> Totals:
@@ -423,25 +439,6 @@ def _check(run: Run, built: Built) -> None:
             operation="compact",
             hint="Nothing was replaced; run it again",
         )
-
-
-@contextlib.contextmanager
-def _kept_alive(work: RewriteCommit) -> Iterator[None]:
-    """Periodically records that work is in progress. A job that was taken over finds out when it tries to commit."""
-    is_over = threading.Event()
-
-    def renew() -> None:
-        while not is_over.wait(_RENEW_SECONDS):
-            with contextlib.suppress(TidelogError):
-                work.renew()
-
-    thread = threading.Thread(target=renew, name="tidelog-compact-renew", daemon=True)
-    thread.start()
-    try:
-        yield
-    finally:
-        is_over.set()
-        thread.join()
 
 
 _WITHOUT_STORE = "Compaction needs a store: this directory has none"

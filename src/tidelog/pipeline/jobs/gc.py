@@ -16,6 +16,7 @@ Invariants
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import pairwise
 from pathlib import Path
@@ -266,7 +267,11 @@ def _report(
             *(Finding(subject=subject, message=problem) for subject, problem in told),
             *(Finding(subject=one.topic, message=one.why, path=one.object) for one in shown if one.action.isupper()),
         ),
-        "notes": (*notes, *(note for one in plan.plans for note in _notes(one, dict(found)[one.subject]))),
+        "notes": (
+            *notes,
+            *(note for one in plan.plans for note in _notes(one, dict(found)[one.subject])),
+            *(_why_nothing(plan) if not removable else ()),
+        ),
         "seconds": round(time.monotonic() - began, 3),
         "found": tuple(shown),
         "removable_objects": len(removable),
@@ -285,6 +290,16 @@ def _found(planned: Plan, done: Collected | None, is_applied: bool) -> tuple[Can
     now = planned if done is None or done.plan is None else done.plan
     after = planned.after(Report() if done is None else done.report)
     return (*(one for one in after if not one.is_wrong), *(one for one in now.found if one.is_wrong))
+
+
+def _why_nothing(plan: GcPlan) -> Iterator[str]:
+    """Why there is nothing to remove."""
+    left = Counter(str(one.reason.value) for one in plan.found if not one.is_wrong)
+    if left:
+        yield f"what was found stays: {', '.join(f'{count} {reason}' for reason, count in sorted(left.items()))}"
+    elif plan.plans:
+        what = "of the engine" if plan.engine is not None else f"of {len(plan.plans)} topics"
+        yield f"everything {what} in the store is in use: a catalog, a compaction or a snapshot names it"
 
 
 def _notes(plan: Plan, found: Iterable[Candidate]) -> Iterator[str]:

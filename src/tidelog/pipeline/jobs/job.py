@@ -21,7 +21,7 @@ from typing import NamedTuple, ParamSpec, TypeVar
 import msgspec
 
 from tidelog import errors
-from tidelog.errors import InputError, TidelogError
+from tidelog.errors import ConfigError, InputError, TidelogError
 from tidelog.events import tell, turn_on_output
 from tidelog.findings import Finding
 from tidelog.pipeline.work import error_with_text
@@ -201,6 +201,8 @@ _RAISED = re.compile(r"tidelog\.errors\.(\w+): ([^\n]+)")
 # What Spark says of values that cannot be what they are taken for (the class 22 of SQL's states, data exceptions), and
 # of files that it cannot read (KD001).
 _DATA = re.compile(r"\[[A-Z][A-Z_.]+\] ((?:(?!SQLSTATE: ).)+) SQLSTATE: (?:22|KD001)", re.DOTALL)
+_NO_PACKAGE = re.compile(r"ModuleNotFoundError: No module named '(tidelog|pyspark_tidelog)")
+_NO_PACKAGE_HINT = "Set PYSPARK_PYTHON, or spark.pyspark.python, to one that has it, before the session starts"
 # Errors without a Python class are reported with the Java class in front.
 _FROM_JAVA = re.compile(r"An error occurred while calling [^\n]*\n: (?:[\w.$]+: )*([^\n]+)")
 
@@ -238,6 +240,8 @@ def told_as_bad_input(what: str, hint: str) -> Iterator[None]:
 
 
 def _ours(error: Exception) -> TidelogError | None:
+    if _NO_PACKAGE.search(str(error)) is not None:
+        return ConfigError("the workers of Spark run a Python that does not have tidelog", hint=_NO_PACKAGE_HINT)
     wrong = _DATA.search(str(error))
     if wrong is not None:
         return InputError(f"the data does not fit: {_one_line(wrong[1])}")

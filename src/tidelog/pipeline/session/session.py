@@ -143,6 +143,13 @@ def told_as_settings() -> Iterator[None]:
         raise ConfigError(f"Spark did not start: {reason}", operation="start Spark", hint=hint) from error
 
 
+_logger = logging.getLogger("tidelog.pipeline")
+_PYTHON_VARIABLE = "PYSPARK_PYTHON"
+_PYTHON_SETTING = "spark.pyspark.python"
+_OTHER_PYTHON_HINT = (
+    "they need one that has tidelog. Set PYSPARK_PYTHON or spark.pyspark.python to it before the session starts, or "
+    "let tidelog.spark_session() start it, which sends the package along"
+)
 INSTALL_HINT = "Install it: pip install 'tidelog[spark]'"
 _PACKAGES = Path(__file__).resolve().parents[3]
 # Every interpreter of the same environment looks there by itself.
@@ -176,9 +183,9 @@ def spark_session(app_name: str = "tidelog", master: str | None = None, **conf: 
 def register(spark: SparkSession) -> SparkSession:
     """Registers the formats of tidelog in an existing session, and returns it.
 
-    Spark finds them without this if tidelog is installed. Call it also in a new thread that writes: Spark looks up
-    the format in the session of the thread, and a new thread has
-    none.
+    Spark finds them without this if tidelog is installed for the Python of its workers. On this machine the workers
+    then take the Python of this process, unless `PYSPARK_PYTHON` or `spark.pyspark.python` names one. Call it also in a
+    new thread that writes: Spark looks up the format in the session of the thread, and a new thread has none.
     """
     from pyspark.sql import SparkSession
 
@@ -186,11 +193,26 @@ def register(spark: SparkSession) -> SparkSession:
     from tidelog.pipeline.source.objects import ObjectsDataSource
     from tidelog.pipeline.source.topics import TidelogDataSource
 
+    _choose_python(spark)
     for source in (TidelogDataSource, EntriesDataSource, ObjectsDataSource):
         spark.dataSource.register(source)
     if isinstance(spark, SparkSession):  # over Spark Connect it is another class, and the session goes with every plan
         SparkSession._get_j_spark_session_class(spark._jvm).setActiveSession(spark._jsparkSession)
     return spark
+
+
+def _choose_python(spark: SparkSession) -> None:
+    """Has the workers of a session that somebody else started run the Python that has this package.
+
+    Spark takes `python3` from PATH where nothing is said, which is another one if an environment is not activated.
+    """
+    context = getattr(spark, "_sc", None)  # over Spark Connect there is none, and the server decides
+    if context is None or _PYTHON_VARIABLE in os.environ or context.getConf().contains(_PYTHON_SETTING):
+        return
+    if context.master.startswith("local"):
+        context.pythonExec = sys.executable
+    else:
+        _logger.warning("workers of %s run python3 from their PATH: %s", context.master, _OTHER_PYTHON_HINT)
 
 
 def _require_spark() -> None:
@@ -249,7 +271,7 @@ def _submitted(app_name: str, master: str | None, settings: dict[str, str]) -> S
 def _started(app_name: str, master: str, settings: dict[str, str]) -> SparkSession:
     from pyspark.sql import SparkSession
 
-    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+    os.environ.setdefault(_PYTHON_VARIABLE, sys.executable)
     _tell_errors_once()
     settings = {"spark.app.name": app_name, **defaults_for(master), **settings, "spark.master": master}
     if not master.startswith("local"):
