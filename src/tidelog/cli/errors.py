@@ -99,7 +99,12 @@ _HINTS: tuple[tuple[type[BaseException], str], ...] = (
 
 def exit_code_of(error: BaseException) -> ExitCode:
     """The code for an error that ended a command."""
-    return next((code for kind, code in _CODES if isinstance(error, kind)), ExitCode.BUG)
+    return exit_code_of_class(type(error))
+
+
+def exit_code_of_class(found: type[BaseException]) -> ExitCode:
+    """The same for an error of which only the class is known."""
+    return next((code for kind, code in _CODES if issubclass(found, kind)), ExitCode.BUG)
 
 
 def _is_met_while_reading(error: GapError) -> bool:

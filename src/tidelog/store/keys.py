@@ -23,10 +23,12 @@ Metadata, below a root that keeps several installations in one store apart:
     {root}/storage/groups/{node}/{group}                               the members of a consumer group, its name escaped
     {root}/storage/transactions/{transactional id}                     a Kafka producer's transaction, and who it is
     {root}/storage/producer-ids                                        the next id of a Kafka producer
+    {root}/storage/pipelines/{name}                                    who runs a declared pipeline, and how far it is
 
 Objects, below the URL of the store:
 
     storage/store.json                                                              the id of the store
+    storage/pipelines/{name}/runs/{run}/{report}.json                               reports of a declared pipeline
     storage/topics/{namespace}/{topic}/objects/data-{start}-{end}-e{epoch}.tlog     offsets start to end, both inclusive
     storage/topics/{namespace}/{topic}/staging/{staged_commit}/{partition:05}-{attempt}.tlog    staged rows
     storage/topics/{namespace}/{topic}/staging/{staged_commit}/manifest-{token}.json            which of them count
@@ -216,6 +218,7 @@ _ENGINE = "storage/engine"
 _NODES = "storage/nodes"
 _TRANSACTIONS = "storage/transactions"
 _MEMBERS = "storage/groups"
+_PIPELINES = "storage/pipelines"
 _PART = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]*", re.ASCII)
 _KEY = re.compile(rf"{_PART.pattern}(?:/{_PART.pattern})*", re.ASCII)
 _DESCRIPTOR = re.compile(r"[0-9]{20}", re.ASCII)
@@ -582,6 +585,16 @@ def transaction_key(transactional_id: str, root: str = DEFAULT_ROOT) -> str:
 def producer_ids_key(root: str = DEFAULT_ROOT) -> str:
     """Which ids of Kafka producers are given already."""
     return f"{check_part(root)}/storage/producer-ids"
+
+
+def pipeline_key(name: str, root: str = DEFAULT_ROOT) -> str:
+    """Who runs a declared pipeline, and how far its run is."""
+    return f"{check_part(root)}/{_PIPELINES}/{check_part(name)}"
+
+
+def pipeline_runs_prefix(name: str) -> str:
+    """The reports of a declared pipeline, in the object store."""
+    return f"{_PIPELINES}/{check_part(name)}/runs/"
 
 
 def kafka_quotas_key(root: str = DEFAULT_ROOT) -> str:

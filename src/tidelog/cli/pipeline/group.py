@@ -22,6 +22,7 @@ from tidelog.cli.pipeline.job import (
 )
 from tidelog.cli.pipeline.replay import backfill, replay
 from tidelog.cli.pipeline.report import cost, report
+from tidelog.cli.pipeline.run import plan, run
 from tidelog.cli.pipeline.table import table
 from tidelog.cli.pipeline.verify import verify
 from tidelog.cli.session import Session, command, command_group
@@ -187,6 +188,8 @@ def _show_restore(output: Output, report: RestoreJobReport) -> None:
 
 # By the name of the job; what they have in common is in `job.py`.
 _JOBS: dict[str, Callable[..., None]] = {
+    "run": run,
+    "plan": plan,
     "verify": verify,
     "table": table,
     "ship": ship,

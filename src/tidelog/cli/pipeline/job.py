@@ -94,13 +94,13 @@ def run_in_spark(
 
 
 @contextmanager
-def spark_for(output: Output, job: str, master: str | None) -> Iterator[SparkSession]:
+def spark_for(output: Output, job: str, master: str | None, **conf: object) -> Iterator[SparkSession]:
     """A session for the job; one that was already running in this process is kept when the job is done."""
     was_running = _is_running()
     with nullcontext() if was_running else output.working("Starting Spark"):
         from tidelog.pipeline.session.session import spark_session
 
-        spark = spark_session(f"tidelog {job}", master)
+        spark = spark_session(f"tidelog {job}", master, **conf)
     try:
         yield spark
     finally:

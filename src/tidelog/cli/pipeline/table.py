@@ -38,15 +38,9 @@ CatalogPropertyOption = Annotated[
 
 def chosen_target(root: Root, name: str, catalog: str | None, properties: list[str] | None) -> TableTarget:
     """The table to be written."""
-    if catalog is None:
-        from tidelog.pipeline.tables.files import table_location
-        from tidelog.pipeline.tables.parquet import ParquetTable
+    from tidelog.pipeline.tables.targets import table_target
 
-        return ParquetTable(table_location(name, root.load().object_store))
-    from tidelog.pipeline.tables.iceberg import IcebergTable
-    from tidelog.pipeline.tables.table import open_catalog
-
-    return IcebergTable(open_catalog(catalog, _properties(properties)), name)
+    return table_target(root, name, catalog, _properties(properties))
 
 
 def chosen_content(

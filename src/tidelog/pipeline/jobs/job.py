@@ -219,7 +219,7 @@ def told_in_our_words(what: str) -> Iterator[None]:
     try:
         yield
     except (AnalysisException, ParseException) as error:
-        raise _ours(error) or InputError(f"{what}: {_first_line(error)}", hint="Check the SQL") from error
+        raise _ours(error) or InputError(f"{what}: {first_line(error)}", hint="Check the SQL") from error
     except (PySparkException, Py4JJavaError) as error:
         ours = _ours(error)
         if ours is None:
@@ -236,7 +236,7 @@ def told_as_bad_input(what: str, hint: str) -> Iterator[None]:
     try:
         yield
     except (PySparkException, Py4JJavaError) as error:
-        raise InputError(f"{what}: {_first_line(error)}", hint=hint) from error
+        raise InputError(f"{what}: {first_line(error)}", hint=hint) from error
 
 
 def _ours(error: Exception) -> TidelogError | None:
@@ -252,7 +252,8 @@ def _ours(error: Exception) -> TidelogError | None:
     return error_with_text(kind, found[2])
 
 
-def _first_line(error: Exception) -> str:
+def first_line(error: Exception) -> str:
+    """What an error says, without what it adds."""
     text = str(error).strip()
     from_java = _FROM_JAVA.match(text)
     return text.partition("\n")[0] if from_java is None else from_java[1]

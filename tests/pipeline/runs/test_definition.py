@@ -1,0 +1,113 @@
+"""`pipeline.toml`: what it declares, and what is wrong in one, before anything runs."""
+
+from __future__ import annotations
+
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from tidelog.errors import ConfigError, NotFoundError
+from tidelog.pipeline.runs.definition import Definition, parse_definition, read_definition
+from tidelog.pipeline.runs.steps import check_options
+
+PLACES = """
+name = "nightly"
+[places.shop]
+root = "./data"
+pattern = "shop/.*"
+[places.objects]
+engine = "s3://bucket/engine"
+"""
+
+
+def _parsed(steps: str, places: str = PLACES) -> Definition:
+    found = parse_definition(tomllib.loads(places + steps), Path("/etc/pipelines"))
+    check_options(found)
+    return found
+
+
+def test_steps_are_taken_on_the_places_that_they_fit_in_the_order_that_they_ask_for() -> None:
+    """A step without a place is taken on all that it can be done on; what comes after another is behind it."""
+    found = _parsed("""
+    [[steps]]
+    name = "check"
+    do = "verify"
+    after = "compact"
+    [[steps]]
+    do = "checkpoint"
+    every = "1h"
+    [[steps]]
+    do = "compact"
+    options = { target_bytes = "64MiB" }
+    on = ["shop"]
+    """)
+    assert [step.name for step in found.ordered()] == ["checkpoint", "compact", "check"]
+    places = {step.name: found.places_of(step) for step in found.steps}
+    assert places == {"check": ["shop", "objects"], "checkpoint": ["objects"], "compact": ["shop"]}
+    assert found.step("checkpoint").every_seconds == 3600  # type: ignore[union-attr]
+
+
+def test_paths_are_relative_to_the_file() -> None:
+    """Cron starts commands in another directory than the one who wrote the file."""
+    found = _parsed('[[steps]]\ndo = "gc"')
+    assert found.root_of(found.places["shop"]).location == "/etc/pipelines/data"
+    assert found.path("s3://bucket/x") == "s3://bucket/x"
+    assert found.state_root().location == "/etc/pipelines/data"
+
+
+@pytest.mark.parametrize(
+    ("steps", "problem"),
+    [
+        ('[[steps]]\ndo = "compct"', r"compct.*steps\[0\].do"),
+        ('[[steps]]\ndo = "gc"\nevry = "1h"', "evry"),
+        ('[[steps]]\ndo = "gc"\nevery = "soon"', "is every 'soon'"),
+        ('[[steps]]\ndo = "gc"\non = "shp"', "no place. Did you mean shop"),
+        ('[[steps]]\ndo = "ship"\non = "objects"', "ship is not for an engine"),
+        ('[[steps]]\ndo = "gc"\nafter = "verfy"\n[[steps]]\ndo = "verify"', "no step. Did you mean verify"),
+        ('[[steps]]\ndo = "gc"\nafter = "verify"\n[[steps]]\ndo = "verify"\nafter = "gc"', "wait for each other"),
+        ('[[steps]]\ndo = "gc"\n[[steps]]\ndo = "gc"', "two steps are called gc"),
+        ('[[steps]]\ndo = "gc"\noptions = { grace_second = 5 }', "no option grace_second. Did you mean grace_seconds"),
+        ('[[steps]]\ndo = "gc"\noptions = { grace_seconds = "x" }', "not understood"),
+        ('[[steps]]\ndo = "python"', "python needs one"),
+        ('[[steps]]\ndo = "python"\nfunction = "no function"', "is no function"),
+        ('[[steps]]\ndo = "table"\noptions = { to = "./t" }', "tables of their own"),
+        ("[[steps]]\ndo = 'gc'\nname = 'a/b'", "is no name"),
+        ("steps = []", "has places and steps"),
+    ],
+)
+def test_slips_are_named_before_anything_runs(steps: str, problem: str) -> None:
+    """With the nearest name where there is one: a nightly run has nobody who watches it."""
+    places = PLACES
+    if steps == "steps = []":
+        steps, places = "", steps + PLACES
+    with pytest.raises(ConfigError, match=problem):
+        _parsed(steps, places)
+
+
+@pytest.mark.parametrize(
+    "place",
+    [
+        "[places.a]",
+        '[places.a]\nroot = "x"\nengine = "y"',
+        '[places.a]\nengine = "y"\npattern = "x"',
+        '[places.a]\nroot = "x"\ntopics = ["a/b"]\npattern = "x"',
+        '[places.a]\nroot = "x"\npattern = "("',
+    ],
+)
+def test_a_place_is_topics_or_an_engine(place: str) -> None:
+    """Not both, not neither, and with a pattern that is one."""
+    with pytest.raises(ConfigError, match="the place a"):
+        _parsed('[[steps]]\ndo = "verify"', f'name = "n"\n{place}\n')
+
+
+def test_the_file_is_named_in_errors(tmp_path: Path) -> None:
+    """Of a dozen of them one wants to know which."""
+    with pytest.raises(NotFoundError, match="no such file"):
+        read_definition(tmp_path / "pipeline.toml")
+    (tmp_path / "pipeline.toml").write_text("name =")
+    with pytest.raises(ConfigError, match=r"not TOML.*pipeline\.toml"):
+        read_definition(tmp_path / "pipeline.toml")
+    (tmp_path / "pipeline.toml").write_text(PLACES)
+    with pytest.raises(ConfigError, match=r"steps.*pipeline\.toml"):
+        read_definition(tmp_path / "pipeline.toml")

@@ -1,0 +1,246 @@
+"""Runs of a declared pipeline, without Spark: what is due, what is tried again, and what a kill leaves."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+from pyspark.sql import SparkSession
+
+import tidelog
+from tidelog.errors import ConfigError, HeldError, LeaseLostError, StoreUnavailableError
+from tidelog.pipeline.jobs.job import JobReport, Reconciliation, Totals
+from tidelog.pipeline.runs import run as runs
+from tidelog.pipeline.runs.definition import Definition, parse_definition
+from tidelog.pipeline.runs.run import PipelineReport, next_due_us, open_book, plan_run, run_pipeline
+from tidelog.pipeline.runs.state import LEASE_SECONDS, PipelineState
+from tidelog.pipeline.runs.steps import Request
+from tidelog.testing import ManualClock
+
+Job = Callable[[Request], JobReport]
+CHAIN: list[dict[str, Any]] = [
+    {"do": "ship"},
+    {"do": "verify", "after": "ship"},
+    {"do": "report", "after": ["verify"], "options": {"to": "page.html"}},
+]
+
+
+class Jobs:
+    """Jobs that only note that they ran, or raise what the test wants."""
+
+    def __init__(self) -> None:
+        self.done: list[str] = []
+        self.errors: dict[str, Iterator[BaseException]] = {}
+
+    def __call__(self, request: Request) -> JobReport:
+        error = next(self.errors.get(request.step.name, iter(())), None)
+        if error is not None:
+            raise error
+        self.done.append(request.step.name)
+        proof = Reconciliation(subject=request.step.name, went_in=Totals(messages=1))
+        return JobReport(job=request.step.do, reconciliations=(proof,), notes=("a note",))
+
+
+@pytest.fixture
+def jobs(monkeypatch: pytest.MonkeyPatch) -> Jobs:
+    """In the place of all kinds of steps."""
+    made = Jobs()
+    monkeypatch.setattr(runs, "do", made)
+    return made
+
+
+@pytest.fixture
+def clock() -> ManualClock:
+    return ManualClock()
+
+
+def _definition(tmp_path: Path, *steps: dict[str, Any], **more: object) -> Definition:
+    tidelog.open(tmp_path / "data", store=f"file://{tmp_path}/store", metadata="bucket").close()
+    document = {"name": "nightly", "places": {"shop": {"root": str(tmp_path / "data")}}, "steps": [*steps], **more}
+    return parse_definition(document, tmp_path)
+
+
+def _no_spark() -> SparkSession:
+    return cast(SparkSession, None)
+
+
+def _run(definition: Definition, clock: ManualClock, **more: Any) -> PipelineReport:
+    return run_pipeline(definition, _no_spark, clock=clock, sleep=lambda _: None, **more)
+
+
+def _state(definition: Definition) -> PipelineState:
+    with open_book(definition) as book:
+        return book.read()
+
+
+def _statuses(report: PipelineReport) -> dict[str, str]:
+    return {one.step: one.status for one in report.steps}
+
+
+def test_run_takes_all_steps_in_order_and_reports_them_as_one(tmp_path: Path, jobs: Jobs, clock: ManualClock) -> None:
+    """One report has the proofs and notes of all steps, and is in the store."""
+    definition = _definition(tmp_path, *reversed(CHAIN))
+    report = _run(definition, clock)
+    assert jobs.done == ["ship", "verify", "report"]
+    assert report.ok
+    assert [one.subject for one in report.reconciliations] == jobs.done
+    assert report.notes[0] == "ship a note"
+    with open_book(definition) as book:
+        kept = book.report(report.run, "report")
+        assert kept is not None
+        assert (kept["ok"], len(kept["steps"])) == (True, 3)
+    assert _state(definition).run is None
+    assert _state(definition).holder is None
+
+
+def test_step_is_due_by_its_time_since_it_was_done(tmp_path: Path, jobs: Jobs, clock: ManualClock) -> None:
+    """`every` counts from the begin of the run in which it was done; without it a step is in every run."""
+    definition = _definition(tmp_path, {"do": "ship"}, {"do": "verify", "every": "1h"})
+    _run(definition, clock)
+    clock.advance(3599)
+    _run(definition, clock)
+    assert jobs.done == ["ship", "verify", "ship"]
+    (ship, verify) = plan_run(definition, _state(definition), clock.now_us())
+    assert (ship.is_due, ship.why) == (True, "in every run")
+    assert (verify.is_due, verify.why) == (False, "last done 60.0 min ago, every 1h")
+    due_us = next_due_us(definition, _state(definition), clock.now_us())
+    assert due_us is not None
+    clock.advance((due_us - clock.now_us()) / 1_000_000)
+    _run(definition, clock)
+    assert jobs.done[3:] == ["ship", "verify"]
+
+
+def test_failed_step_skips_what_comes_after_it_and_is_due_again(tmp_path: Path, jobs: Jobs, clock: ManualClock) -> None:
+    """Loses, without this: a table made of what was not verified, and a step that nobody repeats."""
+    steps = [{**one, "every": "1d"} for one in CHAIN]
+    definition = _definition(tmp_path, *steps, {"do": "gc"})
+    jobs.errors["verify"] = iter([ConfigError("no such thing")])
+    report = _run(definition, clock)
+    assert _statuses(report) == {"ship": "done", "verify": "failed", "report": "skipped", "gc": "done"}
+    assert not report.ok
+    assert [(one.subject, one.message) for one in report.findings] == [
+        ("verify shop", "no such thing"),
+        ("report shop", "verify was not done"),
+    ]
+    assert _statuses(_run(definition, clock)) == {"verify": "done", "report": "done", "gc": "done"}
+
+
+def test_what_may_pass_is_tried_again_as_often_as_the_step_says(tmp_path: Path, jobs: Jobs, clock: ManualClock) -> None:
+    """A store that is away for a moment costs a pause; bad input costs none."""
+    pauses: list[float] = []
+    definition = _definition(tmp_path, {"do": "ship", "retries": 2})
+    away = [StoreUnavailableError("away")] * 3
+    jobs.errors["ship"] = iter(away[:2])
+    report = run_pipeline(definition, _no_spark, clock=clock, sleep=pauses.append)
+    assert (report.steps[0].status, report.steps[0].attempts, len(pauses)) == ("done", 3, 2)
+    jobs.errors["ship"] = iter(away)
+    report = _run(definition, clock)
+    assert (report.steps[0].status, report.steps[0].error) == ("failed", "StoreUnavailableError")
+    jobs.errors["ship"] = iter([ConfigError("wrong")])
+    assert _run(definition, clock).steps[0].attempts == 1
+
+
+@pytest.mark.parametrize("killed", ["ship", "verify", "report"])
+def test_killed_run_goes_on_where_it_was(tmp_path: Path, jobs: Jobs, clock: ManualClock, killed: str) -> None:
+    """The next one has the same name, does what is left, and its report has the proofs of both."""
+    definition = _definition(tmp_path, *CHAIN)
+    jobs.errors[killed] = iter([KeyboardInterrupt()])
+    with pytest.raises(KeyboardInterrupt):
+        _run(definition, clock)
+    first = _state(definition).run
+    assert first is not None
+    planned = plan_run(definition, _state(definition), clock.now_us())
+    assert [one.is_due for one in planned] == [one["do"] not in jobs.done for one in CHAIN]
+    clock.advance(10)
+    report = _run(definition, clock)
+    assert jobs.done == ["ship", "verify", "report"]
+    assert (report.run, report.is_resumed, report.ok) == (first.id, True, True)
+    assert [one.subject for one in report.reconciliations] == jobs.done
+    assert _run(definition, clock).run != first.id
+
+
+def test_one_run_at_a_time(tmp_path: Path, jobs: Jobs, clock: ManualClock, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A second run is told who runs it. One that was paused for longer than its lease changes nothing any more."""
+    definition = _definition(tmp_path, *CHAIN)
+    taken: list[PipelineReport] = []
+
+    def meanwhile(request: Request) -> JobReport:
+        monkeypatch.setattr(runs, "do", jobs)
+        with pytest.raises(HeldError, match=r"the pipeline is run on .*pid"):
+            _run(definition, clock)
+        clock.advance(LEASE_SECONDS)
+        taken.append(_run(definition, clock))
+        return jobs(request)
+
+    monkeypatch.setattr(runs, "do", meanwhile)
+    with pytest.raises(LeaseLostError, match="taken over"):
+        _run(definition, clock)
+    assert taken[0].ok
+    assert _state(definition).run is None
+
+
+def test_reports_of_old_runs_go(tmp_path: Path, jobs: Jobs, clock: ManualClock) -> None:
+    """As many as the definition says are kept."""
+    definition = _definition(tmp_path, {"do": "ship"}, keep_reports=2)
+    names = []
+    for _ in range(4):
+        names.append(_run(definition, clock).run)
+        clock.advance(1)
+    with open_book(definition) as book:
+        assert book.runs() == names[-2:]
+
+
+FUNCTIONS = """
+import os, signal
+from pathlib import Path
+
+def first(spark, context):
+    note("first", context)
+
+def second(spark, context):
+    note("second", context)
+    if os.environ.get("KILLED"):
+        os.kill(os.getpid(), signal.SIGKILL)
+    return {"rows": 7}
+
+def note(name, context):
+    with Path(context.options["to"]).open("a") as file:
+        print(name, *context.topics, *context.once.values(), file=file)
+"""
+PROGRAM = """
+import sys
+from tidelog.pipeline.runs.definition import read_definition
+from tidelog.pipeline.runs.run import run_pipeline
+report = run_pipeline(read_definition(sys.argv[1]), lambda: None)
+assert report.ok and report.is_resumed, report
+print(report.notes)
+"""
+
+
+def test_killed_process_is_continued_at_once_by_the_next(tmp_path: Path) -> None:
+    """SIGKILL in the second of two functions: the first is not called again, and the second gets the names that it had,
+    so that what it writes to topics is stored once. Nobody waits for the lease of a process that is dead."""
+    with tidelog.open(tmp_path / "data") as log:
+        log.topic("shop/orders").append(b"x")
+    (tmp_path / "our_functions.py").write_text(FUNCTIONS)
+    options = f'options = {{ to = "{tmp_path}/noted" }}'
+    steps = [
+        f'[[steps]]\nname = "{one}"\ndo = "python"\nfunction = "our_functions:{one}"\n{options}'
+        for one in ("first", "second")
+    ]
+    file = tmp_path / "pipeline.toml"
+    file.write_text("\n".join(['name = "ours"', '[places.shop]\nroot = "data"', *steps]))
+    command = [sys.executable, "-c", PROGRAM, str(file)]
+    killed = subprocess.run(command, env={**os.environ, "KILLED": "1"}, check=False)
+    assert killed.returncode == -signal.SIGKILL
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert "second rows: 7" in done.stdout
+    first, second, again = (tmp_path / "noted").read_text().splitlines()
+    assert first.startswith("first shop/orders pipeline-ours-first-shop ")
+    assert second == again
