@@ -10,7 +10,7 @@ import pytest
 from tests.log.workbench import LIMIT_SECONDS, wait_until
 
 from tidelog.store import scheduler as background_module
-from tidelog.store.scheduler import Background, in_thread
+from tidelog.store.scheduler import Background, Lazy, in_thread
 
 LONG_SECONDS = 1000.0
 
@@ -300,3 +300,40 @@ def test_what_runs_in_a_thread_tells_how_it_went() -> None:
     in_thread(lambda: None, "fine").result(LIMIT_SECONDS)
     with pytest.raises(ValueError, match="in vain"):
         in_thread(fail_in_vain, "broken").result(LIMIT_SECONDS)
+
+
+class TestLazy:
+    """A part that is built when it is first asked for."""
+
+    def test_threads_that_ask_at_once_get_one_part(self) -> None:
+        """The second one waits for the first to have built it."""
+        began, goes_on, built = threading.Event(), threading.Event(), list[object]()
+
+        def build() -> object:
+            began.set()
+            assert goes_on.wait(LIMIT_SECONDS)
+            built.append(object())
+            return built[-1]
+
+        part = Lazy(build)
+        got: list[object] = []
+        threads = [threading.Thread(target=lambda: got.append(part())) for _ in range(4)]
+        for thread in threads:
+            thread.start()
+        assert began.wait(LIMIT_SECONDS)
+        assert part.built is None
+        goes_on.set()
+        for thread in threads:
+            thread.join()
+        assert got == built * 4
+
+    def test_closed_part_is_closed_however_late_it_is_built(self) -> None:
+        """What nobody asked for is not built to be closed; asked for later, it is closed at once."""
+        closed: list[str] = []
+        early, late = Lazy(lambda: "early", closed.append), Lazy(lambda: "late", closed.append)
+        assert early() == "early"
+        early.close()
+        late.close()
+        assert closed == ["early"]
+        assert late() == "late"
+        assert closed == ["early", "late"]
