@@ -81,7 +81,7 @@ def test_another_object_for_the_same_offsets_is_refused(topic: PublishedTopic) -
 def test_an_object_out_of_order_is_refused(topic: PublishedTopic, start: int) -> None:
     """Neither an overlap nor a hole gets in."""
     topic.publish(5)
-    with pytest.raises(DataError, match="goes on at offset 5"):
+    with pytest.raises(DataError, match="continues at offset 5"):
         topic.owned.publish(topic.upload(start, start + 4))
     assert topic.catalog.next_offset() == 5
 

@@ -33,10 +33,10 @@ def test_a_url_that_is_none_makes_no_directory(tmp_path: Path) -> None:
 
 
 def test_a_new_directory_is_not_the_engine_that_the_store_has(tmp_path: Path) -> None:
-    """Whoever has lost the disk and opens as ever is told to restore, and can, into the same directory."""
+    """Opening an empty directory with the store of a lost engine says to restore it, which works in that directory."""
     store = url(tmp_path / "store")
     shipped_engine(tmp_path / "e", store)
-    with pytest.raises(InputError, match=r"there is an engine in file://.* already.*restore_engine"):
+    with pytest.raises(InputError, match=r"file://.* already has an engine.*restore_engine"):
         tidelog.open_engine(tmp_path / "new", store=store)
     with tidelog.restore_engine(tmp_path / "new", store=store) as engine:
         assert engine.applied_seq == 2
@@ -47,7 +47,7 @@ def test_an_engine_of_its_own_is_not_mixed_with_that_of_a_store(tmp_path: Path) 
     shipped_engine(tmp_path / "e", url(tmp_path / "store"))
     with tidelog.open_engine(tmp_path / "own") as engine:
         engine.apply(1, tidelog.CreateBucket("mine"))
-    with pytest.raises(InputError, match="there is an engine in"):
+    with pytest.raises(InputError, match="already has an engine"):
         tidelog.open_engine(tmp_path / "own", store=url(tmp_path / "store"))
     with tidelog.open_engine(tmp_path / "own", store=url(tmp_path / "free")) as engine:
         engine.update_low_water_mark(1)

@@ -170,7 +170,7 @@ def _check_single_frame(stored: memoryview, header: BlockHeader) -> None:
         raise DataError("block cannot be decompressed") from error
     offset, length = _RAW_BEGINNING.unpack_from(head) if len(head) == FRAME_HEADER_BYTES else (None, 0)
     if offset != header.first_offset or FRAME_HEADER_BYTES + length != header.raw_bytes:
-        raise DataError("a block whose frame does not have the size that it says")
+        raise DataError("corrupted block: the size of its frame does not match its header")
 
 
 def _check_content_size(stored: memoryview, raw_bytes: int) -> None:

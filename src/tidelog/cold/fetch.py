@@ -103,7 +103,7 @@ def check_frame_size(frame_bytes: int, most_frame_bytes: int) -> None:
     if frame_bytes > most_frame_bytes:
         size = frame_bytes - HEADER_BYTES
         raise DataError(
-            f"a message of {size} bytes, which is more than max_message_bytes and than the catalog says",
+            f"a message has {size} bytes, more than max_message_bytes and than the catalog says",
             hint=f"Nothing was read of it. If it is meant to be there, read it with max_message_bytes = {size}, or "
             "have `tidelog topic rebuild-catalog` with that setting write it down for all readers",
         )

@@ -283,7 +283,7 @@ class OwnedCatalog:
         if descriptor.start_offset != expected:
             self.ownership.verify()
             raise DataError(
-                f"{descriptor.object_id} cannot be published: the catalog goes on at offset {expected}",
+                f"{descriptor.object_id} cannot be published: the catalog continues at offset {expected}",
                 operation="publish",
             )
 

@@ -399,7 +399,7 @@ class Shipper:
         key = self._owned.catalog.keys.object(outgoing.name)
         if self._objects.exists(key):
             raise DataError(
-                f"{key} is there already: somebody else ships this {self._owned.catalog.keys.noun} to "
+                f"{key} already exists: another process ships this {self._owned.catalog.keys.noun} to "
                 f"{self._objects.url}",
                 operation="ship",
                 hint="Every owner of it must use the same metadata; name it when the directory is opened",

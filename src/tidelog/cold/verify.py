@@ -159,7 +159,7 @@ class ObjectCheck:
         self._fill(min(HEADER_BYTES, max(1, self._info.size - BINDING_BYTES)))
         codec = blocks.sniff_codec(self._buffer[self._at :], self._name.start)
         if codec is None:
-            raise DataError("neither a frame nor a block with the offset of its name")
+            raise DataError("the object begins neither with a frame nor with a block of the offset in its name")
         self._codec = codec
 
     def _next_piece(self) -> _Piece:

@@ -81,7 +81,7 @@ def check_names(bucket: object, key: object = "") -> None:
     """Checks that names to look up are text that can be encoded as UTF-8."""
     for what, name in (("bucket", bucket), ("key", key)):
         if not isinstance(name, str):
-            raise InputError(f"a {what} is named by text, not by {type(name).__name__}")
+            raise InputError(f"the name of a {what} must be str, not {type(name).__name__}")
         try:
             name.encode()
         except UnicodeEncodeError as error:
@@ -91,7 +91,9 @@ def check_names(bucket: object, key: object = "") -> None:
 def check_limit(limit: object) -> None:
     """Checks how many items are wanted at most; None for all."""
     if limit is not None and (type(limit) is not int or limit < 1):
-        raise InputError(f"a limit of {limit!r} objects is none", hint="Give a whole number from 1 on, or None")
+        raise InputError(
+            f"limit must be 1 or more, or None, not {limit!r}", hint="Give a whole number from 1 on, or None"
+        )
 
 
 # Whether an engine may be used: it is open, closed, failed, or has lost its store to another node.

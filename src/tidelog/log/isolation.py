@@ -45,7 +45,7 @@ AHEAD_BYTES = 4 << 20
 def check_isolation(isolation: object) -> None:
     """InputError when it is neither of the two."""
     if isolation not in get_args(Isolation):
-        raise InputError(f'isolation is "read_committed" or "read_uncommitted", not {isolation!r}')
+        raise InputError(f'isolation must be "read_committed" or "read_uncommitted", not {isolation!r}')
 
 
 class _Held:

@@ -228,7 +228,7 @@ class BaseTopic:
     @property
     def _registry(self) -> SubscriptionRegistry:
         if self._subscriptions is None:
-            raise NotSupportedError("this topic was opened without a place for subscriptions")
+            raise NotSupportedError("this topic was opened without subscriptions")
         if self._hot is not None and self._is_owner:
             self._hot.read("latest").close()  # one that is closed says so, rather than the store of the positions
         return self._subscriptions

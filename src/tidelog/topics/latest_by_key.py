@@ -147,7 +147,7 @@ class LatestByKey(Mapping[bytes, Message]):
         found = list(read_messages(self._topic.open_at(offset), self._on_gap))
         if not found:
             message = f"offset {offset} was removed by a compaction: a later message has its key"
-            raise OffsetOutOfRangeError(message, operation="read", hint="refresh() takes it in")
+            raise OffsetOutOfRangeError(message, operation="read", hint="Call refresh() to apply it")
         return found[0]
 
     def offset_of(self, key: bytes) -> int:

@@ -20,14 +20,14 @@ def _parse(**options: str) -> SourceOptions:
 @pytest.mark.parametrize("option", ["startingOffsets", "endingOffsets", "startingOffsetsByTimestamp"])
 def test_a_place_for_a_topic_that_is_not_read_is_refused(option: str) -> None:
     """A misspelt topic in the offsets would have the topic that is meant read whole."""
-    with pytest.raises(InputError, match=r"place is given for shop/order, .*Read is shop/orders"):
+    with pytest.raises(InputError, match=r"offsets name shop/order, .*Read is shop/orders"):
         _parse(subscribe="shop/orders", **{option: '{"shop/order": 5}'})
 
 
 def test_a_place_must_fit_the_pattern() -> None:
     """A topic that a pattern may match, now or later, can be given a place; another one cannot."""
     assert _parse(subscribePattern="shop/.*", startingOffsets='{"shop/later": 5}').starting is not None
-    with pytest.raises(InputError, match=r"place is given for bank/orders"):
+    with pytest.raises(InputError, match=r"offsets name bank/orders"):
         _parse(subscribePattern="shop/.*", startingOffsets='{"bank/orders": 5}')
 
 

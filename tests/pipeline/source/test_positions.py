@@ -52,5 +52,5 @@ def test_ends_the_wrong_way_round_are_refused() -> None:
     """A time or an offset behind the end is a slip."""
     ending = parse_offsets('{"shop/orders": 50}')
     for starting in (parse_timestamp("60000"), parse_offsets('{"shop/orders": 60}')):
-        with pytest.raises(InputError, match="starting offset 60 is behind the ending offset 50"):
+        with pytest.raises(InputError, match="starting offset 60 is after the ending offset 50"):
             resolve_range(starting, ending, TOPIC, GrowingLog(100, grows=False), "latest")

@@ -110,7 +110,7 @@ def test_a_file_of_somebody_else_is_refused(tmp_path: Path) -> None:
     other.execute("CREATE TABLE mine (x)")
     other.commit()
     other.close()
-    with pytest.raises(InputError, match="somebody else"):
+    with pytest.raises(InputError, match="not created by tidelog"):
         SqliteMetadataStore(path)
 
 

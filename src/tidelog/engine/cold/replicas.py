@@ -58,7 +58,7 @@ class ReplicaFiles:
             self._copy_parts(manifest, source, keys)
         except NotFoundError as error:
             raise RetryError(
-                f"a file went while it was to be copied: {error.message}",
+                f"a file was deleted before it was copied: {error.message}",
                 operation="replicate",
                 hint="There is a newer compaction by now; if there is none, put the file back",
             ) from error

@@ -103,9 +103,9 @@ def refuse_occupied(catalog: Catalog, objects: ObjectStore, directory: Path) -> 
     """Raises InputError if there is an engine in the store: a directory that has claimed nothing is not that one."""
     if (found := catalog.owner()) is not None:
         raise InputError(
-            f"there is an engine in {objects.url} already, which {found[0].node} owns, and this directory is not it",
+            f"{objects.url} already has an engine, owned by {found[0].node}, and this directory is not it",
             path=directory,
-            hint="To go on with that one, use its directory, or `tidelog.restore_engine` into an empty one if it is "
+            hint="To continue that one, use its directory, or `tidelog.restore_engine` into an empty one if it is "
             "lost; for a new engine, name a prefix of its own",
         )
 

@@ -180,7 +180,7 @@ class TopicOrchestrator:
         self, topic: EntryTopic, *, marks: MemberMarks | None = None, member: str | None = None, is_owner: bool = True
     ) -> None:
         if (marks is None) != (member is None):
-            raise InputError("a group has marks, and this engine a name in it", hint="Give both, or neither")
+            raise InputError("marks and member must be given together", hint="Give both, or neither")
         self._topic = topic
         self._marks = marks
         self._member = member

@@ -181,7 +181,7 @@ class Undo:
         """Resumes an interrupted rollback; `undo_next_lsn` is that of its last compensation, if any."""
         begin = decode_record(self._wal.record(begin_lsn), begin_lsn)
         if not isinstance(begin, RollbackBeginRecord):
-            raise DataError(f"a rollback is said to begin at LSN {begin_lsn}, where there is none")
+            raise DataError(f"a rollback ends whose beginning, LSN {begin_lsn}, is another record")
         victims = list(self._victims(begin.from_lsn, begin.target_seq))
         first_lsn = min([victim.lsn for victim in victims], default=begin_lsn)
         left = victims if undo_next_lsn is None else [v for v in victims if v.lsn <= undo_next_lsn]

@@ -326,7 +326,7 @@ class Wal:
             return
         first = self.next_lsn - len(self._pending)
         if self.log.next_offset != first:
-            raise InternalError(f"the log goes on at {self.log.next_offset} and the engine at LSN {first}")
+            raise InternalError(f"the log continues at {self.log.next_offset}, the engine at LSN {first}")
         taken = self._pending
         self.log.append_many(taken)
         self._pending, self._pending_bytes = [], 0
@@ -383,7 +383,7 @@ class Wal:
     def _read_when_written(self, position: int, length: int) -> bytes | None:
         """Waits for bytes that are not written to a file yet."""
         if position + length > self.next_position:
-            raise InternalError(f"{length} bytes at position {position} are behind the end of the log")
+            raise InternalError(f"{length} bytes at position {position} are after the end of the log")
         self._hand_over_all()
         self.log.flush()
         self._files.refresh()
@@ -414,7 +414,7 @@ class Wal:
     def _written_up_to(self, stop_lsn: int) -> int:
         """Waits until records are written: readers read files, not memory."""
         if stop_lsn > self.next_lsn:
-            raise InputError(f"LSN {stop_lsn - 1} is behind the end of the log, the next one is {self.next_lsn}")
+            raise InputError(f"LSN {stop_lsn - 1} is after the end of the log; the next one is {self.next_lsn}")
         if stop_lsn > self.log.durable_offset:
             self.wait_durable(stop_lsn - 1)
         return stop_lsn

@@ -99,7 +99,7 @@ class TailRows:
             self._bytes += len(key) + len(value) + _ROW_OVERHEAD_BYTES
             if self._bytes > self._max_bytes:
                 raise NotSupportedError(
-                    f"the log behind the newest state changes more than {self._max_bytes} bytes of rows, which the "
+                    f"the log after the newest snapshot changes more than {self._max_bytes} bytes of rows, which the "
                     "driver must hold",
                     operation="read objects",
                     hint="`tidelog pipeline checkpoint --engine` writes a newer state; maxTailBytes allows for more",

@@ -139,7 +139,7 @@ def _by_topic(text: str) -> dict[str, dict[int, int | str]]:
         found = msgspec.json.decode(text, type=dict[str, _Value])
     except msgspec.MsgspecError:
         raise InputError(
-            f"{text!r} is none of them", hint='earliest, latest, or JSON such as {"shop/orders": {"0": 100}}'
+            f"{text!r} is not a position", hint='earliest, latest, or JSON such as {"shop/orders": {"0": 100}}'
         ) from None
     return {str(parse_topic_name(topic)): _by_partition(topic, value) for topic, value in found.items()}
 
@@ -198,7 +198,7 @@ def resolve_range(
         return start, stop
     if start >= latest and _time_of(starting, name) is not None:
         return stop, stop  # no message is that late, and beginning at the end of all is beginning at the end asked for
-    raise InputError(f"{name.log}: the starting offset {start} is behind the ending offset {stop}")
+    raise InputError(f"{name.log}: the starting offset {start} is after the ending offset {stop}")
 
 
 def resolve_end(positions: Positions | None, name: Partition, log: Ends) -> int:
@@ -646,7 +646,7 @@ def _check_places(given: Mapping[str, Positions | None], topics: tuple[str, ...]
             is_read = topic in topics if topics is not None else re.fullmatch(pattern or "", topic) is not None
             if not is_read:
                 read = f"what matches {pattern}" if topics is None else ", ".join(topics)
-                raise InputError(f"a {end} place is given for {topic}, which is not read", hint=f"Read is {read}")
+                raise InputError(f"the {end} offsets name {topic}, which is not read", hint=f"Read is {read}")
 
 
 def _instead(name: str) -> str:

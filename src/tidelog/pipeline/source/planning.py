@@ -362,8 +362,8 @@ class OpenTopics:
         wrong = next((number for number in places if number not in (ALL_PARTITIONS, *read)), None)
         if wrong is not None:
             raise InputError(
-                f"a place is given for partition {wrong} of {topic}, which is not read",
-                hint=f"Read are {', '.join(map(str, sorted(read)))}",
+                f"offsets name partition {wrong} of {topic}, which is not read",
+                hint=f"Partitions that are read: {', '.join(map(str, sorted(read)))}",
             )
         given = self._options.starting, self._options.ending
         offsets = [one.offsets.get(topic, {}).get(ALL_PARTITIONS) for one in given if one is not None]

@@ -199,7 +199,7 @@ class MetadataStore(ABC):
         if not self.supports_leases:
             raise NotSupportedError(f"{self.url} has no leases", hint="etcd:// and memory:// have")
         if ttl_seconds < 1:
-            raise InputError(f"a lease of {ttl_seconds} seconds is none")
+            raise InputError(f"a lease must last longer than 0 seconds, not {ttl_seconds}")
         return self._lease(ttl_seconds)
 
     def copy_statistics(self) -> CopyStatistics | None:
@@ -278,7 +278,7 @@ def _checked_range(prefix: str, start: str | None, limit: int | None) -> tuple[s
     if start is not None and not start.startswith(prefix):
         raise InputError(f"a range over {prefix!r} cannot start at {start!r}")
     if limit is not None and limit < 1:
-        raise InputError(f"a range of {limit} entries is none")
+        raise InputError(f"limit must be 1 or more, not {limit}")
     return prefix, prefix if start is None else start, limit
 
 

@@ -329,4 +329,4 @@ class BucketMetadataStore(MetadataStore):
 
 
 def _conflict(key: str) -> ConflictError:
-    return ConflictError(f"{key} was changed by somebody else", hint="Read it again, then decide whether to write")
+    return ConflictError(f"{key} was changed concurrently", hint="Read it again, then decide whether to write")

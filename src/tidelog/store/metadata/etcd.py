@@ -134,9 +134,7 @@ class EtcdMetadataStore(MetadataStore):
     def _transact(self, transaction: dict[str, Any], puts: list[str]) -> dict[str, str]:
         answer = self._client.ask("kv/txn", transaction, is_write=True)
         if not answer.get("succeeded", False):
-            raise ConflictError(
-                "a key was changed by somebody else", hint="Read it again, then decide whether to write"
-            )
+            raise ConflictError("a key was changed concurrently", hint="Read it again, then decide whether to write")
         return dict.fromkeys(puts, str(int(answer["header"]["revision"])))
 
     def _landed(self, write_id: str, puts: list[str]) -> dict[str, str] | None:

@@ -74,7 +74,7 @@ class MemoryMetadataStore(MetadataStore):
             for check in checks:
                 found = self._entries.get(check.key)
                 if numeric_version(check) != (int(found.version) if found else 0):
-                    raise ConflictError(f"{check.key} was changed by somebody else")
+                    raise ConflictError(f"{check.key} was changed concurrently")
             self._last_version += 1
             return self._write(writes, str(self._last_version))
 

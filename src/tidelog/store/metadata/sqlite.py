@@ -118,7 +118,7 @@ class SqliteMetadataStore(MetadataStore):
             for check in checks:
                 row = connection.execute("SELECT version FROM entries WHERE key = ?", (check.key,)).fetchone()
                 if numeric_version(check) != (row[0] if row else 0):
-                    raise ConflictError(f"{check.key} was changed by somebody else")
+                    raise ConflictError(f"{check.key} was changed concurrently")
             connection.execute("UPDATE commits SET last = last + 1")
             (version,) = connection.execute("SELECT last FROM commits").fetchone()
             return _write(connection, writes, version)
@@ -169,7 +169,9 @@ def _prepare(connection: sqlite3.Connection, path: Path, busy_seconds: float) ->
     (application,) = connection.execute("PRAGMA application_id").fetchone()
     (version,) = connection.execute("PRAGMA user_version").fetchone()
     if application != APPLICATION_ID:
-        raise InputError("an SQLite file of somebody else's", path=path, hint="Choose another file for the metadata")
+        raise InputError(
+            "this SQLite file was not created by tidelog", path=path, hint="Choose another file for the metadata"
+        )
     if version != FORMAT:
         raise DataError(f"metadata of format {version}; this tidelog reads format {FORMAT}", path=path)
 

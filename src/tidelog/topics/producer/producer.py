@@ -406,7 +406,7 @@ class Producer(ClosedAtExit):
         if self._entry.epoch == self._epoch:
             return ClosedError(f"the producer {self.name!r} is closed", hint="Open it again: topic.producer(name)")
         return FencedError(
-            f"another producer was opened as {self.name!r} and goes on in place of this one",
+            f"another producer was opened as {self.name!r} and replaces this one",
             operation="append",
             hint="Give each producer that is in use at the same time a name of its own",
         )

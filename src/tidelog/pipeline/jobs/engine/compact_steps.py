@@ -103,7 +103,7 @@ def checked_options(options: CompactEngineOptions) -> CompactEngineOptions:
             hint="Give keep_from too",
         )
     if options.codec not in (None, "none", "zstd"):
-        raise InputError(f"codec is none or zstd, not {options.codec}")
+        raise InputError(f"codec must be none or zstd, not {options.codec}")
     return options
 
 

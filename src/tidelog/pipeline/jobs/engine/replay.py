@@ -115,7 +115,7 @@ class ReplaySource:
             return Beginning(None, _FIRST_LSN)
         if 0 < after_seq < manifest.history_start_seq:
             raise InputError(
-                f"the copy stands at seq {after_seq}, and history begins at seq {manifest.history_start_seq} by now",
+                f"the copy is at seq {after_seq}, and history begins at seq {manifest.history_start_seq} by now",
                 operation="replay",
                 hint="Begin with an empty directory, or an empty topic",
             )
@@ -234,9 +234,7 @@ def replay_engine(
         source = ReplaySource(spark, opened, root.place, until_seq)
         first_seq = engine.applied_seq
         if first_seq > source.until_seq:
-            raise InputError(
-                f"the copy stands at seq {first_seq} already, behind seq {source.until_seq}", path=directory
-            )
+            raise InputError(f"the copy is at seq {first_seq} already, after seq {source.until_seq}", path=directory)
         beginning = source.beginning(first_seq)
         replay = _Replay(spark, source, engine, on_progress)
         replay.run(beginning)
@@ -324,7 +322,7 @@ class _Replay:
             return
         if pairs[0][0] <= self._engine.applied_seq:
             raise DataError(
-                f"seq {pairs[0][0]} comes behind seq {self._engine.applied_seq}: what was rolled back is not known",
+                f"seq {pairs[0][0]} comes after seq {self._engine.applied_seq}: what was rolled back is not known",
                 operation="replay",
             )
         results = self._engine.apply_many([(seq, decode_entry(value)) for seq, value in pairs])
@@ -555,7 +553,7 @@ class _TopicReplay:
         found = steps.first_offset(step)
         if self._seqs == "offset" and found not in (None, self._first_offset):
             raise ConflictError(
-                f"somebody else writes to {self._topic}: entries are at offset {found} on, not {self._first_offset} on",
+                f"another process writes to {self._topic}: entries begin at offset {found}, not {self._first_offset}",
                 operation="replay",
                 hint="Replay into a topic of its own",
             )

@@ -382,7 +382,7 @@ class StateSum:
         elif prefix[:1] == OBJECTS:
             self._add_object(prefix, seq, cell)
         elif not is_bucket:
-            raise DataError("a key of the tree that is neither of a bucket nor of an object")
+            raise DataError("index key belongs neither to a bucket nor to an object")
 
     def _add_bucket(self, name: bytes, seq: int, cell: bytes) -> None:
         version = decode_bucket(cell)
