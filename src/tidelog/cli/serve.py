@@ -9,7 +9,7 @@ import asyncio
 import gc
 import os
 import signal
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -20,8 +20,10 @@ from tidelog.cli.session import Session, command
 
 if TYPE_CHECKING:
     from tidelog.config.serve import ServeSettings
+    from tidelog.engine.engine import Engine
     from tidelog.service.kafka.broker import Address, BrokerSettings
     from tidelog.service.node import Listening
+    from tidelog.topics.directory import LogDirectory
 
 KafkaOption = Annotated[
     str, typer.Option("--kafka", metavar="HOST:PORT", help="Where clients of Kafka connect; port 0 picks one.")
@@ -39,6 +41,10 @@ AdvertiseOption = Annotated[
 AdvertiseHttpOption = Annotated[
     str | None,
     typer.Option("--advertise-http", metavar="URL", help="What clients of HTTP are told, behind a proxy or NAT."),
+]
+EngineOption = Annotated[
+    list[str] | None,
+    typer.Option("--engine", metavar="NAME=DIR", help="Serves an engine over HTTP by this name; may be repeated."),
 ]
 AutoCreateOption = Annotated[
     bool,
@@ -107,6 +113,7 @@ def serve(
     http: HttpOption = "127.0.0.1:8080",
     advertise_kafka: AdvertiseOption = None,
     advertise_http: AdvertiseHttpOption = None,
+    engine: EngineOption = None,
     auto_create_topics: AutoCreateOption = True,
     default_partitions: PartitionsOption = 1,
     cache_bytes: CacheOption = 128 << 20,
@@ -159,7 +166,8 @@ def serve(
         idle_seconds=protection.connection_idle_seconds,
         max_request_bytes=protection.max_request_bytes,
     )
-    _run(_serve(session, *addresses, advertised, advertise_http, settings, protection))
+    engines = parse_engines(engine or [])
+    _run(_serve(session, *addresses, advertised, advertise_http, settings, protection, engines))
 
 
 def _run(work: Coroutine[Any, Any, None]) -> None:
@@ -188,6 +196,7 @@ async def _serve(
     advertised_http: str | None,
     settings: BrokerSettings,
     protection: ServeSettings,
+    engines: Mapping[str, Path],
 ) -> None:
     from tidelog.service.auth.security import Security
     from tidelog.service.node import Node
@@ -198,7 +207,8 @@ async def _serve(
     directory = await asyncio.to_thread(session.open)
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stopping.set)
-    node = Node(directory, settings, security=security)
+    opened = await asyncio.to_thread(_open_engines, directory, engines)
+    node = Node(directory, settings, security=security, engines=opened)
     reloading: set[asyncio.Task[None]] = set()
     loop.add_signal_handler(signal.SIGHUP, lambda: _begin(security.reload(), reloading))
     try:
@@ -212,6 +222,40 @@ def _begin(work: Coroutine[Any, Any, None], running: set[asyncio.Task[None]]) ->
     task = asyncio.get_running_loop().create_task(work)
     running.add(task)  # the loop itself would forget it
     task.add_done_callback(running.discard)
+
+
+def parse_engines(texts: Sequence[str]) -> dict[str, Path]:
+    """Names and directories of engines; InputError for what is not NAME=DIR, or a name that comes twice."""
+    from tidelog.errors import InputError
+    from tidelog.topics.names import is_name_part
+
+    found: dict[str, Path] = {}
+    for text in texts:
+        name, sign, path = text.partition("=")
+        if not sign or not path or not is_name_part(name):
+            raise InputError(f"--engine must be NAME=DIR, for example photos=./engine, not {text!r}")
+        if name in found:
+            raise InputError(f"--engine names {name} twice")
+        found[name] = Path(path)
+    return found
+
+
+def _open_engines(directory: LogDirectory, engines: Mapping[str, Path]) -> dict[str, Engine]:
+    """Opens all of them, or closes what was opened."""
+    opened: dict[str, Engine] = {}
+    if not engines:
+        return opened
+    from tidelog.engine_wiring import open_engine
+
+    try:
+        for name, path in engines.items():
+            opened[name] = open_engine(path)
+    except BaseException:
+        for engine in opened.values():
+            engine.close()
+        directory.close()
+        raise
+    return opened
 
 
 def _show(session: Session, listening: Listening) -> None:

@@ -13,11 +13,12 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import ipaddress
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 from urllib.parse import urlsplit
 
 from tidelog.config.serve import ServeSettings
+from tidelog.engine.engine import Engine
 from tidelog.errors import ConfigError, InputError
 from tidelog.service.auth.access import LOCAL, Principal, Resource
 from tidelog.service.auth.security import Security
@@ -112,8 +113,10 @@ class Node:
         group_settings: CoordinatorSettings | None = None,
         http_settings: HttpSettings | None = None,
         security: Security | None = None,
+        engines: Mapping[str, Engine] | None = None,
     ) -> None:
-        """Without `security` everybody may do everything."""
+        """Without `security` everybody may do everything. `engines` are served over HTTP by their names; the node
+        closes them, too."""
         self._directory = directory
         self.security = security or Security()
         self._broker = Broker(directory, settings)
@@ -135,6 +138,7 @@ class Node:
         self.http.authenticate = self._authenticated
         self.http.authorizer = self.security.authorizer
         self.http.audit = self._audited
+        self.http.engines = dict(engines or {})
         self._http = HttpServer(App(self.http))
 
     def _coordinator(self) -> BrokerNode:
@@ -202,4 +206,7 @@ class Node:
         await self._shares.stop()
         await self._broker.stop()
         await self.security.stop()
-        await asyncio.to_thread(self._directory.close)
+        try:
+            await asyncio.to_thread(self._directory.close)
+        finally:
+            await asyncio.gather(*(engine.close_async() for engine in self.http.engines.values()))

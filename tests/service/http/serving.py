@@ -91,6 +91,9 @@ def serving(
     directory: Path,
     http_settings: HttpSettings | None = None,
     security: Security | None = None,
+    *,
+    store: str | None = None,
+    engine: Path | None = None,
     **settings: Any,
 ) -> Iterator[Served]:
     """A server of a directory, stopped at the end as SIGTERM stops it. Without `security` it asks nobody."""
@@ -98,8 +101,14 @@ def serving(
     ending = asyncio.Event()
 
     async def run() -> None:
-        log, broker = tidelog.open(directory), BrokerSettings(**settings)
-        node = Node(log, broker, http_settings=http_settings, security=security)
+        engines = {} if engine is None else {"main": tidelog.open_engine(engine)}
+        node = Node(
+            tidelog.open(directory, store=store, metadata=None if store is None else "bucket"),
+            BrokerSettings(**settings),
+            http_settings=http_settings,
+            security=security,
+            engines=engines,
+        )
         try:
             listening = await node.start(LOOPBACK, LOOPBACK)
             ready.set_result(Served(node, listening.http, asyncio.get_running_loop()))

@@ -25,7 +25,17 @@ import msgspec
 
 from tidelog.errors import TidelogError
 from tidelog.service.auth.access import ANONYMOUS, SERVER, Permission, Resource
-from tidelog.service.http import dead_letters, health, messages, subscriptions, topics, websocket
+from tidelog.service.http import (
+    admin,
+    dead_letters,
+    engines,
+    health,
+    messages,
+    operations,
+    subscriptions,
+    topics,
+    websocket,
+)
 from tidelog.service.http.call import (
     Call,
     DisconnectedError,
@@ -55,14 +65,8 @@ _logger = logging.getLogger("tidelog.http")
 _NORMAL, _GOING_AWAY, _POLICY_VIOLATION, _INTERNAL = 1000, 1001, 1008, 1011
 _NO_BODY = (HTTPStatus.NO_CONTENT,)
 
-TABLE: list[Route] = [
-    *health.routes,
-    *topics.routes,
-    *messages.routes,
-    *subscriptions.routes,
-    *websocket.routes,
-    *dead_letters.routes,
-]
+_MODULES = (health, topics, messages, subscriptions, websocket, dead_letters, admin, engines, operations)
+TABLE: list[Route] = [route for module in _MODULES for route in module.routes]
 """All routes of the API, in the order of the documentation."""
 
 
@@ -76,6 +80,7 @@ class App:
         self._openapi: bytes | None = None
         self._encoder = msgspec.json.Encoder()
         service.openapi = self.openapi
+        service.operations = operations.Operations()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http":

@@ -37,9 +37,9 @@ class HttpServer:
         self._servers: list[asyncio.AbstractServer] = []
         self.state = ServerState()
         self.is_stopping = False
-        # Its lines say less than ours, and would go wherever the application's logging goes.
+        # The application logs what fails; these would log refused handshakes as errors.
         for name in ("uvicorn.error", "uvicorn.access"):
-            logging.getLogger(name).setLevel(logging.ERROR)
+            logging.getLogger(name).setLevel(logging.CRITICAL)
         self._config = Config(
             app,
             http=_LimitedProtocol,
@@ -101,6 +101,7 @@ class HttpServer:
         await self._finish_tasks()
         for connection in list(self.state.connections):
             connection.transport.abort()
+        await self._app.service.operations.stop(self._settings.stop_seconds)
         await self._app.service.sessions.stop()
         for server in self._servers:
             await server.wait_closed()

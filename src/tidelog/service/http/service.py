@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Coroutine
 from importlib.metadata import version
-from typing import Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 from weakref import WeakValueDictionary
 
 import msgspec
@@ -16,6 +16,10 @@ from tidelog.service.http.call import BodyBudget, Peer
 from tidelog.service.http.sessions import Sessions
 from tidelog.service.kafka.broker import Broker, ServedTopic
 from tidelog.topics.names import TopicName
+
+if TYPE_CHECKING:
+    from tidelog.engine.engine import Engine
+    from tidelog.service.http.operations import Operations
 
 Result = TypeVar("Result")
 
@@ -117,6 +121,10 @@ class Service:
         """Set when the server begins to stop: streams and long polls end."""
         self.producers = Producers()
         self.sessions = Sessions()
+        self.engines: dict[str, Engine] = {}
+        """Those that are served, by name."""
+        self.operations: Operations
+        """Set by the application."""
         self._locks: WeakValueDictionary[Any, asyncio.Lock] = WeakValueDictionary()
         self.waiters: set[asyncio.Future[None]] = set()
         """What long polls wait for."""

@@ -18,6 +18,7 @@ from tidelog.log.settings import LogStatistics
 from tidelog.service.auth.access import Kind, Permission, topic_resource
 from tidelog.service.http.call import Call
 from tidelog.service.http.routes import RouteTable
+from tidelog.service.http.service import Service
 from tidelog.service.kafka.broker import ServedTopic
 from tidelog.service.kafka.configs import configs_of
 from tidelog.service.kafka.partitions import Partition
@@ -173,13 +174,13 @@ async def create_topic(call: Call) -> TopicDescription:
     wanted: NewTopic = call.body
     settings = {key: value for key, value in _settings(wanted.settings).items() if value is not None}
     served = await call.service.broker.create(call.topic_name, wanted.partitions, **settings)
-    return await _described(call, served)
+    return await describe(call.service, served)
 
 
 @routes.add("GET", "/v1/topics/{namespace}/{name}", Permission.READ, TopicDescription, resource=Kind.TOPIC)
 async def describe_topic(call: Call) -> TopicDescription:
     """Describes a topic: offsets of its partitions, and settings."""
-    return await _described(call, await call.service.topic(call.topic_name))
+    return await describe(call.service, await call.service.topic(call.topic_name))
 
 
 @routes.add(
@@ -195,7 +196,7 @@ async def change_topic(call: Call) -> TopicDescription:
         await call.service.broker.change_settings(served, _settings(change.settings))
     if change.partitions is not None and change.partitions != served.count:
         await call.service.broker.grow(served, change.partitions)
-    return await _described(call, served)
+    return await describe(call.service, served)
 
 
 @routes.add("DELETE", "/v1/topics/{namespace}/{name}", Permission.ADMIN, resource=Kind.TOPIC)
@@ -235,8 +236,9 @@ def _settings(given: dict[str, Any]) -> dict[str, Any]:
     return read_own(given)
 
 
-async def _described(call: Call, served: ServedTopic) -> TopicDescription:
-    broker = call.service.broker
+async def describe(service: Service, served: ServedTopic) -> TopicDescription:
+    """A topic; its partitions are opened."""
+    broker = service.broker
     opener = broker.directory._opener
     room = asyncio.Semaphore(_OPENED_AT_ONCE)
 

@@ -135,10 +135,11 @@ class _Conversation:
         tasks = [listening, pushing, stopping, replaced]
         try:
             await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-            if replaced.done() and not self._is_closing:
-                raise ConflictError("another client took the place of this consumer")
             if self._is_closing:
-                await listening
+                await listening  # what was pushed into the closed consumer has nothing to say any more
+                return
+            if replaced.done():
+                raise ConflictError("another client took the place of this consumer")
             for task in tasks:
                 if task.done():
                     task.result()

@@ -99,6 +99,8 @@ class ServedTopic:
         self.open: dict[int, Partition] = {}
         self.opening: dict[int, asyncio.Future[Partition]] = {}
         self.changing = asyncio.Lock()
+        self.is_sealed = False
+        """It was sealed here for another owner: no request opens it again."""
 
 
 class Broker:
@@ -267,6 +269,26 @@ class Broker:
 
         await self._change(served, work)
 
+    async def seal(self, served: ServedTopic) -> None:
+        """Seals a topic for another owner, and keeps it closed here. When that fails, it is served on."""
+
+        def seal() -> None:
+            topic: Topic | PartitionedTopic = self.directory.topic(str(served.name))
+            topic.seal()
+
+        async def work() -> None:
+            served.is_sealed = True
+            try:
+                while served.opening:
+                    await asyncio.wait(list(served.opening.values()))
+                await in_store_thread(seal)
+            except BaseException:
+                served.is_sealed = False
+                raise
+            _close_all(served)
+
+        await self._change(served, work)
+
     def _forget(self, served: ServedTopic) -> None:
         self._topics.pop(served.name, None)
         self._by_id.pop(served.id, None)
@@ -376,6 +398,8 @@ class Broker:
             raise NotFoundError(f"{served.name} has {served.count} partitions, and none has the number {number}")
         if self._topics.get(served.name) is not served:
             raise NotFoundError(f"the topic {served.name} was deleted")
+        if served.is_sealed:
+            raise ClosedError(f"the topic {served.name} is sealed", hint="Open it again on purpose to own it again")
         running = served.opening.get(number)
         if running is None:
             running = asyncio.ensure_future(self._open(served, number))

@@ -1,0 +1,327 @@
+"""Administration of topics over HTTP: ship, seal, retention, verification, orphans, rescue, raw frames.
+
+Invariants
+- Everything happens in the process that owns the topics: no lock is broken, no owner has to stop.
+- A sealed topic is not opened again by the next request: it stays closed here until it is opened on purpose.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Annotated, Any
+
+import msgspec
+
+from tidelog.errors import ConflictError, NotFoundError, OffsetOutOfRangeError
+from tidelog.findings import VerifyReport, merged
+from tidelog.log.frame import encode_many
+from tidelog.service.auth.access import Kind, Permission, topic_resource
+from tidelog.service.http.call import Call, Reply
+from tidelog.service.http.operations import Operation, Report, WaitQuery, begun
+from tidelog.service.http.reading import news, position
+from tidelog.service.http.routes import BYTES, RouteTable
+from tidelog.service.http.service import Service
+from tidelog.service.http.topics import TopicDescription, describe
+from tidelog.service.kafka.broker import ServedTopic
+from tidelog.service.kafka.partitions import Partition
+from tidelog.store.scheduler import in_store_thread
+from tidelog.topics.rescue import Rescue
+from tidelog.topics.topic import Topic
+
+routes = RouteTable("Administration")
+_TOPIC = "/v1/topics/{namespace}/{name}"
+_Logs = list[Topic]
+
+
+class VerifyQuery(WaitQuery, forbid_unknown_fields=True, frozen=True, kw_only=True):
+    """What to verify."""
+
+    cold: bool = True
+    """Also every object in the store, which are paid reads."""
+
+
+class OrphanQuery(WaitQuery, forbid_unknown_fields=True, frozen=True, kw_only=True):
+    """What else to remove."""
+
+    drop_lost: bool = False
+    """Also descriptors of objects that are lost."""
+    drop_uncovered: bool = False
+    """Also objects that were never published."""
+
+
+class RescueTail(msgspec.Struct, frozen=True, kw_only=True):
+    """Messages that this node accepted before another one took the topic over, and did not ship."""
+
+    partition: int
+    name: str
+    epoch: int
+    first_offset: int
+    next_offset: int
+    bytes: int
+    is_set_aside: bool
+
+
+class RescueTails(msgspec.Struct, frozen=True, kw_only=True):
+    """The tails of a topic."""
+
+    tails: list[RescueTail]
+
+
+class RescueRequest(msgspec.Struct, forbid_unknown_fields=True, frozen=True, kw_only=True):
+    """What to do with a tail."""
+
+    name: str
+    partition: Annotated[int, msgspec.Meta(ge=0, le=100_000)] = 0
+    into: str | None = None
+    """The topic that it is appended to. Default: the one that it belonged to."""
+    discard: bool = False
+    """Delete the tail for good, instead."""
+
+
+# Operations
+
+
+async def _logs(service: Service, served: ServedTopic) -> list[Topic]:
+    return [(await service.broker.partition(served, number)).topic for number in range(served.count)]
+
+
+async def _each(logs: _Logs, report: Report, work: Callable[[Topic], Any]) -> list[Any]:
+    """The work done for one partition after the other, in threads."""
+    results = []
+    for number, log in enumerate(logs):
+        report(number, len(logs))
+        results.append(await in_store_thread(work, log))
+    return results
+
+
+async def _begun(call: Call, kind: str, work: Callable[[Topic], Any], join: Callable[[list[Any]], Any]) -> Reply:
+    served = await call.service.topic(call.topic_name)
+    logs = await _logs(call.service, served)
+
+    async def run(report: Report) -> Any:
+        return join(await _each(logs, report, work))
+
+    return await begun(call, kind, topic_resource(served.name), run, call.query.wait)
+
+
+def _by_partition(name: str) -> Callable[[list[Any]], dict[str, Any]]:
+    return lambda results: {name: {str(number): value for number, value in enumerate(results)}}
+
+
+@routes.add("POST", f"{_TOPIC}/ship", Permission.ADMIN, Operation, resource=Kind.TOPIC, query=WaitQuery, mode="wait")
+async def ship(call: Call) -> Reply:
+    """Ships everything that was accepted so far to the object store; the result has `shipped_offsets`."""
+    return await _begun(call, "ship", Topic.ship, _by_partition("shipped_offsets"))
+
+
+@routes.add("POST", f"{_TOPIC}/flush", Permission.WRITE, resource=Kind.TOPIC)
+async def flush(call: Call) -> None:
+    """Answers when everything that was accepted so far is on the disk."""
+    served = await call.service.topic(call.topic_name)
+    for log in await _logs(call.service, served):
+        await log.flush_async()
+
+
+@routes.add(
+    "POST", f"{_TOPIC}/retention", Permission.ADMIN, Operation, resource=Kind.TOPIC, query=WaitQuery, mode="wait"
+)
+async def apply_retention(call: Call) -> Reply:
+    """Deletes now what the retention settings say; the result has `start_offsets`."""
+
+    def prune(log: Topic) -> int:
+        log.prune()
+        return log.start_offset
+
+    return await _begun(call, "retention", prune, _by_partition("start_offsets"))
+
+
+@routes.add(
+    "POST", f"{_TOPIC}/verify", Permission.ADMIN, Operation, resource=Kind.TOPIC, query=VerifyQuery, mode="wait"
+)
+async def verify(call: Call) -> Reply:
+    """Reads and checks every frame on the disk and, with `cold`, every object in the store.
+
+    The result has `verdict` (ok, torn or damaged), `findings`, `notes` and how much was `read`.
+    """
+    cold = call.query.cold
+    subject = str(call.topic_name)
+    return await _begun(call, "verify", lambda log: log.verify(cold=cold), lambda all: report_of(merged(subject, all)))
+
+
+def report_of(report: VerifyReport) -> dict[str, Any]:
+    """A report as JSON. It is for those who may administrate: it names files."""
+    document: dict[str, Any] = msgspec.to_builtins(report)
+    return {"ok": report.ok, "verdict": report.verdict, **document}
+
+
+@routes.add("POST", f"{_TOPIC}/seal", Permission.ADMIN, Operation, resource=Kind.TOPIC, query=WaitQuery, mode="wait")
+async def seal(call: Call) -> Reply:
+    """Seals a topic for another owner: ships everything, records where to continue, and closes it here.
+
+    It stays closed until `open`, or until the server is started again and somebody uses it.
+    """
+    served = await call.service.topic(call.topic_name)
+
+    async def run(report: Report) -> dict[str, bool]:
+        await call.service.broker.seal(served)
+        return {"sealed": True}
+
+    return await begun(call, "seal", topic_resource(served.name), run, call.query.wait)
+
+
+@routes.add("POST", f"{_TOPIC}/open", Permission.ADMIN, TopicDescription, resource=Kind.TOPIC)
+async def open_topic(call: Call) -> TopicDescription:
+    """Opens a topic that was sealed here: this node owns it again."""
+    served = await call.service.topic(call.topic_name)
+    served.is_sealed = False
+    return await describe(call.service, served)
+
+
+# Orphans
+
+
+@routes.add("GET", f"{_TOPIC}/orphans", Permission.ADMIN, Operation, resource=Kind.TOPIC, query=WaitQuery, mode="wait")
+async def plan_orphans(call: Call) -> Reply:
+    """Plans the removal of objects that no message needs; the result has a plan for each partition. Changes nothing."""
+    return await _begun(call, "plan-orphans", lambda log: log.plan_orphans(), _by_partition("plans"))
+
+
+@routes.add(
+    "POST", f"{_TOPIC}/orphans/remove", Permission.ADMIN, Operation, resource=Kind.TOPIC, query=OrphanQuery, mode="wait"
+)
+async def remove_orphans(call: Call) -> Reply:
+    """Plans again, and removes what the plan says; the result has a report for each partition."""
+    query: OrphanQuery = call.query
+
+    def remove(log: Topic) -> Any:
+        return log.remove_orphans(log.plan_orphans(), drop_lost=query.drop_lost, drop_uncovered=query.drop_uncovered)
+
+    return await _begun(call, "remove-orphans", remove, _by_partition("reports"))
+
+
+# Rescue
+
+
+@routes.add("GET", f"{_TOPIC}/rescue", Permission.ADMIN, RescueTails, resource=Kind.TOPIC)
+async def list_tails(call: Call) -> RescueTails:
+    """Lists messages that this node accepted before another one took the topic over, and did not ship."""
+    served = await call.service.topic(call.topic_name)
+    directory = call.service.broker.directory
+
+    def look() -> list[RescueTail]:
+        return [
+            RescueTail(
+                partition=number,
+                name=tail.name,
+                epoch=tail.epoch,
+                first_offset=tail.first_offset,
+                next_offset=tail.next_offset,
+                bytes=tail.file_bytes,
+                is_set_aside=tail.set_aside_us is not None,
+            )
+            for number, name in enumerate(directory.partition_logs(str(served.name)))
+            for tail in Rescue(directory, name).tails()
+        ]
+
+    return RescueTails(tails=await in_store_thread(look))
+
+
+@routes.add(
+    "POST", f"{_TOPIC}/rescue", Permission.ADMIN, Operation, resource=Kind.TOPIC, body=RescueRequest, query=WaitQuery
+)
+async def rescue(call: Call) -> Reply:
+    """Appends a tail to its topic, or to another one, as new messages; or discards it."""
+    wanted: RescueRequest = call.body
+    service = call.service
+    served = await service.topic(call.topic_name)
+    names = await service.broker.directory.partition_logs_async(str(served.name))
+    if wanted.partition >= len(names):
+        raise NotFoundError(f"{served.name} has no partition {wanted.partition}")
+    if wanted.into is not None:
+        call.check(Permission.WRITE, topic_resource(wanted.into))
+    saved = Rescue(service.broker.directory, names[wanted.partition])
+    target = wanted.into or names[wanted.partition]
+
+    def run() -> Any:
+        tail = next((one for one in saved.tails() if one.name == wanted.name), None)
+        if tail is None:
+            raise NotFoundError(f"there is no tail {wanted.name[:80]!r}", hint="GET .../rescue lists them")
+        if wanted.discard:
+            saved.discard(tail)
+            return {"discarded": tail.count}
+        into = service.broker.directory.topic(target)
+        if not isinstance(into, Topic):
+            raise ConflictError(f"{target} has partitions", hint="Name one of its logs, or another topic")
+        return saved.append_to(tail, into)
+
+    async def work(report: Report) -> Any:
+        return await in_store_thread(run)
+
+    return await begun(call, "rescue", topic_resource(served.name), work, call.query.wait)
+
+
+# Raw frames
+
+
+class FramesQuery(msgspec.Struct, forbid_unknown_fields=True, frozen=True, kw_only=True):
+    """Which frames."""
+
+    partition: Annotated[int, msgspec.Meta(ge=0, le=100_000)] = 0
+    offset: str = "earliest"
+    """As for reading messages; before what the server has on its disk is 404: that is in the store."""
+    max_bytes: Annotated[int, msgspec.Meta(ge=1, le=64 << 20)] = 4 << 20
+    wait: Annotated[float, msgspec.Meta(ge=0, le=60)] = 0.0
+
+
+@routes.add(
+    "GET",
+    f"{_TOPIC}/frames",
+    Permission.READ,
+    resource=Kind.TOPIC,
+    query=FramesQuery,
+    mode="wait",
+    response_types=(BYTES,),
+)
+async def read_frames(call: Call) -> Reply:
+    """Reads frames as they are in the log, control records included: the hot tail for readers of whole logs.
+
+    Headers say where they begin and where to go on: `x-tidelog-first-offset`, `x-tidelog-next-offset`,
+    `x-tidelog-hot-start-offset`, `x-tidelog-end-offset` and `x-tidelog-last-stable-offset`.
+    """
+    query: FramesQuery = call.query
+    served = await call.service.topic(call.topic_name)
+    partition = await call.service.broker.partition(served, query.partition)
+    hot_start = partition.topic.hot_start_offset
+    start = hot_start if query.offset == "earliest" else await position(partition, query.offset)
+    end = partition.high_watermark
+    if not hot_start <= start <= end:
+        raise OffsetOutOfRangeError(
+            f"offset {start} is not on the disk of the server, which has {hot_start} up to {end} (exclusive)",
+            hint="Read what is before that from the store",
+        )
+    if start == end and await news(call.service, [(partition, end)], query.wait):
+        end = partition.high_watermark
+    data, reached = await _frames(partition, start, end, query.max_bytes)
+    headers = {
+        "first-offset": start,
+        "next-offset": reached,
+        "hot-start-offset": hot_start,
+        "end-offset": end,
+        "last-stable-offset": partition.last_stable_offset,
+    }
+    return Reply(data, BYTES, headers=tuple((f"x-tidelog-{name}", str(value)) for name, value in headers.items()))
+
+
+async def _frames(partition: Partition, start: int, end: int, max_bytes: int) -> tuple[bytes, int]:
+    reader = partition.topic._reader(start, end, False, "skip", "read_uncommitted")
+    pieces: list[bytes] = []
+    size, reached = 0, start
+    try:
+        while size < max_bytes and (batch := await reader.next_batch_async()) is not None:
+            # Encoded again: what is in memory may not have its offsets in the headers yet.
+            piece = encode_many(batch.first_offset, batch.payloads()).buffer
+            pieces.append(piece)
+            size, reached = size + len(piece), batch.next_offset
+    finally:
+        reader.close()
+    return b"".join(pieces), reached

@@ -1,0 +1,457 @@
+"""Engines over HTTP: apply, marks, read as of any seq, list, scan, history, changes, checkpoint.
+
+Invariants
+- Only engines that the server was started with are served. The orchestrator keeps the order: every entry that is
+  applied comes with its seq, and the same seq with the same entry again changes nothing, so a client may repeat it.
+- An answer to `apply` comes when the entries are on the disk.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from http import HTTPStatus
+from typing import Annotated, Any
+
+import msgspec
+
+from tidelog.engine.changes import Change
+from tidelog.engine.engine import Engine
+from tidelog.engine.entry import (
+    Batch,
+    CopyObject,
+    CreateBucket,
+    DeleteBucket,
+    DeleteObject,
+    ObjectInfo,
+    PutObject,
+    Result,
+    ScannedObject,
+    VersionInfo,
+)
+from tidelog.errors import InputError, NotFoundError
+from tidelog.service.auth.access import Kind, Permission, Resource
+from tidelog.service.http.admin import report_of
+from tidelog.service.http.call import Call, Reply
+from tidelog.service.http.operations import Operation, Report, WaitQuery, begun
+from tidelog.service.http.routes import BYTES, RouteTable
+
+routes = RouteTable("Engines")
+_ENGINE = "/v1/engines/{engine}"
+_BUCKET = _ENGINE + "/buckets/{bucket}/objects"
+_OBJECT = _BUCKET + "/{key}"
+_MOST = 10_000
+_MAX_SEQ = (1 << 64) - 1
+Seq = Annotated[int, msgspec.Meta(ge=1)]
+AnyEntry = CreateBucket | DeleteBucket | PutObject | DeleteObject | CopyObject | Batch
+
+
+class EngineMarks(msgspec.Struct, frozen=True, kw_only=True):
+    """Where an engine stands."""
+
+    name: str
+    applied_seq: int
+    low_water_mark: int
+    high_water_mark: int
+    truncation_mark: int
+    """The orchestrator may truncate its log up to here."""
+
+
+class EngineList(msgspec.Struct, frozen=True, kw_only=True):
+    """The engines that are served."""
+
+    engines: list[EngineMarks]
+
+
+class EngineDescription(EngineMarks, frozen=True, kw_only=True):
+    """An engine, with all its statistics."""
+
+    statistics: dict[str, Any]
+
+
+class NumberedEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """An entry of the orchestrator's log. `type` of the entry is the name of its class, data is in base64."""
+
+    seq: Seq
+    entry: AnyEntry
+
+
+class Entries(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Entries to apply, in the order of their seqs."""
+
+    entries: Annotated[list[NumberedEntry], msgspec.Meta(min_length=1, max_length=100_000)]
+
+
+class Applied(msgspec.Struct, frozen=True, kw_only=True):
+    """What became of the entries."""
+
+    results: list[Result]
+    applied_seq: int
+
+
+class Mark(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A seq."""
+
+    seq: Annotated[int, msgspec.Meta(ge=0)]
+
+
+class AsOf(msgspec.Struct, forbid_unknown_fields=True, frozen=True, kw_only=True):
+    """As of which seq."""
+
+    seq: Seq | None = None
+    """Default: the last that was applied."""
+
+
+class ScanQuery(AsOf, forbid_unknown_fields=True, frozen=True, kw_only=True):
+    """Which objects."""
+
+    prefix: str = ""
+    start: str | None = None
+    """The first key."""
+    end: str | None = None
+    """The key to stop before."""
+    reverse: bool = False
+    limit: Annotated[int, msgspec.Meta(ge=1, le=_MOST)] = 1000
+    with_values: bool = False
+    """Also data (in base64) and metadata."""
+    delimiter: str = ""
+    """Groups keys that have it after the prefix, as a directory does; without values, in order of keys."""
+
+
+class Buckets(msgspec.Struct, frozen=True, kw_only=True):
+    """The buckets of an engine."""
+
+    buckets: list[str]
+
+
+class ScannedItem(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """An object of a bucket, or the common prefix of several."""
+
+    key: str
+    size: int
+    seq: int
+    is_prefix: bool = False
+    crc: int | None = None
+    """The checksum of data and metadata."""
+    data: bytes | None = None
+    """In base64."""
+    metadata: dict[str, Any] | None = None
+
+
+class Scanned(msgspec.Struct, frozen=True, kw_only=True):
+    """Objects of a bucket."""
+
+    objects: list[ScannedItem]
+    is_cut: bool
+    """There are more: go on from the last key."""
+
+
+class Versions(msgspec.Struct, frozen=True, kw_only=True):
+    """The versions of an object, newest first; a deletion is one too."""
+
+    versions: list[VersionInfo]
+
+
+class PutQuery(msgspec.Struct, forbid_unknown_fields=True, frozen=True, kw_only=True):
+    """The entry that puts an object."""
+
+    seq: Seq
+    metadata: str = ""
+    """As JSON."""
+    if_absent: bool = False
+    if_match: int | None = None
+    """The seq of the version that it replaces."""
+
+
+class DeleteQuery(msgspec.Struct, forbid_unknown_fields=True, frozen=True, kw_only=True):
+    """The entry that deletes an object."""
+
+    seq: Seq
+    if_match: int | None = None
+
+
+class ChangesQuery(msgspec.Struct, forbid_unknown_fields=True, frozen=True, kw_only=True):
+    """Which changes."""
+
+    start_seq: Seq = 1
+    limit: Annotated[int, msgspec.Meta(ge=1, le=_MOST)] = 1000
+    prefix: str = ""
+    """Of `bucket/key`."""
+    with_values: bool = False
+    committed: bool = False
+    """Only what is never rolled back."""
+
+
+class Changes(msgspec.Struct, frozen=True, kw_only=True):
+    """Entries that were applied, in order."""
+
+    changes: list[Change]
+    next_seq: int
+    """Go on from here."""
+
+
+def _engine(call: Call) -> Engine:
+    found = call.service.engines.get(call.path["engine"])
+    if found is None:
+        raise NotFoundError(
+            f"there is no engine {call.path['engine'][:80]!r}", hint="Start the server with --engine NAME=DIR"
+        )
+    return found
+
+
+def _checked_seq(seq: int) -> int:
+    if seq > _MAX_SEQ:
+        raise InputError(f"seq must be between 1 and 2**64-1, got {seq}")
+    return seq
+
+
+def marks(name: str, engine: Engine) -> EngineMarks:
+    """Where an engine stands."""
+    return EngineMarks(
+        name=name,
+        applied_seq=engine.applied_seq,
+        low_water_mark=engine.low_water_mark,
+        high_water_mark=engine.high_water_mark,
+        truncation_mark=engine.truncation_mark,
+    )
+
+
+@routes.add("GET", "/v1/engines", None, EngineList)
+async def list_engines(call: Call) -> EngineList:
+    """Lists the engines that the client may see, with their marks."""
+    served = sorted(call.service.engines.items())
+    seen = [(name, engine) for name, engine in served if call.allows(None, Resource(Kind.ENGINE, name))]
+    return EngineList(engines=[marks(name, engine) for name, engine in seen])
+
+
+@routes.add("GET", _ENGINE, Permission.READ, EngineDescription, resource=Kind.ENGINE)
+async def describe_engine(call: Call) -> EngineDescription:
+    """Describes an engine: marks and statistics."""
+    engine = _engine(call)
+    known = msgspec.structs.asdict(marks(call.path["engine"], engine))
+    return EngineDescription(**known, statistics=msgspec.to_builtins(engine.statistics()))
+
+
+@routes.add("POST", f"{_ENGINE}/apply", Permission.WRITE, Applied, resource=Kind.ENGINE, body=Entries, max_body_bytes=0)
+async def apply_entries(call: Call) -> Applied:
+    """Applies entries of the orchestrator's log; answers when they are on the disk.
+
+    The same seq with the same entry again is a no-op; with another entry it is an error; a smaller new one is an error.
+    """
+    engine = _engine(call)
+    wanted: Entries = call.body
+    given = [(_checked_seq(one.seq), one.entry) for one in wanted.entries]
+    results = await engine.apply_many_async(given)
+    return Applied(results=results, applied_seq=engine.applied_seq)
+
+
+@routes.add("POST", f"{_ENGINE}/low-water-mark", Permission.WRITE, EngineMarks, resource=Kind.ENGINE, body=Mark)
+async def update_low_water_mark(call: Call) -> EngineMarks:
+    """Tells the engine up to which seq entries are committed: those are shipped, and never rolled back."""
+    engine = _engine(call)
+    await engine.update_low_water_mark_async(_checked_seq(call.body.seq))
+    return marks(call.path["engine"], engine)
+
+
+@routes.add("POST", f"{_ENGINE}/rollback", Permission.ADMIN, EngineMarks, resource=Kind.ENGINE, body=Mark)
+async def rollback(call: Call) -> EngineMarks:
+    """Undoes every entry above a seq: the orchestrator threw an uncommitted tail away."""
+    engine = _engine(call)
+    await engine.rollback_to_async(_checked_seq(call.body.seq))
+    return marks(call.path["engine"], engine)
+
+
+# Reading
+
+
+@routes.add("GET", f"{_ENGINE}/buckets", Permission.READ, Buckets, resource=Kind.ENGINE, query=AsOf)
+async def list_buckets(call: Call) -> Buckets:
+    """Lists the buckets as of a seq."""
+    return Buckets(buckets=await _engine(call).list_buckets_async(call.query.seq))
+
+
+@routes.add("GET", _BUCKET, Permission.READ, Scanned, resource=Kind.ENGINE, query=ScanQuery)
+async def scan_objects(call: Call) -> Scanned:
+    """Lists the objects of a bucket as of a seq: a range of keys, in either direction, with or without their values."""
+    query: ScanQuery = call.query
+    engine, bucket = _engine(call), call.path["bucket"]
+    found: list[ScannedItem] = []
+    if query.delimiter:
+        if query.with_values or query.reverse or query.start is not None or query.end is not None:
+            raise InputError("delimiter goes with prefix, limit and seq only")
+        listed: Any = engine.list_objects_async(bucket, query.prefix, query.seq, delimiter=query.delimiter)
+    else:
+        listed = engine.scan_async(
+            bucket,
+            query.start,
+            query.end,
+            prefix=query.prefix,
+            reverse=query.reverse,
+            limit=query.limit + 1,
+            with_values=query.with_values,
+            seq=query.seq,
+        )
+    async for one in listed:
+        if len(found) == query.limit:
+            return Scanned(objects=found, is_cut=True)
+        found.append(_item(one))
+    return Scanned(objects=found, is_cut=False)
+
+
+def _item(found: ScannedObject | ObjectInfo) -> ScannedItem:
+    if isinstance(found, ObjectInfo):
+        return ScannedItem(key=found.key, size=found.size, seq=found.seq, is_prefix=found.is_prefix)
+    metadata = None if found.metadata is None else dict(found.metadata)
+    return ScannedItem(key=found.key, size=found.size, seq=found.seq, crc=found.crc, data=found.data, metadata=metadata)
+
+
+@routes.add("GET", _OBJECT, Permission.READ, resource=Kind.ENGINE, query=AsOf, response_types=(BYTES,))
+async def read_object(call: Call) -> Reply:
+    """Reads an object as of a seq. Headers have its `x-tidelog-seq`, `x-tidelog-tier` and `x-tidelog-metadata`."""
+    found = await _engine(call).read_async(call.path["bucket"], call.path["key"], call.query.seq)
+    metadata = json.dumps(msgspec.to_builtins(found.metadata))
+    headers = (("x-tidelog-seq", str(found.seq)), ("x-tidelog-tier", found.tier), ("x-tidelog-metadata", metadata))
+    return Reply(found.data, BYTES, headers=headers)
+
+
+@routes.add(
+    "PUT",
+    _OBJECT,
+    Permission.WRITE,
+    Result,
+    resource=Kind.ENGINE,
+    query=PutQuery,
+    body_types=(BYTES,),
+    max_body_bytes=0,
+)
+async def put_object(call: Call) -> Result:
+    """Applies an entry that puts the body as an object; answers when it is on the disk."""
+    query: PutQuery = call.query
+    try:
+        metadata = json.loads(query.metadata or "{}")
+    except (ValueError, RecursionError):
+        raise InputError("metadata is not JSON") from None
+    entry = PutObject(
+        call.path["bucket"],
+        call.path["key"],
+        call.body,
+        metadata,
+        if_absent=query.if_absent,
+        if_match=query.if_match,
+    )
+    return await _engine(call).apply_async(_checked_seq(query.seq), entry)
+
+
+@routes.add("DELETE", _OBJECT, Permission.WRITE, Result, resource=Kind.ENGINE, query=DeleteQuery)
+async def delete_object(call: Call) -> Result:
+    """Applies an entry that deletes an object; earlier versions stay readable."""
+    query: DeleteQuery = call.query
+    entry = DeleteObject(call.path["bucket"], call.path["key"], if_match=query.if_match)
+    return await _engine(call).apply_async(_checked_seq(query.seq), entry)
+
+
+@routes.add("GET", f"{_OBJECT}/versions", Permission.READ, Versions, resource=Kind.ENGINE)
+async def list_versions(call: Call) -> Versions:
+    """Lists the versions of an object."""
+    return Versions(versions=await _engine(call).versions_async(call.path["bucket"], call.path["key"]))
+
+
+@routes.add("GET", f"{_ENGINE}/changes", Permission.READ, Changes, resource=Kind.ENGINE, query=ChangesQuery)
+async def read_changes(call: Call) -> Changes:
+    """Reads the entries that were applied from a seq on, and what became of each."""
+    query: ChangesQuery = call.query
+    engine = _engine(call)
+    found: list[Change] = []
+    feed: Any = engine.changes_async(
+        _checked_seq(query.start_seq),
+        prefix=query.prefix,
+        with_values=query.with_values,
+        committed=query.committed,
+    )
+    try:
+        async for change in feed:
+            found.append(change)
+            if len(found) == query.limit:
+                break
+    finally:
+        await feed.aclose()
+    reached = found[-1].seq if len(found) == query.limit else max(query.start_seq - 1, engine.applied_seq)
+    return Changes(changes=found, next_seq=reached + 1)
+
+
+# Operations
+
+
+async def _begun(call: Call, kind: str, work: Callable[[Engine], Any]) -> Reply:
+    engine = _engine(call)
+
+    async def run(report: Report) -> Any:
+        return await work(engine)
+
+    resource = Resource(Kind.ENGINE, call.path["engine"])
+    return await begun(call, kind, resource, run, call.query.wait)
+
+
+@routes.add(
+    "POST", f"{_ENGINE}/checkpoint", Permission.ADMIN, Operation, resource=Kind.ENGINE, query=WaitQuery, mode="wait"
+)
+async def checkpoint(call: Call) -> Reply:
+    """Writes a checkpoint; the result has its LSN."""
+
+    async def work(engine: Engine) -> dict[str, int]:
+        return {"lsn": await engine.create_checkpoint_async()}
+
+    return await _begun(call, "checkpoint", work)
+
+
+@routes.add("POST", f"{_ENGINE}/ship", Permission.ADMIN, Operation, resource=Kind.ENGINE, query=WaitQuery, mode="wait")
+async def ship_engine(call: Call) -> Reply:
+    """Ships everything at or below the low-water mark; the result has the high-water mark."""
+
+    async def work(engine: Engine) -> dict[str, int]:
+        return {"high_water_mark": await engine.ship_async()}
+
+    return await _begun(call, "ship", work)
+
+
+@routes.add(
+    "POST", f"{_ENGINE}/verify", Permission.ADMIN, Operation, resource=Kind.ENGINE, query=WaitQuery, mode="wait"
+)
+async def verify_engine(call: Call) -> Reply:
+    """Reads and checks the files of an engine and what its store has of it."""
+
+    async def work(engine: Engine) -> dict[str, Any]:
+        return report_of(await engine.verify_async())
+
+    return await _begun(call, "verify", work)
+
+
+@routes.add(
+    "GET", f"{_ENGINE}/garbage", Permission.ADMIN, Operation, resource=Kind.ENGINE, query=WaitQuery, mode="wait"
+)
+async def plan_engine_garbage(call: Call) -> Reply:
+    """Plans the collection of what no readable state needs; the result is the plan. Changes nothing."""
+    return await _begun(call, "plan-garbage", lambda engine: engine.plan_garbage_async())
+
+
+@routes.add(
+    "POST",
+    f"{_ENGINE}/garbage/collect",
+    Permission.ADMIN,
+    Operation,
+    resource=Kind.ENGINE,
+    query=WaitQuery,
+    mode="wait",
+)
+async def collect_engine_garbage(call: Call) -> Reply:
+    """Plans again, and collects what the plan says; the result is the report."""
+    return await _begun(call, "collect-garbage", lambda engine: engine.collect_garbage_async())
+
+
+@routes.add(
+    "GET", f"{_ENGINE}/digest", Permission.READ, resource=Kind.ENGINE, query=AsOf, response_types=("text/plain",)
+)
+async def digest(call: Call) -> Reply:
+    """The digest of the state as of a seq: the same on every replica."""
+    found = await _engine(call).digest_async(call.query.seq)
+    return Reply(found.encode(), "text/plain", HTTPStatus.OK)
