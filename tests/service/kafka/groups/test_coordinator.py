@@ -306,6 +306,24 @@ def test_offsets_beyond_the_end_of_an_opened_partition_are_moved_back() -> None:
     run(work)
 
 
+def test_offsets_that_are_read_after_a_partition_was_opened_are_moved_back_too() -> None:
+    """A client may open it while the store is still being asked."""
+
+    async def work(bench: Bench) -> None:
+        await started(bench)
+        await bench.commit({(ORDERS, 0): 1000}, group="simple")
+        bench.store.is_down = True
+        await bench.restart(is_killed=True)
+        bench.coordinator.partition_opened(ORDERS, 0, 600)
+        bench.store.is_down = False
+        while not bench.coordinator._offsets.is_loaded:
+            await passed(1)
+        ((found, *_),) = (await bench.fetch((ORDERS, 0), group="simple")).values()
+        assert found == 600
+
+    run(work)
+
+
 def test_a_damaged_group_begins_again() -> None:
     """Its members are unknown, and the others go on."""
 

@@ -49,6 +49,8 @@ class CommittedOffsets:
         self._writes: SharedWrites[OffsetKey, GroupOffset | None] = SharedWrites(store.store)
         self._storing: set[asyncio.Task[dict[OffsetKey, TidelogError]]] = set()
         self.is_loaded = False
+        self._ends: dict[TopicPartition, int] = {}
+        """Where partitions ended that were opened before the offsets were there."""
 
     # Loading
 
@@ -57,10 +59,15 @@ class CommittedOffsets:
         for key, offset in found.items():
             self._put(key, offset, self._topic_id(key.topic))
         self.is_loaded = True
+        for (topic, partition), next_offset in self._ends.items():
+            self.clip(topic, partition, next_offset)
+        self._ends.clear()
 
     def clip(self, topic: str, partition: int, next_offset: int) -> None:
-        """A partition was opened that ends here: what was committed beyond that is lost, and is stored so too."""
+        """A partition was opened that ends here: what was committed beyond that is lost. Opening has stored it so."""
         place = topic, partition
+        if not self.is_loaded:
+            self._ends[place] = next_offset
         for offsets in self._groups.values():
             known = offsets.get(place)
             if isinstance(known, GroupOffset) and known.offset > next_offset:
