@@ -10,6 +10,7 @@ Both directions are the same, so it also brings messages back.
 
 from __future__ import annotations
 
+import argparse
 import subprocess
 import sys
 import tempfile
@@ -140,8 +141,20 @@ def show() -> None:
             print("mirrored", mirror(source, target, ["orders"]), "messages")
 
 
-if __name__ == "__main__":
-    if len(sys.argv) > 3:
-        print("mirrored", mirror(sys.argv[1], sys.argv[2], sys.argv[3:]), "messages")
-    else:
+def main() -> None:
+    """Reads the arguments."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("source", nargs="?", metavar="SOURCE:PORT", help="where to read")
+    parser.add_argument("target", nargs="?", metavar="TARGET:PORT", help="where to write")
+    parser.add_argument("topics", nargs="*", metavar="TOPIC", help="which topics")
+    arguments = parser.parse_args()
+    if arguments.source is None:
         show()
+    elif arguments.topics:
+        print("mirrored", mirror(arguments.source, arguments.target, arguments.topics), "messages")
+    else:
+        parser.error("name the source, the target and at least one topic")
+
+
+if __name__ == "__main__":
+    main()

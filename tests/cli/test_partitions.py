@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 from tests.cli.conftest import Cli
 
@@ -71,6 +72,27 @@ def test_existing_topic_gets_partitions(cli: Cli) -> None:
 def test_commands_for_one_log_name_the_partitions(cli: Cli) -> None:
     """They said that all was well, and had looked at nothing."""
     cli("topic", "create", "shop/orders", "--partitions", "2")
-    for command in ("verify", "inspect", "repair"):
+    for command in ("inspect", "repair"):
         result = cli(command, "shop/orders")
         assert (result.code, "Name one of them, for example shop/orders-part-1" in result.err) == (2, True)
+
+
+def test_verify_of_a_topic_reads_all_its_partitions(cli: Cli, tmp_path: Path) -> None:
+    """Also of one that got them later, whose first partition has the plain name; damage in any of them is found."""
+    cli("topic", "create", "shop/orders", "--partitions", "2")
+    cli("produce", "shop/grown", stdin=b"v\n")
+    cli("topic", "create", "shop/grown", "--partitions", "2", "--if-missing")
+    for topic, logs in (
+        ("shop/orders", ["shop/orders-part-0", "shop/orders-part-1"]),
+        ("shop/grown", ["shop/grown", "shop/grown-part-1"]),
+    ):
+        for number in "01":
+            cli("produce", topic, "--partition", number, stdin=b"v\n")
+        found = cli("--json", "verify", topic)
+        assert (found.code, [row["target"] for row in found.json]) == (0, logs)
+        assert all(row["frames"] for row in found.json)
+        (damaged,) = tmp_path.rglob(f"{topic}-part-1/wal.*.log")
+        damaged.write_bytes(b"\xff" + damaged.read_bytes()[1:])
+        again = cli("--json", "verify", topic)
+        assert (again.code, [bool(row["problems"]) for row in again.json]) == (1, [False, True])
+    assert [row["target"] for row in cli("--json", "verify", "shop/orders-part-0").json] == ["shop/orders-part-0"]

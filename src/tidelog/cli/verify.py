@@ -14,7 +14,7 @@ import typer
 
 from tidelog.cli.errors import ExitCode, hint_of, text_of
 from tidelog.cli.session import Session, command
-from tidelog.cli.topic.names import Target, all_targets, find_target, require_files, require_store
+from tidelog.cli.topic.names import Target, all_targets, find_target, find_targets, require_files, require_store
 from tidelog.cold.ownership import read_local_claim
 from tidelog.cold.verify import ColdCopy
 from tidelog.errors import NotFoundError, StoreUnavailableError, TidelogError, TopicNameError
@@ -48,7 +48,7 @@ def verify(
     cold: Annotated[bool, typer.Option("--cold", help="Read every object in the store as well.")] = False,
 ) -> None:
     """Reads and checks every frame. Its checksum and length, that its offset is the next one, and that it contains a
-    message.
+    message. Of a topic with partitions all are read.
 
     It takes no lock and changes nothing, so it works on a topic that is in use. Problems are listed on stderr with file
     and byte, and the exit code is then 1; a topic that cannot be read is a problem, and the others are still read. A
@@ -57,7 +57,8 @@ def verify(
     With --cold the objects in the store are read too, all of them: frames, order, sizes and checksums, the catalog, and
     that no offset is missing between them.
     """
-    found = [find_target(session, target) for target in targets] if targets else all_targets(session)
+    named = [one for target in targets or () for one in find_targets(session, target)]
+    found = named if targets else all_targets(session)
     if not cold:
         reports = [_verify(session, target) for target in found]
     else:

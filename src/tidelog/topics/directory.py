@@ -64,6 +64,7 @@ from tidelog.topics.names import TopicName, parse_topic_name
 from tidelog.topics.open import TopicOpener, bring_layouts_along
 from tidelog.topics.partitioned import PartitionedTopic
 from tidelog.topics.subscription.cursors import CatalogCursors, CursorStore, LocalCursors
+from tidelog.topics.subscription.dead_letters import is_for_letters
 from tidelog.topics.subscription.group_offsets import GroupOffsets
 from tidelog.topics.topic import Topic
 
@@ -581,7 +582,8 @@ class LogDirectory(ClosedAtExit):
     def delete_topic(self, name: str, *, take_over: bool = False) -> None:
         """Removes a topic and everything in it, for good, from the disk and from the store. Its open readers end.
 
-        HeldError while another node has it open, unless `take_over`.
+        Topics for dead letters of its subscriptions go with it while they are empty: letters that nobody has looked at
+        are kept. HeldError while another node has it open, unless `take_over`.
         """
         parsed = parse_topic_name(name)
         with self._guard, explained(f"delete topic {name}", self.root):
@@ -590,14 +592,39 @@ class LogDirectory(ClosedAtExit):
             self._require(parsed)
             layout = self._opener.layout(parsed)
             parent = parsed.parent()
+            letters = self._dead_letter_topics(parsed, layout)
             if layout is not None:
                 self._delete_partitions(parsed, layout, take_over=take_over)
             elif parent is not None and is_partition_of(parent, {parent[0]: self._opener.layout(parent[0])}):
                 raise InputError(f"{name} is a partition of {parent[0]}", hint=f"Delete {parent[0]}, with all of them")
             else:
                 self._delete_whole(parsed, take_over=take_over)
+            for one in letters:
+                with contextlib.suppress(TidelogError):  # it stays, as one with letters does
+                    self._delete_if_empty(one)
 
     delete_topic_async = twin(delete_topic)
+
+    def _dead_letter_topics(self, name: TopicName, layout: PartitionLayout | None) -> list[TopicName]:
+        """Those of a topic's own subscriptions, by their names; one that may be another topic's is left out."""
+        names = [one for one in map(parse_topic_name, self._opener.views.names()) if one.namespace == name.namespace]
+        logs = (
+            {name.name} | {name.log_of(number, layout).name for number in range(layout.count)}
+            if layout
+            else {name.name}
+        )
+        others = [one.name for one in names if one.name not in logs]
+        return [
+            one
+            for one in names
+            if any(is_for_letters(one.name, log) for log in logs)
+            and not any(is_for_letters(one.name, other) for other in others)
+        ]
+
+    def _delete_if_empty(self, name: TopicName) -> None:
+        topic: Topic | PartitionedTopic = self.topic(str(name))
+        if isinstance(topic, Topic) and topic.next_offset == 0:
+            self._delete_whole(name, take_over=False)
 
     def _delete_whole(self, name: TopicName, *, take_over: bool) -> None:
         """A topic without partitions, or one of those of another."""

@@ -32,6 +32,7 @@ from tidelog.service.kafka.records import HEADER_BYTES, read_header
 from tidelog.service.node import Node
 from tidelog.store.scheduler import STORE_THREADS
 from tidelog.testing import World
+from tidelog.topics.directory import LogDirectory
 
 TOPIC = NAME.replace("/", ".")
 VALUES = [b"%030d" % number for number in range(40)]
@@ -50,13 +51,16 @@ def play(monkeypatch: pytest.MonkeyPatch, work: Callable[[Running, World], Corou
     topic.prune()
     topic.append_many(VALUES[HOT_FROM:], sync=True)
     assert 0 < topic.hot_start_offset <= HOT_FROM
+    serve(directory, lambda server: work(server, world))
 
+
+def serve(directory: LogDirectory, work: Callable[[Running], Coroutine[Any, Any, None]]) -> None:
     async def run() -> None:
         node = Node(directory)
         listening = await node.start(LOOPBACK, LOOPBACK)
         server = Running(node, listening.kafka)
         try:
-            await work(server, world)
+            await work(server)
         finally:
             await server.close()
             await node.stop()
@@ -150,3 +154,22 @@ def test_a_server_whose_topic_was_taken_over_leads_it_no_more(monkeypatch: pytes
         owner.close()
 
     play(monkeypatch, work)
+
+
+def test_partition_that_another_node_holds_is_named_in_the_log_once(caplog: pytest.LogCaptureFixture) -> None:
+    """Clients try again several times a second until it is free, and then it is served."""
+    world = World(clock=ManualClock())
+    holder = open_node(world, "b", tier_settings())
+    holder.topic(NAME).append(b"first", sync=True)
+
+    async def work(server: Running) -> None:
+        client = await server.client()
+        for _ in range(3):
+            answer = produced(await client.call(PRODUCE, 9, produce_request(b"x", topic=TOPIC)))
+            assert answer == (ErrorCode.NOT_LEADER_OR_FOLLOWER, -1)
+        told = [record.getMessage() for record in caplog.records if "NOT_LEADER" in record.getMessage()]
+        assert [f"{NAME}, partition 0" in message for message in told] == [True]
+        await asyncio.to_thread(holder.close)
+        assert produced(await client.call(PRODUCE, 9, produce_request(b"x", topic=TOPIC)))[0] == ErrorCode.NONE
+
+    serve(open_node(world, "a", tier_settings(), ends_leases=False), work)

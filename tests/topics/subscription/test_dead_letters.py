@@ -268,3 +268,28 @@ def test_what_is_acknowledged_in_the_end_leaves_no_reason_behind(tmp_path: Path)
         assert list(state.reasons) == [2]
         sub.seek(0)
         assert state.reasons == {}
+
+
+def test_empty_topics_for_dead_letters_go_with_their_topic(tmp_path: Path) -> None:
+    """Also those of partitions. Letters that nobody has looked at stay, and so does what may be another topic's."""
+    with tidelog.open(tmp_path) as log:
+        for name in ("shop/orders", "shop/orders.eu"):
+            log.topic(name).subscribe("work", max_deliveries=1)
+        for number in (0, 1):
+            log.topic("shop/split", partitions=2).partition(number).subscribe("work", max_deliveries=1)
+        topic = log.topic("shop/orders")
+        topic.append(b"bad")
+        with topic.subscribe("other", max_deliveries=1) as sub:
+            give_up(sub)
+            eventually(lambda: log.topic("shop/orders.other.dlq").next_offset == 1)
+        log.topic("shop/orders.notes.dlq.old")
+        log.delete_topic("shop/split")
+        log.delete_topic("shop/orders")
+        assert log.topics() == [
+            "shop/orders.eu",
+            "shop/orders.eu.work.dlq",
+            "shop/orders.notes.dlq.old",
+            "shop/orders.other.dlq",
+        ]
+        log.delete_topic("shop/orders.eu")
+        assert log.topics() == ["shop/orders.notes.dlq.old", "shop/orders.other.dlq"]

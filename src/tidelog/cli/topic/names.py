@@ -273,6 +273,18 @@ def find_target(session: Session, text: str) -> Target:
     return found
 
 
+def find_targets(session: Session, text: str) -> list[Target]:
+    """As `find_target`; of a topic with partitions the logs of all of them."""
+    try:
+        with session.look() as log:
+            logs = logs_of(log, text)
+    except (TidelogError, OSError):  # a path, or what cannot be read: a finding of the command
+        return [find_target(session, text)]
+    if logs == [text]:
+        return [find_target(session, text)]
+    return [Target(name, parse_topic_name(name).directory(session.root), TIMESTAMP_FIELD) for name in logs]
+
+
 def _hint(session: Session, text: str) -> str:
     try:
         with session.look() as log:

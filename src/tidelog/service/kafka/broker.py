@@ -16,6 +16,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import hashlib
+import logging
 from collections.abc import Awaitable, Callable
 from typing import NamedTuple, TypeVar
 
@@ -46,9 +47,12 @@ from tidelog.store.scheduler import in_store_thread
 from tidelog.topics.directory import LogDirectory
 from tidelog.topics.names import TopicName, parse_topic_name, read_topic_info
 from tidelog.topics.partitioned import PartitionedTopic
+from tidelog.topics.subscription.dead_letters import is_dead_letter_name
 from tidelog.topics.topic import Topic
 
+_logger = logging.getLogger("tidelog.kafka")
 _UPKEEP_SECONDS = 1.0
+_HELD = "%s, partition %d: %s. Clients are answered NOT_LEADER_OR_FOLLOWER, and try again until it is free"
 Result = TypeVar("Result")
 
 
@@ -98,6 +102,8 @@ class ServedTopic:
         self.count = count
         self.open: dict[int, Partition] = {}
         self.opening: dict[int, asyncio.Future[Partition]] = {}
+        self.held: set[int] = set()
+        """Those that another node has, as far as this one was told: clients ask for them again and again."""
         self.changing = asyncio.Lock()
         self.is_sealed = False
         """It was sealed here for another owner: no request opens it again."""
@@ -258,6 +264,7 @@ class Broker:
                     await asyncio.wait(list(served.opening.values()))
                 _close_all(served)
                 await in_store_thread(lambda: self.directory.delete_topic(str(served.name)))
+                await self._forget_dead_letters()
             except TidelogError:
                 if await in_store_thread(self._is_whole, served.name):
                     self._topics[served.name] = self._by_id[served.id] = served
@@ -294,6 +301,14 @@ class Broker:
         self._by_id.pop(served.id, None)
         _close_all(served)
         self._changed()
+
+    async def _forget_dead_letters(self) -> None:
+        """Topics for dead letters that were deleted with their topic, since they were empty."""
+        candidates = [topic for topic in self._topics.values() if is_dead_letter_name(topic.name.name)]
+        there = await in_store_thread(lambda: [self.directory.has_topic(str(topic.name)) for topic in candidates])
+        for topic, is_there in zip(candidates, there, strict=True):
+            if not is_there:
+                self._forget(topic)
 
     def _is_whole(self, name: TopicName) -> bool:
         """In a thread: whether nothing of a topic was deleted."""
@@ -426,7 +441,15 @@ class Broker:
             serving = serving_of(self.configs_of(served.name), self.settings.max_batch_bytes)
             return log, stored, stored.load(), serving
 
-        partition = Partition(served.name, number, *await in_store_thread(open_log), self._cold, self._encoded)
+        try:
+            opened = await in_store_thread(open_log)
+        except LockedError as error:
+            if number not in served.held:
+                served.held.add(number)
+                _logger.warning(_HELD, served.name, number, error.message)
+            raise
+        served.held.discard(number)
+        partition = Partition(served.name, number, *opened, self._cold, self._encoded)
         served.open[number] = partition
         self.on_open(str(served.name), number, partition.topic.next_offset)
         return partition

@@ -175,7 +175,20 @@ def dead_letter_name(topic: str, subscription: str, chosen: str | None) -> str:
     """The topic for the dead letters of a subscription."""
     if chosen == topic:
         raise InputError("dead letters cannot go to the topic that they come from", hint="Name another topic")
-    return f"{topic}.{subscription}.dlq" if chosen is None else chosen
+    return f"{topic}.{subscription}{_SUFFIX}" if chosen is None else chosen
+
+
+_SUFFIX = ".dlq"
+
+
+def is_dead_letter_name(name: str) -> bool:
+    """Whether a topic may have been made for dead letters."""
+    return name.endswith(_SUFFIX)
+
+
+def is_for_letters(name: str, topic: str) -> bool:
+    """Whether a topic may be that of the dead letters of some subscription of another one, both without namespace."""
+    return name.startswith(f"{topic}.") and name.endswith(_SUFFIX) and len(name) > len(topic) + 1 + len(_SUFFIX)
 
 
 # A dead letter: a message whose headers say where it came from. Headers are bytes that anybody may have written.
