@@ -264,7 +264,7 @@ def test_a_name_that_is_taken_is_not_overwritten(simple: Node) -> None:
     simple.append(3)
     key = simple.stores.catalog.keys.objects_prefix + "data-0-2-e1.tlog"
     simple.stores.objects.put(key, b"theirs")
-    with pytest.raises(DataError, match="is there already"):
+    with pytest.raises(DataError, match="already exists"):
         simple.shipper.ship()
     assert simple.stores.objects.get(key).data == b"theirs"
 

@@ -220,7 +220,7 @@ def test_a_file_that_went_while_it_was_copied() -> None:
             store.delete([name for name in files_of(store) if "-0000000001-" in name and "/index/" in name])
 
     store.on_request = replace
-    with pytest.raises(RetryError, match="went while it was to be copied"):
+    with pytest.raises(RetryError, match="was deleted before it was copied"):
         node.shipping.replicate()
     store.on_request = None
     node.shipping.replicate()

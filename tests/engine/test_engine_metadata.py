@@ -100,7 +100,7 @@ def test_another_directory_is_refused_by_an_engine_that_is_there(tmp_path: Path,
     """Before anything is created."""
     with tidelog.open_engine(tmp_path / "a", **place):
         pass
-    with pytest.raises(InputError, match="there is an engine"):
+    with pytest.raises(InputError, match="already has an engine"):
         tidelog.open_engine(tmp_path / "b", **place)
     assert not (tmp_path / "b").exists()
 

@@ -54,7 +54,7 @@ def test_what_is_not_there_is_told_as_by_a_read(engine: Engine) -> None:
             engine.stat(bucket, key, seq)
     with pytest.raises(InputError, match="not applied yet"):
         engine.stat("b", "large", 99)
-    with pytest.raises(InputError, match="named by text"):
+    with pytest.raises(InputError, match="must be str"):
         engine.stat("b", 5)  # type: ignore[arg-type]
     engine.close()
     with pytest.raises(ClosedError):

@@ -359,7 +359,7 @@ class TestReadingByPosition:
         """No pointer goes there."""
         with opened(FaultyFiles()) as wal:
             filled(wal, 1)
-            with pytest.raises(InternalError, match="behind the end"):
+            with pytest.raises(InternalError, match="after the end"):
                 wal.read_stored(wal.next_position - 1, 2)
 
     def test_only_so_many_files_are_open(self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -444,7 +444,7 @@ class TestReadingRecords:
             contents = [content for _, content in filled(wal, 60)]
             wal.add(b"abc")
             assert [wal.record(lsn) for lsn in (1, 30, 60, 61)] == [contents[0], contents[29], contents[59], b"abc"]
-            with pytest.raises(InputError, match="LSN 62 is behind the end"):
+            with pytest.raises(InputError, match="LSN 62 is after the end"):
                 wal.record(62)
             wal.remove_below(61)
             with pytest.raises(OffsetOutOfRangeError, match="LSN 1 is not in the files"):

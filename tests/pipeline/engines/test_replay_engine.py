@@ -194,7 +194,7 @@ def test_a_copy_is_made_and_led_on(spark: SparkSession, home: EngineHome, tmp_pa
     with tidelog.open_engine(tmp_path / "copy") as copy:
         assert [copy.digest(middle), copy.digest()] == wanted
         assert copy.applied_seq == copy.low_water_mark == home.seq
-    with pytest.raises(InputError, match="stands at seq"):
+    with pytest.raises(InputError, match="is at seq"):
         replay_engine(spark, home.root, tmp_path / "copy", until_seq=middle)
     with pytest.raises(InputError, match="into itself"):
         replay_engine(spark, home.root, home.directory)
