@@ -11,10 +11,12 @@ from tidelog.store.keys import (
     STORE_ID,
     ObjectId,
     TopicKeys,
+    accounts_key,
     group_cursor,
     group_key,
     kafka_quotas_key,
     node_key,
+    pipeline_key,
     producer_ids_key,
     staged_commit_name,
     store_key,
@@ -61,7 +63,9 @@ def test_the_keys_are_those_of_the_formats_page() -> None:
         group_key("readers", "5e0c..."),
         transaction_key("billing-1"),
         producer_ids_key(),
+        pipeline_key("nightly"),
         kafka_quotas_key(),
+        accounts_key(),
     ]
     assert first_words(block("text objects")) == [
         STORE_ID,

@@ -423,10 +423,11 @@ class KnownStarts:
             index = bisect_right(self._starts, offset) - 1
             start = self._starts[index] if index >= 0 else None
         known = None if start is None else catalog.find(start)
-        if known is not None and isinstance(known.value, Descriptor) and offset <= known.value.end_offset:
-            return known.value
+        nearest = known.value if known is not None and isinstance(known.value, Descriptor) else None
+        if nearest is not None and offset <= nearest.end_offset:
+            return nearest
         with self._guard:
-            found = self._nearest(catalog, offset)
+            found = self._nearest(catalog, offset, nearest)
             if found is not None and offset <= found.end_offset:
                 return found
             if self._knows_all_before(offset) and (found is not None or offset < self._starts[0]):
@@ -437,9 +438,9 @@ class KnownStarts:
     def _knows_all_before(self, offset: int) -> bool:
         return self._is_complete and bool(self._starts) and offset < self._starts[-1]
 
-    def _nearest(self, catalog: Catalog, offset: int) -> Descriptor | None:
+    def _nearest(self, catalog: Catalog, offset: int, known: Descriptor | None) -> Descriptor | None:
         """The known one, or one a few steps after it; None when it is gone."""
-        found = self._last_known(catalog, offset)
+        found = known or self._last_known(catalog, offset)
         for _ in range(_MAX_STEPS):
             if found is None or not found.end_offset < offset < self._starts[-1]:
                 break
