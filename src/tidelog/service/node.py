@@ -138,6 +138,8 @@ class Node:
         self.http.authenticate = self._authenticated
         self.http.authorizer = self.security.authorizer
         self.http.audit = self._audited
+        self.http.is_current = self.security.is_current
+        self.security.on_check(self.http.end_revoked)
         self.http.engines = dict(engines or {})
         self._http = HttpServer(App(self.http))
 

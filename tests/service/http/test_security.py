@@ -7,13 +7,15 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from tests.service.http.serving import Answer, Served, serving
+from tests.service.http.serving import WAIT_SECONDS, Answer, Events, Served, serving
 from tests.service.kafka.secured import change_accounts, grant
+from websockets.exceptions import ConnectionClosed
+from websockets.sync.client import connect
 
 import tidelog
 from tidelog.config.serve import ServeSettings
 from tidelog.service.auth.access import LOCAL, SERVER, Permission
-from tidelog.service.auth.accounts import adding_token, granting, make_token, removing_user, revoking_token
+from tidelog.service.auth.accounts import adding_token, granting, make_token, removing_user, revoking, revoking_token
 from tidelog.service.auth.security import Security
 from tidelog.service.http.app import TABLE
 from tidelog.service.http.routes import Route
@@ -157,3 +159,46 @@ def test_public_routes_need_no_token(guarded: Guarded) -> None:
 def test_socket_in_the_directory_is_the_owner(guarded: Guarded) -> None:
     """Who can open a socket in the log directory could change its files: no token is needed there."""
     assert guarded.served.node.security.authorizer.allows(LOCAL, Permission.ADMIN, SERVER)
+
+
+@pytest.mark.parametrize("how", ["token", "grant"])
+def test_stream_ends_when_its_client_may_no_longer_read(guarded: Guarded, how: str) -> None:
+    """A tail that was begun with a token that is revoked, or a grant that is taken back, ends."""
+    served = guarded.served
+    log, security = served.node._directory, served.node.security
+    events = Events(served, "/v1/topics/secret/ledger/tail", guarded.header("reader"))
+    events.wait_until_following()
+    taken = revoking_token(guarded.ids["reader"]) if how == "token" else revoking(grant("reader read topic:secret/*"))
+    change_accounts(log, taken)
+    served.in_loop(security.reload_accounts)
+    assert events.response.read().strip() == b""
+    events.close()
+    assert served.call("GET", "/v1/topics/secret/ledger", None, guarded.header("reader")).status in (401, 403)
+
+
+def test_websocket_ends_when_its_client_may_no_longer_read(guarded: Guarded) -> None:
+    """The connection is closed with code 1008, policy violation."""
+    served = guarded.served
+    log, security = served.node._directory, served.node.security
+    change_accounts(log, granting(grant("reader read group:billing")))
+    served.in_loop(security.reload_accounts)
+    url = f"ws://127.0.0.1:{served.address.port}/v1/topics/secret/ledger/subscriptions/billing/connect"
+    with connect(url, additional_headers=guarded.header("reader"), open_timeout=WAIT_SECONDS) as socket:
+        change_accounts(log, revoking_token(guarded.ids["reader"]))
+        served.in_loop(security.reload_accounts)
+        with pytest.raises(ConnectionClosed) as caught:
+            list(iter(lambda: socket.recv(WAIT_SECONDS), None))
+    assert caught.value.rcvd is not None
+    assert caught.value.rcvd.code == 1008
+
+
+def test_only_administrators_create_a_topic_by_using_it(guarded: Guarded) -> None:
+    """Producing to a topic that does not exist creates it for those who may."""
+    log, security = guarded.served.node._directory, guarded.served.node.security
+    change_accounts(log, granting(grant("mallory write topic:new/*")))
+    guarded.served.in_loop(security.reload_accounts)
+    body = {"messages": [{"value": "x"}]}
+    path = "/v1/topics/new/topic/messages"
+    assert guarded.served.call("POST", path, body, guarded.header("mallory")).status == 403
+    assert guarded.served.call("POST", path, body, guarded.header("root")).status == 200
+    assert guarded.served.call("POST", path, body, guarded.header("mallory")).status == 200

@@ -124,8 +124,9 @@ def test_other_topics_grant_nothing_here(tmp_path: Path) -> None:
     """All permissions on other topics and groups, whose names begin alike, are none on these."""
 
     async def run() -> None:
-        grants = ("mallory admin topic:secret/ledger2", "mallory admin group:secret-group2", "root admin *")
-        async with secured(tmp_path, *grants) as server:
+        others = ("topic:secret/ledger2", "topic:secret/ledge", "group:secret-group2", "group:secret-grou", "engine:*")
+        grants = [f"mallory admin {other}" for other in others]
+        async with secured(tmp_path, *grants, "root admin *") as server:
             root, mallory = await server.logged_in("root"), await server.logged_in("mallory")
             names = await plant(server, root)
             for key in GUARDED:

@@ -70,6 +70,7 @@ class Security:
         self._store: AccountStore | None = None
         self._passwords = asyncio.Semaphore(_PASSWORDS_AT_ONCE)
         self._on_change: list[Callable[[], None]] = []
+        self._on_check: list[Callable[[], None]] = []
         self._watch: asyncio.Task[None] | None = None
         self._is_stale = False
 
@@ -120,6 +121,10 @@ class Security:
         """Calls this whenever users, tokens or grants have changed."""
         self._on_change.append(callback)
 
+    def on_check(self, callback: Callable[[], None]) -> None:
+        """Calls this whenever they have changed, and every `auth_reload_seconds`: tokens end by themselves."""
+        self._on_check.append(callback)
+
     async def _follow(self) -> None:
         while True:
             await asyncio.sleep(self.settings.auth_reload_seconds)
@@ -131,6 +136,11 @@ class Security:
                 self._is_stale = True
             else:
                 self._is_stale = False
+            self._check()
+
+    def _check(self) -> None:
+        for callback in self._on_check:
+            callback()
 
     async def reload_accounts(self) -> None:
         """What is stored now counts from here on."""
@@ -141,6 +151,7 @@ class Security:
         tell(_logger, "accounts_loaded", users=len(known.users), tokens=len(known.tokens), grants=len(known.grants))
         for callback in self._on_change:
             callback()
+        self._check()
 
     async def reload(self) -> None:
         """Certificates, keys of tokens, and accounts. A part that cannot be read stays as it was; a warning says so."""

@@ -24,7 +24,7 @@ from urllib.parse import urlsplit
 import msgspec
 
 from tidelog.errors import TidelogError
-from tidelog.service.auth.access import ANONYMOUS, SERVER, Permission, Resource
+from tidelog.service.auth.access import ANONYMOUS, SERVER, NotAuthorizedError, Permission, Resource
 from tidelog.service.http import (
     admin,
     dead_letters,
@@ -114,6 +114,7 @@ class _Request:
         self._principal = ANONYMOUS
         self._route: Route | None = None
         self._resource: Resource = SERVER
+        self._resources: list[Resource] = []
         self._status = 0
         self._received = self._sent = 0
 
@@ -159,7 +160,7 @@ class _Request:
         _check_origin(self._peer)
         match = self._app.find(method, self._scope)
         route = self._route = match.route
-        resources = route.resources_of(match.path)
+        resources = self._resources = route.resources_of(match.path)
         self._resource = resources[0]
         if not route.is_public:
             self._principal = await self._service.authenticate(self._peer)
@@ -172,20 +173,37 @@ class _Request:
         return call
 
     async def _while_connected(self, call: Call, work: Coroutine[Any, Any, Any]) -> Any:
-        """The result, unless the client goes away before."""
-        working = asyncio.ensure_future(work)
+        """The result, unless the client goes away before, or may no longer have it."""
         gone = asyncio.ensure_future(call.gone())
         try:
-            await asyncio.wait([working, gone], return_when=asyncio.FIRST_COMPLETED)
-            if working.done():
-                return working.result()
-            raise asyncio.CancelledError
+            return await self._while_allowed(work, gone)
         finally:
-            for task in (working, gone):
-                if not task.done():
-                    task.cancel()
+            gone.cancel()
+            with contextlib.suppress(BaseException):
+                await gone
+
+    async def _while_allowed(self, work: Coroutine[Any, Any, Any], *ends: asyncio.Future[Any]) -> Any:
+        """The result, unless one of these ends it, or the client's token or grant does."""
+        working = asyncio.ensure_future(work)
+        with self._service.until_revoked(self._is_allowed) as revoked:
+            try:
+                await asyncio.wait([working, revoked, *ends], return_when=asyncio.FIRST_COMPLETED)
+                if working.done():
+                    return working.result()
+                if revoked.done():
+                    raise NotAuthorizedError("the permission for this was revoked, or its token has ended")
+                raise asyncio.CancelledError
+            finally:
+                if not working.done():
+                    working.cancel()
                     with contextlib.suppress(BaseException):
-                        await task
+                        await working
+
+    def _is_allowed(self) -> bool:
+        permission = None if self._route is None else self._route.permission
+        allows = self._service.authorizer.allows
+        is_granted = permission is None or all(allows(self._principal, permission, one) for one in self._resources)
+        return is_granted and self._service.is_current(self._principal)
 
     async def _stream(self, call: Call) -> None:
         pieces: AsyncIterator[bytes] = call.route.handler(call)
@@ -195,6 +213,8 @@ class _Request:
         sending = self._send_pieces(first, pieces)
         try:
             await self._while_connected(call, sending)
+        except NotAuthorizedError:  # the head is out
+            await self._send({"type": "http.response.body", "body": b"", "more_body": False})
         finally:
             await pieces.aclose()  # type: ignore[attr-defined]
 
@@ -256,7 +276,7 @@ class _Request:
     async def _talk(self, call: Call, socket: Socket) -> None:
         code, reason = _NORMAL, ""
         try:
-            await call.route.handler(call, socket)
+            await self._while_allowed(call.route.handler(call, socket))
             if self._service.stopping.is_set():
                 code, reason = _GOING_AWAY, "the server stops"
         except (DisconnectedError, asyncio.CancelledError):

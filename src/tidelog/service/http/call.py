@@ -18,13 +18,14 @@ from urllib.parse import parse_qsl
 import msgspec
 
 from tidelog.codec import JSON_ERRORS, from_json
-from tidelog.service.auth.access import NotAuthorizedError, Permission, Principal, Resource
+from tidelog.service.auth.access import NotAuthorizedError, Permission, Principal, Resource, topic_resource
 from tidelog.service.http.problems import HttpError
 from tidelog.service.http.routes import JSON, Route
 from tidelog.topics.names import TopicName, parse_topic_name
 
 if TYPE_CHECKING:
     from tidelog.service.http.service import Service
+    from tidelog.service.kafka.broker import ServedTopic
 
 Scope = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
@@ -132,6 +133,13 @@ class Call:
         """NotAuthorizedError unless the client may do this."""
         if not self.allows(permission, resource):
             raise forbidden(permission, resource)
+
+    async def topic_in_use(self) -> ServedTopic:
+        """The topic in the path. Its first use creates it, for those who may."""
+        broker, name = self.service.broker, self.topic_name
+        if broker.find(name) is None:
+            self.check(Permission.ADMIN, topic_resource(name))
+        return await broker.find_or_create(name)
 
     async def read(self, take: Callable[[int], None]) -> bytes:
         """The whole body; HttpError (413) when it is too large, (408) when it does not come."""

@@ -104,7 +104,7 @@ async def produce(call: Call) -> Appended | Reply:
     """
     query: ProduceQuery = call.query
     messages = _messages_of(call)
-    served = await call.service.broker.find_or_create(call.topic_name)
+    served = await call.topic_in_use()
     result = await _append(call.service, served, messages, query)
     if call.media_type == MSGPACK or call.accepts(MSGPACK):
         return Reply(_encode_packed(result), MSGPACK)

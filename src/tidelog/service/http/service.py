@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Coroutine
+import contextlib
+from collections.abc import Awaitable, Callable, Coroutine, Iterator
 from importlib.metadata import version
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 from weakref import WeakValueDictionary
@@ -107,6 +108,9 @@ class Service:
         self.authenticate: Authenticate = _anonymous
         """Who a request comes from."""
         self.authorizer: Authorizer = Open()
+        self.is_current: Callable[[Principal], bool] = lambda principal: True
+        """Whether the credential of a client still counts; `end_revoked` is called when that may have changed."""
+        self._lasting: dict[asyncio.Future[None], Callable[[], bool]] = {}
         self.audit: Audit = _forget
         """Told of every request that was refused, or changes something, once it is answered."""
         self.observer = observer or NoObserver()
@@ -128,6 +132,22 @@ class Service:
         self._locks: WeakValueDictionary[Any, asyncio.Lock] = WeakValueDictionary()
         self.waiters: set[asyncio.Future[None]] = set()
         """What long polls wait for."""
+
+    @contextlib.contextmanager
+    def until_revoked(self, is_allowed: Callable[[], bool]) -> Iterator[asyncio.Future[None]]:
+        """For what lasts: a future that is done when the client may no longer do it."""
+        revoked: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._lasting[revoked] = is_allowed
+        try:
+            yield revoked
+        finally:
+            del self._lasting[revoked]
+
+    def end_revoked(self) -> None:
+        """Ends the streams, long polls and WebSockets of those whose token or grant is gone."""
+        for revoked, is_allowed in list(self._lasting.items()):
+            if not revoked.done() and not is_allowed():
+                revoked.set_result(None)
 
     def begin_to_stop(self) -> None:
         """Ends what waits for news."""

@@ -13,7 +13,7 @@ from typing import Annotated, Any
 import msgspec
 
 from tidelog.errors import InputError, NotFoundError
-from tidelog.service.auth.access import Kind, Permission, Resource
+from tidelog.service.auth.access import Kind, Permission, Resource, topic_resource
 from tidelog.service.http.call import Call, Reply
 from tidelog.service.http.message_json import PackedMessage, ReadEncoding, ReadMessage, packed, to_json
 from tidelog.service.http.routes import JSON, MSGPACK, RouteTable
@@ -293,10 +293,10 @@ async def delete_subscription(call: Call) -> None:
 async def open_session(call: Call, wanted: Subscribe, *, has_lease: bool) -> Session:
     """Subscribes for a client."""
     service = call.service
-    served = await service.broker.find_or_create(call.topic_name)
+    served = await call.topic_in_use()
     await partition_logs(service, served)
     if wanted.dead_letter_topic is not None:
-        call.check(Permission.WRITE, Resource(Kind.TOPIC, wanted.dead_letter_topic))
+        call.check(Permission.WRITE, topic_resource(wanted.dead_letter_topic))
     start = start_of(wanted.start, served.count)
     if served.count == 1 and isinstance(start, dict):
         start = start.get(0, "earliest")
