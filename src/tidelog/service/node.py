@@ -24,6 +24,7 @@ from tidelog.service.auth.access import LOCAL, Principal, Resource
 from tidelog.service.auth.security import Security
 from tidelog.service.http.app import App
 from tidelog.service.http.call import Peer
+from tidelog.service.http.metrics_page import Sources
 from tidelog.service.http.server import HttpServer
 from tidelog.service.http.service import HttpSettings, Service
 from tidelog.service.kafka.admin import Admin
@@ -36,6 +37,7 @@ from tidelog.service.kafka.quotas import ClientQuotas
 from tidelog.service.kafka.server import KafkaServer
 from tidelog.service.kafka.transactions.coordinator import TransactionService
 from tidelog.service.kafka.transactions.store import TransactionStore
+from tidelog.service.metrics import Exposition, now
 from tidelog.store.scheduler import in_store_thread
 from tidelog.topics.directory import LogDirectory
 
@@ -142,6 +144,18 @@ class Node:
         self.security.on_check(self.http.end_revoked)
         self.http.engines = dict(engines or {})
         self._http = HttpServer(App(self.http))
+
+        self.http.sources = Sources(
+            self._write_kafka_metrics, self._groups.statistics, lambda: self._http.connections, now()
+        )
+
+    def _write_kafka_metrics(self, exposition: Exposition) -> None:
+        statistics = self._kafka.statistics()
+        exposition.add("tidelog_kafka_connections", statistics.connections)
+        exposition.add("tidelog_kafka_received_bytes_total", statistics.received_bytes)
+        exposition.add("tidelog_kafka_sent_bytes_total", statistics.sent_bytes)
+        for api, histogram in statistics.request_seconds.items():
+            exposition.add_histogram("tidelog_kafka_request_seconds", histogram, (("api", api),))
 
     def _coordinator(self) -> BrokerNode:
         return BrokerNode(self._broker.settings.node_id, *self._broker.address)

@@ -31,6 +31,7 @@ from tidelog.service.http import (
     engines,
     health,
     messages,
+    metrics_page,
     operations,
     subscriptions,
     topics,
@@ -65,7 +66,7 @@ _logger = logging.getLogger("tidelog.http")
 _NORMAL, _GOING_AWAY, _POLICY_VIOLATION, _INTERNAL = 1000, 1001, 1008, 1011
 _NO_BODY = (HTTPStatus.NO_CONTENT,)
 
-_MODULES = (health, topics, messages, subscriptions, websocket, dead_letters, admin, engines, operations)
+_MODULES = (health, metrics_page, topics, messages, subscriptions, websocket, dead_letters, admin, engines, operations)
 TABLE: list[Route] = [route for module in _MODULES for route in module.routes]
 """All routes of the API, in the order of the documentation."""
 
@@ -303,7 +304,7 @@ class _Request:
 
     def _count(self, seconds: float) -> None:
         name = "other" if self._route is None else self._route.name
-        self._service.observer.observe_request(name, self._status, seconds, self._received, self._sent)
+        self._service.requests.observe_request(name, self._status, seconds, self._received, self._sent)
         changes = self._route is not None and self._route.permission in (Permission.WRITE, Permission.ADMIN)
         if changes or self._status in (HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN):
             self._service.audit(self._principal, self._peer, name, self._resource, self._status)

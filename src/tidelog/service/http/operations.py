@@ -118,6 +118,11 @@ class Operations:
         for old in ended[: max(0, len(ended) - _KEPT)]:
             del self._all[old]
 
+    @property
+    def running(self) -> int:
+        """How many have not ended."""
+        return len(self._tasks)
+
     def find(self, operation_id: str) -> tuple[Operation, Resource] | None:
         return self._all.get(operation_id)
 

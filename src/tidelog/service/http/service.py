@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 from collections.abc import Awaitable, Callable, Coroutine, Iterator
 from importlib.metadata import version
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 from weakref import WeakValueDictionary
 
 import msgspec
@@ -16,10 +16,12 @@ from tidelog.service.auth.access import ANONYMOUS, Authorizer, Open, Principal, 
 from tidelog.service.http.call import BodyBudget, Peer
 from tidelog.service.http.sessions import Sessions
 from tidelog.service.kafka.broker import Broker, ServedTopic
+from tidelog.service.metrics import RequestMetrics
 from tidelog.topics.names import TopicName
 
 if TYPE_CHECKING:
     from tidelog.engine.engine import Engine
+    from tidelog.service.http.metrics_page import Sources
     from tidelog.service.http.operations import Operations
 
 Result = TypeVar("Result")
@@ -41,19 +43,6 @@ class HttpSettings(msgspec.Struct, frozen=True, kw_only=True):
     """The longest that a long poll waits."""
     stop_seconds: float = 10.0
     """How long stopping waits for requests that were begun."""
-
-
-class Observer(Protocol):
-    """Counts requests."""
-
-    def observe_request(self, route: str, status: int, seconds: float, received: int, sent: int) -> None: ...
-
-
-class NoObserver:
-    """Counts nothing."""
-
-    def observe_request(self, route: str, status: int, seconds: float, received: int, sent: int) -> None:
-        return None
 
 
 Authenticate = Callable[[Peer], Awaitable[Principal]]
@@ -101,7 +90,6 @@ class Service:
         self,
         broker: Broker,
         settings: HttpSettings | None = None,
-        observer: Observer | None = None,
     ) -> None:
         self.broker = broker
         self.settings = settings or HttpSettings()
@@ -113,7 +101,9 @@ class Service:
         self._lasting: dict[asyncio.Future[None], Callable[[], bool]] = {}
         self.audit: Audit = _forget
         """Told of every request that was refused, or changes something, once it is answered."""
-        self.observer = observer or NoObserver()
+        self.requests = RequestMetrics()
+        self.sources: Sources | None = None
+        """What `/metrics` shows of the rest of the process."""
         self.bodies = BodyBudget(self.settings.max_buffered_bytes)
         self.version = version("tidelog")
         self.openapi: Callable[[], bytes] = lambda: b"{}"

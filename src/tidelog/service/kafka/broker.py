@@ -38,7 +38,7 @@ from tidelog.errors import (
 )
 from tidelog.service.kafka.configs import Serving, configs_of, serving_of, settings_of
 from tidelog.service.kafka.error_codes import ErrorCode
-from tidelog.service.kafka.partition_reader import ColdReads, EncodedBatches
+from tidelog.service.kafka.partition_reader import ColdReads, EncodedBatches, ReadCounts
 from tidelog.service.kafka.partitions import Partition
 from tidelog.service.kafka.records import Control, RecordError
 from tidelog.service.kafka.transactions.producer_state import StoredProducers
@@ -421,6 +421,11 @@ class Broker:
             served.opening[number] = running
             running.add_done_callback(lambda done: self._opened(served, number, done))
         return await asyncio.shield(running)
+
+    @property
+    def read_counts(self) -> ReadCounts:
+        """Where reads of consumers were answered from."""
+        return self._cold.counts
 
     async def read_cold(self, read: Callable[[], Awaitable[Result]]) -> Result:
         """A read that waits for the store, when there is room for one more of these."""

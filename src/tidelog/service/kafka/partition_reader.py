@@ -29,10 +29,20 @@ _IDLE_SECONDS = 60.0
 Result = TypeVar("Result")
 
 
+class ReadCounts:
+    """Where consumers' reads were answered from, all partitions together."""
+
+    __slots__ = ("files", "memory", "store")
+
+    def __init__(self) -> None:
+        self.memory = self.files = self.store = 0
+
+
 class ColdReads:
     """The reads that wait for the store, all partitions together."""
 
     def __init__(self, limit: int = STORE_THREADS // 2) -> None:
+        self.counts = ReadCounts()
         self._free = asyncio.Semaphore(limit)
         self._running: set[asyncio.Future[Any]] = set()
 
@@ -130,6 +140,7 @@ class PartitionReader:
         found = self._in_memory(offset, stop_offset)
         if found is None or self._compression is not Compression.NONE:
             return None
+        self._cold.counts.memory += 1
         return self._encode(found, max_bytes)
 
     def _in_memory(self, offset: int, stop_offset: int) -> Batch | None:
@@ -139,11 +150,15 @@ class PartitionReader:
     async def read(self, offset: int, stop_offset: int, max_bytes: int) -> Fetched:
         """Batches from `offset` up to `stop_offset` (exclusive), wherever they are; at least one message."""
         cached = self._in_memory(offset, stop_offset)
+        counts = self._cold.counts
         if cached is not None:
+            counts.memory += 1
             return await self._encode_async(cached, max_bytes)
         if offset < self._log.start_offset:
+            counts.store += 1
             opened, batch = await self._cold.run(lambda: self._next(offset))
         else:
+            counts.files += 1
             opened, batch = await self._next(offset)
         if batch is None:
             opened.reader.close()

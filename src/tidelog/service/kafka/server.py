@@ -20,10 +20,14 @@ import asyncio
 import contextlib
 import logging
 import struct
+import time
 from collections import Counter, deque
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Mapping
 from typing import Any, cast
 
+import msgspec
+
+from tidelog.clock import Histogram, Stopwatch
 from tidelog.events import tell
 from tidelog.service.auth.access import Kind, NotAuthenticatedError, Permission
 from tidelog.service.auth.security import Security
@@ -68,6 +72,16 @@ Answer = list[Buffer] | Buffer | None
 _ALLOWED = Decision()
 
 
+class KafkaStatistics(msgspec.Struct, frozen=True, kw_only=True):
+    """One moment of the listener."""
+
+    connections: int
+    received_bytes: int
+    sent_bytes: int
+    request_seconds: Mapping[str, Histogram]
+    """By API."""
+
+
 class KafkaServer:
     """Listens on an address, and serves a broker's topics to any number of clients."""
 
@@ -86,6 +100,9 @@ class KafkaServer:
         """What is received goes here first, for all connections: what is left of it belongs to one at once."""
         self._server: asyncio.Server | None = None
         self._is_stopping = False
+        self._request_seconds: dict[int, Stopwatch] = {}
+        self._received_bytes = 0
+        self.sent_bytes = 0
         self.quotas: ClientQuotas | None = None
         """What clients may send and get; without it, anything."""
 
@@ -133,6 +150,23 @@ class KafkaServer:
         if self._server is not None:
             await self._server.wait_closed()
 
+    def statistics(self) -> KafkaStatistics:
+        """An immutable snapshot."""
+        taken = {_title(key): watch.snapshot() for key, watch in sorted(self._request_seconds.items())}
+        return KafkaStatistics(
+            connections=len(self._connections),
+            received_bytes=self._received_bytes,
+            sent_bytes=self.sent_bytes,
+            request_seconds=taken,
+        )
+
+    def took(self, api_key: int, began: float) -> None:
+        """A request was handled that began then: Fetch with its wait for messages, Produce with that for the disk."""
+        watch = self._request_seconds.get(api_key)
+        if watch is None:
+            watch = self._request_seconds[api_key] = Stopwatch()
+        watch.add(time.perf_counter() - began)
+
     # For connections
 
     @property
@@ -164,6 +198,7 @@ class KafkaServer:
     def begin(self, session: ClientSession, frame: Buffer, mute: Callable[[float], None]) -> Begun:
         """Handles a request: its answer, or what has still to be waited for. `mute` is called with the seconds that the
         client has to wait after it."""
+        self._received_bytes += len(frame)
         if session.takes_bare_messages:
             return session.bare_message(frame)
         try:
@@ -202,7 +237,7 @@ class KafkaServer:
             if decision.amend is not None:
                 decision.amend(pending.response)
             pending.response.throttle_time_ms = self._throttled(PRODUCE_RATE, context, size, mute)
-            later = LaterAnswer(header, pending)
+            later = LaterAnswer(header, pending, self.took)
             return self._append_later(later) if pending.later else later
         handler = self._handlers.get(header.api_key)
         if handler is None:
@@ -236,7 +271,9 @@ class KafkaServer:
         mute: Callable[[float], None],
         decision: Decision,
     ) -> Answer:
+        began = time.perf_counter()
         response = await handler(context, request)
+        self.took(header.api_key, began)
         if decision.amend is not None:
             decision.amend(response)
         if header.api_key == FETCH and self.quotas is not None and self.quotas.is_needed:
@@ -253,16 +290,24 @@ class KafkaServer:
         return round(seconds * 1000)
 
 
+def _title(api_key: int) -> str:
+    """The name of an API as Kafka's documentation writes it: FindCoordinator."""
+    return APIS[api_key].name.title().replace("_", "")
+
+
 class LaterAnswer:
     """An answer that is not there yet, in its place among the answers of a connection."""
 
-    __slots__ = ("_header", "pending")
+    __slots__ = ("_began", "_header", "_took", "pending")
 
-    def __init__(self, header: RequestHeader, pending: PendingProduce) -> None:
+    def __init__(self, header: RequestHeader, pending: PendingProduce, took: Callable[[int, float], None]) -> None:
         self._header = header
+        self._began = time.perf_counter()
+        self._took = took
         self.pending = pending
 
     def encode(self) -> Answer:
+        self._took(self._header.api_key, self._began)
         return encode(self._header, self.pending.answer)
 
 
@@ -527,6 +572,7 @@ class Connection(asyncio.BufferedProtocol):
         if len(self._answers) < _MAX_PENDING:
             self._room.set()
         if ready and not self._transport.is_closing():
+            self._server.sent_bytes += sum(map(len, ready))
             self._transport.writelines(ready)
         self._end_if_done()
 

@@ -88,6 +88,13 @@ class CommittedOffsets:
             return ErrorCode.INVALID_GROUP_ID
         return None if self.is_loaded else ErrorCode.COORDINATOR_LOAD_IN_PROGRESS
 
+    def statistics(self) -> dict[str, dict[TopicPartition, int]]:
+        """What every group has committed, by topic and partition."""
+        return {
+            group: {place: one.offset for place, one in offsets.items() if isinstance(one, GroupOffset)}
+            for group, offsets in self._groups.items()
+        }
+
     def groups(self) -> Iterable[str]:
         """All groups with offsets."""
         return self._groups.keys()

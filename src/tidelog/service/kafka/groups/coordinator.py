@@ -92,6 +92,10 @@ class GroupCoordinator:
         self._loader: asyncio.Task[None] | None = None
         self._expiry: asyncio.Task[None] | None = None
 
+    def statistics(self) -> dict[str, dict[tuple[str, int], int]]:
+        """The committed offsets of all groups, by topic and partition; from memory."""
+        return self._offsets.statistics()
+
     def handlers(self) -> dict[int, Handler]:
         """By API key."""
         return {
