@@ -14,9 +14,11 @@ Invariants
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from threading import RLock
+from threading import Event, RLock
+from typing import Self
 
 import msgspec
 
@@ -58,12 +60,56 @@ from tidelog.store.scheduler import Lazy
 
 _logger = logging.getLogger("tidelog.engine")
 ShippedPieces = Callable[[int], Iterator[Iterable[Frames]]]
+_SHORTEST_TURN_SECONDS = 0.001
+_LONGEST_TURN_SECONDS = 0.05
 WAL = "wal"
 PAGES = "pages.db"
 
 
+class Turns:
+    """Whose turn it is to change an engine: that of entries, or that of maintenance, which is a context manager.
+
+    A lock alone would leave maintenance waiting for as long as entries come: who releases it takes it again at once.
+    So entries give way to maintenance that waits, and that takes about as long as the last entries did.
+    """
+
+    def __init__(self) -> None:
+        self.applying = RLock()
+        self._is_taken = Event()
+        self._is_taken.set()
+        self._entry_seconds = 0.0
+        self._until = 0.0
+
+    def give_way(self) -> None:
+        """Before entries are applied: if maintenance waits, it comes first."""
+        if not self._is_taken.is_set():
+            self._is_taken.wait(_LONGEST_TURN_SECONDS)
+
+    def entries_took(self, seconds: float) -> None:
+        """How long entries have held the lock."""
+        self._entry_seconds = seconds
+
+    def __enter__(self) -> Self:
+        self._is_taken.clear()
+        try:
+            self.applying.acquire()
+        finally:
+            self._is_taken.set()
+        seconds = min(max(self._entry_seconds, _SHORTEST_TURN_SECONDS), _LONGEST_TURN_SECONDS)
+        self._until = time.perf_counter() + seconds
+        return self
+
+    def __exit__(self, *failure: object) -> None:
+        self.applying.release()
+
+    @property
+    def is_over(self) -> bool:
+        """Whether maintenance should let entries through. It may finish what it is at."""
+        return time.perf_counter() >= self._until
+
+
 class Core:
-    """The parts of an open engine. Every writer holds `applying`."""
+    """The parts of an open engine. Every writer holds `applying`: entries themselves, maintenance through `turns`."""
 
     def __init__(
         self,
@@ -80,7 +126,8 @@ class Core:
         self.files = files
         self.clock = clock
         self.wal = wal
-        self.applying = RLock()
+        self.turns = Turns()
+        self.applying = self.turns.applying
         self._shipped_pieces = shipped_pieces
         remove_unused_index(files, directory / PAGES)
         self.page_file = _page_file(files, directory / PAGES, is_new=state is None)
@@ -142,7 +189,7 @@ class Core:
             wal=wal,
             marks=self.marks,
             results=self.results,
-            applying=self.applying,
+            applying=self.turns,
             last=state,
         )
         self.checkpointer.history_start_seq = found.history_start_seq

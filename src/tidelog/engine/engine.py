@@ -22,6 +22,7 @@ import asyncio
 import contextlib
 import logging
 import os
+import time
 import warnings
 import weakref
 from collections.abc import AsyncIterator, Iterable, Iterator
@@ -255,6 +256,7 @@ class Engine(EngineScans, ChangeCalls, GarbageCalls, CompactionCalls, ClosedAtEx
         self._standing: Standing = standing
         self._check_open = standing.check
         self._fail = standing.fail
+        self._turns = core.turns
         self._applying = core.applying
         self._replayed = Lazy(lambda: Replayed(core.wal, core.versions, core.results, core.entry_ends))
         self._news = News()
@@ -365,7 +367,9 @@ class Engine(EngineScans, ChangeCalls, GarbageCalls, CompactionCalls, ClosedAtEx
     def apply_many(self, entries: Iterable[tuple[int, Carried]]) -> list[Result]:
         """Applies entries in order, each by itself, with one sync."""
         wanted = checked_entries(entries)
+        self._turns.give_way()
         with self._applying:
+            began = time.perf_counter()
             self._check_open()
             results = [self._again(seq, entry) for seq, entry in wanted if seq <= self._marks.accepted_seq]
             fresh = wanted[len(results) :]
@@ -373,6 +377,11 @@ class Engine(EngineScans, ChangeCalls, GarbageCalls, CompactionCalls, ClosedAtEx
             while begin < len(fresh):
                 begin = self._apply_chunk(fresh, begin, results)
             self._commit()
+            seconds = time.perf_counter() - began
+            self._turns.entries_took(seconds)
+            wait_seconds = self._upkeep.grown(self._wal.next_position, seconds)
+        if wait_seconds:
+            time.sleep(wait_seconds)
         return results
 
     @twin_of(apply_many)

@@ -23,6 +23,12 @@ from tidelog.store.scheduler import Lazy, Task, Threads
 _logger = logging.getLogger("tidelog.engine")
 # Not at once: a freshly opened engine is busy. Not after the whole interval: some programs never run that long.
 _FIRST_COLLECTION_SECONDS = 60.0
+_FIRST_GROWTH_BYTES = 64 << 20
+_NEVER_POSITION = 1 << 64
+# How far the log may grow during a collection, in what makes one due, before entries wait; and how long they do.
+_FREE_GROWTH = 0.25
+_SLOWER = 20.0
+_LONGEST_WAIT_SECONDS = 1.0
 
 
 class ColdTier(Protocol):
@@ -75,6 +81,9 @@ class Maintenance:
         self._tasks: list[Task] = []
         self._checkpointed_lsn = core.checkpointer.redo_lsn
         self.failed_checkpoints = 0
+        self._collecting: Task | None = None
+        self._collects_at = self._due_bytes = _NEVER_POSITION
+        self._is_collecting = False
         if runs_in_background:
             interval = core.settings.checkpoint_interval_seconds
             # After a long redo, checkpoint soon rather than after the whole interval: the next redo would be as long.
@@ -83,7 +92,9 @@ class Maintenance:
             if cold is not None:
                 cold.start()
             if forgets_versions(core.settings):
-                self._repeat("garbage was not collected", lambda: self.garbage().collect())
+                self._collecting = self._repeat("garbage was not collected", self._collect)
+                self._due_bytes = min(core.settings.rotate_max_bytes, _FIRST_GROWTH_BYTES)
+                self._collects_at = core.wal.next_position + self._due_bytes
             self.add_compaction()
 
     def add_compaction(self) -> None:
@@ -91,7 +102,32 @@ class Maintenance:
         if isinstance(self.cold, Shipping):
             self._repeat("nothing was compacted", lambda: self.compaction().compact(DEFAULT_GRACE_SECONDS))
 
-    def _repeat(self, failed: str, work: Callable[[], object]) -> None:
+    def grown(self, position: int, seconds: float) -> float:
+        """The log has grown up to here, with entries that took so long. Returns how long the next ones should wait: if
+        they make garbage faster than it is collected, they are slowed down, and disk and store stay bounded.
+
+        Garbage is collected when there may be much of it, however long ago it was.
+        """
+        if position < self._collects_at or self._collecting is None:
+            return 0.0
+        if not self._is_collecting:
+            self._is_collecting = True
+            self._collecting.soon()
+        behind = (position - self._collects_at) / self._due_bytes - _FREE_GROWTH
+        return min(_LONGEST_WAIT_SECONDS, seconds * _SLOWER * behind) if behind > 0 else 0.0
+
+    def _collect(self) -> None:
+        garbage = self.garbage()
+        try:
+            if self.cold is not None:
+                self.cold.ship()  # what is not in the store is kept
+            garbage.collect()
+        finally:
+            self._due_bytes = garbage.next_due_bytes
+            self._collects_at = self._core.wal.next_position + self._due_bytes
+            self._is_collecting = False
+
+    def _repeat(self, failed: str, work: Callable[[], object]) -> Task | None:
         """Does it every `compaction_interval_seconds`, unless the settings disable it; retries soon what failed."""
         interval = self._core.settings.compaction_interval_seconds
         first = min(_FIRST_COLLECTION_SECONDS, interval)
@@ -106,8 +142,11 @@ class Maintenance:
                 return first
             return interval
 
-        if self._core.settings.compaction_enabled:
-            self._tasks.append(self._threads.store_work.add(run, first))
+        if not self._core.settings.compaction_enabled:
+            return None
+        task = self._threads.store_work.add(run, first)
+        self._tasks.append(task)
+        return task
 
     def checkpoint(self) -> int:
         """Takes a local checkpoint, and a snapshot in the store if there is one; returns the seq of the local one."""

@@ -39,7 +39,7 @@ from tidelog.engine.mvcc.retention import History, Marks, Pin, forgotten
 from tidelog.engine.mvcc.versions import INFO, WITH_CRC, Buckets, BucketVersion, Found, Pointer, Row
 from tidelog.engine.txn.read_set import Carried, batch_of
 from tidelog.engine.wal.value import CODEC_NONE, LENGTH_BYTES, decode_metadata, decode_value, object_crc
-from tidelog.errors import ClosedError, GapError, InputError, LogFailedError, NotFoundError, TidelogError
+from tidelog.errors import ClosedError, GapError, InputError, InternalError, LogFailedError, NotFoundError, TidelogError
 
 # Checks of callers' arguments before anything is done: seqs, entries and names.
 #
@@ -180,6 +180,8 @@ class Standing:
 class VersionIndex(Protocol):
     """Which version of an object is visible at a seq: `Versions`, or `StoredVersions`."""
 
+    def renew(self) -> None: ...
+
     def find(self, bucket: str, key: str, seq: int) -> Found | None: ...
 
     def find_in(self, created: BucketVersion, bucket: str, key: str, seq: int) -> Found | None: ...
@@ -242,6 +244,10 @@ class ReadStanding(Protocol):
     def closed_error(self) -> ClosedError: ...
 
 
+# A value is moved now and then, which takes long; a read that meets several moves of one is hardly possible.
+_MOVES = 8
+
+
 class EngineReading:
     """The read-only methods of an engine."""
 
@@ -283,16 +289,28 @@ class EngineReading:
         found = None if created is None else self._find_in(created, bucket, key, at)
         if found is None:
             return self._look_again(bucket, key, seq, at)
-        here = self._found_here(found)
-        if here is not None:
-            return here
-        try:
-            data, metadata = self._read_cold(found.cell)
-        except (GapError, NotFoundError):
-            if at < self._kept_from():
-                return self._look_again(bucket, key, seq, at)
-            raise
-        return StoredObject(data, metadata, found.seq, "cold")
+        for _ in range(_MOVES):
+            here = self._found_here(found)
+            if here is not None:
+                return here
+            try:
+                data, metadata = self._read_cold(found.cell)
+            except (GapError, NotFoundError):
+                if at < self._kept_from():
+                    return self._look_again(bucket, key, seq, at)
+                moved = self._moved(bucket, key, at, found)
+                if moved is None:
+                    raise
+                found = moved
+            else:
+                return StoredObject(data, metadata, found.seq, "cold")
+        raise InternalError(f"the value of {key!r} was moved {_MOVES} times while it was read")
+
+    def _moved(self, bucket: str, key: str, seq: int, found: Found) -> Found | None:
+        """The same version, if its value was moved since it was looked up and is somewhere else now."""
+        self._versions.renew()
+        again = self._versions.find(bucket, key, seq)
+        return None if again is None or again == found else again
 
     def _read_here(self, bucket: str, key: str, seq: int | None) -> StoredObject | None:
         """Like `read`, from this disk alone; None if the value has left it."""

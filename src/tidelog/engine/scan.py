@@ -65,7 +65,7 @@ class EngineScans(EngineStat):
             bucket, prefix, pin.seq, start=start, end=end, reverse=bool(reverse), columns=columns
         )
         if with_values:
-            return chain.from_iterable(self._scanned_values(pin, batches, limit))
+            return chain.from_iterable(self._scanned_values(pin, bucket, batches, limit))
         return islice(chain.from_iterable(self._scanned(pin, batches)), limit)
 
     def _scanned(self, pin: Pin, batches: Iterator[list[Row]]) -> Iterator[Iterator[ScannedObject]]:
@@ -80,14 +80,14 @@ class EngineScans(EngineStat):
             raise self._standing.closed_error()
 
     def _scanned_values(
-        self, pin: Pin, batches: Iterator[list[Row]], limit: int | None
+        self, pin: Pin, bucket: str, batches: Iterator[list[Row]], limit: int | None
     ) -> Iterator[Iterator[ScannedObject]]:
         with pin as at:
             rows = islice(chain.from_iterable(batches), limit)
-            for found in self._values_of(map(_Wanted.of, rows), at):
+            for found in self._values_of((_Wanted.of(bucket, row) for row in rows), at):
                 self._check_going_on(pin)
                 yield (
-                    ScannedObject(one.name, one.cell.size, one.seq, one.cell.crc, data, metadata)
+                    ScannedObject(one.key, one.cell.size, one.seq, one.cell.crc, data, metadata)
                     for one, (data, metadata), _ in found
                 )
 
@@ -100,10 +100,14 @@ class EngineScans(EngineStat):
         with self.pin(seq) as at:
             found = [self._versions.find(bucket, key, at) for bucket, key in wanted]
             answer: list[StoredObject | None] = [None] * len(wanted)
-            there = (_Wanted(str(number), one.seq, one.cell) for number, one in enumerate(found) if one is not None)
+            there = (
+                _Wanted(*wanted[number], one.seq, one.cell, number)
+                for number, one in enumerate(found)
+                if one is not None
+            )
             for values in self._values_of(there, at):
                 for one, (data, metadata), tier in values:
-                    answer[int(one.name)] = StoredObject(data, metadata, one.seq, tier)
+                    answer[one.number] = StoredObject(data, metadata, one.seq, tier)
         return answer
 
     def _read_many_here(self, wanted: Sequence[tuple[str, str]], seq: int | None) -> list[StoredObject | None] | None:
@@ -152,21 +156,28 @@ class EngineScans(EngineStat):
         except (GapError, NotFoundError) as error:
             if at < self._kept_from():  # another process has moved the start of history
                 raise forgotten(self._kept_from()) from error
-            raise
+            # Some were moved since they were looked up. Those that are lost are named now.
+            return [self._got_again(one, at) for one in batch.wanted]
+
+    def _got_again(self, wanted: _Wanted, at: int) -> _Got:
+        found = self.read(wanted.bucket, wanted.key, at)
+        return _Got(wanted, (found.data, found.metadata), found.tier)
 
 
 class _Wanted(NamedTuple):
     """A version whose value is wanted."""
 
-    name: str
+    bucket: str
+    key: str
     seq: int
     cell: Cell
+    number: int = 0
 
     @classmethod
-    def of(cls, row: Row) -> _Wanted:
+    def of(cls, bucket: str, row: Row) -> _Wanted:
         key, size, seq, crc, codec, lsn, position, stored_bytes, inline = row
         flags = POINTER if inline is None else INLINE
-        return cls(key, seq, Cell(flags, 0, size, crc, codec, lsn, position, stored_bytes, inline))
+        return cls(bucket, key, seq, Cell(flags, 0, size, crc, codec, lsn, position, stored_bytes, inline))
 
 
 class _Got(NamedTuple):

@@ -154,6 +154,14 @@ class EngineSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     """Objects of the store are put together up to this size; those of more than half of it stay as they are. Larger
     makes fewer objects, which are written and let go of as a whole."""
 
+    compaction_live_ratio: Annotated[float, msgspec.Meta(ge=0, le=0.9)] = 0.5
+    """Least part of the log that is in use, live bytes / stored bytes, for an engine that forgets versions
+    (`keep_versions`, `keep_seconds`). Below it, values that are still needed are moved out of the oldest pieces of the
+    log to its end, so that those can go. Higher takes less room and writes more; 0 moves nothing."""
+
+    compaction_bytes_per_second: Positive = 64 * MIB
+    """The pace at which values are moved. Slower disturbs less, and gives room back later."""
+
     keep_versions: Positive | None = None
     """Newest versions of each object that stay readable. Default: all."""
 
@@ -213,6 +221,8 @@ class EngineOptions(TypedDict, total=False):
     compaction_enabled: bool
     compaction_interval_seconds: float | str
     compaction_max_bytes: int | str
+    compaction_live_ratio: float
+    compaction_bytes_per_second: int | str
     keep_versions: int | None
     keep_seconds: int | str | None
     checks_invariants: bool

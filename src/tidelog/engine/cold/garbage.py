@@ -3,8 +3,9 @@ needs without them. A piece is an object in the store, or a file on the disk of 
 
     horizon -> manifest -> VACUUM record, synced -> versions removed -> synced -> pieces of the log dropped
 
-History is contiguous from its start, so pieces are dropped from the front only: garbage after a piece that is needed
-counts as dead bytes, which a compaction can remove.
+History is contiguous from its start, so pieces are dropped from the front only. If too little of the log is live
+(`compaction_live_ratio`), the values that are still needed are moved out of the pieces at the front (`relocation.py`),
+which go then, now or with the next collection.
 
 Invariants
 - One collection at a time. Entries are applied and read meanwhile, and a reader that has pinned a state reads it to the
@@ -17,6 +18,8 @@ Invariants
   piece stays: the log continues there.
 - Bytes of values are counted once per version that points to them, and never for more than the size of their piece:
   live bytes are an upper bound, and a piece without any is certainly dead.
+- What was moved counts as moved for a piece in the store only when a restore would find it moved: the records of the
+  moves are at or before the last entry that the manifest covers.
 - A plan is an upper bound: everything that it names is checked again before it is removed.
 - A collection can be interrupted anywhere. The next one finds what is left.
 """
@@ -24,6 +27,7 @@ Invariants
 from __future__ import annotations
 
 import logging
+import time
 from abc import ABC, abstractmethod
 from bisect import bisect_right
 from collections.abc import Callable, Iterator, Sequence
@@ -40,7 +44,8 @@ from tidelog.engine.cold.manifest import KeptFrom, Manifest, read_manifest
 from tidelog.engine.cold.shipping import Shipping
 from tidelog.engine.cold.store_link import take_over_start
 from tidelog.engine.core import Core
-from tidelog.engine.mvcc.cells import decode_cell, is_pointer
+from tidelog.engine.mvcc.cells import decode_cell, is_pointer, seq_of
+from tidelog.engine.mvcc.relocation import Moved, Relocation
 from tidelog.engine.mvcc.retention import Retention
 from tidelog.engine.mvcc.retention_time import LocalTimes, ShippedTimes
 from tidelog.engine.mvcc.vacuum import Vacuum, Vacuumed
@@ -55,6 +60,12 @@ from tidelog.store.metadata.base import MetadataStore
 from tidelog.store.object_store import ObjectStore
 
 _logger = logging.getLogger("tidelog.engine")
+# Less garbage than this is not worth a look. More than the ratio asks for is moved at once, so that it lasts a while.
+_LEAST_GARBAGE_BYTES = 16 << 20
+_LEAST_FREE_BYTES = 64 << 20
+_BETTER_BY = 0.1
+_CHECK_EVERY = 4096
+_LONGEST_PAUSE_SECONDS = 1.0
 
 Fate = Literal["drop", "live", "replay", "behind", "newest"]
 REASONS: dict[Fate, str] = {
@@ -141,6 +152,8 @@ class GarbageReport(msgspec.Struct, frozen=True, kw_only=True):
     live_bytes: int
     dead_bytes: int
     seconds: float
+    moved_values: int = 0
+    moved_bytes: int = 0
 
 
 class GarbageStatistics(msgspec.Struct, frozen=True, kw_only=True):
@@ -153,6 +166,8 @@ class GarbageStatistics(msgspec.Struct, frozen=True, kw_only=True):
     bytes_removed: int = 0
     pieces_dropped: int = 0
     bytes_dropped: int = 0
+    values_moved: int = 0
+    bytes_moved: int = 0
     live_bytes: int = 0
     dead_bytes: int = 0
     pins: int = 0
@@ -203,6 +218,24 @@ class Usage:
         return tuple(found)
 
 
+def move_below(uses: Sequence[PieceUse], ratio: float, least_bytes: int) -> int:
+    """The LSN below which values are to be moved so that more than a part of the log is live; 0 if that is so already.
+
+    Pieces without live values go by themselves. The newest piece stays.
+    """
+    live_bytes = sum(use.live_bytes for use in uses)
+    stored_bytes = sum(use.live_bytes + use.dead_bytes for use in uses if use.live_bytes or use.fate == "newest")
+    if live_bytes >= ratio * stored_bytes or stored_bytes - live_bytes < least_bytes:
+        return 0
+    below = 0
+    for use in uses:
+        if use.fate == "newest" or live_bytes >= (ratio + _BETTER_BY) * stored_bytes:
+            break
+        below = use.next_lsn
+        stored_bytes -= use.dead_bytes if use.live_bytes else 0
+    return below
+
+
 def drop_below(uses: Sequence[PieceUse]) -> int:
     """The LSN below which everything is dropped; 0 for nothing."""
     return max([use.next_lsn for use in uses if use.fate == "drop"], default=0)
@@ -244,6 +277,14 @@ class Pieces(ABC):
         """Resumes an interrupted collection."""
         return
 
+    def settle(self) -> None:
+        """Brings about that pieces which nobody points into any more can be dropped: redo and a restore begin later."""
+        raise NotImplementedError
+
+    def knows_moves(self) -> bool:
+        """Whether all values that were moved would be found where they are after the loss of everything else."""
+        return True
+
 
 class DiskPieces(Pieces):
     """WAL files of an engine without a store.
@@ -279,6 +320,9 @@ class DiskPieces(Pieces):
         seq = next((seq for seq in found if seq is not None), None)
         return seq is not None and seq <= self._core.marks.low_water_mark
 
+    def settle(self) -> None:
+        self._core.checkpointer.checkpoint()
+
     def drop_below(self, lsn: int) -> tuple[int, int]:
         wal = self._core.wal
         before = len(wal.spans())
@@ -313,9 +357,24 @@ class StorePieces(Pieces):
 
     place = "store"
 
-    def __init__(self, shipping: Shipping) -> None:
+    def __init__(self, core: Core, shipping: Shipping) -> None:
+        self._core = core
         self._shipping = shipping
         self._has_swept = False
+
+    def settle(self) -> None:
+        self._core.checkpointer.checkpoint()  # the disk too: what was shipped may go when redo does not need it
+        self._shipping.write_state()
+
+    def knows_moves(self) -> bool:
+        """Only a version that was moved points behind the last entry that its own entry is not behind."""
+        published = self._manifest()
+        return not any(
+            is_pointer(value)
+            and seq_of(key) <= published.high_water_mark
+            and decode_cell(value).lsn > published.high_water_lsn
+            for key, value in self._core.tree.scan()
+        )
 
     def pieces(self) -> list[Piece]:
         with self._shipping.linked() as link:
@@ -445,7 +504,7 @@ class Garbage:
         store = cast(Shipping, view) if view is not None else cold if isinstance(cold, Shipping) else None
         self._core = core
         self._history = history = core.history
-        self._place: Pieces = DiskPieces(core) if store is None else StorePieces(store)
+        self._place: Pieces = DiskPieces(core) if store is None else StorePieces(core, store)
         times = LocalTimes(core) if store is None else ShippedTimes(core, store)
         self.retention = Retention(
             core.settings,
@@ -457,6 +516,8 @@ class Garbage:
             now_us=core.clock.now_us,
         )
         self._vacuum = Vacuum(core, check, on_failure)
+        read_cold = store.reader.read_many if isinstance(store, Shipping) else None
+        self._relocation = Relocation(core, check, on_failure, read_cold, self._pause)
         self._check = check
         self._collecting = Lock()
         self._statistics = GarbageStatistics()
@@ -508,7 +569,8 @@ class Garbage:
         self._check()
         with self._collecting:
             try:
-                report = self._collect(plan, self._wanted(plan, horizon))
+                moves = plan is None and horizon is None and self.retention.is_set
+                report = self._collect(plan, self._wanted(plan, horizon), moves=moves)
             except TidelogError as error:
                 failures = self._statistics.failed_collections + 1
                 self._change_statistics(failed_collections=failures, last_error=str(error))
@@ -522,7 +584,7 @@ class Garbage:
             return plan.horizon_seq if plan.removable_versions else None
         return self.retention.horizon(horizon) if horizon is not None or self.retention.is_set else None
 
-    def _collect(self, plan: GarbagePlan | None, wanted: int | None) -> GarbageReport:
+    def _collect(self, plan: GarbagePlan | None, wanted: int | None, *, moves: bool) -> GarbageReport:
         begin = self._core.clock.monotonic()
         self._place.finish()
         start_seq = self._history.start_seq if wanted is None else self._move_start(self.retention.horizon(wanted))
@@ -530,7 +592,13 @@ class Garbage:
         found = self._vacuum.run(self._rule(0 if wanted is None else start_seq), usage.note)
         uses = self._judged(usage)
         below = drop_below(uses) if plan is None else min(drop_below(uses), plan.drop_below_lsn)
-        dropped, dropped_bytes = self._place.drop_below(below) if below else (0, 0)
+        dropped, dropped_bytes = self._drop(below)
+        moved = Moved()
+        if moves:
+            moved, uses = self._move_values(tuple(use for use in uses if use.next_lsn > below))
+            below = drop_below(uses)
+            more = self._drop(below)
+            dropped, dropped_bytes = dropped + more[0], dropped_bytes + more[1]
         left = [use for use in uses if use.next_lsn > below]
         return GarbageReport(
             history_start_seq=start_seq,
@@ -542,7 +610,46 @@ class Garbage:
             live_bytes=sum(use.live_bytes for use in left),
             dead_bytes=sum(use.dead_bytes for use in left),
             seconds=self._core.clock.monotonic() - begin,
+            moved_values=moved.values,
+            moved_bytes=moved.bytes,
         )
+
+    def _drop(self, below_lsn: int) -> tuple[int, int]:
+        """Drops pieces; returns their number and bytes. What a restore would not find moved is not dropped yet."""
+        return self._place.drop_below(below_lsn) if below_lsn and self._place.knows_moves() else (0, 0)
+
+    # Moving values: `relocation.py`
+
+    def _move_values(self, uses: tuple[PieceUse, ...]) -> tuple[Moved, tuple[PieceUse, ...]]:
+        """Moves values out of the oldest pieces if too little of the log is live; returns how it is used then."""
+        settings, core = self._core.settings, self._core
+        least_bytes = min(settings.rotate_max_bytes, _LEAST_GARBAGE_BYTES)
+        below = move_below(uses, settings.compaction_live_ratio, least_bytes)
+        dead_bytes = sum(use.dead_bytes for use in uses if not use.live_bytes and use.fate != "newest")
+        if not settings.compaction_live_ratio or (not below and dead_bytes < least_bytes):
+            return Moved(), uses
+        if core.files.free_bytes(core.directory) < _LEAST_FREE_BYTES:
+            return Moved(), uses
+        moved = self._relocation.run(self._place.compacted_lsn(), below) if below else Moved()
+        if uses and uses[-1].dead_bytes > max(uses[-1].live_bytes, least_bytes):
+            with core.turns:
+                self._check()
+                core.wal.seal()  # its garbage can go with a later collection
+        self._place.settle()
+        usage = Usage(self._place.pieces())
+        for number, (_, value) in enumerate(core.tree.scan()):
+            if not number % _CHECK_EVERY:
+                self._check()
+            usage.note(value)
+        return moved, self._judged(usage)
+
+    def _pause(self, moved_bytes: int) -> None:
+        time.sleep(min(_LONGEST_PAUSE_SECONDS, moved_bytes / self._core.settings.compaction_bytes_per_second))
+
+    @property
+    def next_due_bytes(self) -> int:
+        """How much the log may grow before it is worth looking again."""
+        return max(min(self._core.settings.rotate_max_bytes, _LEAST_GARBAGE_BYTES), self._statistics.live_bytes // 3)
 
     def _move_start(self, horizon: int) -> int:
         """Moves the start in the store first, then in the local WAL: when this returns, nobody reads below it."""
@@ -564,11 +671,13 @@ class Garbage:
             bytes_removed=before.bytes_removed + report.removed_bytes,
             pieces_dropped=before.pieces_dropped + report.dropped_pieces,
             bytes_dropped=before.bytes_dropped + report.dropped_bytes,
+            values_moved=before.values_moved + report.moved_values,
+            bytes_moved=before.bytes_moved + report.moved_bytes,
             live_bytes=report.live_bytes,
             dead_bytes=report.dead_bytes,
             seconds=report.seconds,
         )
-        if report.removed_versions or report.dropped_pieces:
+        if report.removed_versions or report.dropped_pieces or report.moved_values:
             tell(
                 _logger,
                 "garbage_collected",
@@ -578,6 +687,7 @@ class Garbage:
                 bytes=report.removed_bytes,
                 dropped_pieces=report.dropped_pieces,
                 dropped_bytes=report.dropped_bytes,
+                moved_bytes=report.moved_bytes,
                 seconds=report.seconds,
             )
 

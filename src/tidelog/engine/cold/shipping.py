@@ -38,7 +38,7 @@ from tidelog.engine.cold.reader import ColdReader, ColdStatistics
 from tidelog.engine.cold.replicas import EngineDocuments, goal_of
 from tidelog.engine.cold.store_link import StoreLink, claim_engine, take_over_start
 from tidelog.engine.core import WAL, Core, ShippedPieces
-from tidelog.engine.mvcc.cells import MAX_SEQ, SEQ_BYTES
+from tidelog.engine.mvcc.cells import MAX_SEQ, SEQ_BYTES, decode_cell, is_pointer
 from tidelog.engine.sst.block import Row
 from tidelog.engine.sst.snapshot import write_parts_state, write_row_parts
 from tidelog.engine.wal.files import WalSpan
@@ -66,6 +66,10 @@ from tidelog.store.scheduler import DaemonPool, Lazy, answered_within
 _logger = logging.getLogger("tidelog.engine")
 
 
+class _NotShippedError(Exception):
+    """A value was moved just now: a snapshot would point to what is on this disk alone."""
+
+
 class StoredSnapshots:
     """The snapshots of one engine in its store."""
 
@@ -84,7 +88,11 @@ class StoredSnapshots:
         begin = self._core.clock.monotonic()
         with self._core.history.pin(seq):
             name, level = CheckpointId(seq, lsn, link.owned.epoch), self._core.settings.ship_compression_level
-            parts = write_row_parts(self._objects, self._keys, name, self._rows(seq), level=level)
+            try:
+                rows = self._rows(seq, published.shipped_lsn)
+                parts = write_row_parts(self._objects, self._keys, name, rows, level=level)
+            except _NotShippedError:
+                return newest  # the next one has it
             written = write_parts_state(
                 self._objects,
                 self._keys,
@@ -113,11 +121,15 @@ class StoredSnapshots:
         self.let_go(link)
         return changed.checkpoints[-1]
 
-    def _rows(self, seq: int) -> Iterator[Row]:
-        """Yields all versions up to a seq, in tree order."""
+    def _rows(self, seq: int, shipped_lsn: int) -> Iterator[Row]:
+        """Yields all versions up to a seq, in tree order; `_NotShippedError` if one has its value in a record that is
+        not in the store.
+        """
         least = (MAX_SEQ - seq).to_bytes(SEQ_BYTES, "big")
         for key, value in self._core.tree.scan(b"", None):
             if key[-SEQ_BYTES:] >= least:
+                if is_pointer(value) and decode_cell(value).lsn >= shipped_lsn:
+                    raise _NotShippedError
                 yield key, value
 
     def let_go(self, link: StoreLink) -> None:

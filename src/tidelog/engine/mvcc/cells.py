@@ -88,7 +88,8 @@ def parse(key: bytes) -> VersionKey:
 # does not depend on where or how the value is stored.
 #
 # Invariants
-# - A pointer never changes: files are purged and objects are merged, but the position in the log stays.
+# - A position in the log stays, though files are purged and objects are merged. A pointer changes only when its value
+#   is moved (`relocation.py`): then the cell names another position.
 # - Cells come from pages, and pages from a disk: inconsistent ones raise DataError.
 
 

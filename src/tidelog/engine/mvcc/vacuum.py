@@ -5,8 +5,8 @@
 Invariants
 - Nothing is removed before the start of history is durable. A crash leaves rows that are not needed, and the next run
   finds them.
-- Each step is one record with the removals of a few pages. It holds the engine's lock for about a millisecond, and is
-  redone and never undone: what it removes is at or below the low-water mark.
+- Each step is one record with the removals of a few pages, which takes about a millisecond, and several of them take
+  turns with entries. It is redone and never undone: what it removes is at or below the low-water mark.
 - Of one name the oldest version is removed first, so that at no moment, here or in a restore from a prefix of the
   records, an older version is visible instead of a newer one.
 """
@@ -24,6 +24,7 @@ from tidelog.engine.wal.records import encode_vacuum
 from tidelog.errors import DiskFullError, ExhaustedError
 
 _STEP_ROWS = 128
+_GATHERED_ROWS = 4096
 _CHECK_EVERY = 4096
 
 
@@ -59,14 +60,14 @@ class Vacuum:
         """Removes it. The start of history is on the disk; everything that was removed is, too, when this returns."""
         swept = self._swept(rule, on_kept, self._remove_all)
         if swept.removed:
-            with self._core.applying:
+            with self._core.turns:
                 self._check()
                 self._commit()
         return swept
 
     def announce(self, start_seq: int) -> None:
         """Brings the start of history to the disk."""
-        with self._core.applying:
+        with self._core.turns:
             self._check()
             self._core.wal.add(encode_vacuum(start_seq))
             self._commit()
@@ -98,7 +99,7 @@ class Vacuum:
             removed_bytes += verdict.stored_bytes
             for key in verdict.doomed():
                 waiting.append(key)
-                if len(waiting) >= _STEP_ROWS:
+                if len(waiting) >= _GATHERED_ROWS:
                     remove(waiting)
                     waiting = []
         if waiting:
@@ -106,12 +107,14 @@ class Vacuum:
         return Vacuumed(removed, removed_bytes, kept)
 
     def _remove_all(self, keys: list[bytes]) -> None:
-        """As few steps as the buffer pool has room for."""
+        """In a few records, and as few turns as entries leave it."""
         done = 0
         while done < len(keys):
-            with self._core.applying:
+            with self._core.turns as turn:
                 self._check()
-                done += self._remove_some(keys[done:])
+                done += self._remove_some(keys[done : done + _STEP_ROWS])
+                while done < len(keys) and not turn.is_over:
+                    done += self._remove_some(keys[done : done + _STEP_ROWS])
 
     def _remove_some(self, keys: list[bytes]) -> int:
         core, first_lsn = self._core, self._core.wal.next_lsn

@@ -150,6 +150,9 @@ class Versions:
         self.buckets = buckets
         self._pages = tree.pool.pages
 
+    def renew(self) -> None:
+        """The tree is always the newest."""
+
     def find(self, bucket: str, key: str, seq: int) -> Found | None:
         """The version to be seen at a seq."""
         created = self.buckets.created(bucket, seq)

@@ -14,8 +14,9 @@ Invariants
 from __future__ import annotations
 
 import logging
+from contextlib import AbstractContextManager
 from pathlib import Path
-from threading import Lock, RLock
+from threading import Lock
 
 import msgspec
 
@@ -48,7 +49,7 @@ class Checkpointer:
         wal: Wal,
         marks: Marks,
         results: ResultTable,
-        applying: RLock,
+        applying: AbstractContextManager[object],
         last: CheckpointState | None,
     ) -> None:
         self.last = last

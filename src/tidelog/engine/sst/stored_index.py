@@ -264,6 +264,10 @@ class StoredVersions:
             ) from error
         return newest
 
+    def renew(self) -> None:
+        """Looks for what was shipped since: values that are gone may have been moved."""
+        self._on_missing()
+
     def find(self, bucket: str, key: str, seq: int) -> Found | None:
         """The version to be seen at a seq."""
         created = self.buckets.created(bucket, seq)

@@ -81,6 +81,9 @@ def _own_record(record: Record) -> Words:
             return {"kind": "structure", "text": "pages before a change, or a split"}
         case VacuumRecord():
             start = record.history_start_seq
+            if record.stored_bytes:
+                text = f"a value of {record.stored_bytes} bytes that was moved here, with the versions that point to it"
+                return {"kind": "vacuum", "history_start_seq": start, "stored_bytes": record.stored_bytes, "text": text}
             text = f"versions that are no longer kept; states are readable from seq {start} on"
             return {"kind": "vacuum", "history_start_seq": start, "text": text}
         case RepackRecord():

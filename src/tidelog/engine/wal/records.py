@@ -7,7 +7,7 @@
     CHECKPOINT_END    it is complete                                                    own: msgpack of its state
     ROLLBACK_BEGIN    entries above a seq are going to be undone                        own: target_seq, from_lsn u64
     ROLLBACK_END      they are                                                          own: target_seq, begin_lsn u64
-    VACUUM            versions that retention removes                                   own: history_start_seq u64
+    VACUUM            versions that retention removes, or a value that moves here     own: history_start_seq u64, value
     MARKS             the orchestrator's low-water mark                                 own: low_water_mark u64
     REPACK            from here on the pages of the index have other numbers            own: cells u64
 
@@ -109,10 +109,13 @@ class RollbackEndRecord(msgspec.Struct, frozen=True, gc=False):
 
 
 class VacuumRecord(msgspec.Struct, frozen=True, gc=False):
-    """Versions that retention removes, and the oldest seq that may be read from here on."""
+    """Versions that retention removes, and the oldest seq that may be read from here on. Or the versions whose value is
+    in the record from here on: `stored_bytes` of it.
+    """
 
     history_start_seq: int
     updates: bytes
+    stored_bytes: int = 0
 
 
 class MarksRecord(msgspec.Struct, frozen=True, gc=False):
@@ -143,7 +146,9 @@ Record = (
 _Decoder = Callable[[Header, bytes, bytes, int], Record]
 
 _STRUCTURE_HEADER: Final = encode_header(STRUCTURE, 0)
-_VACUUM_HEADER: Final = encode_header(VACUUM, _ONE.size)
+VACUUM_OWN_BYTES: Final = _ONE.size
+"""What a VACUUM record has before the value in it."""
+_VACUUM_HEADER: Final = encode_header(VACUUM, VACUUM_OWN_BYTES)
 
 
 def encode_structure(updates: bytes) -> bytes:
@@ -151,9 +156,12 @@ def encode_structure(updates: bytes) -> bytes:
     return _STRUCTURE_HEADER + updates
 
 
-def encode_vacuum(history_start_seq: int, updates: bytes = b"") -> bytes:
-    """Encodes the removal of versions; without any, it announces the start of history before they are removed."""
-    return b"".join((_VACUUM_HEADER, _ONE.pack(history_start_seq), updates))
+def encode_vacuum(history_start_seq: int, updates: bytes = b"", stored: bytes = b"") -> bytes:
+    """Encodes the removal of versions; without any, it announces the start of history before they are removed. With a
+    stored value, the updates move versions that point to it here.
+    """
+    header = encode_header(VACUUM, VACUUM_OWN_BYTES + len(stored)) if stored else _VACUUM_HEADER
+    return b"".join((header, _ONE.pack(history_start_seq), stored, updates))
 
 
 def encode_compensation(
@@ -214,8 +222,9 @@ def _decode_structure(header: Header, own: bytes, updates: bytes, lsn: int) -> R
 
 
 def _decode_vacuum(header: Header, own: bytes, updates: bytes, lsn: int) -> Record:
-    _expect_bytes(header, own, _ONE.size, lsn)
-    return VacuumRecord(_ONE.unpack(own)[0], updates)
+    if len(own) < VACUUM_OWN_BYTES:
+        _expect_bytes(header, own, VACUUM_OWN_BYTES, lsn)
+    return VacuumRecord(_ONE.unpack_from(own)[0], updates, len(own) - VACUUM_OWN_BYTES)
 
 
 def _decode_compensation(header: Header, own: bytes, updates: bytes, lsn: int) -> Record:

@@ -14,7 +14,8 @@ Invariants
   are no longer all known, that is an error.
 - An entry belongs, with all of its records, to the range in which its first record lies: adjacent ranges yield every
   entry once, also one that continues past the end of its range.
-- Versions that retention removed (VACUUM) are removed here too, in rolled-back ranges as well.
+- Versions that retention removed (VACUUM) are removed here too, and values that were moved are where they were moved
+  to, in rolled-back ranges as well.
 - Records that are corrupted or missing in the store are read from the first replica that has them, an object at a time:
   a replica has the same records under the same LSNs, and may end earlier.
 - Output is in log order. The records of an incomplete entry are buffered in memory. Page updates are ignored: a new
@@ -266,9 +267,9 @@ def history_start_in(record: memoryview, lsn: int) -> int | None:
     if record[0] != VACUUM:
         return None
     own = record[HEADER_BYTES : decode_header(record, lsn).updates_offset]
-    if len(own) != SEQ_BYTES:
+    if len(own) < SEQ_BYTES:
         raise DataError(f"a record of removed versions has {len(own)} bytes of its own, LSN {lsn}")
-    return int.from_bytes(own, "little")
+    return int.from_bytes(own[:SEQ_BYTES], "little")
 
 
 def read_changes(log: ShippedLog, part: LogRange) -> Iterator[Change]:

@@ -1,0 +1,386 @@
+"""Value compaction: values that are needed leave the oldest pieces of the log, which go; every state stays the same."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import random
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from tests.campaign import every, examples, first_seed
+from tests.engine.compacting import compact_by_hand
+from tests.engine.engines import SMALL, assert_state, open_local
+from tests.engine.model import Model
+from tests.engine.stations import KEYS, EngineNode, StoreView, new_store, successor
+
+import tidelog
+from tidelog.clock import ManualClock
+from tidelog.engine.cold.garbage import PieceUse, move_below
+from tidelog.engine.core import Turns
+from tidelog.engine.entry import CopyObject, CreateBucket, DeleteObject, Entry, PutObject
+from tidelog.engine.mvcc import relocation
+from tidelog.engine.reader import EngineReader
+from tidelog.engine.settings import EngineSettings
+from tidelog.errors import TidelogError
+from tidelog.store.metadata.bucket import BucketMetadataStore
+from tidelog.testing import Crash, FaultyFiles, World
+
+DIRECTORY = Path("/engine")
+SETTINGS: dict[str, Any] = {
+    "keep_versions": 1,
+    "rotate_max_bytes": 8 << 10,
+    "inline_value_bytes": 0,
+    "local_retention_bytes": 0,
+}
+
+
+class Overwrites:
+    """Entries that overwrite a few objects again and again, and others hardly ever: pieces of the log stay needed."""
+
+    def __init__(self, seed: object = 1, keys: int = 24) -> None:
+        self._choose = random.Random(str(seed))
+        self._keys = keys
+
+    def entries(self, count: int, first_seq: int) -> list[tuple[int, Entry]]:
+        begin: list[Entry] = [CreateBucket("b")] if first_seq == 1 else []
+        return list(enumerate([*begin, *(self._entry() for _ in range(count))], first_seq))
+
+    def _entry(self) -> Entry:
+        choose = self._choose
+        key = f"k{min(choose.randrange(self._keys), choose.randrange(self._keys)):02}"
+        if choose.random() < 0.05:
+            return CopyObject("b", key, "b", f"copy-{choose.randrange(4)}")
+        if choose.random() < 0.05:
+            return DeleteObject("b", key)
+        metadata: dict[str, Any] = {"n": choose.randrange(9)} if choose.random() < 0.2 else {}
+        return PutObject("b", key, choose.randbytes(choose.choice((200, 700, 1500))), metadata)
+
+
+@pytest.mark.parametrize("ratio", [0.5, 0])
+def test_overwrites_leave_little_garbage_without_a_store(ratio: float) -> None:
+    """However often objects are overwritten, the log stays small, and nothing else is changed by that. Without moves a
+    few objects that are hardly ever overwritten keep nearly all of it.
+    """
+    files, settings = FaultyFiles(), msgspec.structs.replace(SMALL, **SETTINGS, compaction_live_ratio=ratio)
+    model, source = Model(), Overwrites()
+    engine = open_local(DIRECTORY, files, settings)
+    moved, sizes = 0, list[int]()
+    for _ in range(30):
+        entries = source.entries(60, engine.applied_seq + 1)
+        engine.apply_many(entries)
+        for seq, entry in entries:
+            model.apply(seq, entry)
+        engine.update_low_water_mark(engine.applied_seq)
+        moved += engine.collect_garbage().moved_values
+        sizes.append(engine.statistics().wal.file_bytes)
+        assert_state(engine, model, engine.applied_seq)
+    assert (moved > 50, max(sizes) < 200_000) == (ratio > 0, ratio > 0), sizes
+    assert engine.verify()
+    digest = engine.digest()
+    files.crash()
+    with contextlib.suppress(Crash, TidelogError):
+        engine.close(checkpoint=False)
+    with open_local(DIRECTORY, files.after_crash("lose"), settings) as engine:
+        assert engine.digest() == digest
+        assert_state(engine, model, engine.applied_seq)
+        assert engine.verify()
+
+
+class Walk:
+    """An owner with a store, a reader beside it, crashes, losses of the disk and compactions, in any order."""
+
+    def __init__(self, seed: int) -> None:
+        self._choose = random.Random(seed)
+        self._source = Overwrites(seed)
+        self._settings = {**SETTINGS, "ship_compression": self._choose.choice(("none", "zstd"))}
+        self._names = 0
+        self.moved = 0
+        self.store = new_store()
+        self.node = EngineNode(self.store, **self._settings).open()
+        self._apply()
+        self.node.ship_all()
+        self.reader = self._opened()
+
+    def _opened(self) -> EngineReader:
+        metadata = BucketMetadataStore(self.store, read_only=True)
+        return EngineReader(self.store, metadata, KEYS, EngineSettings(cold_cache_bytes=0), runs_in_background=False)
+
+    def step(self) -> None:
+        choice = self._choose.randrange(20)
+        if choice < 7:
+            self._apply()
+        elif choice < 11:
+            self.node.ship_all()
+        elif choice < 15:
+            self.moved += self.node.engine.collect_garbage().moved_values
+        elif choice == 15:
+            self.node.clock.advance(1)
+            self.node.engine.create_checkpoint()
+        elif choice == 16:
+            with contextlib.suppress(TidelogError):  # the log of versions that the owner has removed may be gone
+                compact_by_hand(self.store, clock=self.node.clock)
+        elif choice == 17:
+            engine = self.node.engine
+            self.node.roll_back(self._choose.randint(engine.low_water_mark, engine.applied_seq))
+        elif choice == 18:
+            self.node.crash()
+            self.node.open()
+        else:
+            self._lose_disk()
+
+    def _apply(self) -> None:
+        entries = self._source.entries(self._choose.randrange(5, 60), self.node.engine.applied_seq + 1)
+        self.node.apply_these(entries)
+
+    def _lose_disk(self) -> None:
+        self.node.crash()
+        self._names += 1
+        self.node = successor(self.node, f"node-{self._names}", **self._settings)
+        self.node.restore()
+        self.node.open()
+
+    def compare(self) -> None:
+        engine, model = self.node.engine, self.node.model
+        assert_state(engine, model, engine.applied_seq)
+        if self._choose.random() < 0.3:
+            self.reader.refresh()
+        seq = self.reader.applied_seq
+        if seq >= max(engine.statistics().history_start_seq, StoreView(self.store).manifest.history_start_seq):
+            assert_state(self.reader, model, seq)
+
+    def close(self) -> None:
+        self.reader.close()
+        self.node.close()
+
+
+@pytest.mark.deeper
+def test_moved_values_are_found_whatever_happens() -> None:
+    """By the owner, after crashes, after the loss of its disk, by readers beside it and after a compaction in Spark."""
+    moved = 0
+    for number in range(examples(4)):
+        walk = Walk(first_seed() + number)
+        for _ in range(30):
+            walk.step()
+            walk.compare()
+        moved += walk.moved
+        walk.close()
+    assert moved > 10
+
+
+@pytest.mark.deeper
+def test_compaction_that_is_cut_off_anywhere_loses_nothing() -> None:
+    """On the same disk, and restored from what is in the store."""
+    past = World(clock=ManualClock())
+    with _node_in(past).open() as node:
+        source = Overwrites()
+        for _ in range(4):
+            node.apply_these(source.entries(60, node.engine.applied_seq + 1))
+            node.ship_all()
+            node.engine.create_checkpoint()
+        model = node.model
+    crash_at, died, moved = 1, True, 0
+    while died:
+        world = past.after_crash("keep", crash_at=crash_at)
+        cut = _node_in(world)
+        try:
+            cut.open()
+            moved = max(moved, cut.engine.collect_garbage().moved_values)
+            cut.engine.collect_garbage()
+            cut.close()
+        except (Crash, TidelogError):
+            if not world.crashed:
+                raise
+        finally:
+            with contextlib.suppress(Crash, TidelogError, OSError):
+                cut.crash()
+        died = world.crashed
+        left = world.after_crash("lose" if crash_at % 2 else "tear", seed=crash_at, torn_bytes=crash_at % 3)
+        _check(left.lose_disk("a"), model, "b", restores=True)
+        _check(left, model, "a", restores=False)
+        crash_at += every(11)
+    assert moved > 5
+
+
+def _node_in(world: World, name: str = "a") -> EngineNode:
+    clock = world.clock
+    assert isinstance(clock, ManualClock)
+    return EngineNode(world.store, name=name, files=world.files(name), clock=clock, ship_concurrency=1, **SETTINGS)
+
+
+def _check(world: World, model: Model, name: str, *, restores: bool) -> None:
+    node = _node_in(world, name)
+    node.model = copy.deepcopy(model)
+    if restores:
+        node.restore()
+    with node.open():
+        assert_state(node.engine, model, model.applied_seq)
+        node.engine.collect_garbage()
+        assert_state(node.engine, model, model.applied_seq)
+
+
+def test_snapshot_names_no_value_that_is_on_this_disk_alone() -> None:
+    """A restore of the newest snapshot after the loss of the disk finds every value that was moved before it."""
+    node = EngineNode(new_store(), **SETTINGS).open()
+    source = Overwrites()
+    for _ in range(6):
+        node.apply_these(source.entries(60, node.engine.applied_seq + 1))
+        node.ship_all()
+    node.apply_these(source.entries(5, node.engine.applied_seq + 1))  # not final: what comes after it does not ship
+    moved = relocation.Relocation(node.core, lambda: None, lambda error: None, node.shipping.reader.read_many, _nothing)
+    assert moved.run(0, node.core.wal.next_lsn).values > 5
+    before = StoreView(node.objects).manifest.checkpoints
+    node.engine.create_checkpoint()
+    assert StoreView(node.objects).manifest.checkpoints == before  # it waits until the moves are in the store
+    node.crash()
+    other = successor(node)
+    other.restore()
+    with other.open():
+        assert_state(other.engine, other.model, other.engine.applied_seq)
+
+
+def _nothing(size: int) -> None:
+    """As fast as it goes."""
+
+
+def test_copies_share_a_value_after_it_was_moved() -> None:
+    """What many versions point to is not written for each of them."""
+    settings = msgspec.structs.replace(SMALL, inline_value_bytes=0)
+    with open_local(DIRECTORY, FaultyFiles(), settings) as engine:
+        engine.apply_many([(1, CreateBucket("b")), (2, PutObject("b", "original", b"v" * 3000))])
+        engine.apply_many((seq, CopyObject("b", "original", "b", f"copy-{seq:03}")) for seq in range(3, 60))
+        engine.update_low_water_mark(59)
+        digest, before = engine.digest(), engine._wal.next_position
+        core = engine._core
+        moved = relocation.Relocation(core, lambda: None, lambda error: None, None, _nothing)
+        assert moved.run(0, core.wal.next_lsn).values == 4  # 58 versions, 16 with each
+        assert engine._wal.next_position - before < 4 * 3000 + 58 * 400
+        assert engine.digest() == digest
+        assert engine.read("b", "copy-033").data == b"v" * 3000
+        positions = {core.versions.find("b", f"copy-{seq:03}", 59).cell.position for seq in range(3, 60)}  # type: ignore[union-attr]
+        assert len(positions) == 4
+
+
+def test_damaged_value_is_not_moved() -> None:
+    """Its piece stays, and what is wrong with it is told by whoever reads it."""
+    settings = msgspec.structs.replace(SMALL, inline_value_bytes=0)
+    files = FaultyFiles()
+    with open_local(DIRECTORY, files, settings) as engine:
+        engine.apply_many([(1, CreateBucket("b"))])
+        engine.apply_many((seq, PutObject("b", f"k{seq}", b"%03d" % seq * 300)) for seq in range(2, 12))
+        engine.update_low_water_mark(11)
+        core = engine._core
+        read_stored = core.wal.read_stored
+        bad = core.versions.find("b", "k5", 11)
+        assert bad is not None
+
+        def damaged(position: int, length: int) -> bytes | None:
+            found = read_stored(position, length)
+            return b"?" * length if position == bad.cell.position else found
+
+        core.wal.read_stored = damaged  # type: ignore[method-assign]
+        moved = relocation.Relocation(core, lambda: None, lambda error: None, None, _nothing)
+        assert moved.run(0, core.wal.next_lsn).values == 9
+        core.wal.read_stored = read_stored  # type: ignore[method-assign]
+        assert core.versions.find("b", "k5", 11) == bad
+        assert engine.read("b", "k5").data == b"005" * 300
+
+
+def test_scan_and_read_that_began_before_a_move_end_after_it() -> None:
+    """They looked the value up where it was; its file is gone when they come to read it."""
+    settings = msgspec.structs.replace(SMALL, **SETTINGS)
+    with open_local(DIRECTORY, FaultyFiles(), settings) as engine:
+        engine.apply(1, CreateBucket("b"))
+        for first in range(2, 400, 40):
+            engine.apply_many(
+                (seq, PutObject("b", f"k{seq % 40:02}", b"%04d" % seq * 100)) for seq in range(first, first + 40)
+            )
+        last = engine.applied_seq
+        engine.update_low_water_mark(last)
+        expected = {one.key: one.data for one in engine.scan("b", with_values=True)}
+        scan = engine.scan("b", with_values=True)
+        got = [next(scan) for _ in range(3)]
+        found = engine._versions.find("b", "k39", last)
+        assert found is not None
+        core = engine._core
+        core.wal.seal()
+        below_lsn = core.wal.next_lsn
+        moved = relocation.Relocation(core, lambda: None, lambda error: None, None, _nothing)
+        assert moved.run(0, below_lsn).values == 400  # all versions
+        engine.create_checkpoint()
+        core.wal.remove_below(below_lsn)
+        assert core.wal.first_position > found.cell.position
+        assert {one.key: one.data for one in [*got, *scan]} == expected
+        created = engine._buckets.created("b", last)
+        engine._find_in = _first(found, engine._find_in)
+        assert engine._read_any(created, "b", "k39", None, last).data == expected["k39"]
+
+
+def _first(found: object, then: Any) -> Any:
+    """What was looked up before, once."""
+    answers = [found]
+
+    def find(*args: object) -> object:
+        return answers.pop() if answers else then(*args)
+
+    return find
+
+
+@pytest.mark.parametrize(
+    ("pieces", "expected"),
+    [
+        ([(90, 10), (90, 10), (0, 100)], 0),
+        ([(10, 90), (10, 90), (50, 50)], 20),
+        ([(10, 90), (90, 10), (90, 10), (90, 10)], 0),
+        ([(10, 90), (10, 90), (10, 90), (90, 10)], 30),
+        ([(0, 100), (10, 90), (80, 20)], 20),
+    ],
+)
+def test_values_are_moved_until_enough_of_the_log_is_live(pieces: list[tuple[int, int]], expected: int) -> None:
+    """From the front, never out of the newest; a piece without any goes by itself, and does not count."""
+    uses = [
+        PieceUse(
+            name="piece",
+            first_lsn=10 * number,
+            next_lsn=10 * number + 10,
+            size=100,
+            live_bytes=live,
+            dead_bytes=dead,
+            fate="newest" if number == len(pieces) - 1 else "live" if live else "drop",
+        )
+        for number, (live, dead) in enumerate(pieces)
+    ]
+    assert move_below(uses, 0.5, 1) == expected
+    assert move_below(uses, 0.5, 1000) == 0
+
+
+def test_growing_log_is_collected_by_itself(tmp_path: Path) -> None:
+    """Long before the interval has passed, and its room comes back while objects are overwritten."""
+    settings: dict[str, Any] = {**SETTINGS, "rotate_max_bytes": "64KiB"}
+    with tidelog.open_engine(tmp_path / "e", read_only=False, **settings) as engine:
+        engine.apply(1, tidelog.CreateBucket("b"))
+        seq = 2
+        for _ in range(2000):
+            engine.apply_many((seq + n, tidelog.PutObject("b", f"k{n % 25}", b"v" * 1000)) for n in range(50))
+            seq += 50
+            engine.update_low_water_mark(seq - 1)
+            garbage = engine.statistics().garbage
+            if garbage is not None and garbage.pieces_dropped > 3:
+                break
+        else:
+            raise AssertionError("nothing was collected")
+        assert engine.read("b", "k7").data == b"v" * 1000
+
+
+def test_entries_give_way_to_maintenance_that_waits() -> None:
+    """Its turn is about as long as that of the last entries, within bounds."""
+    turns = Turns()
+    turns.entries_took(1e9)
+    with turns as turn:
+        assert not turn.is_over
+        assert turns._is_taken.is_set()
+    turns.give_way()  # nobody waits
+    assert turns.applying.acquire(blocking=False)
+    turns.applying.release()
