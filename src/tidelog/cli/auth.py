@@ -51,7 +51,7 @@ YesOption = Annotated[bool, typer.Option("--yes", help="Do not ask.")]
 
 def add_to(app: typer.Typer) -> None:
     """Registers the group."""
-    group = command_group("Users, tokens and grants of the server (`tidelog serve --auth required`).")
+    group = command_group("Users, tokens and grants of a server.")
     users = command_group("Users with a password, for PLAIN and SCRAM: add, passwd, remove, list.")
     tokens = command_group("Bearer tokens for HTTP: create, revoke, list.")
     commands: list[tuple[typer.Typer, str, Callable[..., None]]] = [
