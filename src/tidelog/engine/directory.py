@@ -67,7 +67,17 @@ def remembered(files: Files, directory: Path) -> EngineDirectory | None:
 def settled(
     files: Files, directory: Path, store: str | None, metadata: str | None = None, metadata_root: str | None = None
 ) -> EngineDirectory:
-    """Returns the effective identity and persists it: the stored one, with the given store if none was claimed before.
+    """Returns the effective identity and persists it."""
+    info = resolved(files, directory, store, metadata, metadata_root)
+    if info != remembered(files, directory):
+        remember(files, directory, info)
+    return info
+
+
+def resolved(
+    files: Files, directory: Path, store: str | None, metadata: str | None = None, metadata_root: str | None = None
+) -> EngineDirectory:
+    """Returns the effective identity: the stored one, with the given store if none was claimed before.
 
     A store URL that was wrong, or that of another engine, is therefore never bound: the right one may follow.
     """
@@ -90,8 +100,6 @@ def settled(
     info = (known or EngineDirectory(node=secrets.token_hex(8))).placed(store, metadata, metadata_root)
     if info.store is None and (metadata is not None or metadata_root is not None):
         raise ConfigError("metadata is named without a store", hint='Name both: store="s3://bucket/prefix"')
-    if info != known:
-        remember(files, directory, info)
     return info
 
 

@@ -20,7 +20,6 @@ from tidelog.cli.engine.session import (
     engine_config,
     engine_root,
     find_engine,
-    keys_of,
     open_metadata,
     open_objects,
     opened_core,
@@ -238,7 +237,7 @@ def _viewed(session: Session, core: Core, info: EngineDirectory) -> Iterator[Vie
         return
     objects = open_objects(session, info.store)
     with open_metadata(session, info, objects) as metadata:
-        yield ViewedStore(core, objects, metadata, keys_of(info))
+        yield ViewedStore(core, objects, metadata, info.keys)
 
 
 def _nothing() -> None:
@@ -379,7 +378,7 @@ def _check_store(session: Session, info: EngineDirectory, applied_seq: int | Non
     assert info.store is not None
     objects = open_objects(session, info.store)
     with open_metadata(session, info, objects) as metadata:
-        check.check_store(objects, metadata, keys_of(info), applied_seq)
+        check.check_store(objects, metadata, info.keys, applied_seq)
 
 
 def _fix(session: Session, info: EngineDirectory) -> str:

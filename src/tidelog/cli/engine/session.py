@@ -27,7 +27,7 @@ from tidelog.cold.catalog import Catalog
 from tidelog.config import EngineConfig, load_engine_config
 from tidelog.engine.cold.reader import ColdReader
 from tidelog.engine.core import Core
-from tidelog.engine.directory import ENGINE_FILE, EngineDirectory, refuse_other_metadata, remembered
+from tidelog.engine.directory import ENGINE_FILE, EngineDirectory, resolved
 from tidelog.engine.engine import Engine
 from tidelog.engine.reader import EngineReader
 from tidelog.engine.recovery.checkpoint import refuse_half_restored
@@ -45,7 +45,6 @@ from tidelog.errors import (
     TidelogError,
 )
 from tidelog.files import Files, LocalFiles, explained
-from tidelog.store.keys import EngineKeys
 from tidelog.store.metadata.base import MetadataStore
 from tidelog.store.metadata.open import open_metadata_store
 from tidelog.store.object_store import ObjectStore
@@ -161,21 +160,10 @@ def find_engine(session: Session) -> Path:
 
 
 def described(session: Session, root: Path) -> EngineDirectory:
-    """What the directory says about itself, with what was named if it knows no store."""
+    """What the directory says about itself, with what was named if it has claimed no store."""
     config = engine_config(session)
-    named = config.store or config.storage_engine.store_url
-    known = remembered(LocalFiles(), root) or EngineDirectory(node="")
-    if known.store is not None and named not in (None, known.store):
-        raise ConfigError(
-            f"this engine is shipped to {known.store}, not to {named}", path=root, hint="Leave --store out"
-        )
-    metadata, metadata_root = config.storage_engine.metadata, config.storage_engine.metadata_root
-    if known.store is not None:
-        refuse_other_metadata(root, known, metadata, metadata_root)
-        return known
-    if named is None and metadata is not None:
-        raise ConfigError("metadata is named without a store", hint="Give --store too, or leave --metadata out")
-    return known.placed(named, metadata, metadata_root)
+    own = config.storage_engine
+    return resolved(LocalFiles(), root, config.store or own.store_url, own.metadata, own.metadata_root)
 
 
 def open_objects(session: Session, url: str) -> ObjectStore:
@@ -187,11 +175,6 @@ def open_metadata(session: Session, info: EngineDirectory, objects: ObjectStore)
     """The catalog of an engine, for reading."""
     settings = engine_config(session).metadata_store
     return open_metadata_store(info.metadata, objects, read_only=True, settings=settings)
-
-
-def keys_of(info: EngineDirectory) -> EngineKeys:
-    """Where the engine is in its store."""
-    return info.keys
 
 
 @contextmanager
@@ -264,7 +247,7 @@ def cold_reading(session: Session, core: Core, info: EngineDirectory) -> Iterato
     objects = open_objects(session, info.store)
     replicas = [open_objects(session, url) for url in settings.replicas]
     with open_metadata(session, info, objects) as metadata:
-        reader = ColdReader(Catalog(metadata, keys_of(info)), objects, settings.cold_cache_bytes, lambda: replicas)
+        reader = ColdReader(Catalog(metadata, info.keys), objects, settings.cold_cache_bytes, lambda: replicas)
         try:
             yield reader
         finally:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from tidelog.cli.engine.session import described, engine_config, find_engine, keys_of, open_metadata, open_objects
+from tidelog.cli.engine.session import described, engine_config, find_engine, open_metadata, open_objects
 from tidelog.cli.errors import ExitCode, text_of
 from tidelog.cli.output import plain_text
 from tidelog.cli.session import Session
@@ -199,8 +199,8 @@ def _store_document(
     try:
         objects = open_objects(session, info.store)
         with open_metadata(session, info, objects) as metadata:
-            found = read_manifest(metadata, keys_of(info))
-            owner = Catalog(metadata, keys_of(info)).owner()
+            found = read_manifest(metadata, info.keys)
+            owner = Catalog(metadata, info.keys).owner()
     except TidelogError as error:
         problems.append(f"the store: {text_of(error)}")
         return {"store": about}
