@@ -209,8 +209,8 @@ def restore_engine(
     With `claim=False` it is a restore drill: the copy is read-only, also when it is opened again. It claims nothing,
     ships nothing and affects no other node, and has what was shipped when it was made.
 
-    With `lazy=True` it returns at once: what comes answers reads from the store while the disk is filled behind them,
-    and its `wait()` returns the engine. A restore that cannot begin is refused at once.
+    With `lazy=True` it returns at once an engine that answers reads from the store while the disk is filled in the
+    background; its `wait()` returns the restored engine. A restore that cannot begin is refused at once.
     """
     if orchestrator is not None:
         check_orchestrator(orchestrator)

@@ -370,7 +370,7 @@ class EngineReading:
         """Yields the objects of a bucket whose keys start with the prefix, in key order, as of a seq.
 
         `start_after` and `limit` paginate: pass the last key of one page as the start of the next. With a `delimiter`,
-        objects whose keys have it behind the prefix come as one item, their common prefix up to it (`is_prefix`).
+        keys that contain it after the prefix are grouped into one item, their common prefix (`is_prefix`), as in S3.
         """
         check_names(bucket, prefix)
         if start_after is not None:

@@ -316,7 +316,7 @@ class PartitionedTopic:
         return groups
 
     def producer(self, name: str) -> PartitionedProducer:
-        """Appends that can be made again: a message of the same producer and sequence is stored once."""
+        """Idempotent appends: a message of the same producer and sequence is stored once."""
         return PartitionedProducer(self, name)
 
     producer_async = twin(producer)
@@ -337,7 +337,7 @@ class PartitionedTopic:
 
         `start` and `stop` are "earliest", "latest" or a datetime for all partitions, or a mapping of partitions to
         offsets, which reads these partitions only. In the `order` of "time" partitions are merged by timestamp; with
-        `follow`, those that are there at the same moment. In the order of "arrival" they come as they can be had.
+        `follow`, those that are there at the same moment. In the order of "arrival" they come as they arrive.
         `isolation` is as for a topic without partitions; each partition has its own last stable offset.
         """
         readers = self._readers(start, stop, follow, on_gap, order, isolation)
@@ -354,7 +354,7 @@ class PartitionedTopic:
         order: Order = "time",
         isolation: Isolation = READ_COMMITTED,
     ) -> AsyncIterator[Message]:
-        """With `follow` messages come as they can be had, whatever the order."""
+        """With `follow` messages come as they arrive, whatever the order."""
         readers = await self._readers_async(start, stop, follow, on_gap, order, isolation)
         if order == "time" and not follow:
             async for message in _merged_by_time(readers, on_gap):
@@ -447,8 +447,8 @@ class PartitionedTopic:
     ) -> Consumer:
         """Returns a consumer of the subscription of this name in all partitions; see `Topic.subscribe`.
 
-        Each partition keeps its own position. Messages of one partition come in order, those of several as they can be
-        had. Partitions that are added later need a new consumer.
+        Each partition keeps its own position. Messages of one partition come in order; there
+        is no order between partitions. Partitions that are added later need a new consumer.
         """
         starts = self._positions(start, "start")
         with contextlib.ExitStack() as undo:

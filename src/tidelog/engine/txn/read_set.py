@@ -133,7 +133,7 @@ Read = ObjectRead | ListingRead | NeverTrue
 
 
 class Guarded(msgspec.Struct, frozen=True, tag=True):
-    """A batch with what was read for it. An engine applies it if all of that is still true, and else refuses it.
+    """A batch with what was read for it. An engine applies it if none of that has changed, and refuses it otherwise.
 
     Guarded(Batch([PutObject("bank", "ann", b"90")]), (ObjectRead("bank", "bob", seq=7),))
     """
