@@ -52,7 +52,7 @@ YesOption = Annotated[bool, typer.Option("--yes", help="Do not ask.")]
 def add_to(app: typer.Typer) -> None:
     """Registers the group."""
     group = command_group("Users, tokens and grants of a server.")
-    users = command_group("Users with a password, for PLAIN and SCRAM: add, passwd, remove, list.")
+    users = command_group("Users with a password, for PLAIN and SCRAM.")
     tokens = command_group("Bearer tokens for HTTP: create, revoke, list.")
     commands: list[tuple[typer.Typer, str, Callable[..., None]]] = [
         *((users, "add", add_user), (users, "passwd", set_password)),
@@ -138,7 +138,7 @@ def remove_user(session: Session, user: UserArgument, yes: YesOption = False) ->
 
 
 def list_users(session: Session) -> None:
-    """Lists the users and the mechanisms that they can authenticate with."""
+    """Lists the users and their mechanisms."""
     with _accounts(session) as accounts:
         known, _ = accounts.read()
     rows: list[Row] = [
@@ -232,7 +232,10 @@ def _grant(user: str, permission: str, resource: str) -> Grant:
 def grant(
     session: Session, user: PrincipalArgument, permission: PermissionArgument, resource: ResourceArgument
 ) -> None:
-    """Gives a user a permission on topics, groups, engines, transactions, the server, or everything."""
+    """Gives a user a permission.
+
+    It is for topics, groups, engines, transactions, the server, or everything.
+    """
     from tidelog.service.auth.accounts import granting
 
     made = _grant(user, permission, resource)

@@ -49,10 +49,10 @@ def run(
     ] = False,
     master: MasterOption = None,
 ) -> None:
-    """Runs a declared pipeline: all steps that are due, in one session of Spark, with one report.
+    """Runs the steps of a declared pipeline that are due.
 
-    One run at a time: a second one exits with 4. A run that was killed is continued by the next one where it was. With
-    --every it stays, keeps its session, and runs whenever a step is due.
+    They share one session of Spark and one report. One run at a time: a second one exits with 4. A run that was killed
+    is continued by the next one where it was. With --every it stays, and runs whenever a step is due.
     """
     from tidelog.pipeline.runs.definition import read_definition
     from tidelog.pipeline.runs.run import run_pipeline
@@ -137,7 +137,7 @@ def _show(output: Output, report: PipelineReport) -> None:
 
 
 def plan(session: Session, file: FileArgument = _DEFAULT_FILE) -> None:
-    """Shows what the next run of a declared pipeline would do, and why. Changes nothing, and starts no Spark."""
+    """Shows what the next run would do, and why. Changes nothing, and starts no Spark."""
     import msgspec
 
     from tidelog.pipeline.runs.definition import read_definition
