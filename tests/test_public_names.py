@@ -16,6 +16,32 @@ from tidelog.errors import NotFoundError, NotSupportedError
 # Whatever an editor offers of the public classes. A name belongs here when it is meant for users, and documented; all
 # others begin with an underscore.
 ATTRIBUTES = {
+    "RemoteTopic": """
+        append append_async append_many append_many_async delete_subscription delete_subscription_async
+        durable_offset flush flush_async hot_start_offset is_reliable name next_offset partition partitions
+        producer producer_async prune prune_async read read_async seal seal_async ship ship_async shipped_offset
+        start_offset statistics statistics_async subscribe subscribe_async subscriptions subscriptions_async
+        verify verify_async
+    """,
+    "RemoteProducer": """
+        append append_async append_many append_many_async close close_async last_sequence last_sequence_async
+        name
+    """,
+    "RemotePartitionedTopic": """
+        append append_async append_many append_many_async delete_subscription delete_subscription_async flush
+        flush_async is_reliable name next_offsets partition partitions producer producer_async prune prune_async
+        read read_async seal seal_async ship ship_async shipped_offsets start_offsets statistics
+        statistics_async subscribe subscribe_async subscriptions subscriptions_async verify verify_async
+    """,
+    "RemoteConsumer": """
+        ack ack_async ack_cumulative ack_cumulative_async ack_many ack_many_async close close_async consumer
+        flush flush_async lag lag_async nack nack_async name open receive receive_async receive_many
+        receive_many_async seek seek_async unsubscribe unsubscribe_async
+    """,
+    "Client": """
+        close close_async configure_topic configure_topic_async delete_topic delete_topic_async has_topic
+        has_topic_async topic topic_async topics topics_async url
+    """,
     "Batch": """
         entries
     """,

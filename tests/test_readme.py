@@ -67,6 +67,17 @@ def test_the_example_with_a_client_of_kafka_works(tmp_path: Path) -> None:
     assert printed == "b'created'\n"
 
 
+def test_the_example_with_a_second_process_works(tmp_path: Path) -> None:
+    """A user who starts the server and runs the block in another process gets the message back."""
+    (example,) = blocks("python remote")
+    service = Service(tmp_path / "data").start()
+    try:
+        printed = run([sys.executable, "-c", example.replace("http://127.0.0.1:8080", service.http)], tmp_path)
+    finally:
+        service.close()
+    assert printed == "b'created'\n"
+
+
 @pytest.mark.long
 def test_the_spark_example_works(tmp_path: Path) -> None:
     """A user who runs the first block and then that of Spark sees the counts that Spark wrote to a topic."""

@@ -52,6 +52,7 @@ from tidelog.errors import (
     OtherLogError,
     ReopenError,
     RetryError,
+    ServerUnavailableError,
     StoreUnavailableError,
     TidelogError,
     TopicNameError,
@@ -71,6 +72,10 @@ from tidelog.wiring import open as open
 from tidelog.wiring import open_async
 
 if TYPE_CHECKING:
+    from tidelog.client.client import Client, connect, connect_async
+    from tidelog.client.consumer import RemoteConsumer
+    from tidelog.client.producer import RemoteProducer
+    from tidelog.client.topic import RemotePartitionedTopic, RemoteTopic
     from tidelog.engine.changes import Change
     from tidelog.engine.engine import Engine
     from tidelog.engine.entry import (
@@ -111,6 +116,7 @@ __all__ = [
     "BackpressureError",
     "Batch",
     "Change",
+    "Client",
     "ClosedError",
     "ConfigError",
     "ConflictError",
@@ -158,11 +164,16 @@ __all__ = [
     "PartitionedTopic",
     "Producer",
     "PutObject",
+    "RemoteConsumer",
+    "RemotePartitionedTopic",
+    "RemoteProducer",
+    "RemoteTopic",
     "ReopenError",
     "RestoringEngine",
     "Result",
     "RetryError",
     "ScannedObject",
+    "ServerUnavailableError",
     "StoreUnavailableError",
     "StoredObject",
     "TidelogError",
@@ -173,6 +184,8 @@ __all__ = [
     "VerifyReport",
     "VersionInfo",
     "__version__",
+    "connect",
+    "connect_async",
     "drive",
     "object_crc",
     "open_async",
@@ -187,6 +200,10 @@ __all__ = [
 
 
 _LATER = {
+    "tidelog.client.client": ("Client", "connect", "connect_async"),
+    "tidelog.client.consumer": ("RemoteConsumer",),
+    "tidelog.client.producer": ("RemoteProducer",),
+    "tidelog.client.topic": ("RemotePartitionedTopic", "RemoteTopic"),
     "tidelog.engine.changes": ("Change",),
     "tidelog.engine.engine": ("Engine",),
     "tidelog.engine.entry": (

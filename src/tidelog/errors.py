@@ -9,6 +9,7 @@
     │   ├── LockedError           another process owns the directory
     │   │   └── HeldError             another live node has the topic or the engine open; `take_over` takes it
     │   ├── ExhaustedError        the process has no descriptors or threads left; nothing was done
+    │   ├── ServerUnavailableError a server of tidelog gave no answer; what was sent may have been carried out
     │   ├── IngestPendingError       rows are committed and safe, and the topic's owner has not ingested them yet
     │   └── StoreUnavailableError an object or metadata store gave no answer; read back before you write again
     ├── ConflictError         another writer was first and nothing was written; read again, then decide
@@ -130,6 +131,14 @@ class HeldError(LockedError):
 
     The call succeeds once that node has closed it, or has been silent for its `lease_seconds`. Pass `take_over=True` to
     take it over from that node.
+    """
+
+
+class ServerUnavailableError(RetryError):
+    """A client (`tidelog.connect`) got no answer from its server within the timeout, though it tried again.
+
+    What was sent last may have been carried out, or not. What a producer of your own (`topic.producer(name)`) sends
+    again with the same sequence is stored once.
     """
 
 

@@ -13,10 +13,12 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import ipaddress
+import logging
 from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 from urllib.parse import urlsplit
 
+from tidelog.client.local_socket import socket_of
 from tidelog.config.serve import ServeSettings
 from tidelog.engine.engine import Engine
 from tidelog.errors import ConfigError, InputError
@@ -40,6 +42,8 @@ from tidelog.service.kafka.transactions.store import TransactionStore
 from tidelog.service.metrics import Exposition, now
 from tidelog.store.scheduler import in_store_thread
 from tidelog.topics.directory import LogDirectory
+
+_logger = logging.getLogger("tidelog.http")
 
 
 class Listening(NamedTuple):
@@ -190,10 +194,21 @@ class Node:
         self._broker.address = advertised or listening
         with _naming(http, "--http"):
             serving = Address(*await self._http.start(*http, self.security.ssl_context))
+        await self._listen_locally()
         found = Listening(listening, serving, self.security.ssl_context is not None)
         self.http.advertised = advertised_http or found.http_url
         self.http.is_ready = True
         return found
+
+    async def _listen_locally(self) -> None:
+        """By a socket in the directory, for the commands that are about it. Not every file system has sockets."""
+        path = socket_of(self._directory.root)
+        if not path.parent.is_dir():
+            return  # it is in memory
+        try:
+            await self._http.start_unix(path)
+        except OSError as error:
+            _logger.warning("commands beside this server need --server: there is no socket %s: %s", path, error)
 
     async def _start_transactions(self) -> None:
         """What was decided before is carried out from here on, beside the requests."""

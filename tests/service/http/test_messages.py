@@ -17,7 +17,8 @@ from tests.campaign import examples
 from tests.service.http.serving import WAIT_SECONDS, Events, Served, eventually, serving
 
 import tidelog
-from tidelog.service.http.message_json import NewMessage, PackedMessage, packed, to_json, to_message, unpacked
+from tidelog.client.wire import PackedMessage, packed, unpacked
+from tidelog.service.http.message_json import NewMessage, to_json, to_message
 from tidelog.topics.message import Headers, Message
 
 ORDERS = "/v1/topics/shop/orders/messages"

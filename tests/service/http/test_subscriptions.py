@@ -258,6 +258,7 @@ class TestWebSocket:
             with connected(served, consumer="till") as new:
                 hear(new, "subscribed")
                 assert values(hear(new)) == ["a"]
+                assert hear(old, "error")["problem"]["error"] == "ConflictError"
                 with pytest.raises(ConnectionClosed, match="took the place"):
                     old.recv(WAIT_SECONDS)
 

@@ -7,14 +7,13 @@ Invariants
 - `encoding` says how the bytes of value, key and headers are written: `utf-8` as text, `base64`, or `json` (the value
   is JSON itself, the rest is text). What is read can be sent again as it is, and is the same message.
 - A value that is not valid in the encoding that a reader asked for comes in base64: nothing is lost, nothing fails.
-- msgpack has the same fields, as an array in the order of `tidelog.Message`, and bytes as they are.
+- msgpack (`client/wire.py`) has the same fields, as an array in the order of `tidelog.Message`, and bytes as they are.
 """
 
 from __future__ import annotations
 
 import base64
 import binascii
-from collections.abc import Iterable, Sequence
 from datetime import datetime
 from typing import Annotated, Any, Literal
 
@@ -61,18 +60,6 @@ class ReadMessage(msgspec.Struct, frozen=True, kw_only=True):
     deliver_at: datetime | None = None
 
 
-class PackedMessage(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """A message in msgpack, in both directions; what a sender does not know it leaves out."""
-
-    value: bytes | None
-    key: bytes | None = None
-    headers: dict[str, bytes] | list[tuple[str, bytes | None]] = {}
-    timestamp: datetime | None = None
-    offset: int = -1
-    deliver_at: datetime | None = None
-    partition: int = 0
-
-
 # From clients
 
 
@@ -117,21 +104,6 @@ def _from_base64(text: str) -> bytes:
         raise InputError(
             "a text that should be base64 is not", hint="Use the standard alphabet, with padding"
         ) from None
-
-
-def unpacked(given: Sequence[PackedMessage]) -> list[Message]:
-    """The messages of a client that sends msgpack."""
-    return [
-        Message(
-            one.value,
-            one.key,
-            one.headers if isinstance(one.headers, dict) else Headers(one.headers),
-            one.timestamp,
-            -1,
-            one.deliver_at,
-        )
-        for one in given
-    ]
 
 
 # To clients
@@ -184,19 +156,3 @@ def _to_text(data: bytes) -> str:
 
 def _to_base64(data: bytes) -> str:
     return base64.b64encode(data).decode("ascii")
-
-
-def packed(messages: Iterable[Message]) -> list[PackedMessage]:
-    """Messages for a client that reads msgpack."""
-    return [
-        PackedMessage(
-            one.value,
-            one.key,
-            list(one.headers.pairs) if isinstance(one.headers, Headers) else one.headers,
-            one.timestamp,
-            one.offset,
-            one.deliver_at,
-            one.partition,
-        )
-        for one in messages
-    ]

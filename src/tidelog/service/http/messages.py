@@ -17,6 +17,7 @@ from typing import Annotated, Any, Literal
 
 import msgspec
 
+from tidelog.client.wire import PackedMessage, packed, unpacked
 from tidelog.codec import JSON_ERRORS
 from tidelog.errors import InputError, ReopenError
 from tidelog.log.isolation import Isolation
@@ -24,13 +25,10 @@ from tidelog.service.auth.access import Kind, Permission
 from tidelog.service.http.call import Call, Reply, parse_body
 from tidelog.service.http.message_json import (
     NewMessage,
-    PackedMessage,
     ReadEncoding,
     ReadMessage,
-    packed,
     to_json,
     to_message,
-    unpacked,
 )
 from tidelog.service.http.problems import HttpError
 from tidelog.service.http.reading import Limits, news, position, read_several
@@ -40,6 +38,7 @@ from tidelog.service.kafka.broker import ServedTopic
 from tidelog.store.scheduler import in_store_thread
 from tidelog.topics.message import Message, OnGap, Sync
 from tidelog.topics.partitioned import PartitionOffset
+from tidelog.topics.topic import Topic
 
 routes = RouteTable("Messages")
 _TEXT = "text/plain"
@@ -173,6 +172,45 @@ async def _append_once(
         else:
             return stored
     raise AssertionError
+
+
+class ProducerQuery(msgspec.Struct, forbid_unknown_fields=True, frozen=True, kw_only=True):
+    """Of which partition."""
+
+    partition: PartitionNumber | None = None
+    """Default: all of them."""
+
+
+class ProducerState(msgspec.Struct, frozen=True, kw_only=True):
+    """How far a producer is."""
+
+    last_sequence: int | None
+    """The highest sequence that is stored."""
+
+
+@routes.add(
+    "GET",
+    "/v1/topics/{namespace}/{name}/producers/{producer}",
+    Permission.WRITE,
+    ProducerState,
+    resource=Kind.TOPIC,
+    query=ProducerQuery,
+)
+async def describe_producer(call: Call) -> ProducerState:
+    """Says up to which sequence the messages of a producer are stored: where a client goes on that was started again.
+
+    A producer that stored nothing has none.
+    """
+    served = await call.service.broker.find_or_create(call.topic_name)
+    wanted = call.query.partition
+    numbers = range(served.count) if wanted is None else (wanted,)
+    logs = [(await call.service.broker.partition(served, number)).topic for number in numbers]
+    return ProducerState(last_sequence=await in_store_thread(_last_sequence, logs, call.path["producer"]))
+
+
+def _last_sequence(logs: list[Topic], name: str) -> int | None:
+    known = [log._producers.last_sequence(name) for log in logs if log._producers is not None]
+    return max((one for one in known if one is not None), default=None)
 
 
 async def _in_files(service: Service, served: ServedTopic, offsets: list[int], partitions: list[int]) -> None:

@@ -13,6 +13,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import socket
 import ssl
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,7 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResp
 from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
 from uvicorn.server import ServerState
 
+from tidelog.client.local_socket import short_path
 from tidelog.service.http.app import App
 
 _BACKLOG = 1024
@@ -35,6 +37,7 @@ class HttpServer:
         self._app = app
         self._settings = app.service.settings
         self._servers: list[asyncio.AbstractServer] = []
+        self._sockets: list[Path] = []
         self.state = ServerState()
         self.is_stopping = False
         # The application logs what fails; these would log refused handshakes as errors.
@@ -79,12 +82,25 @@ class HttpServer:
         return found[0], found[1]
 
     async def start_unix(self, path: Path) -> None:
-        """Listens on a unix socket, too; who may open it is a matter of the file system."""
+        """Listens on a unix socket, too, which only the owner of the process may open.
+
+        What a killed server left there is replaced: the caller has the directory for itself.
+        """
         loop = asyncio.get_running_loop()
-        server = await loop.create_unix_server(
-            lambda: self._protocol({"is_local_socket": True}), str(path), backlog=_BACKLOG
-        )
+        listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        try:
+            path.unlink(missing_ok=True)
+            with short_path(str(path)) as name:
+                listener.bind(name)
+            path.chmod(0o600)  # nobody connects before it listens
+            server = await loop.create_unix_server(
+                lambda: self._protocol({"is_local_socket": True}), sock=listener, backlog=_BACKLOG
+            )
+        except BaseException:
+            listener.close()
+            raise
         self._servers.append(server)
+        self._sockets.append(path)
 
     def _protocol(self, state: dict[str, Any]) -> _LimitedProtocol:
         return _LimitedProtocol(self._config, self.state, state, self)
@@ -95,6 +111,8 @@ class HttpServer:
         self._app.service.begin_to_stop()
         for server in self._servers:
             server.close()
+        for path in self._sockets:
+            path.unlink(missing_ok=True)
         for connection in list(self.state.connections):
             if isinstance(connection, HttpToolsProtocol):  # a WebSocket ends by itself, when all is said
                 connection.shutdown()

@@ -12,10 +12,11 @@ from typing import Annotated, Any
 
 import msgspec
 
+from tidelog.client.wire import PackedMessage, packed
 from tidelog.errors import InputError, NotFoundError
 from tidelog.service.auth.access import Kind, Permission, Resource, topic_resource
 from tidelog.service.http.call import Call, Reply
-from tidelog.service.http.message_json import PackedMessage, ReadEncoding, ReadMessage, packed, to_json
+from tidelog.service.http.message_json import ReadEncoding, ReadMessage, to_json
 from tidelog.service.http.routes import JSON, MSGPACK, RouteTable
 from tidelog.service.http.service import Service
 from tidelog.service.http.sessions import Offset, Session, Settled, Subscribe, start_of

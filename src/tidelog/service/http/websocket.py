@@ -30,7 +30,7 @@ import msgspec
 from tidelog.codec import JSON_ERRORS
 from tidelog.errors import ConflictError, InputError, TidelogError
 from tidelog.service.auth.access import Kind, Permission
-from tidelog.service.http.call import Call, Socket
+from tidelog.service.http.call import Call, DisconnectedError, Socket
 from tidelog.service.http.message_json import ReadEncoding
 from tidelog.service.http.problems import HttpError, Problem, problem_of
 from tidelog.service.http.routes import RouteTable
@@ -223,19 +223,31 @@ async def connect(call: Call, socket: Socket) -> None:
     offset], ...]}`, `nack` (with `delay` and `reason`), `flush`, `window` and `close`. With an `id` each of them is
     answered, `done` or `error`. `closed` comes when every acknowledgement is stored.
     """
-    session = await open_session(call, _wanted(call.query), has_lease=False)
     try:
-        await _Conversation(call, socket, session).run()
-    finally:
-        await call.service.sessions.close(session)
+        session = await open_session(call, _wanted(call.query), has_lease=False)
+        try:
+            await _Conversation(call, socket, session).run()
+        finally:
+            await call.service.sessions.close(session)
+    except (TidelogError, HttpError) as error:
+        await _tell(call.query, socket, error)
+        raise
+
+
+async def _tell(query: ConnectQuery, socket: Socket, error: TidelogError | HttpError) -> None:
+    """Says why the connection ends: its own last words have room for a short text only."""
+    event = ErrorEvent(None, problem_of(error))
+    with contextlib.suppress(DisconnectedError):
+        is_packed = query.format == "msgpack"
+        await socket.send(msgspec.msgpack.encode(event) if is_packed else msgspec.json.encode(event).decode())
 
 
 def _wanted(query: ConnectQuery) -> Subscribe:
-    given: dict[str, Any] = {"kind": query.kind, "start": query.start}
+    given: dict[str, Any] = {"kind": query.kind}
     if query.consumer is not None:
         given["consumer"] = query.consumer
     try:
         further = msgspec.json.decode(query.options or "{}", type=dict[str, Any])
-        return msgspec.convert({**further, **given}, Subscribe)
+        return msgspec.convert({"start": query.start, **further, **given}, Subscribe)
     except JSON_ERRORS as error:
         raise InputError(f"options do not fit: {error}") from None

@@ -94,6 +94,18 @@ class ProducerRegistry:
             self._forget_silent(table)
             return entry, entry.epoch
 
+    def last_sequence(self, name: str) -> int | None:
+        """The highest stored sequence of a producer, open or not; None where it stored nothing. It fences nobody."""
+        check_name(name)
+        with self._guard:
+            known = dict(self._loaded()).get(name)
+            entry = self._names.get(name)
+        if entry is None:
+            return None if known is None else known.last_sequence
+        with entry.lock:
+            self.settle(entry)
+            return entry.state.last_sequence
+
     def closed(self, entry: ProducerName, epoch: int) -> None:
         """A producer is done, unless a newer one has its name already."""
         with entry.lock:

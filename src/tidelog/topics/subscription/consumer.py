@@ -117,17 +117,17 @@ class Consumer(ClosedAtExit):
         An offset alone is accepted for messages delivered since the subscription was opened here, or moved; otherwise
         it is an InputError. A received message is also accepted if the subscription was closed and opened in between.
         """
-        offset = message if type(message) is int and message >= 0 else _offset(message)
+        offset = message if type(message) is int and message >= 0 else offset_of(message)
         self._subscription.ack(self._holder, offset, has_receipt=isinstance(message, Delivery))
 
     def ack_many(self, messages: Iterable[Message | int]) -> None:
         """Acknowledges several messages."""
-        given = [(_offset(message), isinstance(message, Delivery)) for message in messages]
+        given = [(offset_of(message), isinstance(message, Delivery)) for message in messages]
         self._subscription.ack_many(self._holder, given)
 
     def ack_cumulative(self, message: Message | int) -> None:
         """Acknowledges this message and all before it; for the kinds exclusive and failover only."""
-        self._subscription.ack_cumulative(self._holder, _offset(message))
+        self._subscription.ack_cumulative(self._holder, offset_of(message))
 
     def nack(self, message: Message | int, delay: float | str | None = None, *, reason: str | None = None) -> None:
         """Requests redelivery of a message, after `delay` seconds or the delay set in the options.
@@ -136,7 +136,7 @@ class Consumer(ClosedAtExit):
         one, up to 1,000 characters of it. Raises InputError if the message is already acknowledged or given up, or was
         never delivered.
         """
-        self._subscription.nack(self._holder, _offset(message), _checked_delay(delay), _checked_reason(reason))
+        self._subscription.nack(self._holder, offset_of(message), checked_delay(delay), checked_reason(reason))
 
     ack_async = twin(ack, at_once)
     ack_many_async = twin(ack_many, at_once)
@@ -174,7 +174,8 @@ class Consumer(ClosedAtExit):
     unsubscribe_async = twin(unsubscribe)
 
 
-def _offset(message: Message | int) -> int:
+def offset_of(message: Message | int) -> int:
+    """The offset of a message that was received; InputError for what is none."""
     offset = message.offset if isinstance(message, Message) else message
     if type(offset) is int and offset >= 0:
         return offset
@@ -195,8 +196,8 @@ def checked_timeout(timeout: float | str | None, name: str = "timeout") -> float
     return seconds if seconds is None else min(seconds, MAX_SECONDS)
 
 
-def _checked_delay(delay: float | str | None) -> float | None:
-    """A message cannot wait forever: a consumer that never wants it again acknowledges it."""
+def checked_delay(delay: float | str | None) -> float | None:
+    """The seconds until a redelivery. None can wait for ever: a consumer that never wants it again acknowledges."""
     checked = checked_timeout(delay, "delay")
     if checked is not None and checked >= MAX_SECONDS:
         raise InputError(
@@ -205,8 +206,8 @@ def _checked_delay(delay: float | str | None) -> float | None:
     return checked
 
 
-def _checked_reason(reason: object) -> str | None:
-    """What it says of an error may be long: the beginning is kept."""
+def checked_reason(reason: object) -> str | None:
+    """The reason of a rejection. What it says of an error may be long: the beginning is kept."""
     if reason is None:
         return None
     if not isinstance(reason, str):

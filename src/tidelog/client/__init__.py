@@ -1,0 +1,1 @@
+"""What `tidelog.connect` returns: the names of an embedded log, over the network."""

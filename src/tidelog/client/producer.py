@@ -1,0 +1,309 @@
+"""Appends over the network: what comes together shares a request, and nothing is stored twice.
+
+    program: append, append, append_many ...  ->  queue  ->  POST .../messages?producer=NAME&sequence=N  (one at a time)
+
+Invariants
+- Every message has the name of its producer and a sequence. A request that got no answer is sent again as it was, and
+  the server stores it once, whether or not it was started again meanwhile.
+- One request of a producer is on its way at a time, in the order of the sequences: a message is never overtaken.
+- What waits meanwhile goes together in the next request, up to `MAX_BATCH_BYTES`. If the server refuses that, each
+  append is sent by itself with the sequences that it had, so that nobody gets the error of another.
+- A sequence is used for one content only. After an append whose outcome is not known its sequences are not used again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from collections import deque
+from collections.abc import Iterable, Sequence
+from concurrent.futures import Future
+from datetime import datetime
+from typing import NamedTuple
+
+from tidelog.client.bridge import Bridge, awaited, waited
+from tidelog.client.transport import Http, path_of
+from tidelog.client.wire import MSGPACK, PackedMessage, array_of, checked, decode_appended, elements
+from tidelog.codec import JSON_ERRORS
+from tidelog.errors import ClosedError, DataError, InputError, RetryError, TidelogError
+from tidelog.store.aio import ClosedAtExit, twin_of
+from tidelog.topics.message import SHIPPED, HeadersGiven, Message, Sync, several
+from tidelog.topics.partitioned import PartitionOffset
+from tidelog.topics.producer.producer import checked_sequence
+from tidelog.units import to_seconds
+
+MAX_BATCH_BYTES = 4 << 20
+MAX_BATCH_MESSAGES = 20_000
+# A request that is not answered for so long is sent again. The server may wait for a slow disk.
+_ATTEMPT_SECONDS = 20.0
+_SHIPPED_SECONDS = 600.0
+
+
+class _Append(NamedTuple):
+    """What one call appends."""
+
+    body: bytes
+    messages: int
+    sync: Sync
+    timeout: float | None
+    sequence: int | None
+    answer: Future[list[int]]
+
+
+class Appender:
+    """The queue of one producer. `put` is called by any thread, the rest runs in the client's loop."""
+
+    def __init__(
+        self,
+        bridge: Bridge,
+        http: Http,
+        path: str,
+        partition: int | None,
+        name: str,
+        *,
+        says_partition: bool = False,
+    ) -> None:
+        """`partition` is None where the server chooses it by the key. Offsets say it then, or if they are to."""
+        self._says_partition = says_partition or partition is None
+        self._bridge = bridge
+        self._http = http
+        self._path = path + "/messages"
+        self._partition = partition
+        self.name = name
+        self._waiting: deque[_Append] = deque()
+        self._next_sequence = 0
+        self._task: asyncio.Task[None] | None = None
+        self.is_closed = False
+
+    def put(
+        self, messages: Sequence[PackedMessage], sync: Sync, timeout: float | str | None, sequence: int | None = None
+    ) -> Future[list[int]]:
+        """The offsets of these messages, when the server has them."""
+        if sync not in (True, False, SHIPPED):
+            raise InputError(f'sync must be True, False or "shipped", not {sync!r}', operation="append")
+        seconds = to_seconds(timeout)
+        if sequence is not None:
+            checked_sequence(sequence, 0, len(messages))
+        answer: Future[list[int]] = Future()
+        if not messages:
+            answer.set_result([])
+            return answer
+        self._waiting.append(_Append(elements(messages), len(messages), sync, seconds, sequence, answer))
+        self._bridge.soon(self._begin)
+        return answer
+
+    def begin_after(self, sequence: int | None) -> None:
+        """Goes on after the last sequence that is stored."""
+        self._next_sequence = 0 if sequence is None else sequence + 1
+
+    def _begin(self) -> None:
+        if self._task is None and self._waiting:
+            self._task = asyncio.ensure_future(self._send_all())
+
+    async def _send_all(self) -> None:
+        taken: list[_Append] = []
+        try:
+            while self._waiting:
+                taken = self._take()
+                await self._send(taken)
+        except BaseException as error:  # the client is closed, or made a mistake: nobody waits for ever
+            why = error if isinstance(error, TidelogError) else ClosedError("the client was closed meanwhile")
+            for one in (*taken, *self._waiting):
+                _fail(one, why)
+            self._waiting.clear()
+            raise
+        finally:
+            self._task = None
+
+    def _take(self) -> list[_Append]:
+        """Appends that can share a request, from the first one on."""
+        taken = [self._numbered(self._waiting.popleft())]
+        size, count = len(taken[0].body), taken[0].messages
+        while self._waiting:
+            last, after = taken[-1], self._waiting[0]
+            size, count = size + len(after.body), count + after.messages
+            fits = size <= MAX_BATCH_BYTES and count <= MAX_BATCH_MESSAGES
+            assert last.sequence is not None
+            follows = after.sequence is None or after.sequence == last.sequence + last.messages
+            if not fits or not follows or (after.sync, after.timeout) != (last.sync, last.timeout):
+                break
+            taken.append(self._numbered(self._waiting.popleft()))
+        return taken
+
+    def _numbered(self, one: _Append) -> _Append:
+        sequence = self._next_sequence if one.sequence is None else one.sequence
+        self._next_sequence = max(self._next_sequence, sequence + one.messages)
+        return one._replace(sequence=sequence)
+
+    async def _send(self, taken: list[_Append]) -> None:
+        try:
+            offsets = await self._post(taken)
+        except RetryError as error:
+            for one in taken:
+                _fail(one, error)
+        except TidelogError as error:
+            if len(taken) == 1:
+                _fail(taken[0], error)
+                return
+            for one in taken:
+                await self._send([one])
+        else:
+            _answer(taken, offsets)
+
+    async def _post(self, taken: list[_Append]) -> list[int]:
+        first, count = taken[0], sum(one.messages for one in taken)
+        sync = first.sync if isinstance(first.sync, str) else bool(first.sync)
+        query = {
+            "producer": self.name,
+            "sequence": first.sequence,
+            "sync": sync,
+            "timeout": None if first.timeout is None else min(first.timeout, _SHIPPED_SECONDS),
+            "partition": self._partition,
+        }
+        extra = first.timeout or 0.0
+        answer = await self._http.ask(
+            "POST",
+            self._path,
+            query,
+            array_of([one.body for one in taken], count),
+            media_type=MSGPACK,
+            accept=MSGPACK,
+            timeout=self._http.timeout_seconds + extra,
+            attempt=_SHIPPED_SECONDS if first.sync == SHIPPED else _ATTEMPT_SECONDS + extra,
+        )
+        try:
+            found = decode_appended(answer.body)
+        except JSON_ERRORS as error:
+            raise DataError(f"the answer of the server does not fit: {error}") from None
+        if len(found.offsets) != count or len(found.partitions) != count:
+            raise DataError(f"the server answered with {len(found.offsets)} offsets for {count} messages")
+        if not self._says_partition:
+            return found.offsets
+        return [PartitionOffset(offset, number) for offset, number in zip(found.offsets, found.partitions, strict=True)]
+
+
+def _answer(taken: list[_Append], offsets: list[int]) -> None:
+    start = 0
+    for one in taken:
+        if not one.answer.done():
+            one.answer.set_result(offsets[start : start + one.messages])
+        start += one.messages
+
+
+def _fail(one: _Append, error: TidelogError) -> None:
+    if not one.answer.done():
+        one.answer.set_exception(error)
+
+
+def new_name() -> str:
+    """A producer's name that nobody else has."""
+    return f"connect-{secrets.token_hex(12)}"
+
+
+class RemoteProducer(ClosedAtExit):
+    """Made by `topic.producer(name)` of a client. Repeated appends of the same name and sequence are stored once.
+
+    Two clients that use one name at the same time are not told apart, unlike with an embedded log: give each its own.
+    """
+
+    def __init__(self, bridge: Bridge, http: Http, topic_path: str, partition: int | None, name: str) -> None:
+        self._bridge = bridge
+        self._http = http
+        self._path = f"{topic_path}/producers/{path_of(name).removeprefix('/v1/')}"
+        self._partition = partition
+        self._appender = Appender(bridge, http, topic_path, partition, name)
+
+    @property
+    def name(self) -> str:
+        return self._appender.name
+
+    def __repr__(self) -> str:
+        return f"<RemoteProducer {self.name}>"
+
+    async def _open(self) -> None:
+        self._appender.begin_after(await self._last_sequence())
+
+    @property
+    def last_sequence(self) -> int | None:
+        """The highest sequence that is stored; None before the first. It asks the server."""
+        return self._bridge.wait(self._last_sequence())
+
+    async def _last_sequence(self) -> int | None:
+        found = await self._http.json("GET", self._path, query={"partition": self._partition})
+        last: int | None = found["last_sequence"]
+        return last
+
+    last_sequence_async = awaited(_last_sequence)
+
+    def append(
+        self,
+        value: bytes | Message | None,
+        *,
+        sequence: int | None = None,
+        key: bytes | None = None,
+        headers: HeadersGiven | None = None,
+        timestamp: datetime | None = None,
+        deliver_at: datetime | None = None,
+        sync: Sync = False,
+        timeout: float | str | None = None,
+    ) -> int:
+        """Appends a message, unless its sequence is stored already; returns its offset, -1 if that is forgotten.
+
+        Without a sequence it gets the one after the last.
+        """
+        return waited(self._put([checked(value, key, headers, timestamp, deliver_at)], sequence, sync, timeout))[0]
+
+    def append_many(
+        self,
+        messages: Iterable[bytes | Message],
+        *,
+        sequence: int | None = None,
+        sync: Sync = False,
+        timeout: float | str | None = None,
+    ) -> list[int]:
+        """Appends messages with consecutive sequences, the first of which is `sequence`; returns their offsets."""
+        return waited(self._put([checked(one) for one in several(messages)], sequence, sync, timeout))
+
+    @twin_of(append)
+    async def append_async(
+        self,
+        value: bytes | Message | None,
+        *,
+        sequence: int | None = None,
+        key: bytes | None = None,
+        headers: HeadersGiven | None = None,
+        timestamp: datetime | None = None,
+        deliver_at: datetime | None = None,
+        sync: Sync = False,
+        timeout: float | str | None = None,
+    ) -> int:
+        put = self._put([checked(value, key, headers, timestamp, deliver_at)], sequence, sync, timeout)
+        return (await asyncio.wrap_future(put))[0]
+
+    @twin_of(append_many)
+    async def append_many_async(
+        self,
+        messages: Iterable[bytes | Message],
+        *,
+        sequence: int | None = None,
+        sync: Sync = False,
+        timeout: float | str | None = None,
+    ) -> list[int]:
+        return await asyncio.wrap_future(
+            self._put([checked(one) for one in several(messages)], sequence, sync, timeout)
+        )
+
+    def _put(
+        self, messages: list[PackedMessage], sequence: int | None, sync: Sync, timeout: float | str | None
+    ) -> Future[list[int]]:
+        if self._appender.is_closed:
+            raise ClosedError(f"the producer {self.name!r} is closed", hint="Open it again: topic.producer(name)")
+        return self._appender.put(messages, sync, timeout, sequence)
+
+    def close(self) -> None:
+        """Appends that were begun are finished; new ones raise ClosedError."""
+        self._appender.is_closed = True
+
+    async def close_async(self) -> None:
+        """Like `close`, without blocking the event loop."""
+        self.close()

@@ -1,0 +1,440 @@
+"""Requests to a server: connections, their pool, retries, and the errors that answers stand for.
+
+Invariants
+- At most `max_connections` requests are on their way at once; a request that waits for news has a connection of its
+  own, so that readers that follow never keep an append waiting.
+- A connection has one request at a time. It is used again only after a whole answer; otherwise it is closed.
+- A request that got no whole answer, or was told to come again, is sent again until its time is up. So every request
+  that is made here must be one that does nothing twice.
+- A refusal raises the class that the embedded library raises, with the same message and hint.
+- An answer is at most `MAX_ANSWER_BYTES` long.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import ssl
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from typing import Any, NamedTuple
+from urllib.parse import quote, urlencode, urlsplit
+
+import msgspec
+
+from tidelog import errors
+from tidelog.client.local_socket import short_path
+from tidelog.clock import jittered
+from tidelog.codec import JSON_ERRORS
+from tidelog.errors import (
+    AccessDeniedError,
+    ClosedError,
+    ConfigError,
+    ConflictError,
+    DataError,
+    DiskFullError,
+    GapError,
+    InputError,
+    InternalError,
+    NotFoundError,
+    ServerUnavailableError,
+    TidelogError,
+)
+from tidelog.secret import Secret
+
+MAX_ANSWER_BYTES = 256 << 20
+_FIRST_PAUSE_SECONDS = 0.05
+_LONGEST_PAUSE_SECONDS = 2.0
+_OPERATION_SECONDS = 30.0
+_WAITING: dict[str, Any] = {"waits": True, "timeout": 3 * _OPERATION_SECONDS, "attempt": 2 * _OPERATION_SECONDS}
+_MISSING = "tidelog.connect needs the packages of the extra `client`"
+_HINT = "Install them: pip install 'tidelog[client]'"
+
+
+class Server(NamedTuple):
+    """Where a server is: over TCP, with or without TLS, or by a socket in the file system."""
+
+    url: str
+    host: str
+    port: int
+    is_tls: bool
+    socket_path: str | None
+    base: str
+    """What stands before every path."""
+
+    @property
+    def authority(self) -> str:
+        """As requests name it."""
+        if self.socket_path is not None:
+            return "localhost"
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        return host if self.port == (443 if self.is_tls else 80) else f"{host}:{self.port}"
+
+
+def parse_server(url: str) -> Server:
+    """`http://host:port`, `https://host` or `unix:///path/to/socket`."""
+    parts = urlsplit(url)
+    try:
+        port = parts.port
+    except ValueError:
+        port = -1
+    if parts.scheme == "unix" and parts.path and not parts.netloc:
+        return Server(url, "localhost", 0, False, parts.path, "")
+    is_bad = parts.scheme not in ("http", "https") or not parts.hostname or port == -1
+    if is_bad or parts.username or parts.password or parts.query or parts.fragment:
+        raise InputError(
+            "the address of a server must be a URL such as http://127.0.0.1:8080",
+            hint="Credentials are not part of it: pass token=...",
+        )
+    assert parts.hostname is not None
+    is_tls = parts.scheme == "https"
+    return Server(url, parts.hostname, port or (443 if is_tls else 80), is_tls, None, parts.path.rstrip("/"))
+
+
+def path_of(*parts: str) -> str:
+    """A path of the API; what a part contains cannot lead elsewhere."""
+    return "/v1/" + "/".join(quote(part, safe="") for part in parts)
+
+
+class Answer(NamedTuple):
+    """What the server said."""
+
+    status: int
+    media_type: str
+    body: bytes
+
+    @property
+    def is_success(self) -> bool:
+        return 200 <= self.status < 300
+
+    def json(self, kind: Any = Any) -> Any:
+        """The document in it."""
+        try:
+            return msgspec.json.decode(self.body, type=kind)
+        except JSON_ERRORS as error:
+            raise _odd(f"its answer does not fit: {error}") from None
+
+
+def _odd(what: str) -> DataError:
+    return DataError(f"the server does not speak as expected: {what}", hint="Does the URL name a tidelog server?")
+
+
+class LostError(Exception):
+    """The connection ended, or was never there: whether a request was carried out is not known."""
+
+
+# Errors
+
+
+class _Problem(msgspec.Struct):
+    error: str = ""
+    detail: str = ""
+    hint: str | None = None
+
+
+def error_of(answer: Answer) -> TidelogError:
+    """The error that a refusal stands for."""
+    problem = _Problem()
+    if answer.media_type == "application/problem+json":
+        with contextlib.suppress(*JSON_ERRORS):
+            problem = msgspec.json.decode(answer.body, type=_Problem)
+    return make_error(
+        problem.error, problem.detail or f"the server answered {answer.status}", problem.hint, answer.status
+    )
+
+
+def make_error(name: str, detail: str, hint: str | None, status: int = 500) -> TidelogError:
+    """The error of this class name."""
+    kind = getattr(errors, name, None)
+    if not (isinstance(kind, type) and issubclass(kind, TidelogError)):
+        kind = _kind_of(status)
+    if issubclass(kind, GapError):
+        return GapError(detail, first=-1, last=-1, hint=hint)
+    if issubclass(kind, errors.CorruptionError):
+        return DataError(detail, hint=hint or "The log of the server says where")
+    if issubclass(kind, DiskFullError):
+        return DiskFullError(detail)
+    return kind(detail, hint=hint)
+
+
+def _kind_of(status: int) -> type[TidelogError]:
+    """For an answer that names no class of ours: a proxy's."""
+    known: dict[int, type[TidelogError]] = {
+        401: AccessDeniedError,
+        403: AccessDeniedError,
+        404: NotFoundError,
+        409: ConflictError,
+        429: ServerUnavailableError,
+        502: ServerUnavailableError,
+        503: ServerUnavailableError,
+        504: ServerUnavailableError,
+        507: ServerUnavailableError,
+    }
+    return known.get(status, InputError if status < 500 else InternalError)
+
+
+def _is_worth_another_try(answer: Answer, error: TidelogError) -> bool:
+    """What a server that starts or stops says, or a proxy before it; what a topic says is for the caller."""
+    return isinstance(error, ServerUnavailableError) or (answer.status == 503 and isinstance(error, ClosedError))
+
+
+# Connections
+
+
+class _Connection(asyncio.Protocol):
+    """One connection: a request, then its answer."""
+
+    def __init__(self, make_parser: Any) -> None:
+        self._make_parser = make_parser
+        self._transport: asyncio.Transport | None = None
+        self._answer: asyncio.Future[Answer] | None = None
+        self.is_usable = False
+        self.is_fresh = True
+
+    # asyncio
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.Transport) or hasattr(transport, "write")
+        self._transport = transport  # type: ignore[assignment]
+        self.is_usable = True
+
+    def data_received(self, data: bytes) -> None:
+        if self._answer is None:
+            self.close()  # nobody asked
+            return
+        try:
+            self._parser.feed_data(data)
+        except Exception as error:  # noqa: BLE001 - the parser's own, of bytes that are no answer
+            self._fail(_odd(str(error)))
+
+    def connection_lost(self, error: Exception | None) -> None:
+        self.is_usable = False
+        self._fail(LostError(str(error or "the connection was closed")))
+
+    def _fail(self, error: Exception) -> None:
+        answer, self._answer = self._answer, None
+        if answer is not None and not answer.done():
+            answer.set_exception(error)
+        self.close()
+
+    # The parser
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        if name.lower() == b"content-type":
+            self._media_type = value.decode("latin-1").partition(";")[0].strip().lower()
+
+    def on_body(self, piece: bytes) -> None:
+        self._size += len(piece)
+        if self._size > MAX_ANSWER_BYTES:
+            raise ValueError(f"an answer of more than {MAX_ANSWER_BYTES} bytes")
+        self._pieces.append(piece)
+
+    def on_message_complete(self) -> None:
+        answer, self._answer = self._answer, None
+        self.is_usable = self._parser.should_keep_alive()
+        if answer is not None and not answer.done():
+            answer.set_result(Answer(self._parser.get_status_code(), self._media_type, b"".join(self._pieces)))
+
+    # Requests
+
+    async def ask(self, head: bytes, body: bytes) -> Answer:
+        """The answer to a request; LostError when it did not come."""
+        assert self._transport is not None
+        self._parser = self._make_parser(self)
+        self._pieces: list[bytes] = []
+        self._size = 0
+        self._media_type = ""
+        self._answer = asyncio.get_running_loop().create_future()
+        is_whole = False
+        try:
+            self._transport.writelines((head, body)) if body else self._transport.write(head)
+            answer = await self._answer
+            is_whole = True
+            self.is_fresh = False
+            return answer
+        finally:
+            if not is_whole:
+                self._answer = None
+                self.close()
+
+    def close(self) -> None:
+        self.is_usable = False
+        if self._transport is not None:
+            self._transport.abort()
+
+
+class Http:
+    """Requests to one server. Everything here runs in the client's loop."""
+
+    def __init__(
+        self,
+        server: Server,
+        token: Secret | None,
+        tls: ssl.SSLContext | None,
+        *,
+        timeout_seconds: float,
+        max_connections: int,
+    ) -> None:
+        self.server = server
+        self.timeout_seconds = timeout_seconds
+        self.tls = (tls or ssl.create_default_context()) if server.is_tls else None
+        self._token = token
+        self._make_parser = _parser_factory()
+        self._free: list[_Connection] = []
+        self._room = asyncio.Semaphore(max_connections)
+        self._opening_seconds = min(timeout_seconds, 10.0)
+
+    @property
+    def headers(self) -> dict[str, str]:
+        """What every request says."""
+        return {} if self._token is None else {"authorization": f"Bearer {self._token.reveal()}"}
+
+    async def ask(
+        self,
+        method: str,
+        path: str,
+        query: Mapping[str, object] | None = None,
+        body: bytes = b"",
+        *,
+        media_type: str = "application/json",
+        accept: str = "application/json",
+        timeout: float | None = None,
+        attempt: float | None = None,
+        waits: bool = False,
+        is_only_try: bool = False,
+    ) -> Answer:
+        """The answer to a request that may be sent several times; raises what a refusal stands for.
+
+        `timeout`: for all tries together. `attempt`: how long one waits for its answer; None: as long as `timeout`.
+        `waits`: the server may hold the answer back until there is news.
+        """
+        head = self._head(method, path, query, body, media_type, accept)
+        total = self.timeout_seconds if timeout is None else timeout
+        loop = asyncio.get_running_loop()
+        deadline, pause = loop.time() + total, _FIRST_PAUSE_SECONDS
+        while True:
+            left = max(0.001, deadline - loop.time())
+            try:
+                answer = await self._once(head, body, left if attempt is None else min(left, attempt), waits)
+            except (LostError, OSError, TimeoutError) as error:
+                failure: TidelogError = self._unavailable(error)
+            else:
+                if answer.is_success:
+                    return answer
+                failure = error_of(answer)
+                if not _is_worth_another_try(answer, failure):
+                    raise failure
+            if is_only_try or loop.time() + pause >= deadline:
+                raise failure
+            await asyncio.sleep(jittered(pause))
+            pause = min(pause * 2, _LONGEST_PAUSE_SECONDS)
+
+    async def json(self, method: str, path: str, document: object = None, kind: Any = Any, **options: Any) -> Any:
+        """The document of an answer; None where there is none."""
+        body = b"" if document is None else msgspec.json.encode(document)
+        answer = await self.ask(method, path, body=body, **options)
+        return answer.json(kind) if answer.body else None
+
+    def _unavailable(self, error: BaseException) -> ServerUnavailableError:
+        why = "no answer in time" if isinstance(error, TimeoutError) else str(error) or type(error).__name__
+        return ServerUnavailableError(
+            f"the server at {self.server.url} cannot be reached: {why}",
+            hint="Is `tidelog serve` running there? What was sent may have been stored",
+        )
+
+    def _head(
+        self, method: str, path: str, query: Mapping[str, object] | None, body: bytes, media_type: str, accept: str
+    ) -> bytes:
+        given = {name: _text(value) for name, value in (query or {}).items() if value is not None}
+        target = self.server.base + path + (f"?{urlencode(given)}" if given else "")
+        lines = [f"{method} {target} HTTP/1.1", f"host: {self.server.authority}", f"accept: {accept}"]
+        lines += [f"{name}: {value}" for name, value in self.headers.items()]
+        if body or method in ("POST", "PUT", "PATCH"):
+            lines.append(f"content-length: {len(body)}")
+        if body:
+            lines.append(f"content-type: {media_type}")
+        return ("\r\n".join(lines) + "\r\n\r\n").encode("latin-1")
+
+    async def _once(self, head: bytes, body: bytes, seconds: float, waits: bool) -> Answer:
+        async with asyncio.timeout(seconds), self._connection(waits) as connection:
+            try:
+                return await connection.ask(head, body)
+            except LostError:
+                if connection.is_fresh:
+                    raise
+            # The server had closed an idle connection, which says nothing about the server.
+            again = await self._connect()
+            try:
+                return await again.ask(head, body)
+            finally:
+                self._give_back(again)
+
+    @asynccontextmanager
+    async def _connection(self, waits: bool) -> AsyncIterator[_Connection]:
+        async with contextlib.nullcontext() if waits else self._room:
+            connection = self._take() or await self._connect()
+            try:
+                yield connection
+            finally:
+                self._give_back(connection)
+
+    def _take(self) -> _Connection | None:
+        while self._free:
+            connection = self._free.pop()
+            if connection.is_usable:
+                return connection
+        return None
+
+    def _give_back(self, connection: _Connection) -> None:
+        if connection.is_usable:
+            self._free.append(connection)
+
+    async def _connect(self) -> _Connection:
+        loop, server = asyncio.get_running_loop(), self.server
+        async with asyncio.timeout(self._opening_seconds):
+            if server.socket_path is not None:
+                with short_path(server.socket_path) as path:
+                    _, made = await loop.create_unix_connection(lambda: _Connection(self._make_parser), path)
+                return made
+            _, made = await loop.create_connection(
+                lambda: _Connection(self._make_parser), server.host, server.port, ssl=self.tls
+            )
+            return made
+
+    def close(self) -> None:
+        for connection in self._free:
+            connection.close()
+        self._free.clear()
+
+
+async def operate(http: Http, path: str, query: Mapping[str, object] | None = None, method: str = "POST") -> Any:
+    """Starts long work at the server and waits for its end, however long that takes; its result."""
+    found = await http.json(method, path, query={"wait": _OPERATION_SECONDS, **(query or {})}, **_WAITING)
+    while found["state"] == "running":
+        place = path_of("operations", found["id"])
+        found = await http.json("GET", place, query={"wait": _OPERATION_SECONDS}, **_WAITING)
+    problem = found.get("problem")
+    if problem is not None:
+        raise make_error(problem["error"], problem["detail"], problem.get("hint"), problem["status"])
+    return found["result"]
+
+
+def _text(value: object) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def _parser_factory() -> Any:
+    try:
+        import httptools
+    except ImportError:
+        raise ConfigError(_MISSING, hint=_HINT) from None
+    return httptools.HttpResponseParser
+
+
+def websockets_client() -> Any:
+    """The module that connects WebSockets."""
+    try:
+        import websockets.asyncio.client
+    except ImportError:
+        raise ConfigError(_MISSING, hint=_HINT) from None
+    return websockets.asyncio.client
