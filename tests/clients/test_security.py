@@ -20,7 +20,18 @@ from typing import Any, NamedTuple
 import pytest
 from aiokafka import AIOKafkaConsumer, AIOKafkaProducer
 from confluent_kafka import Consumer, KafkaError, Message, Producer, TopicPartition
-from confluent_kafka.admin import AdminClient
+from confluent_kafka.admin import (
+    AclBinding,
+    AclBindingFilter,
+    AclOperation,
+    AclPermissionType,
+    AdminClient,
+    ResourcePatternType,
+    ResourceType,
+    ScramCredentialInfo,
+    ScramMechanism,
+    UserScramCredentialUpsertion,
+)
 from tests.clients.conftest import Service
 from tests.service.auth.certificates import Authority, Files
 from tests.service.auth.test_jwt import RSA, b64, number, sign
@@ -81,6 +92,8 @@ def protected(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Protected]:
             log,
             adding_user("alice", make_user(PASSWORD, 0)),
             adding_user("mallory", make_user("PLANTED-PASSWORD-of-mallory", 0)),
+            adding_user("root", make_user("PLANTED-PASSWORD-of-root", 0)),
+            granting(grant("root admin *")),
             adding_token(new.id, token),
             granting(*(grant(f"alice admin {pattern}") for pattern in ("topic:shop/*", "group:*", "transaction:*"))),
         )
@@ -193,6 +206,32 @@ def test_librdkafka_is_refused_what_it_has_no_grant_for(protected: Protected) ->
         codes |= set() if error is None else {error.code()}
     consumer.close()
     assert KafkaError.GROUP_AUTHORIZATION_FAILED in codes
+
+
+def test_admin_client_manages_users_and_rules(protected: Protected) -> None:
+    """librdkafka's admin client adds a user of SCRAM, allows it to write, shows the rule and takes it back."""
+    admin = AdminClient(protected.sasl("SCRAM-SHA-512", "root", "PLANTED-PASSWORD-of-root"))
+    info = ScramCredentialInfo(ScramMechanism.SCRAM_SHA_256, 4096)
+    user = UserScramCredentialUpsertion("erin", info, b"PLANTED-PASSWORD-of-erin", b"a salt of 16 byt")
+    for done in admin.alter_user_scram_credentials([user]).values():
+        done.result(_WAIT_SECONDS)
+    who, allow = ("User:erin", "*"), AclPermissionType.ALLOW
+    rules = [
+        AclBinding(ResourceType.TOPIC, "shop.", ResourcePatternType.PREFIXED, *who, AclOperation.ALL, allow),
+        AclBinding(ResourceType.GROUP, "none", ResourcePatternType.LITERAL, *who, AclOperation.READ, allow),
+    ]
+    for created in admin.create_acls(rules).values():
+        created.result(_WAIT_SECONDS)
+    nothing: Any = None  # which its types do not know of
+    everything = AclBindingFilter(
+        *(ResourceType.ANY, nothing, ResourcePatternType.ANY, "User:erin", nothing),
+        *(AclOperation.ANY, AclPermissionType.ANY),
+    )
+    assert admin.describe_acls(everything).result(_WAIT_SECONDS) == rules
+    round_trip(protected.sasl("SCRAM-SHA-256", "erin", "PLANTED-PASSWORD-of-erin"), b"erin")
+    (deleted,) = admin.delete_acls([everything]).values()
+    assert sorted(map(str, deleted.result(_WAIT_SECONDS))) == sorted(map(str, rules))
+    assert admin.describe_acls(everything).result(_WAIT_SECONDS) == []
 
 
 def test_kafka_python_authenticates_with_scram(protected: Protected) -> None:

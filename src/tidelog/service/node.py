@@ -29,6 +29,7 @@ from tidelog.service.http.call import Peer
 from tidelog.service.http.metrics_page import Sources
 from tidelog.service.http.server import HttpServer
 from tidelog.service.http.service import HttpSettings, Service
+from tidelog.service.kafka.account_requests import AccountRequests
 from tidelog.service.kafka.admin import Admin
 from tidelog.service.kafka.broker import Address, Broker, BrokerSettings
 from tidelog.service.kafka.groups.coordinator import BrokerNode, GroupCoordinator
@@ -139,6 +140,8 @@ class Node:
         self._kafka.add(Admin(self._broker).handlers())
         self._shares = ShareGroups(self._broker)
         self._kafka.add(self._shares.handlers())
+        if self.security.is_required:
+            self._kafka.add(AccountRequests(self.security, directory._clock.now_us).handlers())
         self._transactions: TransactionService | None = None
         self.http = Service(self._broker, http_settings)
         self.http.authenticate = self._authenticated

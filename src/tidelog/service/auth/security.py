@@ -68,6 +68,7 @@ class Security:
         self.authorizer: Authorizer = _Current(self)
         """Decides by the grants that count at the moment, and writes no audit log."""
         self._store: AccountStore | None = None
+        self._reading = asyncio.Lock()
         self._passwords = asyncio.Semaphore(_PASSWORDS_AT_ONCE)
         self._on_change: list[Callable[[], None]] = []
         self._on_check: list[Callable[[], None]] = []
@@ -144,9 +145,13 @@ class Security:
 
     async def reload_accounts(self) -> None:
         """What is stored now counts from here on."""
-        known, version = await in_store_thread(self.accounts.read)
-        if version == self._version or not self.is_required:
-            return
+        async with self._reading:  # so that what was read first does not count last
+            known, version = await in_store_thread(self.accounts.read)
+            if version == self._version or not self.is_required:
+                return
+            self._use(known, version)
+
+    def _use(self, known: AccountsDocument, version: str | None) -> None:
         self._known, self._version, self._decides = known, version, Grants(known.grants)
         tell(_logger, "accounts_loaded", users=len(known.users), tokens=len(known.tokens), grants=len(known.grants))
         for callback in self._on_change:

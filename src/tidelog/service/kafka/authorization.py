@@ -572,6 +572,28 @@ def _share(listed: Listed) -> Decide:
     return decide
 
 
+def _create_acls(access: Access, context: RequestContext, request: Any) -> Decision:
+    if access.server(_ADMIN):
+        return _FREE
+    refused = wire(context.api_key).CreateAclsResponseAclCreationResult(_CLUSTER, _REFUSED)
+    return Decision(_response_class(context.api_key)(results=[refused for _ in request.creations]))
+
+
+def _delete_acls(access: Access, context: RequestContext, request: Any) -> Decision:
+    if access.server(_ADMIN):
+        return _FREE
+    refused = wire(context.api_key).DeleteAclsResponseFilterResult(_CLUSTER, _REFUSED)
+    return Decision(_response_class(context.api_key)(filter_results=[refused for _ in request.filters]))
+
+
+def _alter_scram(access: Access, context: RequestContext, request: Any) -> Decision:
+    if access.server(_ADMIN):
+        return _FREE
+    names = dict.fromkeys(one.name for one in (*request.deletions, *request.upsertions))
+    refused = wire(context.api_key).AlterUserScramCredentialsResponseResult
+    return Decision(_response_class(context.api_key)(results=[refused(name, _CLUSTER, _REFUSED) for name in names]))
+
+
 RULES: dict[int, Rule] = {
     0: Rule("write on the topic (admin to create it); write on the transaction", _produce),
     1: Rule("read on the topic", _fetch),
@@ -597,6 +619,9 @@ RULES: dict[int, Rule] = {
     25: Rule("write on the transaction, read on the group", _add_offsets),
     26: Rule("write on the transaction", _transaction),
     28: Rule("write on the transaction, read on the group and the topic", _txn_offset_commit),
+    29: Rule("admin on the server", _server(_ADMIN)),
+    30: Rule("admin on the server", _create_acls),
+    31: Rule("admin on the server", _delete_acls),
     32: Rule("any on the topic; read on the server", _configs(_CONFIGS, None, _READ)),
     33: Rule("admin on the topic or the server", _configs(_ALTERED, _ADMIN, _ADMIN)),
     36: Rule("nothing: it is the authentication"),
@@ -606,6 +631,8 @@ RULES: dict[int, Rule] = {
     47: Rule("admin on the group, read on the topic", _offset_delete),
     48: Rule("read on the server", _server(_READ, entries=None)),
     49: Rule("admin on the server", _alter_quotas),
+    50: Rule("admin on the server", _server(_ADMIN)),
+    51: Rule("admin on the server", _alter_scram),
     60: Rule("read on the server", _server(_READ)),
     68: Rule("read on the group and the topics", _heartbeat),
     69: Rule("any on the group and its topics", _described_group),

@@ -65,6 +65,9 @@ APIS: dict[int, Api] = {
     25: Api("add_offsets_to_txn", 0, 4),
     26: Api("end_txn", 0, 4),
     28: Api("txn_offset_commit", 0, 4),
+    29: Api("describe_acls", 1, 3),
+    30: Api("create_acls", 1, 3),
+    31: Api("delete_acls", 1, 3),
     32: Api("describe_configs", 1, 4),
     33: Api("alter_configs", 0, 2),
     36: Api("sasl_authenticate", 0, 2),
@@ -74,6 +77,8 @@ APIS: dict[int, Api] = {
     47: Api("offset_delete", 0, 0),
     48: Api("describe_client_quotas", 0, 1),
     49: Api("alter_client_quotas", 0, 1),
+    50: Api("describe_user_scram_credentials", 0, 0),
+    51: Api("alter_user_scram_credentials", 0, 0),
     60: Api("describe_cluster", 0, 1),
     68: Api("consumer_group_heartbeat", 0, 1),
     69: Api("consumer_group_describe", 0, 1),
@@ -86,7 +91,7 @@ APIS: dict[int, Api] = {
 """What the broker speaks. Produce and Fetch end before the versions that know topics by id only; the codec has those
 too, and `describe_groups`, `list_groups` and others have further versions: raise the number to offer them."""
 
-WITH_AUTHENTICATION = (17, 36)
+WITH_AUTHENTICATION = (17, 29, 30, 31, 36, 50, 51)
 """What is served where authentication is on."""
 
 LIMITS: dict[int, str] = {
@@ -95,12 +100,14 @@ LIMITS: dict[int, str] = {
     3: "one broker leads everything",
     19: "the replication factor is accepted, and is 1",
     21: "whole files and objects go at once, the rest with the last message of its file",
+    30: "READ, WRITE, ALL of topics, groups and transactional ids; DESCRIBE, ALL of the cluster; no DENY, no hosts",
     32: "of topics and the broker; not of groups, loggers and client metrics",
     33: "topics only",
     37: "the number only grows",
     44: "topics only: configs of the broker are options of `tidelog serve`",
     48: "by client id",
     49: "`producer_byte_rate` and `consumer_byte_rate` by client id; not by user or address",
+    51: "afterwards PLAIN needs `tidelog auth user passwd`",
 }
 """What of an API differs from Kafka's, for docs/reference/kafka.md, which is generated from this."""
 
