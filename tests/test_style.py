@@ -33,6 +33,15 @@ def nodes_of(path: Path, *words: str) -> Iterator[ast.AST]:
         yield from ast.walk(ast.parse(text, filename=str(path)))
 
 
+def definitions_of(tree: ast.Module | ast.ClassDef) -> Iterator[ast.FunctionDef | ast.AsyncFunctionDef]:
+    """The functions of a module and of its classes, where tests are: much faster than every node."""
+    for node in tree.body:
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            yield node
+        elif isinstance(node, ast.ClassDef):
+            yield from definitions_of(node)
+
+
 def is_call_of(node: ast.AST, function: str) -> bool:
     """Whether a node calls a function by this bare name."""
     return isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == function
@@ -69,10 +78,8 @@ def test_tests_say_what_they_test() -> None:
     silent = [
         f"{name_of(path)}::{node.name}"
         for path in TESTS
-        for node in nodes_of(path)
-        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
-        and node.name.startswith("test_")
-        and not ast.get_docstring(node)
+        for node in definitions_of(ast.parse(path.read_text("utf-8")))
+        if node.name.startswith("test_") and not ast.get_docstring(node)
     ]
     assert silent == []
 

@@ -49,8 +49,9 @@ def encode(
     if not LEAST_US <= timestamp_us <= MOST_US:
         raise InputError(f"the timestamp is outside of the years 1 to 9999 in UTC ({timestamp_us} us since 1970)")
     _expect_u32("the key", len(key_bytes))
-    extension_bytes = bytes(_checked_bytes(extension)) + _encode_nulls(value, items)
-    _expect_u32("the extension", len(extension_bytes))
+    own, nulls = _checked_bytes(extension), _encode_nulls(value, items)
+    _expect_u32("the extension", len(own) + len(nulls))
+    extension_bytes = bytes(own) + nulls
     flags = 0 if key is None else _HAS_KEY
     fixed = _FIXED.pack(_VERSION, flags, len(items), len(key_bytes), timestamp_us, len(block), len(extension_bytes))
     return b"".join((fixed, key_bytes, block, extension_bytes, value_bytes))
