@@ -89,6 +89,28 @@ def test_overwrites_leave_little_garbage_without_a_store(ratio: float) -> None:
         assert engine.verify()
 
 
+def test_overwrites_leave_little_garbage_in_the_store() -> None:
+    """Though there are always entries that are not final, after which nothing ships, when values are moved."""
+    node = EngineNode(new_store(), **SETTINGS).open()
+    source, sizes, moved = Overwrites(), list[int](), 0
+    for _ in range(30):
+        node.apply_these(source.entries(60, node.engine.applied_seq + 1))
+        node.ship_all()
+        node.apply_these(source.entries(2, node.engine.applied_seq + 1))
+        node.clock.advance(1)
+        report = node.engine.collect_garbage()
+        moved += report.moved_values
+        sizes.append(sum(info.size for info in node.objects.list(KEYS.objects_prefix)))
+    assert moved > 50
+    assert max(sizes) < 350_000, sizes  # of some 1.5 million that were written
+    assert_state(node.engine, node.model, node.engine.applied_seq)
+    node.crash()
+    other = successor(node, **SETTINGS)
+    other.restore()
+    with other.open():
+        assert_state(other.engine, other.model, other.engine.applied_seq)
+
+
 class Walk:
     """An owner with a store, a reader beside it, crashes, losses of the disk and compactions, in any order."""
 

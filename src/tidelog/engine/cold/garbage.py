@@ -277,9 +277,13 @@ class Pieces(ABC):
         """Resumes an interrupted collection."""
         return
 
+    def prepare(self) -> None:
+        """Before values are moved: brings about that pieces which nobody points into since the last moves can go."""
+        return
+
     def settle(self) -> None:
-        """Brings about that pieces which nobody points into any more can be dropped: redo and a restore begin later."""
-        raise NotImplementedError
+        """The same, after values were moved."""
+        return
 
     def knows_moves(self) -> bool:
         """Whether all values that were moved would be found where they are after the loss of everything else."""
@@ -362,7 +366,10 @@ class StorePieces(Pieces):
         self._shipping = shipping
         self._has_swept = False
 
-    def settle(self) -> None:
+    def prepare(self) -> None:
+        """A restore begins later then. Not after moves: their records are among entries that are not final yet, and no
+        snapshot is written before they are in the store.
+        """
         self._core.checkpointer.checkpoint()  # the disk too: what was shipped may go when redo does not need it
         self._shipping.write_state()
 
@@ -591,6 +598,9 @@ class Garbage:
         usage = Usage(self._place.pieces())
         found = self._vacuum.run(self._rule(0 if wanted is None else start_seq), usage.note)
         uses = self._judged(usage)
+        if moves and self._is_much(uses):
+            self._place.prepare()
+            uses = self._judged(usage)
         below = drop_below(uses) if plan is None else min(drop_below(uses), plan.drop_below_lsn)
         dropped, dropped_bytes = self._drop(below)
         moved = Moved()
@@ -622,16 +632,14 @@ class Garbage:
 
     def _move_values(self, uses: tuple[PieceUse, ...]) -> tuple[Moved, tuple[PieceUse, ...]]:
         """Moves values out of the oldest pieces if too little of the log is live; returns how it is used then."""
-        settings, core = self._core.settings, self._core
-        least_bytes = min(settings.rotate_max_bytes, _LEAST_GARBAGE_BYTES)
-        below = move_below(uses, settings.compaction_live_ratio, least_bytes)
-        dead_bytes = sum(use.dead_bytes for use in uses if not use.live_bytes and use.fate != "newest")
-        if not settings.compaction_live_ratio or (not below and dead_bytes < least_bytes):
+        core = self._core
+        if not self._is_much(uses):
             return Moved(), uses
         if core.files.free_bytes(core.directory) < _LEAST_FREE_BYTES:
             return Moved(), uses
+        below = self._move_below(uses)
         moved = self._relocation.run(self._place.compacted_lsn(), below) if below else Moved()
-        if uses and uses[-1].dead_bytes > max(uses[-1].live_bytes, least_bytes):
+        if uses and uses[-1].dead_bytes > max(uses[-1].live_bytes, self._least_bytes):
             with core.turns:
                 self._check()
                 core.wal.seal()  # its garbage can go with a later collection
@@ -643,13 +651,26 @@ class Garbage:
             usage.note(value)
         return moved, self._judged(usage)
 
+    @property
+    def _least_bytes(self) -> int:
+        return min(self._core.settings.rotate_max_bytes, _LEAST_GARBAGE_BYTES)
+
+    def _move_below(self, uses: Sequence[PieceUse]) -> int:
+        return move_below(uses, self._core.settings.compaction_live_ratio, self._least_bytes)
+
+    def _is_much(self, uses: Sequence[PieceUse]) -> bool:
+        """Whether values should be moved, or pieces wait to be dropped that are worth a checkpoint."""
+        dead_bytes = sum(use.dead_bytes for use in uses if not use.live_bytes and use.fate not in ("newest", "drop"))
+        is_on = bool(self._core.settings.compaction_live_ratio)
+        return is_on and (bool(self._move_below(uses)) or dead_bytes >= self._least_bytes)
+
     def _pause(self, moved_bytes: int) -> None:
         time.sleep(min(_LONGEST_PAUSE_SECONDS, moved_bytes / self._core.settings.compaction_bytes_per_second))
 
     @property
     def next_due_bytes(self) -> int:
         """How much the log may grow before it is worth looking again."""
-        return max(min(self._core.settings.rotate_max_bytes, _LEAST_GARBAGE_BYTES), self._statistics.live_bytes // 3)
+        return max(self._least_bytes, self._statistics.live_bytes // 3)
 
     def _move_start(self, horizon: int) -> int:
         """Moves the start in the store first, then in the local WAL: when this returns, nobody reads below it."""
