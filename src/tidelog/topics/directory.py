@@ -290,6 +290,16 @@ class LogDirectory(ClosedAtExit):
             )
         return cast(Topic, opened)
 
+    def _close_failed(self, name: TopicName) -> None:
+        """Lets go of a log that has failed, if this one has: opening it again recovers what had reached the disk."""
+        with self._opening_alone(name):
+            topic = self._topics.get(name)
+            if not isinstance(topic, Topic) or topic._owned is None or topic._owned.failure is None:
+                return
+            del self._topics[name]
+            with contextlib.suppress(TidelogError):  # it was logged when it failed, and told to all who waited
+                topic._close_storage()
+
     # Partitions
 
     def _settled_layout(

@@ -9,8 +9,19 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.service.kafka.test_server import PRODUCE, WAIT_SECONDS, Running, play, produce_request, produced
+from tests.service.kafka.test_server import (
+    FETCH,
+    PRODUCE,
+    WAIT_SECONDS,
+    Running,
+    fetch_request,
+    fetched,
+    play,
+    produce_request,
+    produced,
+)
 
+import tidelog
 from tidelog.errors import LogFailedError
 from tidelog.log.writer import ActiveFile
 from tidelog.service.kafka.error_codes import ErrorCode
@@ -116,3 +127,23 @@ def test_a_sync_that_fails_refuses_all_that_waited_for_it(tmp_path: Path, disk: 
     with pytest.raises(LogFailedError):  # stopping says it, too
         play(tmp_path, work)
     assert answers == [(ErrorCode.KAFKA_STORAGE_ERROR, -1)] * 3
+
+
+def test_log_that_failed_is_opened_again_by_the_next_request(tmp_path: Path, disk: Disk) -> None:
+    """Without a restart of the server. It has what was on the disk, and goes on behind that."""
+
+    async def work(server: Running) -> None:
+        client = await server.client()
+        assert produced(await client.call(PRODUCE, 9, produce_request(b"kept"))) == (0, 0)
+        disk.is_broken = True
+        assert produced(await client.call(PRODUCE, 9, produce_request(b"lost"))) == (ErrorCode.KAFKA_STORAGE_ERROR, -1)
+        disk.is_broken = False
+        error, offset = produced(await client.call(PRODUCE, 9, produce_request(b"again")))
+        assert error == ErrorCode.NONE
+        response = await client.call(FETCH, 12, fetch_request(0))
+        assert fetched(response).high_watermark == offset + 1
+
+    play(tmp_path, work)
+    with tidelog.open(tmp_path) as log:
+        values = [message.value for message in log.topic("shop/orders").read()]
+        assert (values[0], values[-1]) == (b"kept", b"again")

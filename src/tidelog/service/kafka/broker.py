@@ -5,7 +5,7 @@ Invariants
 - The directory belongs to this process, so the list of topics changes only through this object: requests for metadata
   ask neither the disk nor the store.
 - A partition is opened once: requests that need it meanwhile wait for the same opening. One that failed is tried again
-  by the next request.
+  by the next request, and so is a log that failed while it was open: it has what had reached the disk.
 - A topic is changed by one request at a time, and to the end, also when the client is gone. It is deleted when no
   partition is being opened, and created again when it is deleted: a log never outlives its topic.
 - A topic's id is derived from its name and its creation: a topic that was deleted and created again has another one.
@@ -52,6 +52,7 @@ from tidelog.topics.topic import Topic
 
 _logger = logging.getLogger("tidelog.kafka")
 _UPKEEP_SECONDS = 1.0
+_REOPEN_SECONDS = 1.0
 _HELD = "%s, partition %d: %s. Clients are answered NOT_LEADER_OR_FOLLOWER, and try again until it is free"
 Result = TypeVar("Result")
 
@@ -104,6 +105,7 @@ class ServedTopic:
         self.opening: dict[int, asyncio.Future[Partition]] = {}
         self.held: set[int] = set()
         """Those that another node has, as far as this one was told: clients ask for them again and again."""
+        self.opened_at: dict[int, float] = {}
         self.changing = asyncio.Lock()
         self.is_sealed = False
         """It was sealed here for another owner: no request opens it again."""
@@ -437,7 +439,11 @@ class Broker:
             done.exception()
 
     async def _open(self, served: ServedTopic, number: int) -> Partition:
+        await self._pause_before_opening(served, number)
+
         def open_log() -> tuple[Topic, StoredProducers, PartitionProducers, Serving]:
+            layout = self.directory._opener.layout(served.name)
+            self.directory._close_failed(served.name if layout is None else served.name.log_of(number, layout))
             topic: Topic | PartitionedTopic = self.directory.topic(str(served.name))
             log = topic.partition(number)
             if log._tiered is not None:
@@ -458,6 +464,14 @@ class Broker:
         served.open[number] = partition
         self.on_open(str(served.name), number, partition.topic.next_offset)
         return partition
+
+    async def _pause_before_opening(self, served: ServedTopic, number: int) -> None:
+        """A disk that fails again and again is not asked more often than this."""
+        now = asyncio.get_running_loop().time()
+        before = served.opened_at.get(number)
+        if before is not None and before + _REOPEN_SECONDS > now:
+            await asyncio.sleep(before + _REOPEN_SECONDS - now)
+        served.opened_at[number] = asyncio.get_running_loop().time()
 
     # For transactions
 
