@@ -14,6 +14,7 @@ from tidelog.store.keys import (
     accounts_key,
     group_cursor,
     group_key,
+    kafka_group_configs_key,
     kafka_quotas_key,
     node_key,
     pipeline_key,
@@ -66,6 +67,7 @@ def test_the_keys_are_those_of_the_formats_page() -> None:
         pipeline_key("nightly"),
         kafka_quotas_key(),
         accounts_key(),
+        kafka_group_configs_key(),
     ]
     assert first_words(block("text objects")) == [
         STORE_ID,

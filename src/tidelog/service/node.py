@@ -33,6 +33,7 @@ from tidelog.service.kafka.account_requests import AccountRequests
 from tidelog.service.kafka.admin import Admin
 from tidelog.service.kafka.broker import Address, Broker, BrokerSettings
 from tidelog.service.kafka.groups.coordinator import BrokerNode, GroupCoordinator
+from tidelog.service.kafka.groups.group_configs import GroupConfigs
 from tidelog.service.kafka.groups.share_fetch import ShareGroups
 from tidelog.service.kafka.groups.store import GroupStore
 from tidelog.service.kafka.groups.table import CoordinatorSettings
@@ -137,8 +138,9 @@ class Node:
         )
         self._kafka.add(self._groups.handlers())
         self._broker.on_open = self._groups.partition_opened
-        self._kafka.add(Admin(self._broker).handlers())
-        self._shares = ShareGroups(self._broker)
+        self._group_configs = GroupConfigs()
+        self._kafka.add(Admin(self._broker, self._group_configs).handlers())
+        self._shares = ShareGroups(self._broker, self._group_configs)
         self._kafka.add(self._shares.handlers())
         if self.security.is_required:
             self._kafka.add(AccountRequests(self.security, directory._clock.now_us).handlers())
@@ -188,6 +190,7 @@ class Node:
         `advertised_http` the URL by which those of HTTP reach it."""
         await self._broker.start()
         await self._groups.start()
+        await self._group_configs.start(*await in_store_thread(self._directory._shared_metadata))
         await self._shares.start()
         await self._start_transactions()
         await self._start_quotas()

@@ -602,6 +602,11 @@ def kafka_quotas_key(root: str = DEFAULT_ROOT) -> str:
     return f"{check_part(root)}/storage/kafka-quotas"
 
 
+def kafka_group_configs_key(root: str = DEFAULT_ROOT) -> str:
+    """The configs of groups of Kafka's clients."""
+    return f"{check_part(root)}/storage/kafka-group-configs"
+
+
 def accounts_key(root: str = DEFAULT_ROOT) -> str:
     """The users, tokens and grants of an installation."""
     return f"{check_part(root)}/storage/accounts"

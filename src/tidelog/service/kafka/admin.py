@@ -29,6 +29,7 @@ from tidelog.service.kafka.broker import Broker, ServedTopic, error_code
 from tidelog.service.kafka.codec import wire
 from tidelog.service.kafka.configs import ConfigType, Described, checked, describe_broker, describe_topic, find
 from tidelog.service.kafka.error_codes import ErrorCode
+from tidelog.service.kafka.groups.group_configs import GroupConfigs
 from tidelog.service.kafka.primitives import ZERO_UUID
 from tidelog.service.kafka.requests import Handler, RequestContext, known_name, listed_name, topic_name
 from tidelog.store.scheduler import in_store_thread
@@ -36,7 +37,7 @@ from tidelog.topics.names import TopicName
 
 _CREATE_TOPICS, _DELETE_TOPICS, _DELETE_RECORDS, _DESCRIBE_CONFIGS = 19, 20, 21, 32
 _ALTER_CONFIGS, _CREATE_PARTITIONS, _INCREMENTAL_ALTER_CONFIGS = 33, 37, 44
-_TOPIC, _BROKER = 2, 4
+_TOPIC, _BROKER, _GROUP = 2, 4, 32
 _HIGH_WATERMARK = -1
 _LONGEST_NAME = 249
 
@@ -83,8 +84,9 @@ async def _tried(work: Awaitable[None]) -> Refusal | None:
 class Admin:
     """Answers what administrators ask."""
 
-    def __init__(self, broker: Broker) -> None:
+    def __init__(self, broker: Broker, groups: GroupConfigs) -> None:
         self._broker = broker
+        self._groups = groups
         self._configuring = asyncio.Lock()
 
     def handlers(self) -> dict[int, Handler]:
@@ -285,9 +287,12 @@ class Admin:
         elif asked.resource_type == _BROKER:
             self._check_broker_name(asked.resource_name)
             found = describe_broker(self._broker.broker_configs()) if asked.resource_name else []
+        elif asked.resource_type == _GROUP:
+            found = self._groups.describe(asked.resource_name)
         else:
             text = (
-                f"configs of resource type {asked.resource_type} are not served: topics (2) and brokers (4) have some"
+                f"configs of resource type {asked.resource_type} are not served: topics (2), brokers (4) and groups "
+                "(32) have some"
             )
             raise _RefusedError(ErrorCode.INVALID_REQUEST, text)
         wanted = asked.configuration_keys
@@ -343,14 +348,22 @@ class Admin:
         if asked.resource_type == _BROKER:
             text = "Configs of the broker are options of `tidelog serve`, and cannot be changed by clients."
             raise _RefusedError(ErrorCode.INVALID_REQUEST, text)
-        if asked.resource_type != _TOPIC:
-            text = f"Configs of resource type {asked.resource_type} cannot be changed: those of topics (2) can."
+        if asked.resource_type not in (_TOPIC, _GROUP):
+            text = (
+                f"Configs of resource type {asked.resource_type} cannot be changed: those of topics (2) and groups "
+                "(32) can."
+            )
             raise _RefusedError(ErrorCode.INVALID_REQUEST, text)
         repeated = _repeated(one.name for one in asked.configs)
         if repeated:
             text = f"Error due to duplicate config keys: {', '.join(sorted(repeated))}"
             raise _RefusedError(ErrorCode.INVALID_REQUEST, text)
+        if asked.resource_type == _GROUP:
+            await self._groups.alter(asked.resource_name, change, validate_only=validate_only)
+            return
         served = self._served(asked.resource_name)
+        for one in asked.configs:
+            find(one.name)
         async with self._configuring:
             known = await in_store_thread(self._broker.configs_of, served.name)
             configs = checked(change(known), has_store=self._broker.has_store)
@@ -375,7 +388,6 @@ def _changed(changes: Iterable[Any], known: dict[str, str]) -> dict[str, str | N
     """The configs of a topic after some were set, deleted, or had items added or taken out."""
     found: dict[str, str | None] = dict(known)
     for one in changes:
-        config = find(one.name)
         if one.value is None and one.config_operation != _DELETE:
             raise _RefusedError(ErrorCode.INVALID_REQUEST, f"Null value not supported for : {one.name}")
         if one.config_operation == _SET:
@@ -383,6 +395,7 @@ def _changed(changes: Iterable[Any], known: dict[str, str]) -> dict[str, str | N
         elif one.config_operation == _DELETE:
             found.pop(one.name, None)
         elif one.config_operation in (_APPEND, _SUBTRACT):
+            config = find(one.name)
             found[one.name] = _with_items(config.type, one, known.get(one.name, config.default))
         else:
             raise InputError(f"Unknown operation {one.config_operation} on the config {one.name}")

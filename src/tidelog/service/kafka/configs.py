@@ -55,6 +55,7 @@ class ConfigSource(IntEnum):
     TOPIC = 1
     STATIC_BROKER = 4
     DEFAULT = 5
+    GROUP = 8
 
 
 class Config(NamedTuple):

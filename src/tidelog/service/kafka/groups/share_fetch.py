@@ -29,6 +29,7 @@ from tidelog.errors import InputError, TidelogError
 from tidelog.service.kafka.broker import Broker, ServedTopic, error_code
 from tidelog.service.kafka.codec import wire
 from tidelog.service.kafka.error_codes import ErrorCode
+from tidelog.service.kafka.groups.group_configs import GroupConfigs
 from tidelog.service.kafka.groups.share_members import LEAVE_EPOCH, ShareGroup, ShareGroupSettings
 from tidelog.service.kafka.partitions import Partition
 from tidelog.service.kafka.primitives import Buffer
@@ -108,11 +109,10 @@ class _Answers:
 class ShareGroups:
     """All share groups of a broker. `start` it before the first request."""
 
-    def __init__(self, broker: Broker, settings: ShareGroupSettings | None = None, *, start: str = "latest") -> None:
-        """`start` is where a new group begins: "latest" or "earliest"."""
+    def __init__(self, broker: Broker, configs: GroupConfigs, settings: ShareGroupSettings | None = None) -> None:
         self._broker = broker
+        self._configs = configs
         self._settings = settings or ShareGroupSettings()
-        self.start_at = start
         self._groups: dict[str, ShareGroup] = {}
         self._sessions: dict[tuple[str, str], _Session] = {}
         self._upkeep: asyncio.Task[None] | None = None
@@ -294,7 +294,7 @@ class ShareGroups:
                 lambda: partition.topic.subscribe(
                     request.group_id,
                     kind="shared",
-                    start=self.start_at,
+                    start=self._configs.share_start(request.group_id),
                     consumer=request.member_id,
                     ack_timeout_seconds=_LOCK_SECONDS,
                     max_deliveries=_MAX_DELIVERIES,
