@@ -24,6 +24,7 @@ from tidelog.engine.engine import Engine
 from tidelog.errors import ConfigError, InputError
 from tidelog.service.auth.access import LOCAL, Principal, Resource
 from tidelog.service.auth.security import Security
+from tidelog.service.console.pages import console_routes
 from tidelog.service.http.app import App
 from tidelog.service.http.call import Peer
 from tidelog.service.http.metrics_page import Sources
@@ -152,7 +153,7 @@ class Node:
         self.http.is_current = self.security.is_current
         self.security.on_check(self.http.end_revoked)
         self.http.engines = dict(engines or {})
-        self._http = HttpServer(App(self.http))
+        self._http = HttpServer(App(self.http, console_routes()))
 
         self.http.sources = Sources(
             self._write_kafka_metrics, self._groups.statistics, lambda: self._http.connections, now()
