@@ -272,12 +272,13 @@ static int list_take(Listing *list, const Cell *cell, uint64_t seq, const Versio
     memcpy(list->names + list->names_bytes, name, size);
     memcpy(list->names + list->names_bytes + size, inlined.data, inlined.size);
     ListedRow *row = &list->rows[list->count++];
-    *row = (ListedRow){.name = list->names_bytes, .name_bytes = size};
-    if (!common) {
-        row->seq = seq;
-        row->size = version->size;
-        row->crc = version->crc;
-        row->version = *version;
+    row->name = list->names_bytes;
+    row->name_bytes = size;
+    row->seq = common ? 0 : seq;
+    row->size = common ? 0 : version->size;
+    row->crc = common ? 0 : version->crc;
+    if (list->columns == LISTED_VALUE) { /* nobody else looks at it, and it is most of the row */
+        row->version = common ? (VersionCell){.flags = 0} : *version;
     }
     list->names_bytes += size + inlined.size;
     return 0;
