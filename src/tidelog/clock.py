@@ -91,6 +91,17 @@ class Histogram(msgspec.Struct, frozen=True):
     def count(self) -> int:
         return sum(self.counts)
 
+    def quantile(self, part: float) -> float:
+        """Seconds within which this part of them ended, as 0.99 of all, rounded up to a power of two of a microsecond;
+        0 when there were none.
+        """
+        wanted, seen = part * self.count, 0
+        for bucket, count in enumerate(self.counts):
+            seen += count
+            if seen and seen >= wanted:
+                return min(self.max_seconds, (1 << bucket) / 1_000_000)
+        return self.max_seconds
+
 
 class Stopwatch:
     """Gathers durations; one thread adds, any thread may take a snapshot."""

@@ -6,7 +6,9 @@ import pytest
 from tests.engine.engines import open_local
 from tests.engine.stations import EngineNode, new_store
 
+from tidelog.clock import Stopwatch
 from tidelog.engine.engine import EngineStatistics
+from tidelog.engine.entry import CreateBucket, PutObject
 
 # What has to be watched, and where it is.
 METRICS = {
@@ -26,6 +28,13 @@ METRICS = {
     "wal_size_bytes": "wal.file_bytes",
     "recovery_duration_seconds": "recovery.seconds",
     "checkpoint_creation_duration_seconds": "checkpoint_seconds",
+    "lwm_lag_seconds": "low_water_lag_seconds",
+    "apply_duration_seconds": "apply_seconds",
+    "hot_read_duration_seconds": "hot_read_seconds",
+    "cold_read_duration_seconds": "shipping.cold.read_seconds",
+    "fsync_duration_seconds": "wal.sync_seconds",
+    "cold_bytes_fetched": "shipping.cold.bytes_fetched",
+    "cold_bytes_used": "shipping.cold.bytes_used",
 }
 
 
@@ -73,3 +82,65 @@ def test_without_a_store_there_is_nothing_to_ship(tmp_path_factory: pytest.TempP
     with open_local(tmp_path_factory.mktemp("engine")) as engine:
         found = engine.statistics()
         assert (found.shipping, found.high_water_mark, found.truncation_mark) == (None, 0, 0)
+
+
+def test_quantiles_of_a_histogram_are_upper_bounds() -> None:
+    """Within a factor of two, and never more than the longest of all."""
+    watch = Stopwatch()
+    assert watch.snapshot().quantile(0.99) == 0
+    for microseconds in range(1, 1001):
+        watch.add(microseconds / 1_000_000)
+    found = watch.snapshot()
+    for part, exact in ((0.5, 500e-6), (0.99, 990e-6), (0.999, 999e-6), (1.0, 1000e-6)):
+        assert exact <= found.quantile(part) <= 2.05 * exact
+    assert found.quantile(1.0) == found.max_seconds == 1000e-6
+
+
+def test_reads_and_applies_are_timed() -> None:
+    """Hot reads in a sample, cold reads and applies each; bytes that were asked for are told from bytes fetched."""
+    with EngineNode(new_store(), inline_value_bytes=0, local_retention_bytes=0, cold_cache_bytes=0) as node:
+        engine = node.open().engine
+        node.apply_these([(1, CreateBucket("b"))])
+        for seq in range(2, 60):
+            node.apply_these([(seq, PutObject("b", f"k{seq:02}", b"v" * 1000))])
+        node.ship_all()
+        engine.create_checkpoint()
+        engine.ship()
+        hot = next(f"k{seq:02}" for seq in range(59, 1, -1) if engine.stat("b", f"k{seq:02}").tier == "hot")
+        for _ in range(640):
+            engine.read("b", hot)
+        before = engine.statistics()
+        assert before.apply_seconds.count == 59
+        assert 5 <= before.hot_read_seconds.count <= 10
+        for seq in (2, 9, 5):
+            assert engine.read("b", f"k{seq:02}").tier == "cold"
+        list(engine.scan("b", limit=10, with_values=True))
+        after = engine.statistics()
+        assert before.shipping is not None
+        assert after.shipping is not None
+        assert after.shipping.cold.read_seconds.count == before.shipping.cold.read_seconds.count + 3
+        used = after.shipping.cold.bytes_used - before.shipping.cold.bytes_used
+        assert used == 13 * 1004
+        assert after.shipping.cold.bytes_fetched - before.shipping.cold.bytes_fetched >= used
+
+
+def test_lag_of_the_low_water_mark_is_apart_from_that_of_the_store() -> None:
+    """What the orchestrator has not confirmed waits for it; what it has confirmed waits for the store."""
+    with EngineNode(new_store()) as node:
+        engine = node.open().engine
+        assert engine.statistics().low_water_lag_seconds == 0
+        node.apply_these([(1, CreateBucket("b"))])
+        node.clock.advance(5)
+        node.apply_these([(2, PutObject("b", "k", b"v"))])
+        node.clock.advance(2)
+        found = engine.statistics()
+        assert found.shipping is not None
+        assert (found.low_water_lag_seconds, found.shipping.lag_seconds) == (7, 0)
+        engine.update_low_water_mark(1)
+        found = engine.statistics()
+        assert found.shipping is not None
+        assert (found.low_water_lag_seconds, found.shipping.lag_seconds) == (2, 7)
+        node.ship_all()
+        found = engine.statistics()
+        assert found.shipping is not None
+        assert (found.low_water_lag_seconds, found.shipping.lag_seconds) == (0, 0)

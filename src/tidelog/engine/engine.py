@@ -30,13 +30,14 @@ from threading import Event
 
 import msgspec
 
+from tidelog.clock import Histogram, Stopwatch
 from tidelog.engine.aio import TaskThreads, in_order, reaching_store, reading, reading_cold
 from tidelog.engine.btree.buffer_pool import BufferPoolStatistics
 from tidelog.engine.changes import ChangeCalls, ChangeLog
 from tidelog.engine.cold.garbage import Garbage, GarbagePlan, GarbageReport, GarbageStatistics
 from tidelog.engine.cold.merge import Compaction, CompactionCalls, CompactionStatistics
 from tidelog.engine.cold.reader import ColdReader
-from tidelog.engine.cold.shipping import Shipping, ShippingStatistics
+from tidelog.engine.cold.shipping import Shipping, ShippingStatistics, first_time
 from tidelog.engine.core import Core
 from tidelog.engine.entry import Entry, ObjectStat, Result, ScannedObject, StoredObject
 from tidelog.engine.maintenance import ColdTier, Maintenance
@@ -73,6 +74,10 @@ class EngineStatistics(msgspec.Struct, frozen=True, kw_only=True):
     `applied_seq` is the last applied seq, `redo_lsn` the LSN where redo would start after a crash. `hot_tier_bytes` is
     the size of the WAL on this disk, `index_bytes` the size of the page file. `checkpoint_seconds` is the duration of
     the last checkpoint. `shipping` is None for an engine without a store.
+
+    `apply_seconds` are calls of `apply` and `apply_many`, until their entries are durable; `hot_read_seconds` a sample
+    of the reads from this disk, one of 64. `low_water_lag_seconds` is how long the oldest applied entry above the
+    low-water mark waits for the orchestrator and its replicas; what waits for the store is `shipping.lag_seconds`.
     """
 
     applied_seq: int
@@ -93,9 +98,14 @@ class EngineStatistics(msgspec.Struct, frozen=True, kw_only=True):
     garbage: GarbageStatistics | None
     compaction: CompactionStatistics
     shipping: ShippingStatistics | None
+    apply_seconds: Histogram
+    hot_read_seconds: Histogram
+    low_water_lag_seconds: float
 
 
-def snapshot(core: Core, upkeep: Maintenance, transactions: Transactions) -> EngineStatistics:
+def snapshot(
+    core: Core, upkeep: Maintenance, transactions: Transactions, apply_seconds: Stopwatch, hot_read_seconds: Stopwatch
+) -> EngineStatistics:
     """Collects the statistics. Makes no request to the store."""
     wal = core.wal.statistics()
     cold = upkeep.cold
@@ -118,7 +128,24 @@ def snapshot(core: Core, upkeep: Maintenance, transactions: Transactions) -> Eng
         garbage=upkeep.garbage().statistics(),
         compaction=upkeep.compaction().statistics(),
         shipping=cold.statistics() if isinstance(cold, Shipping) else None,
+        apply_seconds=apply_seconds.snapshot(),
+        hot_read_seconds=hot_read_seconds.snapshot(),
+        low_water_lag_seconds=low_water_lag(core),
     )
+
+
+def low_water_lag(core: Core) -> float:
+    """How long the oldest entry above the low-water mark has been applied; 0 if there is none."""
+    mark, wal = core.marks.low_water_mark, core.wal
+    if mark >= core.marks.applied_seq:
+        return 0.0
+    with contextlib.suppress(TidelogError):  # its file is gone: then it is not above the mark any more
+        ends, stop_lsn = core.entry_ends(), wal.durable_lsn + 1
+        ends.learn_disk(stop_lsn, wal.first_lsn)
+        for frames in wal.batches(max(ends.at_or_before(mark).lsn + 1, wal.first_lsn), stop_lsn):
+            if (time_us := first_time(frames, MAX_SEQ)) is not None:
+                return max(0, core.clock.now_us() - time_us) / 1_000_000
+    return 0.0
 
 
 # The resources of an open engine (its directory, its threads) and their release, including those of an engine that was
@@ -257,6 +284,7 @@ class Engine(EngineScans, ChangeCalls, GarbageCalls, CompactionCalls, ClosedAtEx
         self._check_open = standing.check
         self._fail = standing.fail
         self._turns = core.turns
+        self._apply_seconds = Stopwatch()
         self._applying = core.applying
         self._replayed = Lazy(lambda: Replayed(core.wal, core.versions, core.results, core.entry_ends))
         self._news = News()
@@ -379,6 +407,7 @@ class Engine(EngineScans, ChangeCalls, GarbageCalls, CompactionCalls, ClosedAtEx
             self._commit()
             seconds = time.perf_counter() - began
             self._turns.entries_took(seconds)
+            self._apply_seconds.add(seconds)
             wait_seconds = self._upkeep.grown(self._wal.next_position, seconds)
         if wait_seconds:
             time.sleep(wait_seconds)
@@ -539,7 +568,7 @@ class Engine(EngineScans, ChangeCalls, GarbageCalls, CompactionCalls, ClosedAtEx
 
     def statistics(self) -> EngineStatistics:
         """Returns a snapshot of the engine's statistics."""
-        return snapshot(self._core, self._upkeep, self._transactions())
+        return snapshot(self._core, self._upkeep, self._transactions(), self._apply_seconds, self._hot_read_seconds)
 
     # Ending
 

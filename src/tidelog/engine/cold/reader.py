@@ -14,6 +14,7 @@ Invariants
 from __future__ import annotations
 
 import contextlib
+import time
 from bisect import bisect_right, insort
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
@@ -25,6 +26,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
+from tidelog.clock import Histogram, Stopwatch
 from tidelog.cold import blocks
 from tidelog.cold.catalog import Catalog, Descriptor
 from tidelog.cold.fetch import (
@@ -470,11 +472,16 @@ class ColdStatistics(msgspec.Struct, frozen=True, kw_only=True):
     reads: int
     requests: int
     bytes_fetched: int
+    bytes_used: int
+    """Of values that were asked for, from the store or the cache: beside `bytes_fetched` it tells what fetching ahead,
+    blocks and neighbours cost, and what the cache saves."""
     shared: int
     fetched_ahead: int
     repeated: int
     from_replicas: int
     from_compacted: int
+    read_seconds: Histogram
+    """Of single reads, those from the cache too."""
     cache: CacheStatistics
 
 
@@ -485,6 +492,7 @@ class _Counters:
         self.reads = 0
         self.requests = 0
         self.bytes_fetched = 0
+        self.bytes_used = 0
         self.shared = 0
         self.fetched_ahead = 0
         self.repeated = 0
@@ -522,15 +530,19 @@ class ColdReader:
         self._on_their_way: dict[tuple[int, int], Future[Fetched]] = {}
         self._mutex = Lock()
         self._counters = _Counters()
+        self._read_seconds = Stopwatch()
         self._headers = CheckedHeaders()
 
     def read(self, cell: Cell) -> Value:
         """Returns data and metadata of the value that a cell points to."""
+        began = time.perf_counter()
         self._counters.reads += 1
+        self._counters.bytes_used += cell.stored_bytes
         window_bytes = self._read_ahead.noticed(cell.position, cell.stored_bytes)
         value = self._from_cache(cell) or self._decoded(*self._shared(cell, window_bytes), cell)
         if window_bytes:
             self._fetch_next(cell, window_bytes)
+        self._read_seconds.add(time.perf_counter() - began)
         return value
 
     def read_many(self, cells: Sequence[Cell]) -> list[Value | None]:
@@ -588,13 +600,19 @@ class ColdReader:
         """The start of history as last read from the store: versions before it may be gone."""
         return 0 if self._compacted is None else self._compacted.history_start_seq
 
+    def used(self, size: int) -> None:
+        """Counts bytes of a value that came with others."""
+        self._counters.bytes_used += size
+
     def close(self) -> None:
         """Stops prefetching. Idempotent."""
         self._fetchers.shutdown(wait=False, cancel_futures=True)
 
     def statistics(self) -> ColdStatistics:
         """Returns a snapshot of the statistics."""
-        return ColdStatistics(**vars(self._counters), cache=self._cache.statistics())
+        return ColdStatistics(
+            **vars(self._counters), read_seconds=self._read_seconds.snapshot(), cache=self._cache.statistics()
+        )
 
     def _from_cache(self, cell: Cell) -> Value | None:
         cached = self._cache.get(cell.position, cell.stored_bytes)
@@ -799,6 +817,7 @@ class ValuesAhead:
                     cell = self._cells[span.number]
                     with contextlib.suppress(DataError):
                         self._values[span.number] = decode_value(stored, span.codec, cell.size, cell.crc, cell.lsn)
+                        self._reader.used(len(stored))
         for index, cell in enumerate(self._cells):
             if self._values[index] is None and not cell.is_tombstone:
                 self._values[index] = self._reader.read(cell)
