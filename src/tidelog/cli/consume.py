@@ -17,6 +17,7 @@ import typer
 from tidelog.cli.output import compile_template, json_lines
 from tidelog.cli.session import Session, command
 from tidelog.cli.topic.names import require_kept, require_one_log, require_ours, require_topic
+from tidelog.client.topic import RemotePartitionedTopic, RemoteTopic
 from tidelog.errors import InputError, OffsetOutOfRangeError, offsets_text
 from tidelog.log import Position
 from tidelog.log.isolation import READ_COMMITTED, Isolation, check_isolation
@@ -29,11 +30,12 @@ from tidelog.topics.subscription.registry import SubscriptionInfo
 from tidelog.topics.topic import Topic
 
 _PIECE_BYTES = 256 << 10
+Readable = Topic | PartitionedTopic | RemoteTopic | RemotePartitionedTopic
 
 
 def add_to(app: typer.Typer) -> None:
     """Registers the command."""
-    command(app, "consume")(consume)
+    command(app, "consume", remote="consume", is_local_beside=True)(consume)
 
 
 def consume(
@@ -97,13 +99,13 @@ def consume(
     Messages of transactions are shown once they are committed; at one that is open it ends, or waits with --follow.
     With --isolation read_uncommitted all are shown, those of aborted transactions too.
     """
-    to_bytes = _converter(session, topic, template, null)
+    to_bytes = converter(session, topic, template, null)
     if partition is not None:
         with session.look() as log:
             require_topic(log, topic)
             topic = log.topic(topic).partition(partition).name
     if subscription is not None:
-        _check_committed(isolation)
+        check_committed(isolation)
         choice = SubscriptionChoice(subscription, kind, start, stop, max_messages, follow, acknowledges, skip_gaps)
         consume_subscription(session, topic, choice, to_bytes, take_over)
         return
@@ -111,11 +113,12 @@ def consume(
     check_isolation(level)
     refuse_without_name({"--kind": kind, "--ack or --no-ack": acknowledges, "--take-over": take_over or None})
     first, last = parse_position("--from", start or "earliest"), None if stop is None else parse_position("--to", stop)
-    _check_order(start or "earliest", first, stop, last)
-    _consume(session, topic, first, last, _Choice(to_bytes, skip_gaps, max_messages, follow, level))
+    check_order(start or "earliest", first, stop, last)
+    _consume(session, topic, first, last, Choice(to_bytes, skip_gaps, max_messages, follow, level))
 
 
-def _check_committed(isolation: str | None) -> None:
+def check_committed(isolation: str | None) -> None:
+    """InputError for another isolation: a subscription has one."""
     if isolation not in (None, READ_COMMITTED):
         raise InputError(
             f"a subscription delivers committed messages only, not --isolation {isolation}",
@@ -123,7 +126,7 @@ def _check_committed(isolation: str | None) -> None:
         )
 
 
-class _Choice(NamedTuple):
+class Choice(NamedTuple):
     """In which form, and how many."""
 
     to_bytes: Callable[[Message], bytes]
@@ -133,27 +136,31 @@ class _Choice(NamedTuple):
     isolation: Isolation
 
 
-def _consume(session: Session, topic: str, first: Position, last: Position | None, choice: _Choice) -> None:
+def _consume(session: Session, topic: str, first: Position, last: Position | None, choice: Choice) -> None:
     with session.look() as log:
         require_topic(log, topic)
-        opened: Topic | PartitionedTopic = log.topic(topic)
-        writer = _Writer(opened, choice)
-        if isinstance(opened, PartitionedTopic):
-            writer.write(first, last, follow=choice.follow)
-            return
-        _check_start(opened, first)
-        end = opened.next_offset
-        start = end if first == "latest" else settled(opened, first)
-        writer.write(start, end if last is None else settled(opened, last), follow=False)
-        if choice.follow and (last is None or isinstance(last, int)):
-            # Not from `end` on: what is before it may be held up by an open transaction.
-            writer.write(start if writer.reached is None else writer.reached, last, follow=True)
+        write_messages(log.topic(topic), first, last, choice)
+
+
+def write_messages(opened: Readable, first: Position, last: Position | None, choice: Choice) -> None:
+    """Writes the messages between two positions to stdout, and what follows."""
+    writer = _Writer(opened, choice)
+    if isinstance(opened, PartitionedTopic | RemotePartitionedTopic):
+        writer.write(first, last, follow=choice.follow)
+        return
+    _check_start(opened, first)
+    end = opened.next_offset
+    start = end if first == "latest" else settled(opened, first)
+    writer.write(start, end if last is None else settled(opened, last), follow=False)
+    if choice.follow and (last is None or isinstance(last, int)):
+        # Not from `end` on: what is before it may be held up by an open transaction.
+        writer.write(start if writer.reached is None else writer.reached, last, follow=True)
 
 
 class _Writer:
     """Writes messages to stdout, at most as many as requested."""
 
-    def __init__(self, topic: Topic | PartitionedTopic, choice: _Choice) -> None:
+    def __init__(self, topic: Readable, choice: Choice) -> None:
         self._topic = topic
         self._choice = choice
         self._left = choice.max_messages
@@ -203,7 +210,8 @@ class _Pieces:
         self._write()
 
 
-def _converter(session: Session, topic: str, template: str | None, null: bool) -> Callable[[Message], bytes]:
+def converter(session: Session, topic: str, template: str | None, null: bool) -> Callable[[Message], bytes]:
+    """What turns a message into what is written."""
     if session.as_json:
         if template is not None or null:
             raise InputError("--json cannot be combined with --format or --null")
@@ -227,7 +235,7 @@ def parse_position(option: str, text: str) -> Position:
         raise InputError(f"{option} {text!r} is not a position", hint=hint) from None
 
 
-def _check_order(start: str, first: Position, stop: str | None, last: Position | None) -> None:
+def check_order(start: str, first: Position, stop: str | None, last: Position | None) -> None:
     """A range that ends before it begins is a mistake; positions of two kinds can only be compared by the topic."""
     if isinstance(first, int) and isinstance(last, int):
         is_reversed = first > last and (first < 0) == (last < 0)
@@ -241,7 +249,7 @@ def _utc(moment: datetime) -> datetime:
     return moment if moment.tzinfo is not None else moment.replace(tzinfo=UTC)
 
 
-def _check_start(topic: Topic, first: Position) -> None:
+def _check_start(topic: Topic | RemoteTopic, first: Position) -> None:
     if not isinstance(first, int) or first < 0:
         return
     oldest, end = topic.start_offset, topic.next_offset
@@ -251,7 +259,7 @@ def _check_start(topic: Topic, first: Position) -> None:
         raise OffsetOutOfRangeError(f"offset {first} is not in the topic {topic.name}, {holds}", hint=hint)
 
 
-def settled(topic: Topic, position: Position) -> Position:
+def settled(topic: Topic | RemoteTopic, position: Position) -> Position:
     """With the last N messages counted back from where the topic ends now."""
     if isinstance(position, int) and position < 0:
         return max(topic.start_offset, topic.next_offset + position)
@@ -297,6 +305,13 @@ def consume_subscription(
     """Shows what the subscription has not acknowledged, and acknowledges it unless told otherwise."""
     if choice.stop is not None:
         raise InputError("--to and --subscription cannot be combined", hint="Limit the count with --max-messages")
+    client = session.connect()
+    if client is not None:
+        from tidelog.cli import remote
+
+        with client:
+            remote.consume_subscription(session, client, topic, choice, to_bytes)
+        return
     session.look().close()  # a missing directory is not created by a command that only reads
     with session.open() as log:
         require_topic(log, topic)
@@ -305,14 +320,14 @@ def consume_subscription(
         require_ours(log, topic, take_over)
         log.topic(topic, take_over=take_over)
         with _consumer(session, log, topic, choice) as consumer:
-            _Shower(consumer, to_bytes, choice).show()
+            Shower(consumer, to_bytes, choice).show()
             _tell_if_full(session, consumer, choice)
 
 
 def _consumer(session: Session, log: LogDirectory, name: str, choice: SubscriptionChoice) -> Consumer:
     topic = log.topic(name)
     start = parse_position("--from", choice.start or "earliest")
-    _check_kind(choice.kind)
+    check_kind(choice.kind)
     known = topic.subscription_info(choice.name) if choice.name in topic.subscriptions() else None
     if known is not None:
         start = "earliest"
@@ -328,7 +343,8 @@ def _consumer(session: Session, log: LogDirectory, name: str, choice: Subscripti
     )
 
 
-def _check_kind(kind: str | None) -> None:
+def check_kind(kind: str | None) -> None:
+    """InputError for what is no kind of subscription."""
     from typing import get_args
 
     kinds = get_args(Kind)
@@ -344,17 +360,25 @@ def _tell_what_stays(session: Session, known: SubscriptionInfo, choice: Subscrip
         session.output.note(f"{known.name} changes its kind from {known.kind} to {choice.kind}")
 
 
-class _Shower:
+class Shower:
     """Writes messages to stdout piece by piece, at most as many as requested."""
 
-    def __init__(self, consumer: Consumer, to_bytes: Callable[[Message], bytes], choice: SubscriptionChoice) -> None:
+    def __init__(
+        self,
+        consumer: Consumer,
+        to_bytes: Callable[[Message], bytes],
+        choice: SubscriptionChoice,
+        patience_seconds: float = 0.0,
+    ) -> None:
+        """`patience_seconds`: how long it waits for the next message where it does not follow."""
         self._consumer = consumer
         self._to_bytes = to_bytes
         self._left = _limit(choice)
         self._acknowledges = choice.acknowledges is not False
-        self._timeout = None if choice.follow else 0.0
+        self._timeout = None if choice.follow else patience_seconds
 
     def show(self) -> None:
+        """Until there are no more."""
         while self._left != 0:
             limit = _PIECE_MESSAGES if self._left is None else min(_PIECE_MESSAGES, self._left)
             messages = self._consumer.receive_many(limit, self._timeout)

@@ -65,8 +65,9 @@ def add_to(app: typer.Typer) -> None:
     """Registers the group."""
     group = command_group("List dead letters, and send them back to where they came from.")
     commands: dict[str, Callable[..., None]] = {"list": list_letters, "replay": replay}
+    remotes = {"list": "list_letters", "replay": "replay"}
     for name, work in commands.items():
-        command(group, name)(work)
+        command(group, name, remote=remotes[name], is_local_beside=True)(work)
     app.add_typer(group, name="dlq")
 
 

@@ -37,7 +37,7 @@ ToMessage = Callable[[bytes], "bytes | Message"]
 
 def add_to(app: typer.Typer) -> None:
     """Registers the command."""
-    command(app, "produce")(produce)
+    command(app, "produce", remote="produce")(produce)
 
 
 def produce(
@@ -70,7 +70,8 @@ def produce(
 
     Bytes are taken as they are. Everything is on the disk when the command ends, and in the store if there is one; a
     note on stderr (a document on stdout with --json) says how many messages there were and which offsets they got. With
-    --sync what was read is on the disk before more is read. With --from-json a line gives key, headers and time too;
+    --sync what was read is on the disk before more is read. Beside `tidelog serve` the server appends, and ships as it
+    always does. With --from-json a line gives key, headers and time too;
     offsets are assigned again. A topic that another node has open is refused: produce there, or say --take-over.
 
     \b
@@ -79,9 +80,9 @@ def produce(
     find . -print0 | tidelog produce files/names --null
     """
     parse_topic_name(topic)  # before anything is made for it
-    to_message = _json_reader(key_separator, header, null) if from_json else message_maker(key_separator, header or [])
+    to_message = json_reader(key_separator, header, null) if from_json else message_maker(key_separator, header or [])
     separator = b"\x00" if null else b"\n"
-    with _source(session, file) as (stream, on_read), session.open() as log:
+    with source(session, file) as (stream, on_read), session.open() as log:
         require_kept(log, topic)  # a live topic of this process has no readers
         opened: Topic | PartitionedTopic = log.topic(topic, reliable=True, take_over=take_over)
         pieces = split_records(stream, separator, session.settings.log.max_message_bytes, on_read)
@@ -92,7 +93,7 @@ def produce(
         count = _Count(target)
         try:
             for records in pieces:
-                _append(target, records, to_message, sync, count.accepted)
+                append_records(target, records, to_message, sync, count.accepted)
             target.flush()
         except BaseException as error:
             _tell_end(session, count, error)
@@ -198,7 +199,7 @@ def _tell(session: Session, count: _Count) -> None:
     )
 
 
-def _append(topic: Topic, records: Sequence[bytes], to_message: ToMessage, sync: bool, done: int) -> None:
+def append_records(topic: Topic, records: Sequence[bytes], to_message: ToMessage, sync: bool, done: int) -> None:
     """Appends in batches; a record that cannot be a message ends it, after those before it were appended."""
     for start in range(0, len(records), _BATCH_MESSAGES):
         batch = records[start : start + _BATCH_MESSAGES]
@@ -219,7 +220,7 @@ def _append_up_to_the_culprit(topic: Topic, records: Sequence[bytes], to_message
 
 
 @contextmanager
-def _source(session: Session, path: Path | None) -> Iterator[tuple[BinaryIO, Callable[[int], None]]]:
+def source(session: Session, path: Path | None) -> Iterator[tuple[BinaryIO, Callable[[int], None]]]:
     """The stream, and whom to tell how far it has been read."""
     if path is None or str(path) == "-":
         yield sys.stdin.buffer, lambda done: None
@@ -251,7 +252,8 @@ def split_records(
         yield [b"".join(begun)]
 
 
-def _json_reader(key_separator: str | None, header: Sequence[str] | None, null: bool) -> ToMessage:
+def json_reader(key_separator: str | None, header: Sequence[str] | None, null: bool) -> ToMessage:
+    """What turns a line of JSON into a message; InputError for options that it has no use for."""
     if key_separator is not None or header or null:
         raise InputError("--from-json cannot be combined with --key-separator, --header or --null")
     return from_json_line

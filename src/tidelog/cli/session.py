@@ -31,8 +31,10 @@ from tidelog.cli.errors import ExitCode, exit_code_of, hint_of, program, text_of
 from tidelog.cli.output import Output, say
 from tidelog.errors import InputError
 from tidelog.events import LOGGER, log_mode, turn_on_output
+from tidelog.secret import Secret
 
 if TYPE_CHECKING:
+    from tidelog.client.client import Client
     from tidelog.config import Settings
     from tidelog.topics.directory import LogDirectory
 
@@ -96,6 +98,8 @@ class _Handler(logging.Handler):
 
 
 DEFAULT_DIRECTORY = "data"
+# As many as a subscription delivers without an acknowledgement.
+_PREFETCH = 10_000
 
 DirectoryOption = Annotated[
     Path | None,
@@ -121,6 +125,18 @@ MetadataOption = Annotated[
     typer.Option("--metadata", metavar="URL", help="Where the catalog is: bucket, etcd://host:port, sqlite:///path."),
 ]
 HeldOption = Annotated[bool, typer.Option("--take-over", help="Even if another node has it open; that node is fenced.")]
+ServerOption = Annotated[
+    str | None,
+    typer.Option(
+        "--server",
+        metavar="URL",
+        help="Do it through the `tidelog serve` at this URL [default: that of the directory, if it is served].",
+    ),
+]
+TokenOption = Annotated[
+    str | None,
+    typer.Option("--token", metavar="TOKEN", help="The bearer token for --server [default: TIDELOG_TOKEN]."),
+]
 JsonOption = Annotated[bool, typer.Option("--json", help="Write JSON: results to stdout, an error to stderr.")]
 DebugOption = Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")]
 
@@ -137,6 +153,9 @@ class Session:
     metadata: str | None = None
     topic: str | None = None
     """The one that the command is about, if it is about one."""
+    server: str | None = None
+    """The URL of a server that does it."""
+    token: Secret | None = None
 
     def overridden_by(self, other: Session) -> Session:
         return Session(
@@ -147,6 +166,8 @@ class Session:
             other.store or self.store,
             other.metadata or self.metadata,
             other.topic or self.topic,
+            other.server or self.server,
+            other.token or self.token,
         )
 
     def at_root(self, root: str) -> Session:
@@ -177,6 +198,20 @@ class Session:
         from tidelog.wiring import open_directory
 
         return open_directory(self.root, self.settings, runs_in_background=runs_in_background, renews_lease=True)
+
+    def connect(self) -> Client | None:
+        """The server that was named, or the one that serves the directory; None where there is neither."""
+        if self.server is not None:
+            from tidelog.client.client import connect
+
+            return connect(self.server, token=None if self.token is None else self.token.reveal(), prefetch=_PREFETCH)
+        from tidelog.client.local_socket import is_served
+
+        if not is_served(self.root):
+            return None
+        from tidelog.client.client import connect_local
+
+        return connect_local(self.root, prefetch=_PREFETCH)
 
     def look(self) -> LogDirectory:
         """Opens the log directory for reading, regardless of its owner; a store with its catalog is enough."""
@@ -222,6 +257,7 @@ class Session:
             ("--config", self.config),
             ("--store", self.store),
             ("--metadata", self.metadata),
+            ("--server", self.server),
         ]
         given = [f"{name} {shlex.quote(str(value))}" for name, value in options if value is not None]
         return " ".join([words, *about, *(option for option in given if option.split(" ")[0] not in words)])
@@ -270,11 +306,15 @@ def command(
     *,
     takes_negative_numbers: bool = False,
     is_hidden: bool = False,
+    remote: str | None = None,
+    is_local_beside: bool = False,
 ) -> Callable[[Command], Command]:
     """Registers a function whose first parameter is the session and whose others are its own options.
 
     With `takes_negative_numbers` an argument may be -3; what looks like an option and is none is an argument then.
-    A hidden one works, and no help shows it.
+    A hidden one works, and no help shows it. `remote` is the function of `cli/remote.py` that does the same through a
+    server, with --server or where the directory is served; `is_local_beside`: only with --server, because it works
+    beside the owner by itself.
     """
 
     def register(work: Command) -> Command:
@@ -284,21 +324,26 @@ def command(
             config: ConfigOption = None,
             store: StoreOption = None,
             metadata: MetadataOption = None,
+            server: ServerOption = None,
+            token: TokenOption = None,
             as_json: JsonOption = False,
             debug: DebugOption = False,
             **own: Any,
         ) -> None:
             before = context.obj if isinstance(context.obj, Session) else Session()
             topic = own["topic"] if isinstance(own.get("topic"), str) else None
-            session = before.overridden_by(Session(directory, config, as_json, debug, store, metadata, topic))
+            secret = None if token is None else Secret(token)
+            given = Session(directory, config, as_json, debug, store, metadata, topic, server, secret)
+            session = before.overridden_by(given)
             if isinstance(own.get("root"), str):
                 session = session.at_root(own["root"])
-            code = run_reporting(lambda: _run_shown(work, session, own), session)
+            chosen = _where_it_is_done(work, remote, is_local_beside)
+            code = run_reporting(lambda: _run_shown(chosen, session, own), session)
             if code:
                 raise typer.Exit(code)
 
         run.__doc__ = inspect.getdoc(work)
-        _take_signature(run, work, directory_option)
+        _take_signature(run, work, directory_option, has_remote=remote is not None)
         settings = {"ignore_unknown_options": True} if takes_negative_numbers else None
         group.command(name, cls=_PlainUsage, context_settings=settings, hidden=is_hidden)(run)
         return work
@@ -311,11 +356,31 @@ def _run_shown(work: Callable[..., None], session: Session, own: dict[str, Any])
         work(session, **own)
 
 
-def _take_signature(run: Callable[..., None], work: Callable[..., None], directory_option: object) -> None:
+def _where_it_is_done(work: Callable[..., None], remote: str | None, is_local_beside: bool) -> Callable[..., None]:
+    """The command, done by a server where there is one to do it."""
+
+    def choose(session: Session, **own: Any) -> None:
+        is_for_server = remote is not None and (session.server is not None or not is_local_beside)
+        client = session.connect() if is_for_server else None
+        if client is None or remote is None:
+            work(session, **own)
+            return
+        from tidelog.cli import remote as through_server
+
+        with client:
+            getattr(through_server, remote)(session, client, **own)
+
+    return choose
+
+
+def _take_signature(
+    run: Callable[..., None], work: Callable[..., None], directory_option: object, *, has_remote: bool
+) -> None:
     """The parameters that the command line sees: the command's own, then the common ones."""
     own_types = get_type_hints(work, include_extras=True)
     own = list(inspect.signature(work).parameters.values())[1:]
     shared = [p for p in inspect.signature(run, eval_str=True).parameters.values() if p.kind is not p.VAR_KEYWORD]
+    shared = [p for p in shared if has_remote or p.name not in ("server", "token")]
     shared = [p.replace(annotation=directory_option) if p.name == "directory" else p for p in shared]
     typed = [p.replace(annotation=own_types[p.name], kind=p.KEYWORD_ONLY) for p in own]
     parameters = [*typed, *(p.replace(kind=p.KEYWORD_ONLY) for p in shared)]

@@ -6,8 +6,9 @@ partition. Moving or deleting one does so in all partitions.
 Invariants
 - Listing claims nothing: it works beside the owner of the topic, and shows the stored positions, which lag a few
   seconds behind the owner's.
-- Only the owner may move or delete: a topic that another node owns is refused, unless it is to be taken over. So a
-  group is not moved while a server runs that may have members of it: Kafka's tools do that through the server.
+- Only the owner may move or delete: a topic that another node owns is refused, unless it is to be taken over. Where a
+  server is the owner, it does it (`remote.py`). A group is not moved while a server runs that may have members of it:
+  Kafka's tools do that.
 """
 
 from __future__ import annotations
@@ -66,9 +67,10 @@ def add_to(app: typer.Typer) -> None:
         "lag": lag,
         "delete": delete,
     }
+    remotes = {"list": "list_subscriptions", "lag": "lag", "delete": "delete_subscription"}
     for name, work in commands.items():
-        command(group, name)(work)
-    command(group, "seek", takes_negative_numbers=True)(seek)
+        command(group, name, remote=remotes.get(name), is_local_beside=name != "delete")(work)
+    command(group, "seek", takes_negative_numbers=True, remote="seek")(seek)
     app.add_typer(group, name="sub")
 
 
@@ -224,9 +226,9 @@ def seek(
 ) -> None:
     """Moves a subscription. Delivery resumes at POSITION; earlier messages count as acknowledged.
 
-    A time is ISO 8601, UTC unless it says otherwise. -N is for the last N messages. The subscription must not have
-    consumers: its owner moves it with `seek` in the program. A consumer group is moved in all partitions; while a
-    server runs, use `kafka-consumer-groups --reset-offsets`.
+    A time is ISO 8601, UTC unless it says otherwise. -N is for the last N messages. Beside `tidelog serve` the server
+    moves it, whether or not it has consumers; elsewhere its owner moves it with `seek` in the program. A consumer group
+    is moved in all partitions; while a server runs, use `kafka-consumer-groups --reset-offsets`.
     """
     parsed = parse_position("POSITION", position)
     with session.open(runs_in_background=False) as log:

@@ -245,9 +245,9 @@ async def connect_async(
     )
 
 
-def connect_local(directory: Path) -> Client:
+def connect_local(directory: Path, *, prefetch: int = 1000) -> Client:
     """The server of a directory on this machine, by the socket in it."""
-    return connect(f"unix://{os.path.abspath(socket_of(directory))}", token="")
+    return connect(f"unix://{os.path.abspath(socket_of(directory))}", token="", prefetch=prefetch)
 
 
 def _check_count(name: str, value: object, most: int) -> None:

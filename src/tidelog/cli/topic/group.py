@@ -39,6 +39,17 @@ from tidelog.topics.names import parse_topic_name, read_topic_info, with_own
 from tidelog.topics.rescue import Rescue
 from tidelog.topics.topic import Topic
 
+_REMOTE = {
+    "list": "list_topics",
+    "describe": "describe_topic",
+    "create": "create_topic",
+    "set": "set_settings",
+    "delete": "delete_topic",
+    "ship": "ship",
+    "seal": "seal",
+    "prune": "prune",
+}
+
 
 def add_to(app: typer.Typer) -> None:
     """Registers the group."""
@@ -58,7 +69,7 @@ def add_to(app: typer.Typer) -> None:
         "abort-transaction": abort_transaction,
     }
     for name, work in commands.items():
-        command(group, name)(work)
+        command(group, name, remote=_REMOTE.get(name), is_local_beside=name in ("list", "describe"))(work)
     command(group, "sweep", is_hidden=True)(remove_orphans)  # its name before
     app.add_typer(group, name="topic")
 
