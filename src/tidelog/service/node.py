@@ -78,13 +78,17 @@ def check_url(text: str, option: str) -> None:
         raise InputError(f"{option} must be a URL such as https://log.example.org, not {shown}")
 
 
+def is_loopback(host: str) -> bool:
+    """Whether only this machine reaches it."""
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
 def check_exposure(address: Address, option: str, settings: ServeSettings) -> None:
     """ConfigError for an address that other machines reach, unless it is protected, or allowed by name not to be."""
-    try:
-        is_loopback = ipaddress.ip_address(address.host).is_loopback
-    except ValueError:
-        is_loopback = address.host == "localhost"
-    if is_loopback:
+    if is_loopback(address.host):
         return
     where = f"{option} {address.host}:{address.port} is reachable from other machines"
     if settings.auth == "off" and not settings.allow_anonymous:
@@ -204,6 +208,9 @@ class Node:
         await self._listen_locally()
         found = Listening(listening, serving, self.security.ssl_context is not None)
         self.http.advertised = advertised_http or found.http_url
+        if not self.security.is_required and is_loopback(serving.host):
+            named = urlsplit(self.http.advertised).hostname or ""
+            self.http.allowed_hosts = frozenset({"localhost", http.host.lower(), named})
         self.http.is_ready = True
         return found
 

@@ -177,6 +177,16 @@ def test_pages_of_other_origins_are_refused(served: Served) -> None:
     assert served.call("POST", path, body, {"origin": f"http://{host}", "content-type": kind}).status == 200
 
 
+def test_names_that_are_made_to_point_here_are_refused(served: Served) -> None:
+    """A page whose own name was made to point to this machine has the right origin, and is refused all the same."""
+    port = served.address.port
+    named = {"host": f"evil.example:{port}", "origin": f"http://evil.example:{port}"}
+    refused = served.call("GET", "/v1/topics", headers=named)
+    assert (refused.status, is_problem(refused)) == (421, True)
+    for host in (f"localhost:{port}", f"127.0.0.1:{port}", f"[::1]:{port}"):
+        assert served.call("GET", "/v1/topics", headers={"host": host}).status == 200
+
+
 def test_body_over_the_limit_is_refused_before_it_is_read(tmp_path: Path) -> None:
     """By its announced length at once, and by what arrives when that was not said."""
     with serving(tmp_path / "data", HttpSettings(max_body_bytes=10_000)) as served:
@@ -207,14 +217,14 @@ def test_bodies_together_have_a_limit(tmp_path: Path) -> None:
 def test_body_that_does_not_arrive_is_given_up(tmp_path: Path) -> None:
     """A client that stops in the middle of its body is answered, and does not hold memory for ever."""
     with serving(tmp_path / "data", HttpSettings(body_seconds=0.05)) as served, closing(served.raw()) as raw:
-        raw.sendall(b"PUT /v1/topics/a/b HTTP/1.1\r\nhost: x\r\ncontent-length: 100\r\n\r\n{")
+        raw.sendall(b"PUT /v1/topics/a/b HTTP/1.1\r\nhost: localhost\r\ncontent-length: 100\r\n\r\n{")
         assert raw.recv(1000).startswith(b"HTTP/1.1 408 ")
 
 
 def test_connection_without_a_request_is_closed(tmp_path: Path) -> None:
     """One that is idle, one that never begins, and one that never ends its head."""
     with serving(tmp_path / "data", HttpSettings(idle_seconds=0.05)) as served:
-        for beginning in (b"", b"GET / HT", b"GET /health/live HTTP/1.1\r\nhost: x\r\n\r\n"):
+        for beginning in (b"", b"GET / HT", b"GET /health/live HTTP/1.1\r\nhost: localhost\r\n\r\n"):
             with closing(served.raw()) as raw, contextlib.suppress(ConnectionError):
                 raw.sendall(beginning)
                 while raw.recv(1000):
@@ -409,7 +419,7 @@ def test_stopping_answers_what_was_begun(tmp_path: Path) -> None:
     """A request that arrives slowly while the server stops is still answered, and then its connection is closed."""
     with serving(tmp_path / "data") as served:
         raw = served.raw()
-        raw.sendall(b"PUT /v1/topics/a/b HTTP/1.1\r\nhost: x\r\ncontent-length: 2\r\n\r\n{")
+        raw.sendall(b"PUT /v1/topics/a/b HTTP/1.1\r\nhost: localhost\r\ncontent-length: 2\r\n\r\n{")
 
         async def begun() -> None:
             await eventually(lambda: len(served.node._http.state.tasks) == 1)

@@ -389,5 +389,5 @@ def test_raw_socket_that_is_no_websocket_is_refused(served: Served) -> None:
     answer = served.call("GET", f"{BILLING}/connect")
     assert (answer.status, answer.json["error"]) == (405, "InputError")
     with closing(served.raw()) as raw:
-        raw.sendall(b"GET / HTTP/1.1\r\nhost: x\r\nupgrade: nonsense\r\nconnection: upgrade\r\n\r\n")
+        raw.sendall(b"GET /nothing HTTP/1.1\r\nhost: localhost\r\nupgrade: nonsense\r\nconnection: upgrade\r\n\r\n")
         assert raw.recv(100).startswith(b"HTTP/1.1 404 ")

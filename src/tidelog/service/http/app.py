@@ -6,7 +6,8 @@ Invariants
 - Nothing of a request beyond its head is looked at before the client has the permission of the route.
 - Every failure is a problem document. A bug is logged, and its answer says nothing of it.
 - A page of another origin cannot use a browser to talk to the server: a request whose `Origin` is not the host that it
-  was sent to is refused.
+  was sent to is refused. A server on a loopback address that asks nobody who they are answers to no other name than
+  those of this machine, so that no name can be made to point to it for a page.
 - A client that goes away cancels what waits for news; an append that was begun is finished.
 """
 
@@ -159,6 +160,7 @@ class _Request:
     async def _admitted(self, method: str) -> Call:
         """The request as its handler gets it, once it is known that the client may make it."""
         _check_origin(self._peer)
+        self._service.check_host(self._peer)
         match = self._app.find(method, self._scope)
         route = self._route = match.route
         resources = self._resources = route.resources_of(match.path)

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import ipaddress
 from collections.abc import Awaitable, Callable, Coroutine, Iterator
+from http import HTTPStatus
 from importlib.metadata import version
 from typing import TYPE_CHECKING, Any, TypeVar
+from urllib.parse import urlsplit
 from weakref import WeakValueDictionary
 
 import msgspec
@@ -14,6 +17,7 @@ import msgspec
 from tidelog.errors import NotFoundError
 from tidelog.service.auth.access import ANONYMOUS, Authorizer, Open, Principal, Resource
 from tidelog.service.http.call import BodyBudget, Peer
+from tidelog.service.http.problems import HttpError
 from tidelog.service.http.sessions import Sessions
 from tidelog.service.kafka.broker import Broker, ServedTopic
 from tidelog.service.metrics import RequestMetrics
@@ -83,6 +87,14 @@ class Producers:
             known.result().close()
 
 
+def _is_address(name: str) -> bool:
+    try:
+        ipaddress.ip_address(name)
+    except ValueError:
+        return False
+    return True
+
+
 class Service:
     """One serving process as the handlers see it. Everything here runs in the event loop."""
 
@@ -111,6 +123,8 @@ class Service:
         self.is_ready = False
         self.advertised = ""
         """The URL that clients are told; set before the first request."""
+        self.allowed_hosts: frozenset[str] | None = None
+        """The names by which clients may call it, beside addresses; None: any."""
         self.stopping = asyncio.Event()
         """Set when the server begins to stop: streams and long polls end."""
         self.producers = Producers()
@@ -164,6 +178,20 @@ class Service:
             if not working.done():
                 working.cancel()
                 await asyncio.wait([working])
+
+    def check_host(self, peer: Peer) -> None:
+        """HttpError (421) for a name that is not this server's, where that matters."""
+        host = peer.headers.get("host")
+        if self.allowed_hosts is None or host is None or peer.is_local_socket:
+            return
+        name = urlsplit(f"//{host}").hostname or ""
+        if name not in self.allowed_hosts and not _is_address(name):
+            raise HttpError(
+                HTTPStatus.MISDIRECTED_REQUEST,
+                "this server is not called so",
+                hint="Use its address, or start it with --advertise-http and its name",
+                error="AccessDeniedError",
+            )
 
     def lock(self, key: Any) -> asyncio.Lock:
         """For work that must not be done twice at once."""
