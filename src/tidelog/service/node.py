@@ -156,6 +156,7 @@ class Node:
         self.http.audit = self._audited
         self.http.is_current = self.security.is_current
         self.security.on_check(self.http.end_revoked)
+        self.http.move_group = self._groups.move
         self.http.engines = dict(engines or {})
         self._http = HttpServer(App(self.http, console_routes()))
 

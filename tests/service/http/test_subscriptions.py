@@ -12,6 +12,7 @@ from urllib.parse import quote
 
 import msgspec
 import pytest
+from confluent_kafka import Consumer
 from tests.service.http.serving import WAIT_SECONDS, Served, eventually, serving
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 from websockets.sync.client import ClientConnection
@@ -391,3 +392,33 @@ def test_raw_socket_that_is_no_websocket_is_refused(served: Served) -> None:
     with closing(served.raw()) as raw:
         raw.sendall(b"GET /nothing HTTP/1.1\r\nhost: localhost\r\nupgrade: nonsense\r\nconnection: upgrade\r\n\r\n")
         assert raw.recv(100).startswith(b"HTTP/1.1 404 ")
+
+
+def test_group_of_kafka_is_moved_while_it_has_no_members(served: Served) -> None:
+    """With a member it is a conflict; without one the next consumer goes on where it was moved to."""
+    served.produce("shop/orders", "zero", "one", "two", "three")
+    broker = served.in_loop(lambda: served.node.http.broker.address)
+    options = {"bootstrap.servers": f"{broker.host}:{broker.port}", "group.id": "app", "auto.offset.reset": "earliest"}
+
+    def next_value(consumer: Consumer) -> bytes:
+        for _ in range(WAIT_SECONDS):
+            message = consumer.poll(1.0)
+            if message is not None and message.error() is None:
+                return bytes(message.value() or b"")
+        raise AssertionError("no message came")
+
+    consumer = Consumer({**options, "enable.auto.commit": False})
+    consumer.subscribe(["shop/orders"])
+    assert next_value(consumer) == b"zero"
+    consumer.commit(asynchronous=False)
+    app = f"{TOPIC}/subscriptions/app"
+    refused = served.call("POST", f"{app}/seek", {"offsets": {"0": 3}})
+    assert (refused.status, refused.json["error"]) == (409, "ConflictError")
+    consumer.close()
+    assert served.call("POST", f"{app}/seek", {"offsets": {"0": 5}}).status == 404
+    moved = served.ok("POST", f"{app}/seek", {"offsets": {"0": 3}})
+    assert (moved["kind"], moved["partitions"][0]["offset"], moved["lag_messages"]) == ("group", 3, 1)
+    again = Consumer({**options, "enable.auto.commit": False})
+    again.subscribe(["shop/orders"])
+    assert next_value(again) == b"three"
+    again.close()

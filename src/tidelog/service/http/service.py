@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import ipaddress
-from collections.abc import Awaitable, Callable, Coroutine, Iterator
+from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping
 from http import HTTPStatus
 from importlib.metadata import version
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -53,6 +53,13 @@ Authenticate = Callable[[Peer], Awaitable[Principal]]
 """Runs in the event loop and must not block it; NotAuthenticatedError for credentials that are missing or wrong."""
 Audit = Callable[[Principal, Peer, str, Resource, int], None]
 """Principal, client, route, resource and status."""
+
+MoveGroup = Callable[[str, str, Mapping[int, int]], Awaitable[None]]
+"""Group, topic, and offsets by partition; ConflictError while the group has members."""
+
+
+async def _no_groups(group: str, topic: str, offsets: Mapping[int, int]) -> None:
+    raise NotFoundError(f"there is no consumer group {group[:80]!r}")
 
 
 async def _anonymous(peer: Peer) -> Principal:
@@ -129,6 +136,8 @@ class Service:
         """Set when the server begins to stop: streams and long polls end."""
         self.producers = Producers()
         self.sessions = Sessions()
+        self.move_group: MoveGroup = _no_groups
+        """Commits offsets for a consumer group of Kafka's protocol, which its coordinator does."""
         self.engines: dict[str, Engine] = {}
         """Those that are served, by name."""
         self.operations: Operations

@@ -236,7 +236,8 @@ def _lag_seconds(log: Topic, info: SubscriptionInfo) -> float:
 async def seek_subscription(call: Call) -> SubscriptionDescription:
     """Moves a subscription: delivery resumes there, and earlier messages count as acknowledged.
 
-    Its consumers stay connected, and lose the messages that they hold now.
+    Its consumers stay connected, and lose the messages that they hold now. A consumer group of Kafka's protocol is
+    moved while it has no members; 409 while it has some.
     """
     wanted: Seek = call.body
     served = await call.service.topic(call.topic_name)
@@ -249,13 +250,27 @@ async def seek_subscription(call: Call) -> SubscriptionDescription:
     if unknown:
         raise InputError(f"{served.name} has partitions 0 to {served.count - 1}, not {unknown[0]}")
 
+    name = call.path["subscription"]
+    if await in_store_thread(_is_group, logs, name):
+        offsets = await in_store_thread(
+            lambda: {number: logs[number]._readable.resolve(at) for number, at in positions.items()}
+        )
+        await call.service.move_group(name, str(served.name), offsets)
+        return await in_store_thread(_described, logs, name, False)
+
     def move() -> SubscriptionDescription:
-        name = call.path["subscription"]
         for number, position in positions.items():
             move_subscription(logs[number], name, position)
         return _described(logs, name, False)
 
     return await in_store_thread(move)
+
+
+def _is_group(logs: Sequence[Topic], name: str) -> bool:
+    """Whether only a consumer group is called so, and no subscription."""
+    if any(name in log._registry.names() for log in logs):
+        return False
+    return any(name in log._registry.groups() for log in logs)
 
 
 def move_subscription(log: Topic, name: str, position: Any) -> None:

@@ -67,7 +67,7 @@ export function subscriptionsPart(context, topics, { withTopic = false } = {}) {
     return h(
       "section",
       { class: "panel", "aria-label": row.name },
-      h("div", { class: "title" }, h("h2", {}, row.name), !isReadOnly() && row.kind !== "group" && h("div", { class: "row" }, button("Reset offsets…", () => reset(row), { kind: "primary" }), button("Delete…", () => remove(row), { kind: "danger" }))),
+      h("div", { class: "title" }, h("h2", {}, row.name), !isReadOnly() && h("div", { class: "row" }, button("Reset offsets…", () => reset(row), { kind: "primary" }), row.kind !== "group" && button("Delete…", () => remove(row), { kind: "danger" }))),
       h("p", { class: "muted" }, row.consumers.length ? `Consumers: ${row.consumers.join(", ")}` : row.kind === "group" ? "A consumer group of Kafka's protocol: these are the offsets that it has committed." : "No consumer is connected."),
       h("div", { class: "split" }, parts.element, h("div", {}, h("h3", {}, "Lag over time"), chart(samplesOf(row.id), { label: `lag of ${row.name}`, height: 110 }))),
     );

@@ -21,7 +21,14 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple
 
 from tidelog.clock import Clock, SystemClock
-from tidelog.errors import DataError, InputError, NotFoundError, TidelogError
+from tidelog.errors import (
+    ConflictError,
+    DataError,
+    InputError,
+    NotFoundError,
+    ServerUnavailableError,
+    TidelogError,
+)
 from tidelog.service.kafka.codec import wire
 from tidelog.service.kafka.error_codes import ErrorCode
 from tidelog.service.kafka.groups.classic import (
@@ -163,6 +170,22 @@ class GroupCoordinator:
     def _topics_changed(self) -> None:
         self._table.topics_changed()
         self._offsets.topics_changed()
+
+    # For administrators
+
+    async def move(self, group_id: str, topic: str, offsets: Mapping[int, int]) -> None:
+        """Commits offsets of a topic, by partition, for a group without members; ConflictError while it has some."""
+        if self._offsets.refusal(group_id) is not None:
+            raise ServerUnavailableError("the offsets of groups are still being read", hint="Try again in a moment")
+        if self._table.has_members(group_id):
+            raise ConflictError(
+                f"the consumer group {group_id} has members, which would go on where they are",
+                hint="Stop its consumers first",
+            )
+        now_us = self._clock.now_us()
+        moved = {OffsetKey(group_id, topic, number): GroupOffset(at, -1, "", now_us) for number, at in offsets.items()}
+        for error in (await self._offsets.store(moved)).values():
+            raise error
 
     # For transactions
 
