@@ -25,7 +25,7 @@ BUILD_INPUTS := pyproject.toml constraints.txt $(wildcard setup.py) $(wildcard s
 .PHONY: help wheel demo test test-quick test-long test-clients mutations lint check bench clean java-for-spark
 
 help:
-	@echo 'make demo        append, crash, ship to a bucket, lose a disk and restore it, in a minute'
+	@echo 'make demo        append, crash, ship to a bucket, lose a disk and restore it, serve it, in a minute'
 	@echo 'make test-quick  log, cold tier and topics without servers and property tests: what to run while working'
 	@echo 'make test        every feature, the same way every time; the tests of Spark need Java 17 or newer'
 	@echo 'make test-long   the campaigns: more examples, every cut, kills; MINUTES=30 stops, and goes on there next time'
@@ -38,7 +38,7 @@ help:
 	@echo 'make clean       remove everything that was built'
 
 demo: $(VENV)/.ready-demo
-	@$(BIN)/tidelog demo
+	@$(BIN)/tidelog demo --serve
 
 test: java-for-spark $(VENV)/.ready-development
 	@$(PYTEST) --dist worksteal tests
@@ -93,7 +93,7 @@ $(VENV)/.created: | scripts/make-venv
 
 # What each of them needs on top of the package itself. The package is installed in place, and its extension is built by
 # the setuptools that constraints.txt pins.
-$(VENV)/.ready-demo: EXTRAS := cli,dev-s3,spark
+$(VENV)/.ready-demo: EXTRAS := demo,spark
 $(VENV)/.ready-development: EXTRAS := cli,test,dev
 $(VENV)/.ready-bench: EXTRAS := cli,test,bench
 

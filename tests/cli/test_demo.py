@@ -37,7 +37,8 @@ def test_the_demo_proves_itself_twice(cli: Cli) -> None:
     second = cli("demo", "--messages", "2000", "--json", "--local")
     assert (second.code, second.json["is_proven"], second.json["acknowledged_and_lost"]) == (0, True, 0)
     assert second.json["recovered"] >= 2000 + second.json["acknowledged_before_kill"]
-    assert len(second.json["proofs"]) == 8
+    assert len(second.json["proofs"]) == 11
+    assert second.json["served"] == 1000
     assert cli("consume", "demo/orders", "-d", "tidelog-demo/live", "-n", "1").lines[0].startswith('{"order": 0')
 
 

@@ -6,16 +6,19 @@ Each step does what a user would do, and then proves the result. A failed proof 
 
 from __future__ import annotations
 
+import contextlib
 import shlex
 import shutil
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from tidelog.cli.demo import steps as play
+from tidelog.cli.demo.serving import Server, meet, serving, stay, why_not
 from tidelog.cli.demo.steps import Bucket, Step
 from tidelog.cli.errors import ExitCode, program
 from tidelog.cli.output import Output, say
@@ -45,14 +48,18 @@ def demo(
     messages: Annotated[int, typer.Option("--messages", "-n", metavar="N", min=100, help="How many.")] = 200_000,
     local: Annotated[bool, typer.Option("--local", help="Without the parts that need a bucket or Spark.")] = False,
     spark: Annotated[bool, typer.Option("--spark/--no-spark", help="With the part that needs Spark.")] = True,
+    serve: Annotated[
+        bool, typer.Option("--serve", help="On a terminal, leave the console running at the end.")
+    ] = False,
 ) -> None:
     """Shows what tidelog promises, and proves each claim. Appends, tails, crashes, repairs, ships, prunes, loses a disk
     and restores it.
 
     The same with an engine: entries, old states, a lost disk, equal digests. Then Spark queries the bucket, writes a
-    topic, verifies, compacts, makes a table, leaves a page to look at, and compacts and restores the engine. It starts
-    an S3 server of its own (SeaweedFS), takes about a minute, and works in ./tidelog-demo, or in --dir, which it clears
-    of an earlier demo first. The exit code is 1 when a proof fails.
+    topic, verifies, compacts, makes a table, leaves a page to look at, and compacts and restores the engine. At last a
+    client of Kafka and HTTP meet the log through `tidelog serve`; with --serve its console stays. The demo starts an S3
+    server of its own (SeaweedFS), takes about a minute, and works in ./tidelog-demo, or in --dir, which it clears of an
+    earlier demo first. The exit code is 1 when a proof fails.
     """
     directory = session.directory or DEFAULT_DIRECTORY
     prepare(directory)
@@ -60,14 +67,23 @@ def demo(
     steps = _run(session.output, directory, messages)
     if not local:
         steps += _run_with_bucket(session.output, directory, steps, with_spark=spark)
-    seconds = time.monotonic() - started
-    is_proven = all(is_true for step in steps for is_true in step.proofs.values())
-    if session.as_json:
-        _write_document(session, directory, steps, seconds, is_proven)
-    else:
-        _write_summary(session.output, directory, steps, seconds, is_proven)
-    if not is_proven:
+    with _serving(session.output, directory, steps) as server:
+        _conclude(session, directory, steps, time.monotonic() - started)
+        if serve and server is not None:
+            stay(server)
+    if not _is_proven(steps):
         raise typer.Exit(ExitCode.FOUND_WRONG)
+
+
+def _is_proven(steps: list[Step]) -> bool:
+    return all(is_true for step in steps for is_true in step.proofs.values())
+
+
+def _conclude(session: Session, directory: Path, steps: list[Step], seconds: float) -> None:
+    if session.as_json:
+        _write_document(session, directory, steps, seconds, _is_proven(steps))
+    else:
+        _write_summary(session.output, directory, steps, seconds, _is_proven(steps))
 
 
 def prepare(directory: Path) -> None:
@@ -173,6 +189,22 @@ def _run_with_spark(output: Output, narrator: _Narrator, directory: Path, place:
         on_done(5)
         narrator.end(collected)
     return [queried, written, done, collected]
+
+
+@contextlib.contextmanager
+def _serving(output: Output, directory: Path, steps: list[Step]) -> Iterator[Server | None]:
+    """Adds the step that serves the log of the first steps; the server runs while the block does."""
+    narrator = _Narrator(output, len(steps))
+    problem = why_not()
+    if problem is not None:
+        narrator.remark(f"The part with the server is left out: {problem}")
+        yield None
+        return
+    narrator.begin("Serving the log to a client of Kafka, to curl and to a browser")
+    with serving(directory / _LIVE) as server:
+        steps.append(meet(server))
+        narrator.end(steps[-1])
+        yield server
 
 
 class _Narrator:
