@@ -184,7 +184,7 @@ def test_engine_that_was_closed_before_its_store_answered_claims_nothing(
     store = FaultyStore()
     monkeypatch.setattr(engine_wiring, "open_store", lambda url, settings: store)
     where: dict[str, Any] = {"store": "s3://bucket/prefix", "open_store_wait_seconds": 0}
-    tidelog.open_engine(tmp_path / "e", read_only=False, **where).close()
+    tidelog.open_engine(tmp_path / "e", store="s3://bucket/prefix").close()
     store.on_request = hanging
     engine = tidelog.open_engine(tmp_path / "e", read_only=False, **where)
     hanging.wait_for(1)
