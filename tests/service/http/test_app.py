@@ -177,6 +177,13 @@ def test_pages_of_other_origins_are_refused(served: Served) -> None:
     assert served.call("POST", path, body, {"origin": f"http://{host}", "content-type": kind}).status == 200
 
 
+def test_console_behind_a_proxy_has_the_advertised_origin(served: Served) -> None:
+    """A proxy that sends another host on does not make the server's own pages foreign."""
+    served.node.http.advertised = "https://log.example.org"
+    assert served.call("GET", "/v1/topics", headers={"origin": "https://log.example.org"}).status == 200
+    assert served.call("GET", "/v1/topics", headers={"origin": "https://evil.example"}).status == 403
+
+
 def test_names_that_are_made_to_point_here_are_refused(served: Served) -> None:
     """A page whose own name was made to point to this machine has the right origin, and is refused all the same."""
     port = served.address.port

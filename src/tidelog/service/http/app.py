@@ -20,7 +20,6 @@ import time
 from collections.abc import AsyncIterator, Coroutine
 from http import HTTPStatus
 from typing import Any
-from urllib.parse import urlsplit
 
 import msgspec
 
@@ -34,6 +33,7 @@ from tidelog.service.http import (
     messages,
     metrics_page,
     operations,
+    reports,
     subscriptions,
     topics,
     websocket,
@@ -67,7 +67,19 @@ _logger = logging.getLogger("tidelog.http")
 _NORMAL, _GOING_AWAY, _POLICY_VIOLATION, _INTERNAL = 1000, 1001, 1008, 1011
 _NO_BODY = (HTTPStatus.NO_CONTENT,)
 
-_MODULES = (health, metrics_page, topics, messages, subscriptions, websocket, dead_letters, admin, engines, operations)
+_MODULES = (
+    health,
+    metrics_page,
+    topics,
+    messages,
+    subscriptions,
+    websocket,
+    dead_letters,
+    admin,
+    engines,
+    operations,
+    reports,
+)
 TABLE: list[Route] = [route for module in _MODULES for route in module.routes]
 """All routes of the API, in the order of the documentation."""
 
@@ -159,7 +171,7 @@ class _Request:
 
     async def _admitted(self, method: str) -> Call:
         """The request as its handler gets it, once it is known that the client may make it."""
-        _check_origin(self._peer)
+        self._service.check_origin(self._peer)
         self._service.check_host(self._peer)
         match = self._app.find(method, self._scope)
         route = self._route = match.route
@@ -319,12 +331,3 @@ def _peer_of(scope: Scope) -> Peer:
     client = scope.get("client")
     state = scope.get("state") or {}
     return Peer(headers, client[0] if client else "", bool(state.get("is_local_socket")), state.get("certificate_der"))
-
-
-def _check_origin(peer: Peer) -> None:
-    """HttpError (403) for a request that a page of another origin made."""
-    origin = peer.headers.get("origin")
-    if origin is not None and urlsplit(origin).netloc != peer.headers.get("host"):
-        raise HttpError(
-            HTTPStatus.FORBIDDEN, "requests of pages from another origin are refused", error="AccessDeniedError"
-        )

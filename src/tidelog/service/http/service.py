@@ -188,6 +188,16 @@ class Service:
                 working.cancel()
                 await asyncio.wait([working])
 
+    def check_origin(self, peer: Peer) -> None:
+        """HttpError (403) for a request that a page of another origin made. Behind a proxy the origin is the advertised
+        URL."""
+        origin = peer.headers.get("origin")
+        own = (peer.headers.get("host"), urlsplit(self.advertised).netloc)
+        if origin is not None and urlsplit(origin).netloc not in own:
+            raise HttpError(
+                HTTPStatus.FORBIDDEN, "requests of pages from another origin are refused", error="AccessDeniedError"
+            )
+
     def check_host(self, peer: Peer) -> None:
         """HttpError (421) for a name that is not this server's, where that matters."""
         host = peer.headers.get("host")
