@@ -199,6 +199,7 @@ async def _serve(
     engines: Mapping[str, Path],
 ) -> None:
     from tidelog.service.auth.security import Security
+    from tidelog.service.http.service import HttpSettings
     from tidelog.service.node import Node
 
     security = Security(protection)
@@ -208,7 +209,8 @@ async def _serve(
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stopping.set)
     opened = await asyncio.to_thread(_open_engines, directory, engines)
-    node = Node(directory, settings, security=security, engines=opened)
+    limits = HttpSettings(max_connections=protection.max_connections)
+    node = Node(directory, settings, http_settings=limits, security=security, engines=opened)
     reloading: set[asyncio.Task[None]] = set()
     loop.add_signal_handler(signal.SIGHUP, lambda: _begin(security.reload(), reloading))
     try:

@@ -60,13 +60,13 @@ class ServeSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     """After so long a connection of Kafka's protocol must authenticate again; 0: never, except for tokens that end."""
 
     max_connections: Annotated[int, msgspec.Meta(ge=1)] = 10_000
-    """Further connections of Kafka's protocol are refused."""
+    """Further connections are refused, on each of both listeners."""
 
     max_connections_per_address: Annotated[int, msgspec.Meta(ge=0)] = 0
-    """The same for one address of clients; 0: no limit of its own."""
+    """The same for one address of clients of Kafka's protocol; 0: no limit of its own."""
 
     connection_idle_seconds: _Seconds = 600.0
-    """A connection without a request for so long is closed."""
+    """A connection of Kafka's protocol without a request for so long is closed."""
 
     max_request_bytes: Annotated[int, msgspec.Meta(ge=1024, le=1 << 30)] = 100 << 20
-    """A larger request closes its connection. Before authentication it is 64 KiB."""
+    """A larger request of Kafka's protocol closes its connection. Before authentication it is 64 KiB."""

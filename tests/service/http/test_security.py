@@ -63,7 +63,7 @@ def guarded(tmp_path: Path) -> Iterator[Guarded]:
             change_accounts(log, adding_token(new.id, token))
             tokens[user], ids[user] = new.text, new.id
     security = Security(ServeSettings(auth="required", auth_reload_seconds=3600))
-    security._failures.failed = lambda client, name: 0.0  # type: ignore[method-assign]
+    security._failures.token_failed = lambda client: 0.0  # type: ignore[method-assign]
     with serving(tmp_path / "data", security=security) as served:
         yield Guarded(served, tokens, ids)
 

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import random
 from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.campaign import examples, first_seed
+from tests.service.kafka.random_messages import APIS as FACTS
+from tests.service.kafka.random_messages import make
 from tests.service.kafka.secured import Names, Secured, error_codes, has_items, request_of, secured
 from tests.service.kafka.test_server import Client, fetch_request, produce_request
 
@@ -245,3 +249,33 @@ def test_share_session_of_another_member_gives_no_records(tmp_path: Path) -> Non
             assert b"PLANTED" not in str(response).encode()
 
     asyncio.run(run())
+
+
+@pytest.mark.deeper
+def test_random_requests_never_fail_inside(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Whatever a known client without grants sends, in every API and version, is answered with refusals, or closes its
+    connection as no request of the protocol; no rule stumbles over it."""
+
+    async def run() -> None:
+        chance = random.Random(first_seed())
+        async with secured(tmp_path, users=("mallory",)) as server:
+            client = await server.logged_in("mallory")
+            for api in FACTS:
+                for message in api.messages:
+                    if message.kind != "request" or api.key not in GUARDED:
+                        continue
+                    for version in VERSIONS[api.key]:
+                        for _ in range(examples(2)):
+                            request = make(api, message, version, chance)
+                            if api.key == 0:
+                                request.acks = -1
+                            response = await client.call(api.key, version, request)
+                            codes = {code for code in error_codes(response) if code}
+                            assert codes <= {*REFUSALS, ErrorCode.UNKNOWN_TOPIC_ID, *HARMLESS}, (api, response)
+
+    asyncio.run(run())
+    assert "internal error" not in caplog.text
+
+
+HARMLESS = {ErrorCode.INVALID_REQUEST, ErrorCode.FETCH_SESSION_ID_NOT_FOUND, ErrorCode.INVALID_TOPIC_EXCEPTION}
+"""What is wrong with a random request whoever sends it."""

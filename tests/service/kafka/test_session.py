@@ -245,6 +245,9 @@ def test_failures_are_answered_late_and_many_not_at_all() -> None:
     for index in range(400):
         failures.failed("10.0.0.3", f"user-{index}")
     assert failures.is_blocked("10.0.0.3", "never-tried")
+    late = [failures.token_failed("10.0.0.4") for _ in range(1000)]
+    assert (late[0], late[-1]) == (0.1, 1.0)
+    assert not failures.is_blocked("10.0.0.4", "alice")
     seconds += 60
     assert not failures.is_blocked("10.0.0.1", "alice")
     assert not failures.is_blocked("10.0.0.3", "never-tried")

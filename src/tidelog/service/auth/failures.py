@@ -4,7 +4,9 @@ Invariants
 - One address may be wrong about one name once a second in the long run, and twenty times a second in all; each failure
   beyond that waits until it is due.
 - Whoever is more than ten seconds ahead is refused without a look at the proof, right or wrong: that is what bounds
-  the work. Others, at other addresses or with other names, notice nothing.
+  the guesses. Others, at other addresses or with other names, notice nothing.
+- A token cannot be guessed, so a wrong one is answered late and blocks nobody: many clients may share an address, as
+  those behind a proxy do.
 - Success waits for nothing.
 """
 
@@ -16,6 +18,8 @@ _SECONDS_A_NAME = 1.0
 _SECONDS_AN_ADDRESS = 0.05
 _FIRST_SECONDS = 0.1
 _LONGEST_SECONDS = 10.0
+_LONGEST_TOKEN_SECONDS = 1.0
+_TOKENS = "\n"  # no user is called so
 _KEPT = 20_000
 
 
@@ -36,13 +40,23 @@ class Failures:
     def failed(self, client: str, name: str) -> float:
         """Counts a failure; returns the seconds after which it is answered."""
         now = self._now()
-        if len(self._even_at) >= _KEPT:
-            self._even_at = {key: at for key, at in self._even_at.items() if at > now}
+        self._forget_old()
         waits = [
             self._count((client, name), _SECONDS_A_NAME, now),
             self._count((client, None), _SECONDS_AN_ADDRESS, now),
         ]
         return min(max(*waits, _FIRST_SECONDS), _LONGEST_SECONDS)
+
+    def token_failed(self, client: str) -> float:
+        """Counts a wrong token; returns the seconds after which it is answered."""
+        self._forget_old()
+        wait = self._count((client, _TOKENS), _SECONDS_AN_ADDRESS, self._now())
+        return min(max(wait, _FIRST_SECONDS), _LONGEST_TOKEN_SECONDS)
+
+    def _forget_old(self) -> None:
+        if len(self._even_at) >= _KEPT:
+            now = self._now()
+            self._even_at = {key: at for key, at in self._even_at.items() if at > now}
 
     def _count(self, key: tuple[str, str | None], seconds: float, now: float) -> float:
         before = max(self._even_at.get(key, 0.0), now)

@@ -105,10 +105,10 @@ class OAuthBearer:
         if flag not in ("n", "y") or scheme.lower() != "bearer":
             raise NotAuthenticatedError(_REFUSED)
         principal = self._verify(token.strip())
-        self.name = principal.name
         if authorized_as.strip(",").removeprefix("a=") not in ("", principal.name):
             raise NotAuthenticatedError(_REFUSED)
         self.principal = principal
+        self.name = principal.name
         return b""
 
 

@@ -48,6 +48,7 @@ from tidelog.store.scheduler import in_store_thread
 _logger = logging.getLogger("tidelog.service")
 _PASSWORDS_AT_ONCE = 2
 _BEARER = "bearer "
+_TOO_MANY = "Authentication failed: too many attempts, try again later"
 
 
 class Security:
@@ -218,8 +219,8 @@ class Security:
     async def step(self, exchange: Exchange, mechanism: str, data: bytes, client: str) -> bytes:
         """One step of an authentication. NotAuthenticatedError comes as late as failures deserve it."""
         try:
-            if self._failures.is_blocked(client, exchange.name):
-                raise NotAuthenticatedError("too many failed authentications")
+            if exchange.name and self._failures.is_blocked(client, exchange.name):
+                raise NotAuthenticatedError(_TOO_MANY)
             answer = await exchange.step(data)
         except NotAuthenticatedError as error:
             await self._refused(exchange.name, mechanism.lower(), client, error.reason)
@@ -229,7 +230,7 @@ class Security:
         return answer
 
     async def _refused(self, name: str, method: str, client: str, reason: str) -> None:
-        seconds = self._failures.failed(client, name)
+        seconds = self._failures.failed(client, name) if name else self._failures.token_failed(client)
         self.audit.authentication(name, method, allowed=False, client=client, reason=reason)
         await asyncio.sleep(seconds)
 
@@ -267,8 +268,6 @@ class Security:
                 return principal
             raise NotAuthenticatedError("a bearer token is needed", hint="`tidelog auth token create` makes one")
         try:
-            if self._failures.is_blocked(client, ""):
-                raise NotAuthenticatedError("too many failed authentications")
             return self._bearer(authorization)
         except NotAuthenticatedError as error:
             await self._refused("", "bearer", client, error.reason)

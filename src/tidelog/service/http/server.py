@@ -27,6 +27,7 @@ from tidelog.client.local_socket import short_path
 from tidelog.service.http.app import App
 
 _BACKLOG = 1024
+_TLS_SECONDS = 15.0
 _WEBSOCKET_PING_SECONDS = 20.0
 
 
@@ -76,7 +77,10 @@ class HttpServer:
     async def start(self, host: str, port: int, tls: ssl.SSLContext | None = None) -> tuple[str, int]:
         """Listens; returns the address, with the port that was chosen where `port` is 0."""
         loop = asyncio.get_running_loop()
-        server = await loop.create_server(lambda: self._protocol({}), host, port, ssl=tls, backlog=_BACKLOG)
+        tls_seconds = None if tls is None else _TLS_SECONDS
+        server = await loop.create_server(
+            lambda: self._protocol({}), host, port, ssl=tls, backlog=_BACKLOG, ssl_handshake_timeout=tls_seconds
+        )
         self._servers.append(server)
         found = server.sockets[0].getsockname()
         return found[0], found[1]

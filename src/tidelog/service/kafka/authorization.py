@@ -62,8 +62,8 @@ class Access:
     def topic(self, permission: Permission | None, sent: str | None, topic_id: bytes = ZERO_UUID) -> bool:
         """Whether it has the permission on a topic, by the name that a client sent, else by id. An id of no topic is
         left to the handler, which says so."""
-        if sent:
-            return self._allows(permission, self.resource(sent))
+        if sent or bytes(topic_id) == ZERO_UUID:
+            return self._allows(permission, self.resource(sent or ""))
         served = self.topics.find_id(bytes(topic_id))
         return served is None or self._allows(permission, topic_resource(served.name))
 

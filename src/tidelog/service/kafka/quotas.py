@@ -167,7 +167,7 @@ def _problem_of(entity: list[Any]) -> str | None:
     if kinds == [_CLIENT_ID]:
         return None
     given = ", ".join(kinds) or "nothing"
-    return f"Quotas are by client-id alone, for clients are not authenticated. This one is by {given}."
+    return f"Quotas are by client-id alone. This one is by {given}."
 
 
 def _problem_with(op: Any) -> str | None:
