@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from tidelog.pipeline.address import EngineRoot, Root, find_engine, find_root
+    from tidelog.pipeline.changes import change_data
     from tidelog.pipeline.cost.cost import engine_cost
     from tidelog.pipeline.jobs.engine.compact import compact_engine
     from tidelog.pipeline.jobs.engine.digest import digest_engine
@@ -28,6 +29,7 @@ __all__ = [
     "LagListener",
     "Root",
     "apply_engine_gc",
+    "change_data",
     "checkpoint_engine",
     "cluster_settings",
     "compact_engine",
@@ -48,6 +50,7 @@ __all__ = [
 
 _HOMES = {
     "EngineRoot": "tidelog.pipeline.address",
+    "change_data": "tidelog.pipeline.changes",
     "find_engine": "tidelog.pipeline.address",
     "apply_engine_gc": "tidelog.pipeline.jobs.gc",
     "plan_engine_gc": "tidelog.pipeline.jobs.gc",
