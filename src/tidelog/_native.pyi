@@ -134,6 +134,16 @@ def redo_frames(
 ) -> tuple[int, int, bool]: ...
 def decode_updates(updates: Buffer, lsn: int, /) -> list[tuple[int, int, bytes, bytes, bytes]]: ...
 def record_updates(record: Buffer, lsn: int, /) -> bytes: ...
+def gather_changes(
+    first_lsn: int,
+    buffer: Buffer,
+    positions: Buffer,
+    lengths: Buffer,
+    indexes: Buffer,
+    start: int,
+    max_rows: int,
+    /,
+) -> tuple[int, int, list[int], tuple[bytes, bytes, bytes, bytes, bytes, bytes, bytes, bytes]]: ...
 def find_version(pages: Pages, root: int, bucket: str, key: str, seq: int, /) -> Pointer | Other | int | None: ...
 def list_seen(
     pages: Pages,

@@ -1,5 +1,6 @@
 /* The loops over pages, in C. `btree/page.py` draws the page and the page updates. What defines every answer is in
-   tests/oracles: pages.py, page_images.py, tree.py, versions.py, updates.py, results.py and rows.py.
+   tests/oracles: pages.py, page_images.py, tree.py, versions.py, updates.py, results.py, rows.py and
+   changes.py.
 
    Invariants
    - Bytes are hostile: nothing is read or written that was not checked to lie inside of its page or record.
@@ -9,6 +10,7 @@
 #include "versions_list.h"
 #include "rows.h"
 #include "results.h"
+#include "changes.h"
 
 PyMethodDef page_methods[] = {
     METHOD("format_page", pages_format_page, "format_page(page, page_id, level): makes an empty page."),
@@ -38,6 +40,9 @@ PyMethodDef page_methods[] = {
            "decode_updates(updates, lsn): a list of (page, what, key, value, old)."),
     METHOD("record_updates", pages_record_updates,
            "record_updates(record, lsn): its page updates, that of a put written out."),
+    METHOD("gather_changes", pages_gather_changes,
+           "gather_changes(first_lsn, buffer, positions, lengths, indexes, start, max_rows): "
+           "(rows, where to go on, records of retention, (key ends, keys, LSNs, steps, bits of cells, cell ends, cells, parts))."),
     METHOD("find_version", pages_find_version,
            "find_version(pages, root, bucket, key, seq): a pointer, (seq, cell), None, or a missing page."),
     METHOD("list_seen", pages_list_seen,

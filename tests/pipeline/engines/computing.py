@@ -22,11 +22,13 @@ from tidelog.pipeline.jobs.engine.digest_tasks import (
     START,
     ComputedState,
     Merge,
+    PartMerge,
     PartResult,
     RawRow,
     RowItem,
     _added_up,
-    rows_of,
+    batches_of,
+    parts_in,
 )
 from tidelog.pipeline.jobs.engine.verify_tasks import (
     IndexItem,
@@ -53,6 +55,9 @@ def compute_here(
     """What `compute_state` does, with the shuffle of Spark played by a sort."""
     batches = Merge(seq, horizon_seq, compares=compares)(_sorted_batches(items))
     found = [msgspec.msgpack.decode(data, type=PartResult) for batch in batches for data in batch.column(0).to_pylist()]
+    if not compares:  # by columns; row by row it is the same
+        parts = parts_in(_sorted_batches(items))
+        assert found == [PartMerge(seq, horizon_seq, one.number == 0, False).result(one.rows) for one in parts]
     return _added_up(found, seq)
 
 
@@ -63,7 +68,9 @@ def count_here(spark: object, items: Sequence[RowItem], size: int, counter: Live
 
 
 def _sorted_batches(items: Sequence[RowItem]) -> Iterator[pa.RecordBatch]:
-    rows = [(part, row) for item in items for row in rows_of(item) for part in _parts_of(row)]
+    batches = [batch for item in items for batch in batches_of(item)]
+    found = [row for batch in batches for row in zip(*(column.to_pylist() for column in batch.columns), strict=True)]
+    rows = [(part, row) for row in found for part in _parts_of(row)]
     rows.sort(key=lambda one: (one[0], one[1][1], one[1][0], one[1][2], one[1][3]))
     return _batches(rows)
 

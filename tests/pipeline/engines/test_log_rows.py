@@ -5,6 +5,7 @@ from __future__ import annotations
 import msgspec
 import pytest
 from tests.engine.stations import EngineNode, new_store
+from tests.oracles.changes import read_changes
 from tests.pipeline.engines.in_memory import place_of
 
 from tidelog.engine.btree.page import IMAGE, INSERT, Update, encode
@@ -14,7 +15,6 @@ from tidelog.engine.mvcc.cells import at, encode_inline, object_prefix, seq_of
 from tidelog.engine.wal.operations import encode_operation
 from tidelog.engine.wal.record_header import PART_OF_BATCH
 from tidelog.engine.wal.records import encode_vacuum
-from tidelog.engine.wal.replay import read_changes
 from tidelog.engine.wal.value import StoredValue, encode_value
 from tidelog.errors import CorruptionError, DataError, GapError
 from tidelog.log.frame import crc32

@@ -272,14 +272,6 @@ def history_start_in(record: memoryview, lsn: int) -> int | None:
     return int.from_bytes(own[:SEQ_BYTES], "little")
 
 
-def read_changes(log: ShippedLog, part: LogRange) -> Iterator[Change]:
-    """Yields the rows that the entries of a range, and retention in it, changed, in log order."""
-    for frames, indexes in counting(log, part, removals=True):
-        for lsn, record in records_of(frames, indexes):
-            history_start_in(record, lsn)
-            yield from changes_of(record, lsn)
-
-
 def first_counting(log: ShippedLog, part: LogRange) -> int | None:
     """The LSN with which the first entry of a range begins that counts."""
     with contextlib.closing(counting(log, part)) as chosen:

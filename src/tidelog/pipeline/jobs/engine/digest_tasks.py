@@ -17,21 +17,20 @@ from __future__ import annotations
 
 import contextlib
 import pickle
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import groupby
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 import msgspec
 
-from tidelog.engine.mvcc.cells import BUCKETS, SEQ_BYTES, decode_bucket, seq_of
+from tidelog.engine.mvcc.cells import BUCKETS, MAX_SEQ, OBJECTS, SEQ_BYTES, decode_bucket, seq_of
 from tidelog.engine.mvcc.digest import Digest
 from tidelog.engine.mvcc.vacuum_rules import Rule, judged
 from tidelog.engine.mvcc.versions import BucketVersion
 from tidelog.engine.sst.blob_file import cell_of
 from tidelog.engine.sst.sstable import RowPart, SSTable
-from tidelog.engine.wal.replay import changes_of, counting, history_start_in, records_of
 from tidelog.errors import DataError, GapError, NotFoundError, TidelogError
-from tidelog.pipeline.jobs.engine.rows import StateSum, Sum, as_batches, tuples_in
+from tidelog.pipeline.jobs.engine.rows import LastOfEach, StateSum, Sum, as_batches, change_columns, tuples_in
 from tidelog.pipeline.jobs.job import told_in_our_words
 from tidelog.pipeline.location import EngineLocation
 from tidelog.pipeline.source.entry_batches import LogPart
@@ -81,21 +80,22 @@ class RowReader:
     def __call__(self, numbers: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for batch in numbers:
             for number in batch.column(0).to_pylist():
-                yield from as_batches(rows_of(pickle.loads(self._items[number])), ROW_SCHEMA)
+                yield from batches_of(pickle.loads(self._items[number]))
 
 
-def rows_of(item: RowItem) -> Iterator[RawRow]:
+def batches_of(item: RowItem) -> Iterator[pa.RecordBatch]:
     """The rows of one item; what cannot be read is the last of them."""
     try:
         if isinstance(item, LogPart):
-            yield from _log_rows(item)
+            yield from _log_batches(item)
         else:
             file = SSTable(item.place.opened().objects, item.part, kind="versions")
-            yield from ((item.source, key, 0, 0, cell_of(value)) for key, value in file.rows())
+            rows = ((item.source, key, 0, 0, cell_of(value)) for key, value in file.rows())
+            yield from as_batches(rows, ROW_SCHEMA)
     except (DataError, GapError, NotFoundError) as error:
         source = LOG if isinstance(item, LogPart) else item.source
         unreadable = Unreadable(_place_of(item, error), error.reason, source)
-        yield DAMAGE, b"", 0, 0, msgspec.msgpack.encode(unreadable)
+        yield from as_batches([(DAMAGE, b"", 0, 0, msgspec.msgpack.encode(unreadable))], ROW_SCHEMA)
 
 
 def _place_of(item: RowItem, error: TidelogError) -> str:
@@ -104,15 +104,16 @@ def _place_of(item: RowItem, error: TidelogError) -> str:
     return f"{path or named}" if byte is None else f"{path or named}, byte {byte}"
 
 
-def _log_rows(part: LogPart) -> Iterator[RawRow]:
+def _log_batches(part: LogPart) -> Iterator[pa.RecordBatch]:
     """What the records of a part that count did to keys of the tree."""
-    for frames, indexes in counting(part.log(), part, removals=True):
-        for lsn, record in records_of(frames, indexes):
-            start_seq = history_start_in(record, lsn)
-            if start_seq is not None:
-                yield START, b"", start_seq, 0, None
-            for key, _, step, cell in changes_of(record, lsn):
-                yield LOG, key, lsn, step, cell
+    import pyarrow as pa
+
+    names = [field.split()[0] for field in ROW_SCHEMA.split(", ")]
+    for starts, columns in change_columns(part):
+        yield from as_batches([(START, b"", seq, 0, None) for seq in starts], ROW_SCHEMA)
+        source = pa.repeat(pa.scalar(LOG, pa.int32()), len(columns.key))
+        arrays = [source, columns.key, columns.lsn, columns.number, columns.cell]
+        yield pa.RecordBatch.from_arrays(arrays, names=names)
 
 
 # Merges sorted rows of several sources: computes the digest of the state, and finds where two states differ.
@@ -165,11 +166,90 @@ class Merge:
         self._compares = compares
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        return as_batches(((self._encoded(part),) for part in parts_in(batches)), RESULT_SCHEMA)
+        found = summed_parts(batches, self._merge_of)
+        if self._compares:
+            found = (self._merge_of(part.number).result(part.rows) for part in parts_in(batches))
+        return as_batches(((msgspec.msgpack.encode(one),) for one in found), RESULT_SCHEMA)
 
-    def _encoded(self, part: Part) -> bytes:
-        merged = _PartMerge(self._seq, self._horizon_seq, part.number == 0, self._compares)
-        return msgspec.msgpack.encode(merged.result(part.rows))
+    def _merge_of(self, part: int) -> PartMerge:
+        return PartMerge(self._seq, self._horizon_seq, part == 0, self._compares)
+
+
+def summed_parts(batches: Iterator[pa.RecordBatch], merge_of: Callable[[int], PartMerge]) -> Iterator[PartResult]:
+    """The digests of parts of which nothing is compared: by columns, with an object only for what is to be seen."""
+    number, sums = -1, None
+    for batch in batches:
+        for part, rows in _by_part(batch):
+            if sums is None or part != number:
+                if sums is not None:
+                    yield sums.result()
+                number, sums = part, _ColumnSums(merge_of(part))
+            sums.take(rows)
+    if sums is not None:
+        yield sums.result()
+
+
+def _by_part(batch: pa.RecordBatch) -> Iterator[tuple[int, pa.RecordBatch]]:
+    """The rows of a batch, which are in the order of their parts."""
+    import pyarrow.compute as pc
+
+    if not batch.num_rows:
+        return
+    runs, first = pc.run_end_encode(batch.column("part")), 0
+    for part, end in zip(runs.values.to_pylist(), runs.run_ends.to_pylist(), strict=True):
+        yield part, batch.slice(first, end - first)
+        first = end
+
+
+class _ColumnSums:
+    """One part: the last change of each key, and of those the newest version of each name that is not after the seq."""
+
+    def __init__(self, merge: PartMerge) -> None:
+        self._merge = merge
+        self._others: list[pa.RecordBatch] = []
+        """Rows of buckets, and notes: few, and before all objects. They are taken together."""
+        self._last = LastOfEach()
+        self._name = b""
+
+    def take(self, rows: pa.RecordBatch) -> None:
+        """The next rows, in order of key, LSN and step."""
+        import pyarrow as pa
+        import pyarrow.compute as pc
+
+        is_object = pc.equal(pc.binary_slice(rows.column("key"), 0, 1), pa.scalar(OBJECTS, pa.binary()))
+        self._others.append(rows.filter(pc.invert(is_object)))
+        objects = pa.Table.from_batches([rows.filter(is_object).select(["key", "cell"])])
+        if objects.num_rows:
+            self._take_others()
+            self._add(self._last.take(objects))
+
+    def result(self) -> PartResult:
+        self._add(self._last.rest())
+        self._take_others()
+        return self._merge.result(())
+
+    def _take_others(self) -> None:
+        self._merge.take(InRow(*row) for row in tuples_in(self._others, *InRow._fields))
+        self._others = []
+
+    def _add(self, settled: pa.Table) -> None:
+        import pyarrow as pa
+        import pyarrow.compute as pc
+
+        there = settled.filter(pc.is_valid(settled.column("cell")))
+        keys = there.column("key")
+        # Keys end with what is left to the greatest seq: a version that is not after the seq has as much or more.
+        oldest = pa.scalar((MAX_SEQ - self._merge.seq).to_bytes(SEQ_BYTES, "big"), pa.binary())
+        early = there.filter(pc.greater_equal(pc.binary_slice(keys, -SEQ_BYTES), oldest))
+        seen = 0
+        if early.num_rows:
+            names = pc.binary_slice(early.column("key"), 0, -SEQ_BYTES).combine_chunks()
+            before = pa.concat_arrays([pa.array([self._name], pa.binary()), names.slice(0, len(names) - 1)])
+            shown = early.filter(pc.not_equal(names, before))
+            seen, self._name = shown.num_rows, names[len(names) - 1].as_py()
+            for key, cell in zip(shown.column("key").to_pylist(), shown.column("cell").to_pylist(), strict=True):
+                self._merge.add(key, cell)
+        self._merge.pass_over(there.num_rows - seen)
 
 
 class InRow(NamedTuple):
@@ -199,10 +279,11 @@ def _rows(batches: Iterator[pa.RecordBatch]) -> Iterator[tuple[int, InRow]]:
         yield part, InRow(*row)
 
 
-class _PartMerge:
+class PartMerge:
     """One part: keys one after the other, names one after the other."""
 
     def __init__(self, seq: int, horizon_seq: int, counts_buckets: bool, compares: bool) -> None:
+        self.seq = seq
         self._horizon_seq = horizon_seq
         self._compares = compares
         self._expected = StateSum(seq, counts_buckets=counts_buckets)
@@ -216,12 +297,24 @@ class _PartMerge:
         self._union: list[Row] = []
         self._suspects: list[Difference] = []
 
-    def result(self, rows: Iterable[InRow]) -> PartResult:
+    def take(self, rows: Iterable[InRow]) -> None:
+        """The next rows; all of a key are in one call."""
         for key, group in groupby(rows, key=lambda row: row.key):
             if key:
                 self._take_key(key, group)
             else:
                 self._take_notes(group)
+
+    def add(self, key: bytes, cell: bytes) -> None:
+        """A row of the state that is expected, when nothing is compared."""
+        self._note(self._expected, key, cell, BASE)
+
+    def pass_over(self, rows: int) -> None:
+        """So many rows of it that are not to be seen."""
+        self._expected.pass_over(rows)
+
+    def result(self, rows: Iterable[InRow]) -> PartResult:
+        self.take(rows)
         self._end_name()
         return PartResult(
             expected=self._expected.sum(),

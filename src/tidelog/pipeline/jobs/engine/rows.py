@@ -14,10 +14,11 @@ import hashlib
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import groupby, islice
-from typing import TYPE_CHECKING, Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeVar
 
 import msgspec
 
+from tidelog import _native
 from tidelog.cold.catalog import Catalog
 from tidelog.engine.cold.manifest import StoredCheckpoint
 from tidelog.engine.mvcc.cells import BUCKETS, OBJECTS, SEQ_BYTES, Cell, decode_bucket, decode_cell, is_pointer, seq_of
@@ -29,7 +30,7 @@ from tidelog.engine.sst.block import Row
 from tidelog.engine.sst.snapshot import StoredState
 from tidelog.engine.sst.sorted_index import Compaction, SortedIndex
 from tidelog.engine.sst.sstable import RowKind, RowPart, SSTable, encode_sstable
-from tidelog.engine.wal.replay import ShippedLog, first_counting, read_changes
+from tidelog.engine.wal.replay import ShippedLog, counting, first_counting, history_start_in
 from tidelog.errors import CorruptionError, DataError
 from tidelog.log.frame import crc32
 from tidelog.pipeline.jobs.job import Reconciliation, Totals
@@ -58,9 +59,61 @@ CHANGE_SCHEMA = "key binary, lsn bigint, number int, cell binary, part int"
 
 
 def change_batches(part: LogPart) -> Iterator[pa.RecordBatch]:
-    """The rows that the entries of a part of the log changed, in its order."""
-    changes = read_changes(part.log(), part)
-    return as_batches(((key, lsn, number, cell, part_of(key)) for key, lsn, number, cell in changes), CHANGE_SCHEMA)
+    """The rows that the entries of a part of the log changed, in its order, without an object for each of them."""
+    import pyarrow as pa
+
+    names = [field.split()[0] for field in CHANGE_SCHEMA.split(", ")]
+    for _, columns in change_columns(part):
+        yield pa.RecordBatch.from_arrays(list(columns), names=names)
+
+
+class ChangeColumns(NamedTuple):
+    """Rows that records changed, as Arrow arrays in the order of `CHANGE_SCHEMA`. A row without a cell is removed."""
+
+    key: pa.Array
+    lsn: pa.Array
+    number: pa.Array
+    cell: pa.Array
+    part: pa.Array
+
+
+def change_columns(part: LogPart) -> Iterator[tuple[list[int], ChangeColumns]]:
+    """What the records of a part that count did to rows of the tree, and where retention says that history begins."""
+    for frames, indexes in counting(part.log(), part, removals=True):
+        at, there = 0, len(indexes) // 4
+        while at < there:
+            places = frames.buffer, frames.positions, frames.lengths
+            rows, at, vacuums, found = _native.gather_changes(frames.first_offset, *places, indexes, at, BATCH_ROWS)
+            starts = [
+                history_start_in(memoryview(frames.payloads(one, one + 1)[0]), frames.first_offset + one)
+                for one in vacuums
+            ]
+            yield [seq for seq in starts if seq is not None], _arrays(rows, *found)
+
+
+def _arrays(
+    rows: int,
+    key_ends: bytes,
+    keys: bytes,
+    lsns: bytes,
+    steps: bytes,
+    is_there: bytes,
+    cell_ends: bytes,
+    cells: bytes,
+    parts: bytes,
+) -> ChangeColumns:
+    import pyarrow as pa
+
+    def of(kind: pa.DataType, *buffers: bytes | None) -> pa.Array:
+        return pa.Array.from_buffers(kind, rows, [None if one is None else pa.py_buffer(one) for one in buffers])
+
+    return ChangeColumns(
+        of(pa.binary(), None, key_ends, keys),
+        of(pa.int64(), None, lsns),
+        of(pa.int32(), None, steps),
+        of(pa.binary(), is_there, cell_ends, cells),
+        of(pa.int32(), None, parts),
+    )
 
 
 def part_of(key: bytes) -> int:
@@ -148,17 +201,49 @@ def settled_rows(flow: Flow, base: Rows | None, log: list[LogPart], tasks: int) 
 
 def settled(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     """The last change of each key; batches are in order of key, LSN and number."""
-    return as_rows(_last_of_each(rows_of(batches)))
+    import pyarrow as pa
+
+    last = LastOfEach()
+    for batch in batches:
+        yield from _there(last.take(pa.Table.from_batches([batch.select(["key", "cell"])])))
+    yield from _there(last.rest())
 
 
-def _last_of_each(changes: Iterator[tuple[bytes, bytes | None]]) -> Iterator[Row]:
-    last_key, last_cell = b"", None
-    for key, cell in changes:
-        if key != last_key and last_cell is not None:
-            yield last_key, last_cell
-        last_key, last_cell = key, cell
-    if last_cell is not None:
-        yield last_key, last_cell
+def _there(rows: pa.Table) -> list[pa.RecordBatch]:
+    import pyarrow.compute as pc
+
+    batches: list[pa.RecordBatch] = rows.filter(pc.is_valid(rows.column("cell"))).to_batches()
+    return batches
+
+
+class LastOfEach:
+    """Of rows in the order of their keys the last of each key, without an object for each of them.
+
+    The last row waits for the next ones, which may have more of the same key.
+    """
+
+    def __init__(self) -> None:
+        self._held: pa.Table | None = None
+
+    def take(self, rows: pa.Table) -> pa.Table:
+        """The next rows, with the column `key`; returns those that are known to be the last of their keys."""
+        import pyarrow as pa
+        import pyarrow.compute as pc
+
+        whole = rows if self._held is None else pa.concat_tables([self._held, rows])
+        if not whole.num_rows:
+            return whole
+        self._held = whole.slice(whole.num_rows - 1)
+        keys = whole.column("key").combine_chunks()
+        known = whole.slice(0, whole.num_rows - 1)
+        return known.filter(pc.not_equal(keys.slice(1), keys.slice(0, len(keys) - 1)))
+
+    def rest(self) -> pa.Table:
+        """What waited: nothing comes any more."""
+        import pyarrow as pa
+
+        empty = pa.schema([("key", pa.binary()), ("cell", pa.binary())]).empty_table()
+        return empty if self._held is None else self._held
 
 
 def rows_of(batches: Iterable[pa.RecordBatch]) -> Iterator[tuple[bytes, bytes]]:
@@ -383,6 +468,10 @@ class StateSum:
             self._add_object(prefix, seq, cell)
         elif not is_bucket:
             raise DataError("index key belongs neither to a bucket nor to an object")
+
+    def pass_over(self, rows: int) -> None:
+        """So many rows of objects that are not to be seen."""
+        self._rows += rows
 
     def _add_bucket(self, name: bytes, seq: int, cell: bytes) -> None:
         version = decode_bucket(cell)
