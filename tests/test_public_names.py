@@ -16,6 +16,16 @@ from tidelog.errors import NotFoundError, NotSupportedError
 # Whatever an editor offers of the public classes. A name belongs here when it is meant for users, and documented; all
 # others begin with an underscore.
 ATTRIBUTES = {
+    "RemoteEngine": """
+        applied_seq apply apply_async apply_many apply_many_async create_checkpoint create_checkpoint_async
+        digest digest_async high_water_mark list_buckets list_buckets_async list_objects low_water_mark name
+        read read_async rollback_to rollback_to_async scan scan_async ship ship_async truncation_mark
+        update_low_water_mark update_low_water_mark_async verify verify_async versions versions_async
+    """,
+    "Client": """
+        close close_async configure_topic configure_topic_async delete_topic delete_topic_async engine engines
+        engines_async has_topic has_topic_async topic topic_async topics topics_async url
+    """,
     "RemoteTopic": """
         append append_async append_many append_many_async delete_subscription delete_subscription_async
         durable_offset flush flush_async hot_start_offset is_reliable name next_offset partition partitions
@@ -37,10 +47,6 @@ ATTRIBUTES = {
         ack ack_async ack_cumulative ack_cumulative_async ack_many ack_many_async close close_async consumer
         flush flush_async lag lag_async nack nack_async name open receive receive_async receive_many
         receive_many_async seek seek_async unsubscribe unsubscribe_async
-    """,
-    "Client": """
-        close close_async configure_topic configure_topic_async delete_topic delete_topic_async has_topic
-        has_topic_async topic topic_async topics topics_async url
     """,
     "Batch": """
         entries

@@ -74,6 +74,7 @@ from tidelog.wiring import open_async
 if TYPE_CHECKING:
     from tidelog.client.client import Client, connect, connect_async
     from tidelog.client.consumer import RemoteConsumer
+    from tidelog.client.engine import RemoteEngine
     from tidelog.client.producer import RemoteProducer
     from tidelog.client.topic import RemotePartitionedTopic, RemoteTopic
     from tidelog.engine.changes import Change
@@ -165,6 +166,7 @@ __all__ = [
     "Producer",
     "PutObject",
     "RemoteConsumer",
+    "RemoteEngine",
     "RemotePartitionedTopic",
     "RemoteProducer",
     "RemoteTopic",
@@ -202,6 +204,7 @@ __all__ = [
 _LATER = {
     "tidelog.client.client": ("Client", "connect", "connect_async"),
     "tidelog.client.consumer": ("RemoteConsumer",),
+    "tidelog.client.engine": ("RemoteEngine",),
     "tidelog.client.producer": ("RemoteProducer",),
     "tidelog.client.topic": ("RemotePartitionedTopic", "RemoteTopic"),
     "tidelog.engine.changes": ("Change",),

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any, Unpack, overload
 
 from tidelog.client.bridge import Bridge, both
+from tidelog.client.engine import RemoteEngine
 from tidelog.client.local_socket import socket_of
 from tidelog.client.topic import Link, RemotePartitionedTopic, RemoteTopic, TopicState
 from tidelog.client.transport import Http, parse_server, path_of
@@ -173,6 +174,18 @@ class Client(ClosedAtExit):
         await self._http.ask("DELETE", _path(parse_topic_name(name)))
         self._topics.pop(name, None)
 
+    # Engines
+
+    def engine(self, name: str) -> RemoteEngine:
+        """An engine that the server has open by this name (`tidelog serve --engine NAME=DIR`)."""
+        return RemoteEngine(self._bridge, self._http, name)
+
+    async def _engines(self) -> list[str]:
+        """The names of the engines that the client may see."""
+        found = await self._http.json("GET", "/v1/engines")
+        return [one["name"] for one in found["engines"]]
+
+    engines, engines_async = both(_engines)
     configure_topic, configure_topic_async = both(_configure_topic)
     has_topic, has_topic_async = both(_has_topic)
     delete_topic, delete_topic_async = both(_delete_topic)

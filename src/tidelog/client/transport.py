@@ -17,6 +17,7 @@ import contextlib
 import ssl
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
+from types import MappingProxyType
 from typing import Any, NamedTuple
 from urllib.parse import quote, urlencode, urlsplit
 
@@ -102,6 +103,8 @@ class Answer(NamedTuple):
     status: int
     media_type: str
     body: bytes
+    headers: Mapping[str, str] = MappingProxyType({})
+    """Our own, by name in lower case."""
 
     @property
     def is_success(self) -> bool:
@@ -220,7 +223,9 @@ class _Connection(asyncio.Protocol):
     # The parser
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        if name.lower() == b"content-type":
+        if name.lower().startswith(b"x-tidelog-"):
+            self._headers[name.decode("latin-1").lower()] = value.decode("latin-1")
+        elif name.lower() == b"content-type":
             self._media_type = value.decode("latin-1").partition(";")[0].strip().lower()
 
     def on_body(self, piece: bytes) -> None:
@@ -233,7 +238,8 @@ class _Connection(asyncio.Protocol):
         answer, self._answer = self._answer, None
         self.is_usable = self._parser.should_keep_alive()
         if answer is not None and not answer.done():
-            answer.set_result(Answer(self._parser.get_status_code(), self._media_type, b"".join(self._pieces)))
+            status = self._parser.get_status_code()
+            answer.set_result(Answer(status, self._media_type, b"".join(self._pieces), self._headers))
 
     # Requests
 
@@ -244,6 +250,7 @@ class _Connection(asyncio.Protocol):
         self._pieces: list[bytes] = []
         self._size = 0
         self._media_type = ""
+        self._headers: dict[str, str] = {}
         self._answer = asyncio.get_running_loop().create_future()
         is_whole = False
         try:

@@ -14,6 +14,7 @@ from tidelog.topics.message import Headers, HeadersGiven, Message, PayloadEncode
 from tidelog.topics.subscription.queue import Delivery
 
 MSGPACK = "application/msgpack"
+_PLAIN = (None, None, None)
 
 
 class PackedMessage(msgspec.Struct, frozen=True, array_like=True, gc=False):
@@ -73,6 +74,16 @@ def unpacked(given: Sequence[PackedMessage]) -> list[Message]:
     """The messages that were packed."""
     return [
         Message(one.value, one.key, _headers(one.headers), one.timestamp, one.offset, one.deliver_at, one.partition)
+        for one in given
+    ]
+
+
+def to_append(given: Sequence[PackedMessage]) -> list[bytes | Message]:
+    """What a client appends: a value alone where there is nothing else, which the log encodes in half the time."""
+    return [
+        one.value
+        if one.value is not None and not one.headers and (one.key, one.timestamp, one.deliver_at) == _PLAIN
+        else Message(one.value, one.key, _headers(one.headers), one.timestamp, -1, one.deliver_at)
         for one in given
     ]
 

@@ -17,7 +17,7 @@ from typing import Annotated, Any, Literal
 
 import msgspec
 
-from tidelog.client.wire import PackedMessage, packed, unpacked
+from tidelog.client.wire import PackedMessage, packed, to_append
 from tidelog.codec import JSON_ERRORS
 from tidelog.errors import InputError, ReopenError
 from tidelog.log.isolation import Isolation
@@ -110,7 +110,7 @@ async def produce(call: Call) -> Appended | Reply:
     return result
 
 
-def _messages_of(call: Call) -> list[Message]:
+def _messages_of(call: Call) -> list[bytes | Message]:
     media_type, query = call.media_type, call.query
     if media_type in (BYTES, _TEXT):
         return [Message(call.body, None if query.key is None else query.key.encode("utf-8"))]
@@ -118,7 +118,7 @@ def _messages_of(call: Call) -> list[Message]:
         raise InputError("the parameter key is for a body that is the value of one message")
     if media_type == MSGPACK:
         try:
-            found = unpacked(_decode_packed(call.body))
+            found = to_append(_decode_packed(call.body))
         except JSON_ERRORS as error:
             raise InputError(f"the body does not fit: {error}") from None
         if not found:
@@ -127,7 +127,9 @@ def _messages_of(call: Call) -> list[Message]:
     return [to_message(one) for one in call.body.messages]
 
 
-async def _append(service: Service, served: ServedTopic, messages: list[Message], query: ProduceQuery) -> Appended:
+async def _append(
+    service: Service, served: ServedTopic, messages: list[bytes | Message], query: ProduceQuery
+) -> Appended:
     sync: Sync = "shipped" if query.sync == "shipped" else query.sync == "true"
     options: dict[str, Any] = {"sync": sync, "timeout": query.timeout}
     number = 0 if served.count == 1 and query.partition is None else query.partition
@@ -153,7 +155,7 @@ async def _append_once(
     served: ServedTopic,
     target: Any,
     number: int | None,
-    messages: list[Message],
+    messages: list[bytes | Message],
     query: ProduceQuery,
     options: dict[str, Any],
 ) -> list[int]:

@@ -1,0 +1,289 @@
+"""An engine of a server: its entries, objects and marks, over the network.
+
+Invariants
+- An entry carries its seq: a request that got no answer is sent again, and the same seq with the same entry changes
+  nothing. So an entry is applied once.
+- A listing or a scan that takes several requests shows one state: that of its seq, which is fixed when it begins.
+- JSON has no bytes: metadata with values that are bytes is refused here, not changed on the way.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Iterable, Iterator
+from typing import Any
+
+import msgspec
+
+from tidelog.client.bridge import Bridge, both
+from tidelog.client.transport import Http, operate, path_of
+from tidelog.codec import JSON_ERRORS
+from tidelog.engine.entry import Batch, Entry, ObjectInfo, PutObject, Result, ScannedObject, StoredObject, VersionInfo
+from tidelog.errors import DataError, NotSupportedError
+from tidelog.findings import VerifyReport
+
+_PAGE = 1000
+
+
+class _Marks(msgspec.Struct, frozen=True, kw_only=True):
+    applied_seq: int
+    low_water_mark: int
+    high_water_mark: int
+    truncation_mark: int
+
+
+class _Applied(msgspec.Struct, frozen=True):
+    results: list[Result]
+
+
+class _Item(msgspec.Struct, frozen=True, kw_only=True):
+    key: str
+    size: int
+    seq: int
+    crc: int | None = None
+    data: bytes | None = None
+    metadata: dict[str, Any] | None = None
+
+
+class _Scanned(msgspec.Struct, frozen=True):
+    objects: list[_Item]
+    is_cut: bool
+
+
+class _Versions(msgspec.Struct, frozen=True):
+    versions: list[VersionInfo]
+
+
+class _Scan:
+    """One scan, page by page. Everything here runs in the client's loop."""
+
+    def __init__(self, http: Http, path: str, query: dict[str, object], limit: int | None) -> None:
+        self._http = http
+        self._path = path
+        self._query = query
+        self._left = limit
+        self._is_over = limit == 0
+
+    async def page(self) -> list[_Item] | None:
+        """The next objects; None at the end."""
+        if self._is_over:
+            return None
+        limit = _PAGE if self._left is None else min(_PAGE, self._left)
+        found: _Scanned = await self._http.json("GET", self._path, query={**self._query, "limit": limit}, kind=_Scanned)
+        if self._left is not None:
+            self._left -= len(found.objects)
+        self._is_over = not found.is_cut or self._left == 0 or not found.objects
+        if found.objects:
+            last = found.objects[-1].key
+            self._query |= {"end": last} if self._query.get("reverse") else {"start": last + "\0"}
+        return found.objects
+
+
+class RemoteEngine:
+    """An engine of a server; `client.engine(name)` makes it. Entries are those of `tidelog.open_engine`'s."""
+
+    def __init__(self, bridge: Bridge, http: Http, name: str) -> None:
+        self._bridge = bridge
+        self._http = http
+        self._name = name
+        self._path = path_of("engines", name)
+
+    @property
+    def name(self) -> str:
+        """As the server calls it."""
+        return self._name
+
+    def __repr__(self) -> str:
+        return f"<RemoteEngine {self._name}>"
+
+    # Marks
+
+    async def _marks(self) -> _Marks:
+        found: _Marks = await self._http.json("GET", self._path, kind=_Marks)
+        return found
+
+    @property
+    def applied_seq(self) -> int:
+        """The seq of the last entry that was applied. Each look at a mark is a request."""
+        return self._bridge.wait(self._marks()).applied_seq
+
+    @property
+    def low_water_mark(self) -> int:
+        """Entries up to here are committed."""
+        return self._bridge.wait(self._marks()).low_water_mark
+
+    @property
+    def high_water_mark(self) -> int:
+        """Entries up to here are in the store."""
+        return self._bridge.wait(self._marks()).high_water_mark
+
+    @property
+    def truncation_mark(self) -> int:
+        """The orchestrator may truncate its log up to here."""
+        return self._bridge.wait(self._marks()).truncation_mark
+
+    async def _update_low_water_mark(self, seq: int) -> None:
+        """Tells the engine up to which seq entries are committed."""
+        await self._http.json("POST", f"{self._path}/low-water-mark", {"seq": seq})
+
+    async def _rollback_to(self, seq: int) -> None:
+        """Undoes every entry above a seq: the orchestrator threw an uncommitted tail away."""
+        await self._http.json("POST", f"{self._path}/rollback", {"seq": seq})
+
+    update_low_water_mark, update_low_water_mark_async = both(_update_low_water_mark)
+    rollback_to, rollback_to_async = both(_rollback_to)
+
+    # Entries
+
+    async def _apply(self, seq: int, entry: Entry) -> Result:
+        """Applies an entry; returns once it is on the server's disk."""
+        return (await self._apply_many([(seq, entry)]))[0]
+
+    async def _apply_many(self, entries: Iterable[tuple[int, Entry]]) -> list[Result]:
+        """Applies entries in order, with one sync."""
+        given = [{"seq": seq, "entry": _sendable(entry)} for seq, entry in entries]
+        if not given:
+            return []
+        found: _Applied = await self._http.json("POST", f"{self._path}/apply", {"entries": given}, kind=_Applied)
+        return found.results
+
+    apply, apply_async = both(_apply)
+    apply_many, apply_many_async = both(_apply_many)
+
+    # Objects
+
+    async def _read(self, bucket: str, key: str, seq: int | None = None) -> StoredObject:
+        """Returns an object as of a seq; by default the last applied one."""
+        answer = await self._http.ask("GET", self._object(bucket, key), {"seq": seq}, accept="application/octet-stream")
+        said = [answer.headers.get(f"x-tidelog-{name}", "") for name in ("metadata", "seq", "tier")]
+        try:
+            metadata = msgspec.json.decode(said[0], type=dict[str, Any])
+            return StoredObject(answer.body, metadata, int(said[1]), "hot" if said[2] == "hot" else "cold")
+        except (*JSON_ERRORS, ValueError):
+            raise DataError("the server does not say which version of the object this is") from None
+
+    async def _versions(self, bucket: str, key: str) -> list[VersionInfo]:
+        """Returns all kept versions of an object, newest first, including deletions."""
+        found: _Versions = await self._http.json("GET", f"{self._object(bucket, key)}/versions", kind=_Versions)
+        return found.versions
+
+    async def _list_buckets(self, seq: int | None = None) -> list[str]:
+        """Returns the buckets as of a seq."""
+        found = await self._http.json("GET", f"{self._path}/buckets", query={"seq": seq})
+        buckets: list[str] = found["buckets"]
+        return buckets
+
+    async def _digest(self, seq: int | None = None) -> str:
+        """Returns a digest of the whole state at a seq: equal on every replica."""
+        return (await self._http.ask("GET", f"{self._path}/digest", {"seq": seq}, accept="text/plain")).body.decode()
+
+    read, read_async = both(_read)
+    versions, versions_async = both(_versions)
+    list_buckets, list_buckets_async = both(_list_buckets)
+    digest, digest_async = both(_digest)
+
+    def _object(self, bucket: str, key: str) -> str:
+        return path_of("engines", self._name, "buckets", bucket, "objects", key)
+
+    # Listings
+
+    def scan(
+        self,
+        bucket: str,
+        start: str | None = None,
+        end: str | None = None,
+        *,
+        prefix: str = "",
+        reverse: bool = False,
+        limit: int | None = None,
+        with_values: bool = False,
+        seq: int | None = None,
+    ) -> Iterator[ScannedObject]:
+        """Yields the objects of a range of keys, in their order or the other way round, as of a seq."""
+        begun = self._bridge.wait(self._scan(bucket, start, end, prefix, reverse, limit, with_values, seq))
+        while (page := self._bridge.wait(begun.page())) is not None:
+            yield from map(_scanned, page)
+
+    async def scan_async(
+        self,
+        bucket: str,
+        start: str | None = None,
+        end: str | None = None,
+        *,
+        prefix: str = "",
+        reverse: bool = False,
+        limit: int | None = None,
+        with_values: bool = False,
+        seq: int | None = None,
+    ) -> AsyncIterator[ScannedObject]:
+        """Like `scan`, without blocking the event loop."""
+        work = self._scan(bucket, start, end, prefix, reverse, limit, with_values, seq)
+        begun = await asyncio.wrap_future(self._bridge.start(work))
+        while (page := await asyncio.wrap_future(self._bridge.start(begun.page()))) is not None:
+            for one in page:
+                yield _scanned(one)
+
+    def list_objects(
+        self,
+        bucket: str,
+        prefix: str = "",
+        seq: int | None = None,
+        *,
+        start_after: str | None = None,
+        limit: int | None = None,
+    ) -> Iterator[ObjectInfo]:
+        """Yields the objects of a bucket whose keys start with the prefix, in key order, as of a seq."""
+        start = None if start_after is None else start_after + "\0"
+        for one in self.scan(bucket, start, prefix=prefix, limit=limit, seq=seq):
+            yield ObjectInfo(one.key, one.size, one.seq)
+
+    async def _scan(
+        self,
+        bucket: str,
+        start: str | None,
+        end: str | None,
+        prefix: str,
+        reverse: bool,
+        limit: int | None,
+        with_values: bool,
+        seq: int | None,
+    ) -> _Scan:
+        at = seq if seq is not None else (await self._marks()).applied_seq or None
+        path = path_of("engines", self._name, "buckets", bucket, "objects")
+        query: dict[str, object] = {"start": start, "end": end, "prefix": prefix or None, "seq": at}
+        return _Scan(self._http, path, query | {"reverse": reverse, "with_values": with_values}, limit)
+
+    # Operations
+
+    async def _create_checkpoint(self) -> int:
+        """Writes a checkpoint; returns its LSN."""
+        lsn: int = (await operate(self._http, f"{self._path}/checkpoint"))["lsn"]
+        return lsn
+
+    async def _ship(self) -> int:
+        """Ships everything at or below the low-water mark; returns the high-water mark."""
+        mark: int = (await operate(self._http, f"{self._path}/ship"))["high_water_mark"]
+        return mark
+
+    async def _verify(self) -> VerifyReport:
+        """Has the server read and check the files of the engine and what its store has of it."""
+        found = await operate(self._http, f"{self._path}/verify")
+        return msgspec.convert({name: found[name] for name in VerifyReport.__struct_fields__}, VerifyReport)
+
+    create_checkpoint, create_checkpoint_async = both(_create_checkpoint)
+    ship, ship_async = both(_ship)
+    verify, verify_async = both(_verify)
+
+
+def _scanned(one: _Item) -> ScannedObject:
+    return ScannedObject(one.key, one.size, one.seq, one.crc or 0, one.data, one.metadata)
+
+
+def _sendable(entry: Entry) -> Entry:
+    """The entry, if JSON can carry it."""
+    for one in entry.entries if isinstance(entry, Batch) else (entry,):
+        if isinstance(one, PutObject) and any(isinstance(value, bytes) for value in one.metadata.values()):
+            raise NotSupportedError(
+                "values of metadata that are bytes cannot be sent to a server", hint="Encode them as text first"
+            )
+    return entry

@@ -1,0 +1,96 @@
+"""Engines of a server, through a client."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from tests.client.conftest import url_of
+from tests.fault_proxy import LOSE_ANSWER, FaultProxy
+from tests.service.http.serving import Served, serving
+
+import tidelog
+from tidelog import CreateBucket, DeleteObject, PutObject, RemoteEngine
+
+
+@pytest.fixture
+def served(tmp_path: Path) -> Iterator[Served]:
+    """A server with an engine."""
+    with serving(tmp_path / "data", engine=tmp_path / "engine") as running:
+        yield running
+
+
+@pytest.fixture
+def engine(served: Served) -> Iterator[RemoteEngine]:
+    with tidelog.connect(url_of(served)) as log:
+        (name,) = log.engines()
+        yield log.engine(name)
+
+
+def test_entries_are_applied_and_objects_read(engine: RemoteEngine) -> None:
+    """An object is read as of any seq, with its metadata."""
+    assert engine.apply(1, CreateBucket("photos")).status == "applied"
+    put = PutObject("photos", "a/cat ?%", b"\x00meow", metadata={"n": 1, "t": "x"})
+    results = engine.apply_many([(2, put), (3, PutObject("photos", "a/cat ?%", b"purr"))])
+    assert [result.seq for result in results] == [2, 3]
+    found = engine.read("photos", "a/cat ?%", seq=2)
+    assert (found.data, found.metadata, found.seq, found.tier) == (b"\x00meow", {"n": 1, "t": "x"}, 2, "hot")
+    assert engine.read("photos", "a/cat ?%").data == b"purr"
+    assert (engine.applied_seq, engine.low_water_mark, engine.high_water_mark, engine.truncation_mark) == (3, 0, 0, 0)
+    assert [version.seq for version in engine.versions("photos", "a/cat ?%")] == [3, 2]
+    assert engine.list_buckets() == ["photos"]
+    assert engine.digest() == engine.digest(3) != engine.digest(2)
+
+
+def test_refusals_have_the_classes_of_the_library(engine: RemoteEngine) -> None:
+    """A missing object, a used seq and bytes in metadata raise what the library raises."""
+    engine.apply(5, CreateBucket("photos"))
+    with pytest.raises(tidelog.NotFoundError):
+        engine.read("photos", "none")
+    with pytest.raises(tidelog.TidelogError):
+        engine.apply(4, CreateBucket("other"))
+    with pytest.raises(tidelog.NotSupportedError, match="bytes"):
+        engine.apply(6, PutObject("photos", "a", b"", metadata={"raw": b"\xff"}))
+    assert engine.applied_seq == 5
+
+
+def test_scan_over_many_pages_is_one_state(engine: RemoteEngine) -> None:
+    """A scan shows the state of its seq, in both directions, and a listing the same keys."""
+    keys = [f"k{number:05}" for number in range(2500)]
+    engine.apply_many([(1, CreateBucket("b")), *((n, PutObject("b", key, b"v")) for n, key in enumerate(keys, 2))])
+    scanned = engine.scan("b")
+    assert next(scanned).key == keys[0]
+    engine.apply(9000, DeleteObject("b", keys[2000]))
+    assert [one.key for one in scanned] == keys[1:]
+    assert [one.key for one in engine.scan("b", reverse=True, seq=8999)] == keys[::-1]
+    assert [one.key for one in engine.list_objects("b", "k00", start_after="k00003", limit=3)] == keys[4:7]
+    assert [one.data for one in engine.scan("b", "k00001", "k00003", with_values=True)] == [b"v", b"v"]
+
+
+def test_entry_whose_answer_was_lost_is_applied_once(served: Served) -> None:
+    """The same seq with the same entry is sent again, and changes nothing."""
+    with FaultProxy(url_of(served)) as proxy, tidelog.connect(proxy.endpoint) as log:
+        engine = log.engine(log.engines()[0])
+        engine.apply(1, CreateBucket("b"))
+        proxy.misbehave(LOSE_ANSWER, every=2)
+        for seq in range(2, 6):
+            engine.apply(seq, PutObject("b", "key", b"%d" % seq))
+        assert proxy.met[LOSE_ANSWER] > 0
+        proxy.heal()
+        assert [version.seq for version in engine.versions("b", "key")] == [5, 4, 3, 2]
+
+
+def test_async_names_do_the_same(engine: RemoteEngine) -> None:
+    """Every name has a twin to be awaited."""
+
+    async def work() -> list[str]:
+        await engine.apply_async(1, CreateBucket("b"))
+        await engine.apply_many_async([(2, PutObject("b", "key", b"v"))])
+        assert (await engine.read_async("b", "key")).data == b"v"
+        await engine.update_low_water_mark_async(2)
+        return [one.key async for one in engine.scan_async("b")]
+
+    assert asyncio.run(work()) == ["key"]
+    assert engine.low_water_mark == 2
