@@ -147,7 +147,7 @@ function drawTools() {
 
 function showKeys() {
   if (document.querySelector("dialog")) return;
-  dialog("Keys", h("dl", { class: "keys" }, KEYS.map(([keys, what]) => [h("dt", {}, keys.split(/, | (?=g)/).map((one) => h("kbd", {}, one))), h("dd", {}, what)])));
+  dialog("Keys", h("dl", { class: "keys" }, KEYS.map(([keys, what]) => [h("dt", {}, keys.split(", ").map((one) => h("kbd", {}, one))), h("dd", {}, what)])));
 }
 
 onTokenNeeded(

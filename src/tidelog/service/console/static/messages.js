@@ -65,7 +65,7 @@ function matches(message, wanted) {
 export function messagesPart(context, name, description, hasStore) {
   const { signal } = context;
   const count_ = description.partitions.length;
-  const state = { messages: [], next: {}, first: {}, open: null, form: "auto", filter: "", live: null, paused: false, waiting: [], skipped: 0, dropped: 0 };
+  const state = { messages: [], next: {}, first: {}, open: null, form: "auto", filter: "", live: null, paused: false, waiting: [], skipped: 0, dropped: 0, turn: 0, newestFirst: true };
   const from = select([["newest", "newest"], ["offset", "offset"], ["time", "time"], ["earliest", "beginning"]], "newest", { "aria-label": "Read from", onchange: () => showPlace() });
   const offset = h("input", { type: "number", min: 0, value: "0", "aria-label": "Offset" });
   const time = h("input", { type: "datetime-local", step: 1, value: localInput(new Date(Date.now() - 3600e3)), "aria-label": "Time" });
@@ -136,7 +136,9 @@ export function messagesPart(context, name, description, hasStore) {
   }
 
   async function read() {
+    const mine = (state.turn += 1);
     await look();
+    if (mine !== state.turn) return;
     if (from.value === "offset" && partition.value === "") {
       const one = description.partitions.find((each) => Number(offset.value) > each.next_offset || Number(offset.value) < each.start_offset);
       if (one && count_ === 1) throw new Error(`offset ${offset.value} is not in the topic, which holds ${count(one.start_offset)} up to ${count(one.next_offset)}`);
@@ -151,14 +153,16 @@ export function messagesPart(context, name, description, hasStore) {
   }
 
   async function fetchMessages(query, where = "instead") {
+    const mine = (state.turn += 1);
+    const isNewest = from.value === "newest" && where === "instead";
     fill(says, h("span", { class: "muted" }, "Reading…"));
     const { isCold, ...rest } = query;
     const found = await get(topicPath(name, "messages"), { ...rest, limit: limit.value, encoding: "base64", max_bytes: 4 << 20, on_gap: "skip" }, signal);
+    if (mine !== state.turn) return; // a later choice has overtaken it
     const messages = found.messages.map(unpacked);
-    if (where === "instead") state.first = {};
+    if (where === "instead") Object.assign(state, { first: {}, newestFirst: isNewest });
     for (const one of messages) state.first[one.partition] = Math.min(state.first[one.partition] ?? Infinity, one.offset);
     if (where !== "before") state.next = found.next_offsets;
-    const isNewest = from.value === "newest" && where === "instead";
     if (isNewest) messages.splice(0, messages.length - Number(limit.value));
     state.messages = where === "after" ? [...state.messages, ...messages] : where === "before" ? [...messages, ...state.messages] : messages;
     state.open = null;
@@ -167,7 +171,7 @@ export function messagesPart(context, name, description, hasStore) {
     draw();
   }
 
-  const inOrder = (all) => (from.value === "newest" || state.live ? [...all].reverse() : all);
+  const inOrder = (all) => (state.newestFirst ? [...all].reverse() : all);
 
   function draw() {
     const hidden = isReadOnly();
@@ -258,7 +262,9 @@ export function messagesPart(context, name, description, hasStore) {
   async function startLive() {
     const ending = new AbortController();
     signal.addEventListener("abort", () => ending.abort());
-    Object.assign(state, { live: ending, messages: [], waiting: [], first: {}, paused: false, skipped: 0, dropped: 0, open: null });
+    state.turn += 1;
+    fill(says);
+    Object.assign(state, { live: ending, newestFirst: true, messages: [], waiting: [], first: {}, paused: false, skipped: 0, dropped: 0, open: null });
     draw();
     let last = 0;
     try {

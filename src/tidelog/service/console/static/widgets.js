@@ -67,6 +67,7 @@ export function dialog(title, body, { action = "Save", kind = "primary", submit 
   element.addEventListener("close", () => element.remove());
   document.body.append(element);
   element.showModal();
+  element.querySelector(".body input, .body select, .body textarea")?.focus();
   return element;
 }
 
