@@ -424,7 +424,7 @@ class Engine(EngineScans, ChangeCalls, GarbageCalls, CompactionCalls, ClosedAtEx
         core.tree.settle()
         first_lsn, stop, limit = wal.next_lsn, begin, wal.next_position + _MAX_CHUNK_BYTES
         try:
-            applier = core.applier()
+            applier = core.applier.built or core.applier()
             applier.begin()
             while stop < len(entries) and wal.next_position < limit and not core.pool.wants_settling:
                 results.append(applier.apply(*entries[stop]))
