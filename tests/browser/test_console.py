@@ -300,3 +300,16 @@ def test_token_is_asked_for_and_used(browser: Chromium, tmp_path: Path) -> None:
         page.click("button", "Forget token")
         page.see("A token is needed")
         assert page.complaints() == []
+
+
+def test_dead_letters_are_listed_and_discarded(page: Page, served: Served) -> None:
+    """They are read when they are asked for; what is discarded is not listed any more, and stays in the topic."""
+    served.produce("audit/empty", "a letter")
+    page.go("#/topics/audit/empty/letters")
+    page.click("button", "List open letters")
+    page.see("a letter", "td.value")
+    page.click("main button", "Discard")
+    page.click("dialog button[type=submit]")
+    page.see("No open letters")
+    assert [one["value"] for one in read(served, "audit/empty")] == ["a letter"]
+    assert served.ok("GET", "/v1/topics/audit/empty/dead-letters")["letters"] == []

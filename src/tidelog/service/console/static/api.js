@@ -3,7 +3,6 @@
 const TOKEN = "tidelog-token";
 let asking = null;
 let askToken = async () => null;
-const counters = { requests: 0 };
 
 /** Sets what asks a person for a token: a function of a message that returns it, or null. */
 export function onTokenNeeded(ask) {
@@ -12,7 +11,6 @@ export function onTokenNeeded(ask) {
 
 export const hasToken = () => sessionStorage.getItem(TOKEN) !== null;
 export const forgetToken = () => sessionStorage.removeItem(TOKEN);
-export const requestCount = () => counters.requests;
 
 /** What the server said when it refused: `error` is the class, `hint` the fix. */
 export class Problem extends Error {
@@ -46,7 +44,6 @@ function address(path, query) {
 
 async function open(method, path, { query, body, signal, accept = "application/json" } = {}) {
   for (;;) {
-    counters.requests += 1;
     let response;
     try {
       const headers = withToken(body === undefined ? { accept } : { accept, "content-type": "application/json" });

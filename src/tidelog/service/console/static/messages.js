@@ -2,12 +2,12 @@
 //
 // Opening reads the newest messages on the server's disk. What lies in the object store is read when a person says so.
 
-import { api, events, get, topicPath } from "./api.js";
-import { button, field, fill, h, select } from "./dom.js";
+import { events, get, topicPath } from "./api.js";
+import { button, fill, h, select } from "./dom.js";
 import { bytes, count, counted, fromBase64, hexDump, hexLine, localInput, moment, textOf } from "./format.js";
 import { produceDialog } from "./produce.js";
 import { isReadOnly } from "./state.js";
-import { empty, notice, problemNotice, tell, toast } from "./widgets.js";
+import { empty, notice, problemNotice, toast } from "./widgets.js";
 
 const NEWEST = 50;
 const KEPT_LIVE = 500;
@@ -62,7 +62,7 @@ function matches(message, wanted) {
   return texts.some(hit) || message.headers.some(([name]) => name.toLowerCase().includes(wanted)) || String(message.offset) === wanted;
 }
 
-export function messagesPart(context, name, description, hasStore) {
+export function messagesPart(context, name, description) {
   const { signal } = context;
   const count_ = description.partitions.length;
   const state = { messages: [], next: {}, first: {}, open: null, form: "auto", filter: "", live: null, paused: false, waiting: [], skipped: 0, dropped: 0, turn: 0, newestFirst: true };

@@ -5,7 +5,7 @@ import { get, topicPath, api } from "./api.js";
 import { button, field, fill, h } from "./dom.js";
 import { bytes, count, counted, duration, rate } from "./format.js";
 import { isReadOnly, rateOf, sample, samplesOf } from "./state.js";
-import { chart, dialog, empty, notice, sortedTable, strip, stripLegend, tell, toast } from "./widgets.js";
+import { chart, dialog, empty, sortedTable, strip, stripLegend, tell, toast } from "./widgets.js";
 
 const REFRESH_SECONDS = 3;
 const LAG_SECONDS = 15;
@@ -204,8 +204,4 @@ export function readJson(text, what) {
   } catch (error) {
     throw new Error(`${what} must be JSON: ${error.message}`);
   }
-}
-
-export function hiddenNotice() {
-  return notice("", "Read-only mode: what messages hold is hidden, and nothing here changes anything.");
 }

@@ -1,7 +1,7 @@
 // Produces a message, a new one or one that was read.
 
 import { api, topicPath } from "./api.js";
-import { field, fill, h, select } from "./dom.js";
+import { field, h, select } from "./dom.js";
 import { count, fromHex, hexLine, textOf, toBase64, toBytes } from "./format.js";
 import { dialog, toast } from "./widgets.js";
 

@@ -116,7 +116,7 @@ export async function topic(context, namespace, ...rest) {
 
   drawHead();
   if (tab === "messages") {
-    const shown = messagesPart(context, name, description, server.has_store);
+    const shown = messagesPart(context, name, description);
     state.refresh = shown.refresh;
     fill(part, shown.element);
   } else if (tab === "partitions") {
