@@ -45,7 +45,7 @@ from tidelog.engine.sst.block import Row
 from tidelog.engine.sst.snapshot import StoredState, write_parts_state
 from tidelog.engine.sst.sorted_index import BlobFileInfo, Compaction, SortedIndex, encode_compaction, read_compaction
 from tidelog.engine.sst.sstable import RowKind, RowPart, SSTable, encode_sstable
-from tidelog.engine.wal.operations import OperationRecord, decode_operation
+from tidelog.engine.wal.record_header import decode_header
 from tidelog.engine.wal.replay import Replay, ShippedLog
 from tidelog.engine.wal.value import CODEC_NONE, CODEC_ZSTD, decode_value
 from tidelog.log.frame import HEADER_BYTES as FRAME_HEADER_BYTES
@@ -208,7 +208,7 @@ class _Value(NamedTuple):
     """A value as it is in the log, and who wrote it."""
 
     cell: Cell
-    record: OperationRecord
+    stored: bytes
 
 
 class _Stored(NamedTuple):
@@ -320,8 +320,8 @@ class _Work:
     def _stored(self, value: _Value) -> _Stored:
         """As it goes into a blob file."""
         if not self.recompress or value.cell.codec != CODEC_NONE:
-            return _Stored(value.record.stored, value.cell.codec)
-        return _Stored(zstandard.ZstdCompressor().compress(value.record.stored), CODEC_ZSTD)
+            return _Stored(value.stored, value.cell.codec)
+        return _Stored(zstandard.ZstdCompressor().compress(value.stored), CODEC_ZSTD)
 
     def _known(self, cells: dict[int, Cell]) -> dict[int, Place]:
         """Those that the compaction before has a place for."""
@@ -348,11 +348,11 @@ class _Work:
         """Large ones become files, named by the oldest version that points to them."""
         found: dict[int, Place] = {}
         for position in sorted(fresh):
-            cell, record = fresh[position]
+            cell, stored = fresh[position]
             name = parse(self._oldest[position])
             key = self._keys.data_file(name.bucket, name.key or "", name.seq)
             if cell.stored_bytes >= self._large_bytes and key is not None:
-                self._objects.put(key, record.stored)
+                self._objects.put(key, stored)
                 found[position] = FilePointer(cell.codec, cell.stored_bytes, key.removeprefix(self._keys.data_prefix))
         return found
 
@@ -360,9 +360,10 @@ class _Work:
         """From the log, each checked."""
         by_lsn = {cell.lsn: cell for cell in cells}
         for lsn, payload in self._records(by_lsn):
-            cell, record = by_lsn[lsn], decode_operation(payload, lsn)
-            decode_value(record.stored, cell.codec, cell.size, cell.crc, cell.lsn)
-            yield _Value(cell, record)
+            cell, end = by_lsn[lsn], decode_header(payload, lsn).updates_offset
+            stored = payload[end - cell.stored_bytes : end]  # in whatever kind of record: it may have been moved there
+            decode_value(stored, cell.codec, cell.size, cell.crc, cell.lsn)
+            yield _Value(cell, stored)
 
     def _records(self, lsns: Collection[int]) -> Iterator[tuple[int, bytes]]:
         """Records of the log, with their LSNs."""

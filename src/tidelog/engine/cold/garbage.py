@@ -578,9 +578,10 @@ class Garbage:
             try:
                 moves = plan is None and horizon is None and self.retention.is_set
                 report = self._collect(plan, self._wanted(plan, horizon), moves=moves)
-            except TidelogError as error:
+            except (TidelogError, OSError) as error:
                 failures = self._statistics.failed_collections + 1
                 self._change_statistics(failed_collections=failures, last_error=str(error))
+                self._check()  # an engine that was closed meanwhile has no files any more, which is no failure of them
                 raise
             self._count(report)
             return report
