@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from tests.cli.conftest import cli as cli
 from tests.service.http.serving import Served, serving
 
 import tidelog

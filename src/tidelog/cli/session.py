@@ -137,6 +137,15 @@ TokenOption = Annotated[
     str | None,
     typer.Option("--token", metavar="TOKEN", help="The bearer token for --server [default: TIDELOG_TOKEN]."),
 ]
+TlsCaOption = Annotated[
+    Path | None,
+    typer.Option(
+        "--tls-ca",
+        metavar="FILE",
+        readable=False,
+        help="The private authority of --server's certificate, in PEM [default: TIDELOG_TLS_CA, else the system's].",
+    ),
+]
 JsonOption = Annotated[bool, typer.Option("--json", help="Write JSON: results to stdout, an error to stderr.")]
 DebugOption = Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")]
 
@@ -156,6 +165,7 @@ class Session:
     server: str | None = None
     """The URL of a server that does it."""
     token: Secret | None = None
+    tls_ca: Path | None = None
 
     def overridden_by(self, other: Session) -> Session:
         return Session(
@@ -168,6 +178,7 @@ class Session:
             other.topic or self.topic,
             other.server or self.server,
             other.token or self.token,
+            other.tls_ca or self.tls_ca,
         )
 
     def at_root(self, root: str) -> Session:
@@ -204,7 +215,8 @@ class Session:
         if self.server is not None:
             from tidelog.client.client import connect
 
-            return connect(self.server, token=None if self.token is None else self.token.reveal(), prefetch=_PREFETCH)
+            token = None if self.token is None else self.token.reveal()
+            return connect(self.server, token=token, tls_ca=self.tls_ca, prefetch=_PREFETCH)
         from tidelog.client.local_socket import is_served
 
         if not is_served(self.root):
@@ -249,8 +261,8 @@ class Session:
 
     def _arguments(self, words: str, topic: str | None) -> str:
         """What follows the program: the command's own words, the topic where it was left out, and where the log is."""
-        if words.endswith("--help"):
-            return words
+        if words.endswith("--help") or (self.server is not None and words.startswith("auth ")):
+            return words  # users and grants are changed where the server is, wherever that has its directory
         about = [shlex.quote(topic)] if topic is not None and words in _ABOUT_A_TOPIC else []
         options = [
             ("--dir", self.directory),
@@ -258,6 +270,7 @@ class Session:
             ("--store", self.store),
             ("--metadata", self.metadata),
             ("--server", self.server),
+            ("--tls-ca", self.tls_ca),
         ]
         given = [f"{name} {shlex.quote(str(value))}" for name, value in options if value is not None]
         return " ".join([words, *about, *(option for option in given if option.split(" ")[0] not in words)])
@@ -326,6 +339,7 @@ def command(
             metadata: MetadataOption = None,
             server: ServerOption = None,
             token: TokenOption = None,
+            tls_ca: TlsCaOption = None,
             as_json: JsonOption = False,
             debug: DebugOption = False,
             **own: Any,
@@ -333,7 +347,7 @@ def command(
             before = context.obj if isinstance(context.obj, Session) else Session()
             topic = own["topic"] if isinstance(own.get("topic"), str) else None
             secret = None if token is None else Secret(token)
-            given = Session(directory, config, as_json, debug, store, metadata, topic, server, secret)
+            given = Session(directory, config, as_json, debug, store, metadata, topic, server, secret, tls_ca)
             session = before.overridden_by(given)
             if isinstance(own.get("root"), str):
                 session = session.at_root(own["root"])
@@ -380,7 +394,7 @@ def _take_signature(
     own_types = get_type_hints(work, include_extras=True)
     own = list(inspect.signature(work).parameters.values())[1:]
     shared = [p for p in inspect.signature(run, eval_str=True).parameters.values() if p.kind is not p.VAR_KEYWORD]
-    shared = [p for p in shared if has_remote or p.name not in ("server", "token")]
+    shared = [p for p in shared if has_remote or p.name not in ("server", "token", "tls_ca")]
     shared = [p.replace(annotation=directory_option) if p.name == "directory" else p for p in shared]
     typed = [p.replace(annotation=own_types[p.name], kind=p.KEYWORD_ONLY) for p in own]
     parameters = [*typed, *(p.replace(kind=p.KEYWORD_ONLY) for p in shared)]

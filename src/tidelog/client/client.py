@@ -23,13 +23,13 @@ from tidelog.client.local_socket import socket_of
 from tidelog.client.topic import Link, RemotePartitionedTopic, RemoteTopic, TopicState
 from tidelog.client.transport import Http, parse_server, path_of
 from tidelog.cold.settings import TierOptions
-from tidelog.errors import ConflictError, InputError, NotFoundError
+from tidelog.config.load import TLS_CA_VARIABLE, TOKEN_VARIABLE
+from tidelog.errors import ConfigError, ConflictError, InputError, NotFoundError
 from tidelog.secret import Secret
 from tidelog.store.aio import ClosedAtExit
 from tidelog.topics.names import TopicName, parse_topic_name
 from tidelog.units import to_seconds
 
-TOKEN_VARIABLE = "TIDELOG_TOKEN"
 _MAX_PREFETCH = 10_000
 
 
@@ -213,6 +213,7 @@ def connect(
     url: str,
     *,
     token: str | None = None,
+    tls_ca: str | os.PathLike[str] | None = None,
     tls: ssl.SSLContext | None = None,
     timeout: float | str = 30.0,
     max_connections: int = 8,
@@ -221,10 +222,11 @@ def connect(
     """Connects to a server (`tidelog serve`); what it returns has the names of what `tidelog.open` returns.
 
     `url` is `http://host:port` or `https://host:port`. `token` is the bearer token, else that of TIDELOG_TOKEN; it is
-    sent to this server only. `tls` is for a private authority or a certificate of the client's own. A server that does
-    not answer is tried again for `timeout` seconds a call, then ServerUnavailableError is raised; appends that were
-    tried again are stored once. At most `max_connections` requests are on their way at once. A consumer gets up to
-    `prefetch` messages ahead: fewer share work more evenly, more cost less per message.
+    sent to this server only. `tls_ca` is a file in PEM with the private authority that signed the server's certificate,
+    else that of TIDELOG_TLS_CA, else those of the system count; `tls` instead is for a certificate of the client's own.
+    A server that does not answer is tried again for `timeout` seconds a call, then ServerUnavailableError is
+    raised; appends that were tried again are stored once. At most `max_connections` requests are on their way at once.
+    A consumer gets up to `prefetch` messages ahead: fewer share work more evenly, more cost less per message.
     """
     seconds = to_seconds(timeout)
     if not seconds:
@@ -234,7 +236,8 @@ def connect(
     given = token if token is not None else os.environ.get(TOKEN_VARIABLE)
     if given and not (given.isascii() and given.isprintable()):
         raise InputError("token must be printable ASCII")
-    client = Client(url, Secret(given) if given else None, tls, seconds, max_connections, prefetch)
+    context = _context(url, tls_ca, tls)
+    client = Client(url, Secret(given) if given else None, context, seconds, max_connections, prefetch)
     try:
         client._bridge.wait(client._check())
     except BaseException:
@@ -247,15 +250,35 @@ async def connect_async(
     url: str,
     *,
     token: str | None = None,
+    tls_ca: str | os.PathLike[str] | None = None,
     tls: ssl.SSLContext | None = None,
     timeout: float | str = 30.0,
     max_connections: int = 8,
     prefetch: int = 1000,
 ) -> Client:
     """Like `connect`, without blocking the event loop. What it returns has an `_async` twin of every name."""
-    return await asyncio.to_thread(
-        lambda: connect(url, token=token, tls=tls, timeout=timeout, max_connections=max_connections, prefetch=prefetch)
-    )
+    options: dict[str, Any] = {"token": token, "tls_ca": tls_ca, "tls": tls, "timeout": timeout}
+    options |= {"max_connections": max_connections, "prefetch": prefetch}
+    return await asyncio.to_thread(lambda: connect(url, **options))
+
+
+def _context(url: str, authority: str | os.PathLike[str] | None, given: ssl.SSLContext | None) -> ssl.SSLContext | None:
+    """What a server has to prove; None: what the system says, or nothing without TLS."""
+    if authority is not None and given is not None:
+        raise InputError("tls_ca and tls cannot be combined", hint="Load the authority into the context that is tls")
+    if given is not None or not parse_server(url).is_tls:
+        return given
+    path = authority or os.environ.get(TLS_CA_VARIABLE)
+    if not path:
+        return None
+    try:
+        return ssl.create_default_context(cafile=path)
+    except OSError as error:  # also ssl.SSLError: no certificate is in it
+        raise ConfigError(
+            f"the certificate of the authority cannot be read: {error.strerror or error}",
+            path=Path(path),
+            hint="tls_ca must name a file in PEM",
+        ) from None
 
 
 def connect_local(directory: Path, *, prefetch: int = 1000) -> Client:

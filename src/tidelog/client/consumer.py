@@ -28,7 +28,7 @@ import msgspec
 from tidelog.client.bridge import Bridge, both
 from tidelog.client.local_socket import short_path
 from tidelog.client.reading import Positions, position_text
-from tidelog.client.transport import Answer, Http, error_of, make_error, websockets_client
+from tidelog.client.transport import Answer, Http, Server, error_of, make_error, unreachable, websockets_client
 from tidelog.client.wire import PackedMessage, delivered, encode
 from tidelog.clock import jittered
 from tidelog.codec import JSON_ERRORS
@@ -232,7 +232,7 @@ class RemoteConsumer(Consumer):
                 socket.transport.abort()
             if isinstance(error, TidelogError | asyncio.CancelledError):
                 raise
-            raise _told(error, server.url) from error
+            raise _told(error, server) from error
 
     async def _hear(self, socket: Any) -> None:
         event = _parsed(await socket.recv(decode=False))
@@ -248,7 +248,7 @@ class RemoteConsumer(Consumer):
             except Exception as error:
                 if socket is not self._socket:
                     return
-                raise _told(error, self._http.server.url) from error
+                raise _told(error, self._http.server) from error
             if socket is not self._socket:
                 return  # it was given up meanwhile: what it still had is of before
             self._take(_parsed(data))
@@ -580,10 +580,10 @@ def _error(problem: _Problem) -> TidelogError:
     return error
 
 
-def _told(error: BaseException, url: str) -> TidelogError:
+def _told(error: BaseException, server: Server) -> TidelogError:
     """What became of a connection, as an error of ours."""
     response = getattr(error, "response", None)
     if response is not None:
         media_type = response.headers.get("content-type", "").partition(";")[0]
         return error_of(Answer(response.status_code, media_type, bytes(response.body or b"")))
-    return ServerUnavailableError(f"the server at {url} cannot be reached: {str(error) or type(error).__name__}")
+    return unreachable(error, server)

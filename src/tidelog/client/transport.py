@@ -129,6 +129,23 @@ class LostError(Exception):
 # Errors
 
 
+def unreachable(error: BaseException, server: Server) -> TidelogError:
+    """Why there is no connection, or no answer on it, as an error of ours."""
+    if isinstance(error, ssl.SSLCertVerificationError):
+        return ConfigError(
+            f"the certificate of the server at {server.url} is refused: {error.verify_message or error}",
+            hint="Name the authority that signed it: tls_ca=FILE, --tls-ca FILE or TIDELOG_TLS_CA; the URL must have "
+            "a name that is in the certificate",
+        )
+    why = "no answer in time" if isinstance(error, TimeoutError) else str(error) or type(error).__name__
+    hint = "Is `tidelog serve` running there? What was sent may have been stored"
+    if isinstance(error, ssl.SSLError):
+        hint = "Does it speak TLS? A server without --tls-cert has a URL that begins with http://"
+    elif not server.is_tls and server.socket_path is None and isinstance(error, LostError | TimeoutError):
+        hint = f"{hint}. A server with --tls-cert has a URL that begins with https://"
+    return ServerUnavailableError(f"the server at {server.url} cannot be reached: {why}", hint=hint)
+
+
 class _Problem(msgspec.Struct):
     error: str = ""
     detail: str = ""
@@ -319,12 +336,15 @@ class Http:
         total = self.timeout_seconds if timeout is None else timeout
         loop = asyncio.get_running_loop()
         deadline, pause = loop.time() + total, _FIRST_PAUSE_SECONDS
+        failure: TidelogError
         while True:
             left = max(0.001, deadline - loop.time())
             try:
                 answer = await self._once(head, body, left if attempt is None else min(left, attempt), waits)
+            except ssl.SSLCertVerificationError as error:
+                raise unreachable(error, self.server) from None  # it stays so
             except (LostError, OSError, TimeoutError) as error:
-                failure: TidelogError = self._unavailable(error)
+                failure = unreachable(error, self.server)
             else:
                 if answer.is_success:
                     return answer
@@ -341,13 +361,6 @@ class Http:
         body = b"" if document is None else msgspec.json.encode(document)
         answer = await self.ask(method, path, body=body, **options)
         return answer.json(kind) if answer.body else None
-
-    def _unavailable(self, error: BaseException) -> ServerUnavailableError:
-        why = "no answer in time" if isinstance(error, TimeoutError) else str(error) or type(error).__name__
-        return ServerUnavailableError(
-            f"the server at {self.server.url} cannot be reached: {why}",
-            hint="Is `tidelog serve` running there? What was sent may have been stored",
-        )
 
     def _head(
         self, method: str, path: str, query: Mapping[str, object] | None, body: bytes, media_type: str, accept: str

@@ -180,8 +180,10 @@ def tables_of(settings_type: type[Settings]) -> dict[str, type[msgspec.Struct]]:
 
 PREFIX = "TIDELOG_"
 CONFIG_VARIABLE = "TIDELOG_CONFIG"
+TOKEN_VARIABLE = "TIDELOG_TOKEN"
+TLS_CA_VARIABLE = "TIDELOG_TLS_CA"
 # Ours, but read elsewhere.
-_OTHER_VARIABLES = frozenset({CONFIG_VARIABLE, LOG_VARIABLE})
+_OTHER_VARIABLES = frozenset({CONFIG_VARIABLE, LOG_VARIABLE, TOKEN_VARIABLE, TLS_CA_VARIABLE})
 # Kubernetes sets these in every pod next to a service that is called "tidelog"; nobody chose them.
 _SERVICE_LINK = re.compile(r"TIDELOG_(SERVICE_(HOST|PORT)(_.+)?|PORT(_\d+_(TCP|UDP|SCTP)(_(PROTO|PORT|ADDR))?)?)")
 _REFERENCE = re.compile(r"\$?\$\{([^}]*)\}")

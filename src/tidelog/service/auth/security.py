@@ -48,6 +48,7 @@ from tidelog.store.scheduler import in_store_thread
 _logger = logging.getLogger("tidelog.service")
 _PASSWORDS_AT_ONCE = 2
 _BEARER = "bearer "
+_TOKEN_HINT = "`tidelog auth token create` makes one, at the server; pass it as token=, --token or TIDELOG_TOKEN"
 _TOO_MANY = "Authentication failed: too many attempts, try again later"
 
 
@@ -266,7 +267,7 @@ class Security:
             principal = self._certified(certificate)
             if principal is not None:
                 return principal
-            raise NotAuthenticatedError("a bearer token is needed", hint="`tidelog auth token create` makes one")
+            raise NotAuthenticatedError("a bearer token is needed", hint=_TOKEN_HINT)
         try:
             return self._bearer(authorization)
         except NotAuthenticatedError as error:
@@ -284,7 +285,7 @@ class Security:
             return self._user_of_jwt(token)
         principal = user_of_token(self._known, token, self._clock.now_us())
         if principal is None:
-            raise NotAuthenticatedError("the token is unknown, revoked or has expired")
+            raise NotAuthenticatedError("the token is unknown, revoked or has expired", hint=_TOKEN_HINT)
         return principal
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import shlex
 from collections.abc import Awaitable, Callable, Iterator, Mapping, MutableMapping
 from http import HTTPStatus
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -257,5 +258,6 @@ def _too_large(limit: int) -> HttpError:
 def forbidden(permission: Permission, resource: Resource) -> NotAuthorizedError:
     """The refusal; it does not say whether the thing exists."""
     return NotAuthorizedError(
-        f"the permission {permission.value} on {resource} is missing", hint="Ask for it, or use other credentials"
+        f"the permission {permission.value} on {resource} is missing",
+        hint=f"`tidelog auth grant NAME {permission.value} {shlex.quote(str(resource))}` gives it, at the server",
     )
