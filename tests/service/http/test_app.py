@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import random
+import time
 from collections.abc import Container
 from contextlib import closing
 from pathlib import Path
@@ -192,6 +193,42 @@ def test_names_that_are_made_to_point_here_are_refused(served: Served) -> None:
     assert (refused.status, is_problem(refused)) == (421, True)
     for host in (f"localhost:{port}", f"127.0.0.1:{port}", f"[::1]:{port}"):
         assert served.call("GET", "/v1/topics", headers={"host": host}).status == 200
+
+
+def test_host_and_origin_that_cannot_be_understood_are_refused(served: Served) -> None:
+    """They are nobody's, and no mistake of the server's."""
+    for origin in ("http://[", "null", ""):
+        assert served.call("GET", "/v1/topics", headers={"origin": origin}).status == 403
+        assert served.call("GET", "/v1/topics", headers={"origin": origin, "host": ""}).status == 403
+    assert served.call("GET", "/v1/topics", headers={"host": "["}).status == 421
+
+
+def test_head_over_the_limit_is_refused_before_it_is_complete(served: Served) -> None:
+    """Nobody has to prove anything before the head is there, so it must not fill the memory."""
+    with closing(served.raw()) as raw:
+        raw.sendall(b"GET /health/live HTTP/1.1\r\nhost: localhost\r\n")
+        with contextlib.suppress(ConnectionError):  # the answer may be cut by what was sent after it
+            for _ in range(2000):
+                raw.sendall(b"x: " + b"y" * 10_000 + b"\r\n")
+            raise AssertionError("the server read 20 MB of a head")
+    with closing(served.raw()) as raw:
+        raw.sendall(b"GET /health/live HTTP/1.1\r\nhost: localhost\r\nx: " + b"y" * 60_000 + b"\r\n\r\n")
+        assert raw.recv(1000).startswith(b"HTTP/1.1 200 ")
+
+
+def test_head_that_trickles_is_given_up(tmp_path: Path) -> None:
+    """A byte now and then does not keep a connection whose request never comes."""
+    with serving(tmp_path / "data", HttpSettings(idle_seconds=1)) as served, closing(served.raw()) as raw:
+        ends_at = time.monotonic() + WAIT_SECONDS
+        raw.sendall(b"GET /health/live HTTP/1.1\r\nx: ")
+        raw.settimeout(0.005)
+        with contextlib.suppress(ConnectionError):
+            while time.monotonic() < ends_at:
+                raw.sendall(b"y")
+                with contextlib.suppress(TimeoutError):
+                    assert raw.recv(100) == b""
+                    return
+            raise AssertionError("the connection is still open")
 
 
 def test_body_over_the_limit_is_refused_before_it_is_read(tmp_path: Path) -> None:

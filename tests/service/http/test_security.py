@@ -202,3 +202,26 @@ def test_only_administrators_create_a_topic_by_using_it(guarded: Guarded) -> Non
     assert guarded.served.call("POST", path, body, guarded.header("mallory")).status == 403
     assert guarded.served.call("POST", path, body, guarded.header("root")).status == 200
     assert guarded.served.call("POST", path, body, guarded.header("mallory")).status == 200
+
+
+def test_question_about_a_producer_creates_no_topic(guarded: Guarded) -> None:
+    """Neither for those who may write only, nor for anybody else: it is a GET."""
+    log, security = guarded.served.node._directory, guarded.served.node.security
+    change_accounts(log, granting(grant("mallory write topic:new/*")))
+    guarded.served.in_loop(security.reload_accounts)
+    for user in ("mallory", "root"):
+        path = "/v1/topics/new/topic/producers/p"
+        assert guarded.served.ok("GET", path, headers=guarded.header(user)) == {"last_sequence": None}
+    assert "new/topic" not in log.topics()
+
+
+def test_topic_of_dead_letters_is_created_for_administrators_only(guarded: Guarded) -> None:
+    """A consumer names one that does not exist: the first letter would create it."""
+    log, security = guarded.served.node._directory, guarded.served.node.security
+    change_accounts(log, granting(grant("reader write topic:new/*"), grant("reader read group:billing")))
+    guarded.served.in_loop(security.reload_accounts)
+    path = "/v1/topics/secret/ledger/subscriptions/billing/consumers"
+    body = {"max_deliveries": 1, "dead_letter_topic": "new/letters"}
+    assert guarded.served.call("POST", path, body, guarded.header("reader")).status == 403
+    guarded.served.ok("PUT", "/v1/topics/new/letters", {}, guarded.header("root"))
+    assert guarded.served.call("POST", path, body, guarded.header("reader")).status == 201

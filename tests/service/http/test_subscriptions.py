@@ -368,6 +368,17 @@ class TestDeadLetters:
         assert len(served.ok("GET", f"{TOPIC}/messages")["messages"]) == 2
         assert served.ok("GET", self.LETTERS)["letters"] == []
 
+    def test_letters_go_to_a_topic_that_was_deleted_and_created_again(self, served: Served) -> None:
+        """What was open for the topic before is opened anew."""
+        target = "/v1/topics/shop/again"
+        for value in ("a", "b"):
+            served.ok("PUT", target, {})
+            self.give_up(served, value)
+            asked = (served.ok("POST", f"{self.LETTERS}/replay", {"into": "shop/again"}) for _ in range(2))
+            assert sum(one["sent"] for one in asked) == 1
+            assert [one["value"] for one in served.ok("GET", f"{target}/messages")["messages"]] == [value]
+            served.ok("DELETE", target)
+
     def test_discarded_letters_are_not_listed(self, served: Served) -> None:
         """They stay in their topic; a letter that is not there is refused."""
         self.give_up(served, "a", "b")
@@ -422,3 +433,12 @@ def test_group_of_kafka_is_moved_while_it_has_no_members(served: Served) -> None
     again.subscribe(["shop/orders"])
     assert next_value(again) == b"three"
     again.close()
+
+
+def test_consumers_that_are_refused_leave_nothing_behind(served: Served) -> None:
+    """One that tries again and again, each time by another name, does not fill the memory."""
+    served.produce("shop/orders", "a")
+    subscribe(served)
+    for _ in range(3):
+        assert served.call("POST", f"{TOPIC}/subscriptions/billing/consumers", {}).status == 409
+    assert served.in_loop(lambda: len(served.node.http.sessions._opening)) == 0

@@ -15,7 +15,7 @@ from typing import Annotated, Any
 
 import msgspec
 
-from tidelog.errors import NotFoundError, TidelogError
+from tidelog.errors import NotFoundError, ReopenError, TidelogError
 from tidelog.service.auth.access import Kind, Permission, topic_resource
 from tidelog.service.http.call import Call, forbidden
 from tidelog.service.http.message_json import ReadEncoding, ReadMessage, to_json
@@ -175,15 +175,20 @@ async def _send_back(call: Call, letters: ServedTopic, letter: Letter, into: str
         raise NotFoundError("a letter cannot go back to the topic of the letters")
     log = await _target_log(call.service, target)
     name = f"dlq-replay {letter.topic[:100]} {letters.id.hex()[:12]}"
-    producer: Any = await call.service.producers.get((log.name, name), lambda: log.producer_async(name))
-    known = await in_store_thread(producer._find, letter.offset)
-    if known is not None:
-        return False
-    last = await producer.last_sequence_async()
-    if last is not None and letter.offset < last:
-        await log.append_async(letter.reborn(), sync=True)
-    else:
-        await producer.append_async(letter.reborn(), sequence=letter.offset, sync=True)
+    key = log.name, name
+    producer: Any = await call.service.producers.get(key, lambda: log.producer_async(name))
+    try:
+        known = await in_store_thread(producer._find, letter.offset)
+        if known is not None:
+            return False
+        last = await producer.last_sequence_async()
+        if last is not None and letter.offset < last:
+            await log.append_async(letter.reborn(), sync=True)
+        else:
+            await producer.append_async(letter.reborn(), sequence=letter.offset, sync=True)
+    except ReopenError:  # its topic was sealed or deleted since: the next attempt opens another one
+        call.service.producers.forget(key)
+        raise
     return True
 
 

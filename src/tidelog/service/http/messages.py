@@ -45,6 +45,7 @@ _TEXT = "text/plain"
 _MAX_READ = 10_000
 _HEARTBEAT_SECONDS = 15.0
 _TAIL_MESSAGES = 500
+_LINE_BREAKS_TO_SPACE = bytes.maketrans(b"\r\n", b"  ")
 _decode_packed = msgspec.msgpack.Decoder(list[PackedMessage]).decode
 _encode_packed = msgspec.msgpack.Encoder().encode
 
@@ -203,7 +204,10 @@ async def describe_producer(call: Call) -> ProducerState:
 
     A producer that stored nothing has none.
     """
-    served = await call.service.broker.find_or_create(call.topic_name)
+    broker, name = call.service.broker, call.topic_name
+    if broker.settings.auto_create_topics and (broker.find(name) or await broker.find_opened(name)) is None:
+        return ProducerState(last_sequence=None)  # the first message creates it, for those who may; a question does not
+    served = await call.service.topic(name)
     wanted = call.query.partition
     numbers = range(served.count) if wanted is None else (wanted,)
     logs = [(await call.service.broker.partition(served, number)).topic for number in numbers]
@@ -374,8 +378,9 @@ def _events(messages: list[Message], offsets: dict[int, int], encoding: ReadEnco
         at[message.partition] = message.offset + 1
         event_id = ",".join(f"{number}:{offset}" for number, offset in at.items())
         data = msgspec.json.encode(to_json(message, encoding))
-        if b"\n" in data:  # JSON that was stored with line breaks
-            data = msgspec.json.encode(msgspec.json.decode(data))
+        # JSON that was stored with line breaks, which either of these is to a reader of events. In a string they are
+        # escaped, so here they are space.
+        data = data.translate(_LINE_BREAKS_TO_SPACE)
         parts.append(b"id: " + event_id.encode("ascii") + b"\nevent: message\ndata: " + data + b"\n\n")
     return b"".join(parts)
 

@@ -3,6 +3,8 @@
 Invariants
 - At most `max_connections` clients are connected; one more is closed at once. A connection without a request for
   `idle_seconds`, or that never begins one, is closed.
+- The head of a request has at most `_MAX_HEAD_BYTES` beyond what came with its first bytes, and must be there within
+  `idle_seconds`: before it is complete nobody knows who the client is, so it must cost neither memory nor time.
 - Stopping accepts nothing more, ends streams and long polls, answers what was begun within `stop_seconds`, then cuts
   the rest.
 - uvicorn installs no signal handlers and changes no logging here: only its protocols are used.
@@ -29,6 +31,9 @@ from tidelog.service.http.app import App
 _BACKLOG = 1024
 _TLS_SECONDS = 15.0
 _WEBSOCKET_PING_SECONDS = 20.0
+_MAX_WEBSOCKET_BYTES = 4 << 20  # acknowledgements: a hundred thousand of them fit
+_MAX_HEAD_BYTES = 64 << 10
+_HEAD_TOO_LARGE = b"HTTP/1.1 431 Request Header Fields Too Large\r\ncontent-length: 0\r\nconnection: close\r\n\r\n"
 
 
 class HttpServer:
@@ -55,7 +60,7 @@ class HttpServer:
             proxy_headers=False,
             server_header=False,
             date_header=False,
-            ws_max_size=self._settings.max_body_bytes,
+            ws_max_size=min(_MAX_WEBSOCKET_BYTES, self._settings.max_body_bytes),
             ws_ping_interval=_WEBSOCKET_PING_SECONDS,
             ws_ping_timeout=_WEBSOCKET_PING_SECONDS,
         )
@@ -148,6 +153,9 @@ class _LimitedProtocol(HttpToolsProtocol):
     ) -> None:
         super().__init__(config, server_state, app_state)
         self._server = server
+        self._is_in_head = False
+        self._head_bytes = 0
+        self._head_ends_at = 0.0
         self.timeout_keep_alive = server.idle_seconds  # type: ignore[assignment]  # a timer takes fractions
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
@@ -160,13 +168,27 @@ class _LimitedProtocol(HttpToolsProtocol):
             return
         self.timeout_keep_alive_task = self.loop.call_later(self.timeout_keep_alive, self.timeout_keep_alive_handler)
 
+    def on_message_begin(self) -> None:
+        super().on_message_begin()
+        self._is_in_head, self._head_bytes = True, 0
+        self._head_ends_at = self.loop.time() + self.timeout_keep_alive
+
+    def on_headers_complete(self) -> None:
+        self._is_in_head = False
+        super().on_headers_complete()
+
     def data_received(self, data: bytes) -> None:
+        if self._is_in_head:
+            self._head_bytes += len(data)
+            if self._head_bytes > _MAX_HEAD_BYTES:
+                self.transport.write(_HEAD_TOO_LARGE)
+                self.transport.close()
+                return
         super().data_received(data)
-        # The rest of a head has to come in time, too.
         if self.timeout_keep_alive_task is None and self._waits_for_head and not self.transport.is_closing():
-            self.timeout_keep_alive_task = self.loop.call_later(
-                self.timeout_keep_alive, self.timeout_keep_alive_handler
-            )
+            # The rest of a head has to come in time, too, however slowly it trickles.
+            seconds = self._head_ends_at - self.loop.time() if self._is_in_head else self.timeout_keep_alive
+            self.timeout_keep_alive_task = self.loop.call_later(max(0.0, seconds), self.timeout_keep_alive_handler)
 
     @property
     def _waits_for_head(self) -> bool:

@@ -94,6 +94,14 @@ class Producers:
             known.result().close()
 
 
+def _netloc(origin: str) -> str | None:
+    """Host and port of an origin; None for what is none."""
+    try:
+        return urlsplit(origin).netloc or None
+    except ValueError:
+        return None
+
+
 def _is_address(name: str) -> bool:
     try:
         ipaddress.ip_address(name)
@@ -192,8 +200,8 @@ class Service:
         """HttpError (403) for a request that a page of another origin made. Behind a proxy the origin is the advertised
         URL."""
         origin = peer.headers.get("origin")
-        own = (peer.headers.get("host"), urlsplit(self.advertised).netloc)
-        if origin is not None and urlsplit(origin).netloc not in own:
+        own = (peer.headers.get("host", ""), urlsplit(self.advertised).netloc)
+        if origin is not None and _netloc(origin) not in own:
             raise HttpError(
                 HTTPStatus.FORBIDDEN, "requests of pages from another origin are refused", error="AccessDeniedError"
             )
@@ -203,7 +211,10 @@ class Service:
         host = peer.headers.get("host")
         if self.allowed_hosts is None or host is None or peer.is_local_socket:
             return
-        name = urlsplit(f"//{host}").hostname or ""
+        try:
+            name = urlsplit(f"//{host}").hostname or ""
+        except ValueError:  # brackets that do not fit
+            name = ""
         if name not in self.allowed_hosts and not _is_address(name):
             raise HttpError(
                 HTTPStatus.MISDIRECTED_REQUEST,

@@ -237,22 +237,24 @@ class Sessions:
         key = (topic, subscription, name)
         # One after the other: two that come at once by one name must not both find nobody.
         turn = self._opening.setdefault(key, asyncio.Lock())
-        async with turn:
-            before = self._by_key.get(key)
-            if before is not None:
-                if before.principal.name != principal.name:
-                    raise ConflictError(f"the consumer {name} is another user's", hint="Choose another name")
-                await self.close(before)
-            options = wanted.options()
-            kind = options.pop("kind")
-            match = None if wanted.filter is None else {k: v.encode() for k, v in wanted.filter.items()}
-            consumer = await subscribe(subscription, kind, consumer=name, filter=match, **options)
-            session = Session(consumer, principal, wanted.lease_seconds if has_lease else None, key)
-            self._by_id[session.id] = self._by_key[key] = session
-            self._watch()
-        if not turn.locked():
-            self._opening.pop(key, None)
-        return session
+        try:
+            async with turn:
+                before = self._by_key.get(key)
+                if before is not None:
+                    if before.principal.name != principal.name:
+                        raise ConflictError(f"the consumer {name} is another user's", hint="Choose another name")
+                    await self.close(before)
+                options = wanted.options()
+                kind = options.pop("kind")
+                match = None if wanted.filter is None else {k: v.encode() for k, v in wanted.filter.items()}
+                consumer = await subscribe(subscription, kind, consumer=name, filter=match, **options)
+                session = Session(consumer, principal, wanted.lease_seconds if has_lease else None, key)
+                self._by_id[session.id] = self._by_key[key] = session
+                self._watch()
+                return session
+        finally:  # also after a refusal: names are the client's
+            if not turn.locked():
+                self._opening.pop(key, None)
 
     def find(self, session_id: str, topic: TopicName, subscription: str, principal: Principal) -> Session:
         """A session by its id; HttpError (410) when it is over, or was never this client's."""

@@ -22,6 +22,7 @@ from tidelog.service.http.service import Service
 from tidelog.service.http.sessions import Offset, Session, Settled, Subscribe, start_of
 from tidelog.service.kafka.broker import ServedTopic
 from tidelog.store.scheduler import in_store_thread
+from tidelog.topics.names import parse_topic_name
 from tidelog.topics.subscription.options import SubscriptionStatistics
 from tidelog.topics.subscription.queue import Delivery
 from tidelog.topics.subscription.registry import SubscriptionInfo
@@ -312,7 +313,10 @@ async def open_session(call: Call, wanted: Subscribe, *, has_lease: bool) -> Ses
     served = await call.topic_in_use()
     await partition_logs(service, served)
     if wanted.dead_letter_topic is not None:
-        call.check(Permission.WRITE, topic_resource(wanted.dead_letter_topic))
+        letters = parse_topic_name(wanted.dead_letter_topic)
+        # The first letter creates it.
+        needed = Permission.ADMIN if service.broker.find(letters) is None else Permission.WRITE
+        call.check(needed, topic_resource(letters))
     start = start_of(wanted.start, served.count)
     if served.count == 1 and isinstance(start, dict):
         start = start.get(0, "earliest")
