@@ -360,7 +360,7 @@ class _LocalLock:
             raise LockedError(
                 f"{path.parent} is already open in {who}",
                 path=path,
-                hint="Close it there, or open this directory with read_only=True",
+                hint="Close it there, open this directory with read_only=True, or tidelog.connect() to its server",
             ) from None
         # Only for the message above; a full disk must not prevent opening.
         with contextlib.suppress(OSError):

@@ -86,6 +86,16 @@ def test_messages_are_browsed_filtered_and_looked_into(page: Page) -> None:
     page.see("7b 22 6f 72 64 65 72", "td.value")
 
 
+def test_newest_of_all_partitions_come_first(page: Page, served: Served) -> None:
+    """The loss: the newest message of a topic with partitions was cut off by older ones of the others."""
+    for partition in ("0", "1", "2"):
+        served.produce("shop/clicks", *(f"older {number}" for number in range(60)), partition=partition)
+    served.produce("shop/clicks", "the newest", partition="1")
+    page.go("#/topics/shop/clicks")
+    page.wait(f"{FIRST_ROW}.includes('the newest')")
+    page.wait("document.querySelectorAll('table.messages tr.pick').length === 50")
+
+
 def test_live_tail_follows_pauses_and_goes_on(page: Page, served: Served) -> None:
     """New messages appear; while it is paused they wait, and come when it goes on."""
     page.go(ORDERS)

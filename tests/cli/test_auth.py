@@ -73,6 +73,15 @@ def test_accounts_are_in_the_metadata_store(cli: Cli, tmp_path: Path, metadata: 
         assert len(AccountStore(*log._shared_metadata()).read()[0].grants) == 2
 
 
+def test_serve_without_its_extra_names_it(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is missing is no bug of tidelog: the message has the line that installs it."""
+    monkeypatch.setattr("tidelog.cli.serve._PACKAGES", ("no_such_package",))
+    result = cli("serve")
+    assert result.code == 2
+    assert "needs no_such_package" in result.err
+    assert "pip install 'tidelog[serve]'" in result.err
+
+
 @pytest.mark.parametrize(
     "arguments",
     [

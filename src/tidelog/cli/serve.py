@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import importlib.util
 import os
 import signal
 from collections.abc import Coroutine, Mapping, Sequence
@@ -17,6 +18,7 @@ import typer
 
 from tidelog.cli.output import parse_size
 from tidelog.cli.session import Session, command
+from tidelog.errors import ConfigError
 
 if TYPE_CHECKING:
     from tidelog.config.serve import ServeSettings
@@ -97,6 +99,8 @@ OAuthAudienceOption = Annotated[
 ]
 
 
+_PACKAGES = ("cramjam", "cryptography", "httptools", "uvicorn", "websockets")
+"""What the extra `serve` brings; uvloop is used where it is there."""
 _GC_THRESHOLDS = (50_000, 20, 100)
 _ENCODED_SHARE = 8
 """This part of the memory for messages holds them as consumers get them."""
@@ -132,6 +136,7 @@ def serve(
     It stops with Ctrl-C or SIGTERM, and loses nothing. The directory is created when absent; with --store its history
     is in an object store. The addresses are the first lines of the output, once they listen.
     """
+    _check_packages()
     from tidelog.config import load_serve_settings
     from tidelog.log.tail_cache import caches
     from tidelog.service.kafka.broker import BrokerSettings
@@ -168,6 +173,13 @@ def serve(
     )
     engines = parse_engines(engine or [])
     _run(_serve(session, *addresses, advertised, advertise_http, settings, protection, engines))
+
+
+def _check_packages() -> None:
+    """ConfigError that names the extra when a package of it is not installed."""
+    missing = [name for name in _PACKAGES if importlib.util.find_spec(name) is None]
+    if missing:
+        raise ConfigError(f"tidelog serve needs {', '.join(missing)}", hint="Install it: pip install 'tidelog[serve]'")
 
 
 def _run(work: Coroutine[Any, Any, None]) -> None:

@@ -155,7 +155,7 @@ class FaultyLock:
             raise LockedError(
                 f"{path.parent} is already open in process {node.content.decode('ascii', 'replace')}",
                 path=path,
-                hint="Close it there, or open this directory with read_only=True",
+                hint="Close it there, open this directory with read_only=True, or tidelog.connect() to its server",
             )
         node.locked = True
         node.change(ContentChange(0, None))

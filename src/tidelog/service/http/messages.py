@@ -234,8 +234,8 @@ class ReadQuery(msgspec.Struct, forbid_unknown_fields=True, frozen=True, kw_only
     """What to read, and how."""
 
     offset: str = "earliest"
-    """A number, `earliest`, `latest`, a time, or minus the number of the newest messages. In all partitions, unless
-    one is named."""
+    """A number, `earliest`, `latest`, a time, or minus a number: so many newest messages of each partition (`limit`
+    counts all of them, oldest first). In all partitions, unless one is named."""
     offsets: str = ""
     """Where to begin in each partition, as JSON: `{"0": 100, "1": 7}`; `next_offsets` of the answer before."""
     partition: PartitionNumber | None = None

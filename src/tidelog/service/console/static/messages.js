@@ -10,6 +10,7 @@ import { isReadOnly } from "./state.js";
 import { empty, notice, problemNotice, toast } from "./widgets.js";
 
 const NEWEST = 50;
+const MOST_READ = 10000; // what one request may ask for
 const KEPT_LIVE = 500;
 const LIVE_PER_SECOND = 40;
 const PREVIEW = 240;
@@ -157,7 +158,9 @@ export function messagesPart(context, name, description) {
     const isNewest = from.value === "newest" && where === "instead";
     fill(says, h("span", { class: "muted" }, "Reading…"));
     const { isCold, ...rest } = query;
-    const found = await get(topicPath(name, "messages"), { ...rest, limit: limit.value, encoding: "base64", max_bytes: 4 << 20, on_gap: "skip" }, signal);
+    // The newest of all partitions are among the newest of each, and a limit cuts off at the newer end.
+    const most = isNewest ? Math.min(Number(limit.value) * description.partitions.length, MOST_READ) : limit.value;
+    const found = await get(topicPath(name, "messages"), { ...rest, limit: most, encoding: "base64", max_bytes: 4 << 20, on_gap: "skip" }, signal);
     if (mine !== state.turn) return; // a later choice has overtaken it
     const messages = found.messages.map(unpacked);
     if (where === "instead") Object.assign(state, { first: {}, newestFirst: isNewest });
