@@ -14,6 +14,7 @@ from urllib.parse import quote
 import pytest
 from tests.campaign import examples, first_seed
 from tests.service.http.serving import WAIT_SECONDS, Answer, Served, eventually, serving
+from websockets.sync.client import connect
 
 from tidelog import errors
 from tidelog.errors import InternalError, StoreUnavailableError, TidelogError
@@ -22,6 +23,7 @@ from tidelog.service.http.app import TABLE
 from tidelog.service.http.call import Peer
 from tidelog.service.http.problems import HttpError, problem_of
 from tidelog.service.http.routes import Route, Router, RouteTable
+from tidelog.service.http.server import _LimitedProtocol
 from tidelog.service.http.service import HttpSettings
 
 PROBLEM = {"type", "title", "status", "detail", "error"}
@@ -229,6 +231,36 @@ def test_head_that_trickles_is_given_up(tmp_path: Path) -> None:
                     assert raw.recv(100) == b""
                     return
             raise AssertionError("the connection is still open")
+
+
+def test_websocket_is_not_closed_as_an_idle_connection(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its client may have nothing to say for hours: only connections that wait for a request have a limit."""
+    late: list[bool] = []
+    monkeypatch.setattr(_LimitedProtocol, "timeout_keep_alive_handler", lambda self: late.append(self._is_websocket))
+    with serving(tmp_path / "data", HttpSettings(idle_seconds=0.05)) as served:
+        served.produce("shop/orders", "a")
+        url = f"ws://127.0.0.1:{served.address.port}/v1/topics/shop/orders/subscriptions/billing/connect"
+        with connect(url) as socket:
+            socket.recv(WAIT_SECONDS)
+            seen = len(late)
+            with closing(served.raw()):  # its time begins after the other's, and so it ends
+                served.in_loop(lambda: eventually(lambda: len(late) > seen))
+    assert True not in late
+
+
+def test_handshake_with_a_line_that_is_too_long_is_answered(served: Served) -> None:
+    """It must not wait for ever without an answer: nobody knows yet who it is."""
+    lines = [
+        f"GET /v1/topics/shop/orders/subscriptions/billing/connect?options={'x' * 10_000} HTTP/1.1",
+        "host: localhost",
+        "connection: Upgrade",
+        "upgrade: websocket",
+        "sec-websocket-version: 13",
+        "sec-websocket-key: dGhlIHNhbXBsZSBub25jZQ==",
+    ]
+    with closing(served.raw()) as raw:
+        raw.sendall("\r\n".join([*lines, "", ""]).encode())
+        assert raw.recv(1000).startswith(b"HTTP/1.1 431 ")
 
 
 def test_body_over_the_limit_is_refused_before_it_is_read(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 Invariants
 - At most `max_connections` clients are connected; one more is closed at once. A connection without a request for
   `idle_seconds`, or that never begins one, is closed.
+- A WebSocket is not idle while its client answers pings, however little is said.
 - The head of a request has at most `_MAX_HEAD_BYTES` beyond what came with its first bytes, and must be there within
   `idle_seconds`: before it is complete nobody knows who the client is, so it must cost neither memory nor time.
 - Stopping accepts nothing more, ends streams and long polls, answers what was begun within `stop_seconds`, then cuts
@@ -153,6 +154,7 @@ class _LimitedProtocol(HttpToolsProtocol):
     ) -> None:
         super().__init__(config, server_state, app_state)
         self._server = server
+        self._is_websocket = False
         self._is_in_head = False
         self._head_bytes = 0
         self._head_ends_at = 0.0
@@ -190,7 +192,15 @@ class _LimitedProtocol(HttpToolsProtocol):
             seconds = self._head_ends_at - self.loop.time() if self._is_in_head else self.timeout_keep_alive
             self.timeout_keep_alive_task = self.loop.call_later(max(0.0, seconds), self.timeout_keep_alive_handler)
 
+    def handle_websocket_upgrade(self) -> None:
+        self._is_websocket = True  # another protocol has the connection from here on
+        super().handle_websocket_upgrade()
+        conversation: Any = self.transport.get_protocol()
+        if not conversation.handshake_initiated:  # it reads shorter lines than this one, and says nothing of it
+            self.transport.write(_HEAD_TOO_LARGE)
+            self.transport.close()
+
     @property
     def _waits_for_head(self) -> bool:
         cycle: RequestResponseCycle | None = self.cycle
-        return cycle is None or cycle.response_complete
+        return not self._is_websocket and (cycle is None or cycle.response_complete)
