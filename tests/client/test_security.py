@@ -50,7 +50,7 @@ def protected(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Protected]:
             log, adding_token(writer.id, writing), adding_token(reader.id, reading), granting(*map(grant, grants))
         )
     options = ("--auth", "required", "--tls-cert", files.cert, "--tls-key", files.key, "--store", store)
-    service = Service(directory, *options)
+    service = Service(directory, *options, "--engine", f"photos={root / 'engine'}")
     try:
         yield Protected(service.start().http, authority.path, writer.text, reader.text, directory)
     finally:
@@ -181,6 +181,19 @@ class TestCommands:
         monkeypatch.setenv("TIDELOG_TOKEN", protected.writer)
         monkeypatch.setenv("TIDELOG_TLS_CA", protected.ca)
         assert cli("produce", "shop/variables", "--server", protected.url, stdin=b"a\n").code == 0
+
+    def test_engine_commands_take_token_and_authority(self, protected: Protected, cli: Cli) -> None:
+        """An object is read by somebody with the grant, and nobody else learns that there is an engine."""
+        with protected.connect() as log:
+            log.engine("photos").apply(1, tidelog.CreateBucket("b"))
+            log.engine("photos").apply(2, tidelog.PutObject("b", "cat", b"meow"))
+        where = ["--server", protected.url, "--tls-ca", protected.ca]
+        assert cli("engine", "get", "b", "cat", *where, "--token", protected.writer).out == b"meow"
+        assert cli("engine", "gc", *where, "--token", protected.writer).code == 0
+        refused = cli("engine", "gc", "--engine", "photos", *where, "--token", protected.reader)
+        assert (refused.code, "auth grant NAME admin engine:photos`" in refused.err) == (2, True)
+        unseen = cli("engine", "get", "b", "cat", *where, "--token", protected.reader)
+        assert (unseen.code, "photos" in unseen.err) == (2, False)
 
     def test_refused_command_names_the_fix(self, protected: Protected, cli: Cli) -> None:
         """Exit code 2 for a missing authority, a wrong token and a missing grant; no command that cannot be pasted."""

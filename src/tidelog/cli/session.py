@@ -166,6 +166,8 @@ class Session:
     """The URL of a server that does it."""
     token: Secret | None = None
     tls_ca: Path | None = None
+    engine: str | None = None
+    """The name of the engine at the server."""
 
     def overridden_by(self, other: Session) -> Session:
         return Session(
@@ -179,6 +181,7 @@ class Session:
             other.server or self.server,
             other.token or self.token,
             other.tls_ca or self.tls_ca,
+            other.engine or self.engine,
         )
 
     def at_root(self, root: str) -> Session:
@@ -210,8 +213,11 @@ class Session:
 
         return open_directory(self.root, self.settings, runs_in_background=runs_in_background, renews_lease=True)
 
-    def connect(self) -> Client | None:
-        """The server that was named, or the one that serves the directory; None where there is neither."""
+    def connect(self, directory: Path | None = None) -> Client | None:
+        """The server that was named, or the one that serves the directory; None where there is neither.
+
+        It is the log directory, unless another one is given.
+        """
         if self.server is not None:
             from tidelog.client.client import connect
 
@@ -219,11 +225,12 @@ class Session:
             return connect(self.server, token=token, tls_ca=self.tls_ca, prefetch=_PREFETCH)
         from tidelog.client.local_socket import is_served
 
-        if not is_served(self.root):
+        root = directory or self.root
+        if not is_served(root):
             return None
         from tidelog.client.client import connect_local
 
-        return connect_local(self.root, prefetch=_PREFETCH)
+        return connect_local(root, prefetch=_PREFETCH)
 
     def look(self) -> LogDirectory:
         """Opens the log directory for reading, regardless of its owner; a store with its catalog is enough."""
@@ -321,13 +328,14 @@ def command(
     is_hidden: bool = False,
     remote: str | None = None,
     is_local_beside: bool = False,
+    takes_server: bool = False,
 ) -> Callable[[Command], Command]:
     """Registers a function whose first parameter is the session and whose others are its own options.
 
     With `takes_negative_numbers` an argument may be -3; what looks like an option and is none is an argument then.
     A hidden one works, and no help shows it. `remote` is the function of `cli/remote.py` that does the same through a
     server, with --server or where the directory is served; `is_local_beside`: only with --server, because it works
-    beside the owner by itself.
+    beside the owner by itself. `takes_server`: it has --server, and uses that itself.
     """
 
     def register(work: Command) -> Command:
@@ -357,7 +365,7 @@ def command(
                 raise typer.Exit(code)
 
         run.__doc__ = inspect.getdoc(work)
-        _take_signature(run, work, directory_option, has_remote=remote is not None)
+        _take_signature(run, work, directory_option, has_remote=takes_server or remote is not None)
         settings = {"ignore_unknown_options": True} if takes_negative_numbers else None
         group.command(name, cls=_PlainUsage, context_settings=settings, hidden=is_hidden)(run)
         return work

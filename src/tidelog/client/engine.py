@@ -11,18 +11,31 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Iterable, Iterator
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 
 from tidelog.client.bridge import Bridge, both
 from tidelog.client.transport import Http, operate, path_of
 from tidelog.codec import JSON_ERRORS
-from tidelog.engine.entry import Batch, Entry, ObjectInfo, PutObject, Result, ScannedObject, StoredObject, VersionInfo
+from tidelog.engine.cold.garbage import GarbagePlan, GarbageReport
+from tidelog.engine.entry import (
+    Batch,
+    Entry,
+    ObjectInfo,
+    ObjectStat,
+    PutObject,
+    Result,
+    ScannedObject,
+    StoredObject,
+    Tier,
+    VersionInfo,
+)
 from tidelog.errors import DataError, NotSupportedError
 from tidelog.findings import VerifyReport
 
 _PAGE = 1000
+_Kind = TypeVar("_Kind")
 
 
 class _Marks(msgspec.Struct, frozen=True, kw_only=True):
@@ -48,6 +61,14 @@ class _Item(msgspec.Struct, frozen=True, kw_only=True):
 class _Scanned(msgspec.Struct, frozen=True):
     objects: list[_Item]
     is_cut: bool
+
+
+class _Stat(msgspec.Struct, frozen=True, kw_only=True):
+    size: int
+    metadata: dict[str, Any]
+    seq: int
+    tier: str
+    crc: int
 
 
 class _Versions(msgspec.Struct, frozen=True):
@@ -177,7 +198,14 @@ class RemoteEngine:
         """Returns a digest of the whole state at a seq: equal on every replica."""
         return (await self._http.ask("GET", f"{self._path}/digest", {"seq": seq}, accept="text/plain")).body.decode()
 
+    async def _stat(self, bucket: str, key: str, seq: int | None = None) -> ObjectStat:
+        """Returns an object as of a seq (by default the last applied one), without its data."""
+        found = await self._http.json("GET", f"{self._object(bucket, key)}/stat", query={"seq": seq}, kind=_Stat)
+        tier: Tier = "hot" if found.tier == "hot" else "cold"
+        return ObjectStat(found.size, found.metadata, found.seq, tier, found.crc)
+
     read, read_async = both(_read)
+    stat, stat_async = both(_stat)
     versions, versions_async = both(_versions)
     list_buckets, list_buckets_async = both(_list_buckets)
     digest, digest_async = both(_digest)
@@ -270,9 +298,32 @@ class RemoteEngine:
         found = await operate(self._http, f"{self._path}/verify")
         return msgspec.convert({name: found[name] for name in VerifyReport.__struct_fields__}, VerifyReport)
 
+    async def _plan_garbage(self, horizon: int | None = None) -> GarbagePlan:
+        """Returns what a collection would do now. Changes nothing."""
+        found = await operate(self._http, f"{self._path}/garbage", _horizon(horizon), "GET")
+        return _converted(found, GarbagePlan)
+
+    async def _collect_garbage(self, *, horizon: int | None = None) -> GarbageReport:
+        """Has the server plan again, and remove what the plan says."""
+        found = await operate(self._http, f"{self._path}/garbage/collect", _horizon(horizon))
+        return _converted(found, GarbageReport)
+
+    plan_garbage, plan_garbage_async = both(_plan_garbage)
+    collect_garbage, collect_garbage_async = both(_collect_garbage)
     create_checkpoint, create_checkpoint_async = both(_create_checkpoint)
     ship, ship_async = both(_ship)
     verify, verify_async = both(_verify)
+
+
+def _horizon(seq: int | None) -> dict[str, object]:
+    return {} if seq is None else {"horizon": seq}
+
+
+def _converted(found: object, kind: type[_Kind]) -> _Kind:
+    try:
+        return msgspec.convert(found, kind)
+    except msgspec.ValidationError as error:
+        raise DataError(f"the result of the server does not fit: {error}") from None
 
 
 def _scanned(one: _Item) -> ScannedObject:

@@ -216,14 +216,16 @@ class Node:
         return found
 
     async def _listen_locally(self) -> None:
-        """By a socket in the directory, for the commands that are about it. Not every file system has sockets."""
-        path = socket_of(self._directory.root)
-        if not path.parent.is_dir():
-            return  # it is in memory
-        try:
-            await self._http.start_unix(path)
-        except OSError as error:
-            _logger.warning("commands beside this server need --server: there is no socket %s: %s", path, error)
+        """By a socket in each directory, for the commands that are about it. Not every file system has sockets."""
+        engines = (engine._core.directory for engine in self.http.engines.values())
+        for directory in dict.fromkeys((self._directory.root, *engines)):
+            path = socket_of(directory)
+            if not path.parent.is_dir():
+                continue  # it is in memory
+            try:
+                await self._http.start_unix(path)
+            except OSError as error:
+                _logger.warning("commands beside this server need --server: there is no socket %s: %s", path, error)
 
     async def _start_transactions(self) -> None:
         """What was decided before is carried out from here on, beside the requests."""

@@ -25,6 +25,7 @@ from tidelog.cli.engine.session import (
     opened_core,
     require_store,
     restore_hint,
+    served,
 )
 from tidelog.cli.engine.show import info_of, is_open
 from tidelog.cli.errors import ExitCode
@@ -203,14 +204,19 @@ def gc(
     Versions are removed according to `keep_versions` and `keep_seconds`, or with --horizon those that no state from
     that seq on needs; without any of these all of them stay. Pieces of the log are removed from the front: objects of
     the store, or files on the disk if there is none. Dead pieces after one that is needed are counted for a compaction.
-    Without --apply nothing is changed, here or in the store, and nothing is claimed.
+    Without --apply nothing is changed, here or in the store, and nothing is claimed. A server that has the engine open
+    does it, and plans again before it removes anything.
     """
-    if apply:
-        with changing(session, take_over=take_over) as engine:
-            plan = engine.plan_garbage(horizon)
-            report = None if plan.is_empty else engine.collect_garbage(plan)
-    else:
-        plan, report = _planned(session, horizon), None
+    with served(session) as remote:
+        if remote is not None:
+            plan = remote.plan_garbage(horizon)
+            report = remote.collect_garbage(horizon=horizon) if apply and not plan.is_empty else None
+        elif apply:
+            with changing(session, take_over=take_over) as engine:
+                plan = engine.plan_garbage(horizon)
+                report = None if plan.is_empty else engine.collect_garbage(plan)
+        else:
+            plan, report = _planned(session, horizon), None
     if session.as_json:
         session.output.document(_document(plan, report))
     else:

@@ -14,7 +14,7 @@ import typer
 
 from tidelog.cli.engine.admin import checkpoint, compact, gc, rebuild_manifest, restore, ship, verify
 from tidelog.cli.engine.apply import apply_entries
-from tidelog.cli.engine.session import SeqOption, engine_command, reading
+from tidelog.cli.engine.session import SeqOption, engine_command, reading, reading_anywhere
 from tidelog.cli.engine.show import dump_page, dump_wal, status
 from tidelog.cli.output import plain_text
 from tidelog.cli.session import Session, command_group
@@ -51,7 +51,7 @@ def get(
     With --json it writes what is known about the object instead: size, seq, metadata, and from which tier it was read
     (bytes in metadata are in base64). -o puts the data into a file in both cases.
     """
-    with reading(session) as engine:
+    with reading_anywhere(session) as engine:
         found = engine.read(bucket, key, seq)
     if output is not None:
         output.write_bytes(found.data)
@@ -67,7 +67,7 @@ def stat(session: Session, bucket: BucketArgument, key: KeyArgument, seq: SeqOpt
 
     Data that has left this disk is not fetched for it, unless the object has metadata. Bytes in metadata are in base64.
     """
-    with reading(session) as engine:
+    with reading_anywhere(session) as engine:
         found = engine.stat(bucket, key, seq)
     about = {"bucket": bucket, "key": key, "size": found.size, "seq": found.seq, "tier": found.tier}
     if session.as_json:
@@ -83,7 +83,7 @@ def ls(
     seq: SeqOption = None,
 ) -> None:
     """Lists the buckets, or the objects of one. Objects in the order of their keys."""
-    with reading(session) as engine:
+    with reading_anywhere(session) as engine:
         if bucket is None:
             session.output.rows(("bucket",), [{"bucket": name} for name in engine.list_buckets(seq)])
             return
@@ -96,7 +96,7 @@ def versions(session: Session, bucket: BucketArgument, key: KeyArgument) -> None
 
     Each can be read with `tidelog engine get --seq N`.
     """
-    with reading(session) as engine:
+    with reading_anywhere(session) as engine:
         found = engine.versions(bucket, key)
     rows = [{"seq": one.seq, "bytes": one.size, "is_deleted": one.is_deleted, "tier": one.tier} for one in found]
     session.output.rows(("seq", "bytes", "is_deleted", "tier"), rows)
@@ -106,7 +106,7 @@ def digest(session: Session, seq: SeqOption = None) -> None:
     """Writes the digest of the whole state. It is the same on every replica and after every restore, at the same
     seq.
     """
-    with reading(session) as engine:
+    with reading_anywhere(session) as engine:
         at = engine.applied_seq if seq is None else seq
         text = engine.digest(at)
     if session.as_json:
@@ -136,7 +136,7 @@ def scan(
     With --values the lines have the data too: as text if it is UTF-8, as JSON `data_base64` otherwise.
     """
     columns = ("key", "bytes", "seq", *(("data",) if values else ()))
-    with reading(session) as engine:
+    with reading_anywhere(session) as engine:
         found = engine.scan(
             bucket, start, end, prefix=prefix, reverse=reverse, limit=limit, with_values=values, seq=seq
         )
@@ -235,6 +235,7 @@ _OTHERS: dict[str, Callable[..., None]] = {
     "dump-page": dump_page,
 }
 
+_THROUGH_A_SERVER = ("get", "stat", "ls", "scan", "versions", "digest", "status", "gc")
 COMMANDS = (*_ABOUT_A_DIRECTORY, *_OTHERS)
 
 
@@ -242,8 +243,8 @@ def add_to(app: typer.Typer) -> None:
     """Registers the group."""
     group = command_group("Look into engines; apply, ship, compact, restore, verify.")
     for name, work in _ABOUT_A_DIRECTORY.items():
-        engine_command(group, name, work, takes_place=True)
+        engine_command(group, name, work, takes_place=True, takes_server=name in _THROUGH_A_SERVER)
     for name, work in _OTHERS.items():
-        engine_command(group, name, work)
+        engine_command(group, name, work, takes_server=name in _THROUGH_A_SERVER)
     engine_command(group, "put-log", apply_entries, is_hidden=True)  # its name before
     app.add_typer(group, name="engine")

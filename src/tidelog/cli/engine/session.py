@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Any, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 
 import msgspec
 import typer
@@ -39,6 +39,7 @@ from tidelog.errors import (
     FencedError,
     GapError,
     HeldError,
+    InputError,
     LockedError,
     NotFoundError,
     RetryError,
@@ -49,6 +50,10 @@ from tidelog.store.metadata.base import MetadataStore
 from tidelog.store.metadata.open import open_metadata_store
 from tidelog.store.object_store import ObjectStore
 from tidelog.store.urls import open_store
+
+if TYPE_CHECKING:
+    from tidelog.client.client import Client
+    from tidelog.client.engine import RemoteEngine
 
 DEFAULT_DIRECTORY = "engine"
 EngineDirectoryOption = Annotated[
@@ -63,6 +68,10 @@ EngineDirectoryOption = Annotated[
 ]
 PlaceArgument = Annotated[
     Path | None, typer.Argument(metavar="DIR", help="The engine's directory; the same as --dir.", readable=False)
+]
+NameOption = Annotated[
+    str | None,
+    typer.Option("--engine", metavar="NAME", help="Its name at --server [default: the only one there]."),
 ]
 SeqOption = Annotated[
     int | None, typer.Option("--seq", "-s", metavar="N", min=0, help="As it was at this seq [default: now].")
@@ -79,24 +88,34 @@ _GAP_HINT = "Is it the right store, and is all of it there? `tidelog engine veri
 
 
 def engine_command(
-    group: typer.Typer, name: str, work: Callable[..., None], *, takes_place: bool = False, is_hidden: bool = False
+    group: typer.Typer,
+    name: str,
+    work: Callable[..., None],
+    *,
+    takes_place: bool = False,
+    takes_server: bool = False,
+    is_hidden: bool = False,
 ) -> None:
-    """Registers a command about an engine; with `takes_place` its directory may also be an argument."""
-    own = list(inspect.signature(work).parameters.values())
-    place = inspect.Parameter("place", inspect.Parameter.KEYWORD_ONLY, default=None, annotation=PlaceArgument)
-    parameters = [*own, place] if takes_place else own
+    """Registers a command about an engine; with `takes_place` its directory may also be an argument, with
+    `takes_server` it asks `served` who does it.
+    """
+    more = {"place": PlaceArgument} if takes_place else {}
+    more |= {"engine": NameOption} if takes_server else {}
+    keyword = inspect.Parameter.KEYWORD_ONLY
+    added = [inspect.Parameter(one, keyword, default=None, annotation=kind) for one, kind in more.items()]
+    parameters = [*inspect.signature(work).parameters.values(), *added]
 
     @functools.wraps(work)
-    def run(session: Session, place: Path | None = None, **arguments: Any) -> None:
-        here = session if place is None else replace(session, directory=place)
+    def run(session: Session, place: Path | None = None, engine: str | None = None, **arguments: Any) -> None:
+        here = replace(session, directory=place or session.directory, engine=engine)
         code = run_reporting(lambda: _told(work, here, arguments), here)
         if code:
             raise typer.Exit(code)
 
     hints = get_type_hints(work, include_extras=True)
     run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
-    run.__annotations__ = {**hints, "place": PlaceArgument} if takes_place else hints
-    command(group, name, EngineDirectoryOption, is_hidden=is_hidden)(run)
+    run.__annotations__ = {**hints, **more}
+    command(group, name, EngineDirectoryOption, is_hidden=is_hidden, takes_server=takes_server)(run)
 
 
 def _told(work: Callable[..., None], session: Session, arguments: dict[str, Any]) -> None:
@@ -183,6 +202,53 @@ def changing(session: Session, *, take_over: bool, creates: bool = False) -> Ite
     root = engine_root(session) if creates else find_engine(session)
     with open_engine_at(root, engine_config(session), runs_in_background=False, take_over=take_over) as engine:
         yield engine
+
+
+@contextmanager
+def served(session: Session) -> Iterator[RemoteEngine | None]:
+    """The engine behind the server that was named, or behind the one that serves its directory; None where there is
+    neither.
+    """
+    is_named = session.server is not None
+    if session.engine is not None and not is_named:
+        raise InputError("--engine goes with --server", hint="Name the engine here by its directory: --dir")
+    client = session.connect(None if is_named else engine_root(session))
+    if client is None:
+        yield None
+        return
+    with client:
+        name = _name_at(client, session.engine) if is_named else _name_of(client, engine_root(session))
+        yield None if name is None else client.engine(name)
+
+
+def _name_at(client: Client, wanted: str | None) -> str:
+    """As the server calls the engine that is meant; which one is not guessed."""
+    names = client.engines()
+    if wanted is None and len(names) != 1:
+        what = f"it has {', '.join(names)}" if names else "it has none that the token may see"
+        raise InputError(f"which engine of {client.url} is not clear: {what}", hint="Name it with --engine NAME")
+    return wanted or names[0]
+
+
+def _name_of(client: Client, root: Path) -> str | None:
+    """As the server of this machine calls the engine in a directory."""
+    found = client._bridge.wait(client._http.json("GET", "/v1/engines"))["engines"]
+    places = {one["name"]: one.get("directory") for one in found}
+    return next((name for name, place in places.items() if place and _is_same(Path(place), root)), None)
+
+
+def _is_same(one: Path, other: Path) -> bool:
+    try:
+        return one.samefile(other)
+    except OSError:
+        return False
+
+
+@contextmanager
+def reading_anywhere(session: Session) -> Iterator[Engine | EngineReader | RemoteEngine]:
+    """The engine for looking at it: through its server where there is one, else as `reading` has it."""
+    with ExitStack() as opened:
+        yield opened.enter_context(served(session)) or opened.enter_context(reading(session))
 
 
 @contextmanager

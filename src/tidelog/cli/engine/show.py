@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from tidelog.cli.engine.session import described, engine_config, find_engine, open_metadata, open_objects
+from tidelog.cli.engine.session import described, engine_config, find_engine, open_metadata, open_objects, served
 from tidelog.cli.errors import ExitCode, text_of
 from tidelog.cli.output import plain_text
 from tidelog.cli.session import Session
@@ -47,8 +47,11 @@ def status(session: Session) -> None:
     between low_water_mark and applied_seq may still be rolled back; those between high_water_mark and low_water_mark
     wait for the store, and lag_seconds says how long the oldest of them does; lag_bytes counts all that is not in the
     store. Up to truncation_mark the orchestrator may forget its log. What cannot be read is listed as a problem, and
-    the exit code stays 0.
+    the exit code stays 0. With --server it shows the marks, and with --json all statistics of the server.
     """
+    if session.server is not None:
+        _served_status(session)
+        return
     root = find_engine(session)
     problems: list[str] = []
     info = info_of(session, root, problems)
@@ -63,6 +66,16 @@ def status(session: Session) -> None:
     session.output.record(_flat({**about, **document}))
     for problem in problems:
         session.output.note(f"problem: {problem}")
+
+
+def _served_status(session: Session) -> None:
+    with served(session) as engine:
+        assert engine is not None
+        found = engine._bridge.wait(engine._http.json("GET", engine._path))
+    if session.as_json:
+        session.output.document(found)
+    else:
+        session.output.record({name: value for name, value in found.items() if name not in ("statistics", "directory")})
 
 
 def info_of(session: Session, root: Path, problems: list[str]) -> EngineDirectory:

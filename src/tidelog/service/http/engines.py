@@ -55,6 +55,8 @@ class EngineMarks(msgspec.Struct, frozen=True, kw_only=True):
     high_water_mark: int
     truncation_mark: int
     """The orchestrator may truncate its log up to here."""
+    directory: str | None = None
+    """Where it is; only in a list for commands on the server's machine, which have the directory."""
 
 
 class EngineList(msgspec.Struct, frozen=True, kw_only=True):
@@ -152,6 +154,25 @@ class Versions(msgspec.Struct, frozen=True, kw_only=True):
     versions: list[VersionInfo]
 
 
+class Stat(msgspec.Struct, frozen=True, kw_only=True):
+    """An object without its data."""
+
+    size: int
+    metadata: dict[str, Any]
+    seq: int
+    tier: str
+    """`hot`: its data is on the server's disk; `cold`: in the store."""
+    crc: int
+    """The checksum of data and metadata."""
+
+
+class GarbageQuery(WaitQuery, forbid_unknown_fields=True, frozen=True, kw_only=True):
+    """What may go."""
+
+    horizon: Annotated[int, msgspec.Meta(ge=0)] | None = None
+    """States before this seq are no longer needed. Default: what the settings say."""
+
+
 class PutQuery(msgspec.Struct, forbid_unknown_fields=True, frozen=True, kw_only=True):
     """The entry that puts an object."""
 
@@ -221,7 +242,11 @@ async def list_engines(call: Call) -> EngineList:
     """Lists the engines that the client may see, with their marks."""
     served = sorted(call.service.engines.items())
     seen = [(name, engine) for name, engine in served if call.allows(None, Resource(Kind.ENGINE, name))]
-    return EngineList(engines=[marks(name, engine) for name, engine in seen])
+    found = [marks(name, engine) for name, engine in seen]
+    if call.peer.is_local_socket:
+        places = [str(engine._core.directory) for _, engine in seen]
+        found = [msgspec.structs.replace(one, directory=place) for one, place in zip(found, places, strict=True)]
+    return EngineList(engines=found)
 
 
 @routes.add("GET", _ENGINE, Permission.READ, EngineDescription, resource=Kind.ENGINE)
@@ -312,6 +337,13 @@ async def read_object(call: Call) -> Reply:
     metadata = json.dumps(msgspec.to_builtins(found.metadata))
     headers = (("x-tidelog-seq", str(found.seq)), ("x-tidelog-tier", found.tier), ("x-tidelog-metadata", metadata))
     return Reply(found.data, BYTES, headers=headers)
+
+
+@routes.add("GET", f"{_OBJECT}/stat", Permission.READ, Stat, resource=Kind.ENGINE, query=AsOf)
+async def stat_object(call: Call) -> Stat:
+    """Describes an object as of a seq, without its data."""
+    found = await _engine(call).stat_async(call.path["bucket"], call.path["key"], call.query.seq)
+    return Stat(**msgspec.to_builtins(found))
 
 
 @routes.add(
@@ -427,11 +459,12 @@ async def verify_engine(call: Call) -> Reply:
 
 
 @routes.add(
-    "GET", f"{_ENGINE}/garbage", Permission.ADMIN, Operation, resource=Kind.ENGINE, query=WaitQuery, mode="wait"
+    "GET", f"{_ENGINE}/garbage", Permission.ADMIN, Operation, resource=Kind.ENGINE, query=GarbageQuery, mode="wait"
 )
 async def plan_engine_garbage(call: Call) -> Reply:
     """Plans the collection of what no readable state needs; the result is the plan. Changes nothing."""
-    return await _begun(call, "plan-garbage", lambda engine: engine.plan_garbage_async())
+    horizon = call.query.horizon
+    return await _begun(call, "plan-garbage", lambda engine: engine.plan_garbage_async(horizon))
 
 
 @routes.add(
@@ -440,12 +473,13 @@ async def plan_engine_garbage(call: Call) -> Reply:
     Permission.ADMIN,
     Operation,
     resource=Kind.ENGINE,
-    query=WaitQuery,
+    query=GarbageQuery,
     mode="wait",
 )
 async def collect_engine_garbage(call: Call) -> Reply:
     """Plans again, and collects what the plan says; the result is the report."""
-    return await _begun(call, "collect-garbage", lambda engine: engine.collect_garbage_async())
+    horizon = call.query.horizon
+    return await _begun(call, "collect-garbage", lambda engine: engine.collect_garbage_async(horizon=horizon))
 
 
 @routes.add(

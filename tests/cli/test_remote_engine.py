@@ -1,0 +1,106 @@
+"""Commands about an engine that a server has open: through the socket in its directory, or with --server."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from tests.cli.conftest import Cli
+from tests.service.http.serving import Served, serving
+
+import tidelog
+from tidelog import CreateBucket, PutObject
+from tidelog.client.local_socket import is_served, socket_of
+
+
+@pytest.fixture
+def directory(tmp_path: Path) -> Path:
+    """Of an engine with two versions of one object and one of another."""
+    with tidelog.open_engine(tmp_path / "engine") as engine:
+        engine.apply(1, CreateBucket("photos"))
+        engine.apply(2, PutObject("photos", "cat", b"\x00meow", metadata={"n": 1}))
+        engine.apply(3, PutObject("photos", "cat", b"purr"))
+        engine.apply(4, PutObject("photos", "dog ?%", b"woof"))
+        engine.update_low_water_mark(4)
+    return tmp_path / "engine"
+
+
+@pytest.fixture
+def served(directory: Path, tmp_path: Path) -> Iterator[Served]:
+    with serving(tmp_path / "data", engine=directory) as running:
+        yield running
+
+
+@pytest.fixture(params=["socket", "url"])
+def where(request: pytest.FixtureRequest, served: Served, directory: Path, tmp_path: Path) -> list[str]:
+    """The options that lead to the server. The engine has no store: nothing but the server can answer."""
+    if request.param == "socket":
+        return ["--dir", str(directory)]
+    return ["--dir", str(tmp_path / "none"), "--server", f"http://127.0.0.1:{served.address.port}"]
+
+
+def test_objects_are_read_through_the_server(where: list[str], cli: Cli) -> None:
+    """get, stat, ls, scan, versions and digest, now and as of a seq."""
+    assert cli("engine", "get", "photos", "cat", *where).out == b"purr"
+    assert cli("engine", "get", "photos", "cat", "--seq", 2, *where).out == b"\x00meow"
+    stat = cli("engine", "stat", "photos", "cat", "--seq", 2, "--json", *where).json
+    assert (stat["size"], stat["seq"], stat["tier"], stat["metadata"]) == (5, 2, "hot", {"n": 1})
+    assert cli("engine", "ls", "--json", *where).json == [{"bucket": "photos"}]
+    assert [one["key"] for one in cli("engine", "ls", "photos", "--json", *where).json] == ["cat", "dog ?%"]
+    assert [one["key"] for one in cli("engine", "ls", "photos", "d", "--json", *where).json] == ["dog ?%"]
+    assert b"woof" in cli("engine", "scan", "photos", "--values", *where).out
+    assert [one["seq"] for one in cli("engine", "versions", "photos", "cat", "--json", *where).json] == [3, 2]
+    assert cli("engine", "digest", "--json", *where).json["seq"] == 4
+    missing = cli("engine", "get", "photos", "none", *where)
+    assert (missing.code, missing.out) == (3, b"")
+
+
+def test_garbage_is_planned_and_collected_through_the_server(where: list[str], served: Served, cli: Cli) -> None:
+    """Without --apply nothing changes; with it states before the horizon are gone."""
+    plan = cli("engine", "gc", "--horizon", 4, "--json", *where).json
+    assert (plan["is_applied"], plan["plan"]["removable_versions"]) == (False, 1)
+    assert cli("engine", "get", "photos", "cat", "--seq", 2, *where).code == 0
+    done = cli("engine", "gc", "--horizon", 4, "--apply", "--json", *where).json
+    assert (done["is_applied"], done["report"]["removed_versions"]) == (True, 1)
+    assert [one["seq"] for one in cli("engine", "versions", "photos", "cat", "--json", *where).json] == [3]
+    assert cli("engine", "gc", *where).code == 0
+
+
+def test_status_has_the_marks(where: list[str], cli: Cli) -> None:
+    """From the files where they are here, from the server where it is named."""
+    shown = cli("engine", "status", "--json", *where).json
+    assert shown["low_water_mark"] == 4
+    assert ("statistics" in shown) is ("--server" in where)
+    assert cli("engine", "status", *where).code == 0
+
+
+def test_engine_is_named_where_it_is_not_clear(served: Served, directory: Path, cli: Cli) -> None:
+    """--engine is the server's name of it, and an unknown one is not found."""
+    server = ["--server", f"http://127.0.0.1:{served.address.port}"]
+    assert cli("engine", "get", "photos", "cat", "--engine", "main", *server).out == b"purr"
+    assert cli("engine", "get", "photos", "cat", "--engine", "other", *server).code == 3
+    alone = cli("engine", "ls", "--engine", "main", "--dir", directory)
+    assert (alone.code, "--server" in alone.err) == (2, True)
+
+
+def test_server_without_an_engine_says_so(tmp_path: Path, cli: Cli) -> None:
+    """Which engine is meant is not guessed."""
+    with serving(tmp_path / "data") as served:
+        refused = cli("engine", "ls", "--server", f"http://127.0.0.1:{served.address.port}")
+    assert (refused.code, "--engine NAME" in refused.err) == (2, True)
+
+
+def test_directories_of_engines_are_told_to_nobody_else(served: Served, directory: Path) -> None:
+    """A path of the server is for those who have the directory."""
+    assert [one["directory"] for one in served.ok("GET", "/v1/engines")["engines"]] == [None]
+    assert str(directory) not in str(served.ok("GET", "/v1/engines/main"))
+
+
+def test_socket_in_the_engine_goes_with_the_server(directory: Path, tmp_path: Path, cli: Cli) -> None:
+    """Only its owner may open it, and after a stop commands open the engine themselves."""
+    with serving(tmp_path / "data", engine=directory):
+        assert is_served(directory)
+        assert socket_of(directory).stat().st_mode & 0o777 == 0o600
+    assert not socket_of(directory).exists()
+    assert cli("engine", "get", "photos", "cat", "--dir", directory).out == b"purr"
