@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager
 from pathlib import Path
+from threading import Event
 from typing import Any
 from urllib.parse import quote
 
@@ -17,6 +19,8 @@ from tests.service.http.serving import WAIT_SECONDS, Served, eventually, serving
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 from websockets.sync.client import ClientConnection
 from websockets.sync.client import connect as connect_socket
+
+from tidelog.service.kafka.partitions import Partition
 
 TOPIC = "/v1/topics/shop/orders"
 BILLING = f"{TOPIC}/subscriptions/billing"
@@ -442,3 +446,31 @@ def test_consumers_that_are_refused_leave_nothing_behind(served: Served) -> None
     for _ in range(3):
         assert served.call("POST", f"{TOPIC}/subscriptions/billing/consumers", {}).status == 409
     assert served.in_loop(lambda: len(served.node.http.sessions._opening)) == 0
+
+
+@pytest.mark.parametrize("is_socket", [False, True])
+def test_nothing_is_delivered_that_a_kill_could_take_back(
+    served: Served, monkeypatch: pytest.MonkeyPatch, is_socket: bool
+) -> None:
+    """A client outlives the server: what it acknowledges must not be another message at the same offset."""
+    asked, written = Event(), Event()
+
+    async def until_written(partition: Partition, next_offset: int) -> None:
+        asked.set()
+        await asyncio.to_thread(written.wait, WAIT_SECONDS)
+
+    def receive() -> list[str]:
+        if not is_socket:
+            return values(served.ok("POST", f"{subscribe(served)}/receive?wait=60"))
+        with connect_socket(f"ws://127.0.0.1:{served.address.port}{BILLING}/connect") as socket:
+            assert json.loads(socket.recv(WAIT_SECONDS))["op"] == "subscribed"
+            return values(json.loads(socket.recv(WAIT_SECONDS)))
+
+    served.produce("shop/orders", "a")
+    monkeypatch.setattr(Partition, "until_in_files", until_written)
+    with ThreadPoolExecutor(1) as pool:
+        answer = pool.submit(receive)
+        assert asked.wait(WAIT_SECONDS)
+        assert not answer.done()
+        written.set()
+        assert answer.result(WAIT_SECONDS) == ["a"]

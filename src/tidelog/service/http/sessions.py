@@ -10,6 +10,8 @@ Invariants
 - An answer that was lost is given again: `receive` says which batch the client has seen last, and gets the one after
   it, the same messages as before as far as they are not settled.
 - Closing returns when every acknowledgement is stored: nothing that was acknowledged comes again.
+- A client gets what is in a file, which outlives a kill of the process. A client outlives it too, and what it says of
+  an offset would otherwise count for the message that took the offset of one that was lost.
 """
 
 from __future__ import annotations
@@ -18,7 +20,7 @@ import asyncio
 import contextlib
 import logging
 import secrets
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from datetime import datetime
 from http import HTTPStatus
 from typing import Annotated, Any, Literal
@@ -102,6 +104,10 @@ def start_of(start: str | Mapping[str, int], partitions: int) -> Any:
     return moment
 
 
+async def _at_once(messages: Sequence[Delivery]) -> None:
+    return None
+
+
 class Session:
     """One consumer of one client."""
 
@@ -118,6 +124,8 @@ class Session:
         self.is_closed = False
         self.on_close: Callable[[], None] = lambda: None
         """Told when the session ends otherwise than by its client."""
+        self.until_in_files: Callable[[Sequence[Delivery]], Awaitable[None]] = _at_once
+        """Returns when a kill of the process can no longer take these messages back."""
         self._busy = 0
         self._renewed_at = asyncio.get_running_loop().time()
         self._turn = asyncio.Lock()
@@ -165,6 +173,7 @@ class Session:
                 if seen is not None and seen == self._number - 1:
                     self._batch = [message for message in self._batch if self._is_held(message)]
                     if self._batch:
+                        await self.until_in_files(self._batch)
                         return self._number, self._batch
                 elif seen is not None and seen != self._number:
                     raise InputError(f"the last batch of this consumer is {self._number}, not {seen}")
@@ -172,10 +181,17 @@ class Session:
                 if found:
                     self._batch = found
                     self._number += 1
+                    await self.until_in_files(found)
                 return self._number, found
         finally:
             self._busy -= 1
             self.renew()
+
+    async def receive_next(self, limit: int) -> list[Delivery]:
+        """Messages, as soon as there are some."""
+        found: list[Delivery] = await self.consumer.receive_many_async(limit)
+        await self.until_in_files(found)
+        return found
 
     def ack(self, messages: list[Settled]) -> None:
         """These are done with."""

@@ -325,9 +325,18 @@ async def open_session(call: Call, wanted: Subscribe, *, has_lease: bool) -> Ses
     async def subscribe(name: str, kind: Any, **options: Any) -> Any:
         return await topic.subscribe_async(name, kind, start=start, **options)
 
-    return await service.sessions.open(
+    async def until_in_files(messages: Sequence[Delivery]) -> None:
+        reached: dict[int, int] = {}
+        for message in messages:
+            reached[message.partition] = max(message.offset + 1, reached.get(message.partition, 0))
+        for number, offset in reached.items():
+            await (await service.broker.partition(served, number)).until_in_files(offset)
+
+    session = await service.sessions.open(
         served.name, call.path["subscription"], wanted, call.principal, subscribe, has_lease=has_lease
     )
+    session.until_in_files = until_in_files
+    return session
 
 
 def _session(call: Call) -> Session:

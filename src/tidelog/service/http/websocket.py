@@ -159,7 +159,7 @@ class _Conversation:
                     async with asyncio.timeout(_LOOK_SECONDS):
                         await self._room.wait()
                 continue
-            found = await session.consumer.receive_many_async(min(room, self._query.limit))
+            found = await session.receive_next(min(room, self._query.limit))
             if self._is_packed:
                 await self._say({"op": "messages", "messages": delivered(found)})
             else:
