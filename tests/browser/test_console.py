@@ -199,7 +199,7 @@ def test_garbage_is_planned_reviewed_and_removed(page: Page, served: Served, tmp
 
 def test_verify_run_tells_what_was_read(page: Page) -> None:
     """A run of the disk ends with its verdict, and is listed among the upkeep."""
-    page.go("#/work")
+    page.go("#/upkeep")
     page.fill("select", "topic:shop/orders", "Topic or engine")
     page.wait("[...document.querySelectorAll('option')].some((one) => one.textContent === 'Verify this disk')")
     page.evaluate(
@@ -208,7 +208,7 @@ def test_verify_run_tells_what_was_read(page: Page) -> None:
     )
     page.click("button", "Start")
     page.see("Nothing is wrong.")
-    page.go("#/work")
+    page.go("#/upkeep")
     page.see("Verify", "td")
 
 
@@ -270,7 +270,7 @@ def test_pages_fit_a_phone(browser: Chromium, served: Served) -> None:
         f"{ORDERS}/settings",
         "#/groups",
         "#/engines/main",
-        "#/work",
+        "#/upkeep",
     ]
     nameless = (
         "[...document.querySelectorAll('a, button, input, select, textarea')]"

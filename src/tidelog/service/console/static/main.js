@@ -17,7 +17,7 @@ const PAGES = [
   ["", "Topics", overview],
   ["groups", "Groups", groups],
   ["engines", "Engines", engines],
-  ["work", "Upkeep", work],
+  ["upkeep", "Upkeep", work],
 ];
 const KEYS = [
   ["/", "go to the filter of the page"],
@@ -197,7 +197,7 @@ document.addEventListener("keydown", (event) => {
   if (typing || document.querySelector("dialog")) return;
   if (waitsForPage) {
     waitsForPage = false;
-    const page = { t: "", g: "groups", e: "engines", u: "work" }[event.key];
+    const page = { t: "", g: "groups", e: "engines", u: "upkeep" }[event.key];
     if (page !== undefined) location.hash = `#/${page}`;
     return;
   }

@@ -43,7 +43,7 @@ const pathOf = (subject) => {
 
 async function start(method, path, query) {
   const operation = await api(method, path, { query });
-  location.hash = `#/work/${operation.id}`;
+  location.hash = `#/upkeep/${operation.id}`;
 }
 
 /** A menu of what can be done for one topic or engine. */
@@ -64,10 +64,10 @@ export async function work(context, id) {
     caption: "Operations",
     sort: "started",
     onselect: (row) => {
-      location.hash = `#/work/${row.id}`;
+      location.hash = `#/upkeep/${row.id}`;
     },
     columns: [
-      { key: "kind", label: "What", value: (row) => word(row.kind), cell: (row) => h("a", { href: `#/work/${row.id}` }, word(row.kind)) },
+      { key: "kind", label: "What", value: (row) => word(row.kind), cell: (row) => h("a", { href: `#/upkeep/${row.id}` }, word(row.kind)) },
       { key: "subject", label: "Of", value: (row) => row.subject, cell: (row) => subjectLink(row.subject) },
       { key: "state", label: "State", value: (row) => row.state, cell: (row) => badge(row) },
       { key: "started", label: "Started", value: (row) => -Date.parse(row.started), cell: (row) => ago(row.started) },
@@ -123,7 +123,7 @@ async function operation(context, id) {
   const { main, signal } = context;
   const head = h("div");
   const body = h("div");
-  fill(main, h("p", {}, h("a", { href: "#/work" }, "All upkeep")), head, body);
+  fill(main, h("p", {}, h("a", { href: "#/upkeep" }, "All upkeep")), head, body);
   for (let isOver = false; !isOver && !signal.aborted; ) {
     const row = await get(`/v1/operations/${encodeURIComponent(id)}`, { wait: isOver === false && head.childElementCount ? 2 : 0 }, signal);
     document.title = `${word(row.kind)} – tidelog`;
