@@ -225,3 +225,19 @@ def test_topic_of_dead_letters_is_created_for_administrators_only(guarded: Guard
     assert guarded.served.call("POST", path, body, guarded.header("reader")).status == 403
     guarded.served.ok("PUT", "/v1/topics/new/letters", {}, guarded.header("root"))
     assert guarded.served.call("POST", path, body, guarded.header("reader")).status == 201
+
+
+def test_naming_a_topic_of_dead_letters_tells_nobody_whether_it_exists(guarded: Guarded) -> None:
+    """Who may not write there is refused in the same words in both cases."""
+    log, security = guarded.served.node._directory, guarded.served.node.security
+    change_accounts(log, granting(grant("other read group:billing")))
+    guarded.served.in_loop(security.reload_accounts)
+    guarded.served.ok("PUT", "/v1/topics/secret/ledger2", {}, guarded.header("root"))
+    path = "/v1/topics/secret/ledger2/subscriptions/billing/consumers"
+    said = []
+    for letters in ("secret/ledger", "secret/nothing"):
+        body = {"max_deliveries": 1, "dead_letter_topic": letters}
+        answer = guarded.served.call("POST", path, body, guarded.header("other"))
+        said.append((answer.status, answer.body.replace(letters.encode(), b"")))
+    assert said[0] == said[1]
+    assert said[0][0] == 403

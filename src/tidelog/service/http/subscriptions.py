@@ -314,9 +314,9 @@ async def open_session(call: Call, wanted: Subscribe, *, has_lease: bool) -> Ses
     await partition_logs(service, served)
     if wanted.dead_letter_topic is not None:
         letters = parse_topic_name(wanted.dead_letter_topic)
-        # The first letter creates it.
-        needed = Permission.ADMIN if service.broker.find(letters) is None else Permission.WRITE
-        call.check(needed, topic_resource(letters))
+        call.check(Permission.WRITE, topic_resource(letters))  # who lacks that does not learn whether it exists
+        if service.broker.find(letters) is None:  # the first letter creates it
+            call.check(Permission.ADMIN, topic_resource(letters))
     start = start_of(wanted.start, served.count)
     if served.count == 1 and isinstance(start, dict):
         start = start.get(0, "earliest")
