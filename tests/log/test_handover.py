@@ -13,6 +13,7 @@ from tests.log.workbench import DIRECTORY, Gate, Threads, contents, numbered, pa
 
 from tidelog.errors import BackpressureError, ClosedError, InputError, MessageTooLargeError
 from tidelog.log import Log, LogSettings
+from tidelog.log.append_queue import finish_all, task_waiter
 from tidelog.testing import FaultyFiles
 
 TEN_MESSAGES = LogSettings(append_queue_max_messages=10)
@@ -290,3 +291,25 @@ class TestTasks:
         with closing(Log.open(DIRECTORY, LogSettings(fsync_interval_ms=3_600_000), files=FaultyFiles())) as log:
             asyncio.run(play(log))
             assert log.durable_offset == 50
+
+
+class _Interrupted(asyncio.Future[None]):
+    """A waiter that is cancelled right after somebody asked whether it is done, as asyncio's handler of SIGINT may."""
+
+    def done(self) -> bool:
+        was_done = super().done()
+        self.cancel()
+        return was_done
+
+
+def test_waiter_cancelled_by_a_signal_does_not_keep_others_waiting() -> None:
+    """The loss: Ctrl-C in the middle of an answer was an exception in a callback, and the waiters after it hung."""
+
+    async def main() -> None:
+        interrupted: asyncio.Future[None] = _Interrupted()
+        other = task_waiter()
+        finish_all([interrupted, other])
+        await asyncio.wait_for(other, 60)
+        assert interrupted.cancelled()
+
+    asyncio.run(main())

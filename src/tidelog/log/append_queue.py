@@ -117,14 +117,20 @@ def finish_all(waiters: Iterable[Waiter], make_error: MakeError | None = None) -
 
 
 def _finish_futures(futures: list[TaskWaiter], make_error: MakeError | None) -> None:
-    """Runs in the loop. A task that was cancelled meanwhile no longer listens."""
+    """Runs in the loop. A task that was cancelled meanwhile no longer listens.
+
+    asyncio's handler of SIGINT cancels tasks between any two steps, so that asking first is not enough.
+    """
     for future in futures:
         if future.done():
             continue
-        if make_error is None:
-            future.set_result(None)
-        else:
-            future.set_exception(make_error())
+        try:
+            if make_error is None:
+                future.set_result(None)
+            else:
+                future.set_exception(make_error())
+        except asyncio.InvalidStateError:
+            continue
 
 
 # Appends that wait for room in the queue, in order of arrival.
