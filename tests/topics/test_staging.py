@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 from tests.crash.tier_promises import open_node, tier_settings
+from tests.log.workbench import wait_until
 from tests.staging.staged_commits import hand_over, stage
 from tests.topics.storage_modes import LOCAL, Storage, storage_fixture
 
@@ -36,6 +37,13 @@ KEYS = TopicKeys("shop", "orders")
 SOON: dict[str, Any] = {"ingest_check_seconds": 0.05}
 NEVER: dict[str, Any] = {"ingest_check_seconds": 1000.0}
 storage = storage_fixture([LOCAL, "shared_fs-sqlite", "shared_fs-bucket"])
+
+
+def ingested(topic: tidelog.Topic) -> tuple[int, int, int]:
+    """What the statistics have counted: commits, rows, and what was refused."""
+    statistics = topic.statistics().ingest
+    assert statistics is not None
+    return statistics.staged_commits, statistics.rows, statistics.refused
 
 
 @contextlib.contextmanager
@@ -76,9 +84,7 @@ def test_rows_are_messages_like_any_other(storage: Storage, tmp_path: Path) -> N
             assert [message.value for message in received if message is not None] == [b"a", b"b", b"mine", b"c", b"d"]
             assert received[3] is not None
             assert (received[3].key, dict(received[3].headers)) == (b"key", {"from": b"spark"})
-            statistics = topic.statistics().ingest
-            assert statistics is not None
-            assert (statistics.staged_commits, statistics.rows, statistics.refused) == (2, 4, 0)
+            wait_until(lambda: ingested(topic) == (2, 4, 0), "the count, which follows the messages")
         with storage.open(root) as log:
             assert values(log.topic(NAME)) == [b"a", b"b", b"mine", b"c", b"d"]
         assert hand_over(area, "etl", 1, payloads([b"c", b"d"])) == "already committed"
