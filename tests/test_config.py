@@ -194,6 +194,21 @@ def test_unknown_keywords_suggest_the_nearest() -> None:
     assert "Did you mean fsync_interval_ms?" in message
 
 
+@pytest.mark.parametrize(
+    ("given", "meant"),
+    [
+        ("retention_ms", "retention_seconds"),
+        ("retention_size", "retention_bytes"),
+        ("rotate_max_mb", "rotate_max_bytes"),
+    ],
+)
+def test_setting_in_another_unit_is_found(given: str, meant: str) -> None:
+    """Loss prevented: who wrote a time in Kafka's unit was led to a limit of bytes."""
+    assert f"Did you mean {meant}?" in str(load_error(**{given: 5}))  # type: ignore[arg-type]
+    variable = f"TIDELOG_{given.upper()}"
+    assert f"Did you mean TIDELOG_{meant.upper()}?" in str(load_error(environment={variable: "5"}))
+
+
 def test_unknown_variables_suggest_the_nearest() -> None:
     """A misspelt variable is an error that names the variable that was probably meant."""
     message = str(load_error(environment={"TIDELOG_FSYNC_INTERVAL": "hush"}))

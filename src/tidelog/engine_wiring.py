@@ -40,7 +40,7 @@ from tidelog.store.metadata.bucket import copy_of
 from tidelog.store.metadata.open import BUCKET, MEMORY, canonical_metadata_url, open_metadata_store
 from tidelog.store.object_store import ObjectStore
 from tidelog.store.scheduler import Threads, answered_within, in_thread
-from tidelog.store.urls import check_replicas, open_store
+from tidelog.store.urls import check_replicas, open_store, require_store_directory
 
 _EXAMPLE = 'tidelog.open_engine("./engine")'
 
@@ -158,6 +158,7 @@ def open_reader(config: EngineConfig, *, runs_in_background: bool = True) -> Eng
         )
     info = (known or EngineDirectory(node="")).placed(store, _metadata_url(config), config.storage_engine.metadata_root)
     check_replicas(store, config.storage_engine.replicas)
+    require_store_directory(store)
     objects = open_store(store, config.object_store)
     replicas = tuple(open_store(replica, config.object_store) for replica in config.storage_engine.replicas)
     metadata = _opened_metadata(info, config, objects, read_only=True)
@@ -302,6 +303,7 @@ def rebuild_manifest_of(config: EngineConfig) -> RebuiltManifest:
             lock = files.lock(directory / WAL / LOCK)
             opened.callback(lock.release)
             local = read_local_claim(files, directory / WAL)
+        require_store_directory(info.store)
         objects = open_store(info.store, config.object_store)
         store = opened.enter_context(_opened_metadata(info, config, objects))
         return rebuild_manifest(store, info.keys, objects, clock=clock, node=info.node, local=local)
@@ -447,6 +449,7 @@ def restore_directory(
             hint='Give it, as in tidelog.restore_engine("./new", store="s3://bucket/prefix"), or with --store',
         )
     check_replicas(url, config.storage_engine.replicas)
+    require_store_directory(url)
     objects = open_store(url, config.object_store)
     info = _named(config, node=f"restore-{secrets.token_hex(8)}", is_drill=not claims)
     copies = [open_store(replica, config.object_store) for replica in config.storage_engine.replicas]

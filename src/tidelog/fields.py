@@ -108,6 +108,10 @@ def aliases_of(struct: type[msgspec.Struct]) -> Mapping[str, str]:
     return aliases
 
 
+_TIMES = ("seconds", "ms", "secs", "s", "milliseconds", "us", "minutes", "hours", "days")
+_SIZES = ("bytes", "kb", "mb", "gb", "kib", "mib", "gib", "size")
+
+
 def read_keywords(
     struct: type[msgspec.Struct], given: Mapping[str, object], noun: str, error: type[InputError] = InputError
 ) -> dict[str, Any]:
@@ -129,9 +133,16 @@ def read_keywords(
 
 
 def nearest(name: str, candidates: Collection[str]) -> str | None:
-    """A question that helps after a mistyped name."""
-    matches = difflib.get_close_matches(name, sorted(candidates), n=1)
+    """A question that helps after a mistyped name, or one with another unit (`retention_ms`)."""
+    matches = _in_other_unit(name, candidates) or difflib.get_close_matches(name, sorted(candidates), n=1)
     return f"Did you mean {matches[0]}?" if matches else None
+
+
+def _in_other_unit(name: str, candidates: Collection[str]) -> list[str]:
+    """The names that say the same in another unit of time or size. Case and dots count as in variables and Kafka."""
+    stem, _, unit = name.lower().replace(".", "_").rpartition("_")
+    same = next((units for units in (_TIMES, _SIZES) if unit in units), ())
+    return [one for one in sorted(candidates) if one.lower().replace(".", "_") in {f"{stem}_{other}" for other in same}]
 
 
 def _without_none(kind: inspect.Type) -> inspect.Type:

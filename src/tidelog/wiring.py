@@ -27,7 +27,7 @@ from tidelog.store.binding import StoreBinding
 from tidelog.store.keys import DEFAULT_ROOT
 from tidelog.store.metadata.base import MetadataStore
 from tidelog.store.metadata.open import BUCKET, MEMORY, open_metadata_store
-from tidelog.store.urls import check_replicas, open_store
+from tidelog.store.urls import check_replicas, open_store, require_store_directory
 from tidelog.topics.directory import LogDirectory
 from tidelog.topics.directory_info import INSIDE, DirectoryInfo, Place, look_at, metadata_url, read_info
 
@@ -106,6 +106,8 @@ def open_directory(
     def open_tier(info: DirectoryInfo) -> Tier:
         assert info.store is not None and info.metadata is not None and info.metadata_root is not None
         check_replicas(info.store, settings.tier.replicas)
+        if read_only:
+            require_store_directory(info.store)
         objects = open_store(info.store, settings.object_store)
         url = (
             MEMORY if isinstance(files, MemoryFiles) and info.metadata == INSIDE else metadata_url(root, info.metadata)

@@ -44,6 +44,18 @@ def test_user_is_made_granted_checked_and_removed(cli: Cli, tmp_path: Path) -> N
         assert [one.principal for one in AccountStore(*log._shared_metadata()).read()[0].grants] == ["*"]
 
 
+def test_grant_to_a_name_without_credentials_is_noted(cli: Cli) -> None:
+    """Loss prevented: a mistyped name was granted in silence. The subject of a JWT or certificate has none here."""
+    cli("auth", "user", "add", "alice", stdin=f"{PASSWORD}\n".encode())
+    cli("auth", "token", "create", "ci")
+    for known in ("alice", "ci", "*"):
+        assert "note" not in cli("auth", "grant", known, "read", "topic:shop/*").err
+    mistyped = cli("auth", "grant", "alcie", "read", "topic:shop/*")
+    assert mistyped.code == 0
+    assert "alcie has no password and no token yet. Did you mean alice?" in " ".join(mistyped.err.split())
+    assert "auth user add alcie" in " ".join(mistyped.err.split())
+
+
 def test_token_is_printed_once(cli: Cli, tmp_path: Path) -> None:
     """The text is the only line of the output; listings have its id, and revoking takes that."""
     made = cli("auth", "token", "create", "ci", "--expires", "90d", "--note", "nightly")

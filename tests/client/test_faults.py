@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -25,6 +26,14 @@ WAIT_SECONDS = 60
 def proxy(served: Served) -> Iterator[CuttingProxy]:
     with CuttingProxy((served.address.host, served.address.port)) as made:
         yield made
+
+
+def wait_for_copies(sub: tidelog.Consumer, count: int) -> list[int]:
+    """The offsets of what arrived again, not shown yet."""
+    deadline = time.monotonic() + WAIT_SECONDS
+    while len(sub._copies) < count and time.monotonic() < deadline:  # type: ignore[attr-defined]
+        time.sleep(0.01)
+    return sorted(offset for _, offset in sub._copies)  # type: ignore[attr-defined]
 
 
 def values(topic: tidelog.RemoteTopic) -> list[bytes | None]:
@@ -169,6 +178,27 @@ class TestServerKilled:
                 assert values(topic) == [b"%d" % number for number in range(10)]
                 with topic.subscribe("billing") as again:
                     assert again.receive(0.05) is None
+            finally:
+                service.close()
+
+    def test_ack_after_a_restart_counts(self, tmp_path: Path) -> None:
+        """Loss prevented: a message in hand while the server was started again came once more after its ack."""
+        service = Service(tmp_path / "data").start()
+        with CuttingProxy(_address(service)) as proxy, tidelog.connect(proxy.url, timeout=WAIT_SECONDS) as log:
+            try:
+                topic = log.topic("shop/orders")
+                topic.append_many([b"%d" % number for number in range(5)])
+                with topic.subscribe("billing") as sub:
+                    in_hand = sub.receive_many(3, WAIT_SECONDS)
+                    assert [message.offset for message in in_hand] == [0, 1, 2]
+                    service.kill()
+                    service.start()
+                    proxy.turn_to(_address(service))
+                    waiting = wait_for_copies(sub, 5)
+                    assert waiting == [0, 1, 2, 3, 4]
+                    sub.ack(in_hand[2])
+                    sub.ack_cumulative(in_hand[1])
+                    assert [message.offset for message in sub.receive_many(10, WAIT_SECONDS)] == [3, 4]
             finally:
                 service.close()
 

@@ -68,6 +68,33 @@ def test_the_newest_file_stays(node: Node) -> None:
     assert (files(node), node.log.next_offset) == (1, 30)
 
 
+def test_quiet_topic_becomes_empty_by_age(node: Node) -> None:
+    """Loss prevented: messages that had to be deleted stayed for ever where no later message came."""
+    node.stores.clock.advance(1_000_000)
+    pruner(node, retention_seconds=1).prune()
+    assert (node.log.start_offset, node.log.next_offset, files(node)) == (30, 30, 1)
+    node.append(1)
+    assert (node.log.start_offset, node.log.next_offset) == (30, 31)
+
+
+def test_newest_file_loses_only_what_is_too_old(node: Node) -> None:
+    """A file that is written to is not kept whole, and nothing younger than the limit goes."""
+    node.append(2)
+    node.stores.clock.advance(100)
+    node.append(1)
+    pruner(node, retention_seconds=50).prune()
+    assert (node.log.start_offset, node.log.next_offset) == (32, 33)
+
+
+def test_messages_that_are_needed_stay(node: Node) -> None:
+    """A subscription that holds retention back keeps its messages in the newest file, too."""
+    node.stores.clock.advance(1_000_000)
+    one = pruner(node, retention_seconds=1)
+    one.keep_from = lambda: 28
+    one.prune()
+    assert node.log.start_offset == 28
+
+
 def test_it_happens_by_itself(node: Node) -> None:
     """In the background, again and again, until it is stopped."""
     background = Background(1, "test")

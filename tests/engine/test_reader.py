@@ -399,10 +399,23 @@ def test_read_only_engine_says_what_it_lacks(tmp_path: Path, url: str) -> None:
     """Without a store, without an engine in it, and with what only an owner may be given."""
     with pytest.raises(ConfigError, match="no store was named"):
         tidelog.open_engine(read_only=True)
-    with pytest.raises(NotFoundError, match="there is no engine"):
+    with pytest.raises(NotFoundError, match=r"no such directory|there is no engine"):
         tidelog.open_engine(store=url, read_only=True)
     with pytest.raises(InputError, match="take_over"):
         tidelog.open_engine(store=url, read_only=True, take_over=True)  # type: ignore[call-overload]
+
+
+def test_reading_creates_no_store(tmp_path: Path) -> None:
+    """Loss prevented: a mistyped path became an empty store, and the error named the engine instead."""
+    missing = tmp_path / "typo"
+    for work in (
+        lambda: tidelog.open_engine(store=f"file://{missing}", read_only=True),
+        lambda: tidelog.restore_engine(tmp_path / "new", store=f"file://{missing}"),
+        lambda: tidelog.open(tmp_path / "data", store=f"file://{missing}", metadata="bucket", read_only=True),
+    ):
+        with pytest.raises(NotFoundError, match="there is no such directory"):
+            work()
+        assert list(tmp_path.iterdir()) == []
 
 
 def test_feed_of_a_reader_is_that_of_the_owner() -> None:

@@ -9,6 +9,7 @@ Invariants
 
 from __future__ import annotations
 
+import shlex
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -23,6 +24,7 @@ from tidelog.cli.output import Row
 from tidelog.cli.session import Session, command, command_group, confirm
 from tidelog.clock import SystemClock
 from tidelog.errors import InputError
+from tidelog.fields import nearest
 from tidelog.files import explained
 from tidelog.units import unit_of
 
@@ -234,14 +236,24 @@ def grant(
 ) -> None:
     """Gives a user a permission.
 
-    It is for topics, groups, engines, transactions, the server, or everything.
+    It is for topics, groups, engines, transactions, the server, or everything. A name without a password or token here
+    may be the subject of a JWT or a certificate: it is granted, with a note.
     """
+    from tidelog.service.auth.access import ANYONE
     from tidelog.service.auth.accounts import granting
 
     made = _grant(user, permission, resource)
     with _accounts(session) as accounts:
-        accounts.change(granting(made))
+        known = accounts.change(granting(made))
     _done(session, f"{user} may {permission} {made.resource}", **_row(made))
+    names = {*known.users, *(token.principal for token in known.tokens.values())}
+    if user != ANYONE and user not in names:
+        question = nearest(user, names)
+        session.output.note(
+            f"note: {user} has no password and no token yet. {f'{question} ' if question else ''}Unless it is the "
+            f"subject of a JWT or a certificate, add it: `tidelog auth user add {shlex.quote(user)}` or "
+            f"`tidelog auth token create {shlex.quote(user)}`"
+        )
 
 
 def revoke(

@@ -6,7 +6,8 @@ Invariants
 - A lost connection is made again, under the same consumer name, until the consumer is closed or the server refuses it.
   The server delivers again what was not acknowledged: at least once, in order.
 - An acknowledgement is kept until the server has confirmed it, and is sent again over the next connection. A message
-  that comes again although it was acknowledged meanwhile is not shown.
+  that comes again although it was acknowledged meanwhile is not shown, nor one that the program still had in hand and
+  acknowledges after its copy arrived (the connection was lost, or the server was started again, in between).
 - `close` returns when every acknowledgement is stored: nothing that was acknowledged comes again.
 - At most `prefetch` messages are here and not settled. A message counts as delivered when it arrives here, not when
   `receive` returns it: `ack_timeout_seconds` runs from then on.
@@ -106,6 +107,14 @@ class RemoteConsumer(Consumer):
         self._is_sending_soon = False
         self._unconfirmed: dict[int, dict[str, Any]] = {}
         self._acked: set[Place] = set()
+        self._reached: dict[int, int] = {}
+        """By partition: the largest offset that arrived."""
+        self._copied_below: dict[int, int] = {}
+        """What arrives at or below may be a copy of what the program has in hand, from before a lost connection."""
+        self._copies: set[Place] = set()
+        """Such messages in the buffer."""
+        self._withdrawn: set[Place] = set()
+        """Those of them that were settled since: `receive` passes over them."""
         self._has_unstored = False
         """Whether something was acknowledged that the server may not have stored yet."""
         self._answers: dict[int, asyncio.Future[None]] = {}
@@ -191,6 +200,9 @@ class RemoteConsumer(Consumer):
         if socket is not None:
             socket.transport.abort()
         self._buffer.clear()
+        self._copies.clear()
+        self._withdrawn.clear()
+        self._copied_below = dict(self._reached)
         for answer in self._answers.values():
             if not answer.done():
                 answer.set_exception(ServerUnavailableError("the connection was lost"))
@@ -268,8 +280,22 @@ class RemoteConsumer(Consumer):
             self._pending.extend((one.partition, one.offset) for one, is_wanted in looked_at if not is_wanted)
             messages = [one for one, is_wanted in looked_at if is_wanted]
             self._send_acks()
+        self._note_copies(messages)
         self._buffer.extend(messages)
         self._tell()
+
+    def _note_copies(self, messages: list[Delivery]) -> None:
+        reached, copied_below = self._reached, self._copied_below
+        for one in messages:
+            if one.offset > reached.get(one.partition, -1):
+                reached[one.partition] = one.offset
+            if copied_below and one.offset <= copied_below.get(one.partition, -1):
+                self._copies.add((one.partition, one.offset))
+
+    def _withdraw(self, places: Iterable[Place]) -> None:
+        """What is settled is not shown again, if a copy of it is here."""
+        if self._copies:
+            self._withdrawn.update(self._copies.intersection(places))
 
     def _take_answer(self, event: _Event) -> None:
         if event.id is None:
@@ -376,8 +402,19 @@ class RemoteConsumer(Consumer):
         taken: list[Delivery] = []
         with contextlib.suppress(IndexError):  # several threads may take
             while len(taken) < count:
-                taken.append(self._buffer.popleft())
+                message = self._buffer.popleft()
+                if self._copies and not self._is_shown(message):
+                    continue
+                taken.append(message)
         return taken
+
+    def _is_shown(self, message: Delivery) -> bool:
+        place = (message.partition, message.offset)
+        self._copies.discard(place)
+        if place not in self._withdrawn:
+            return True
+        self._withdrawn.discard(place)
+        return False
 
     def _receive_now(self, count: int, timeout: float | str | None) -> tuple[list[Delivery], float | None]:
         seconds = checked_timeout(timeout)
@@ -435,7 +472,9 @@ class RemoteConsumer(Consumer):
     def ack_many(self, messages: Iterable[Message | int]) -> None:
         """Acknowledges several messages."""
         self._check()
-        self._pending.extend([_place(message) for message in messages])
+        places = [_place(message) for message in messages]
+        self._withdraw(places)
+        self._pending.extend(places)
         if not self._is_sending_soon:
             self._is_sending_soon = True
             self._bridge.soon(self._send_acks)
@@ -443,21 +482,25 @@ class RemoteConsumer(Consumer):
     async def _ack_cumulative(self, message: Message | int) -> None:
         """Acknowledges this message and all before it; for the kinds exclusive and failover only."""
         self._has_unstored = True
-        await self._request({"op": "ack", "cumulative": [_place(message)]})
+        number, offset = _place(message)
+        await self._request({"op": "ack", "cumulative": [(number, offset)]})
+        self._withdraw([place for place in list(self._copies) if place[0] == number and place[1] <= offset])
 
     async def _nack(
         self, message: Message | int, delay: float | str | None = None, *, reason: str | None = None
     ) -> None:
         """Requests redelivery of a message, after `delay` seconds or the delay set in the options; `reason` is kept
         with its dead letter."""
+        place = _place(message)
         await self._request(
             {
                 "op": "nack",
-                "messages": [_place(message)],
+                "messages": [place],
                 "delay": checked_delay(delay),
                 "reason": checked_reason(reason),
             }
         )
+        self._withdraw([place])
 
     ack_cumulative, ack_cumulative_async = both(_ack_cumulative)
     nack, nack_async = both(_nack)

@@ -439,7 +439,11 @@ class Pruner:
 
 
 class LocalPruner:
-    """Deletes the oldest files of a log by age and size; the newest stays."""
+    """Deletes the oldest files of a log by age and size.
+
+    The newest file stays on the disk, since it may be written to; its messages go by age one by one, so that a topic
+    to which nobody writes becomes empty, too.
+    """
 
     def __init__(self, log: Log, settings: TierSettings, clock: Clock) -> None:
         self._log = log
@@ -473,9 +477,22 @@ class LocalPruner:
         """Deletes everything that is due now."""
         if self.has_work:
             limits = (self._settings.retention_seconds, self._settings.retention_bytes)
-            due = plan_local(self._log.file_spans(), None, self._clock.now_us(), *limits)
-            needed = self.keep_from()
+            files, needed = self._log.file_spans(), self.keep_from()
+            due = plan_local(files, None, self._clock.now_us(), *limits)
             self._log.remove_below(due if needed is None else min(due, needed))
+            expired = self._expired_in_newest(files, due)
+            if expired is not None:
+                self._log.delete_before(expired if needed is None else min(expired, needed))
+
+    def _expired_in_newest(self, files: Sequence[File], due: int) -> int | None:
+        """The offset below which messages of the newest file are too old; None while no message is, or older files are
+        still needed."""
+        oldest_kept_us = _oldest_kept_us(self._clock.now_us(), self._settings.retention_seconds)
+        if oldest_kept_us is None or not files or due < files[-1].first_offset or files[-1].max_time_us is None:
+            return None
+        start = max(files[-1].first_offset, self._log.start_offset)
+        expired = self._log.offset_at(oldest_kept_us, start)
+        return expired if expired > start else None
 
     def stop(self) -> None:
         if self._task is not None:

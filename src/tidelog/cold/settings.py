@@ -52,7 +52,8 @@ class TierSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     """And one every so many bytes, whichever is sooner."""
 
     retention_seconds: Positive | None = None
-    """Messages older than this are deleted for good, whole files and objects at a time. Default: never."""
+    """Messages older than this are deleted for good, whole files and objects at a time; without a store the newest file
+    loses them one by one. Default: never."""
 
     retention_bytes: Positive | None = None
     """The oldest messages are deleted for good while the topic is larger than this. Default: never."""

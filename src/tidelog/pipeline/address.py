@@ -35,7 +35,7 @@ from tidelog.store.keys import DEFAULT_ENGINE, DEFAULT_ROOT, EngineKeys, check_p
 from tidelog.store.metadata.base import MetadataStore
 from tidelog.store.metadata.open import BUCKET, open_metadata_store
 from tidelog.store.object_store import ObjectStore
-from tidelog.store.urls import canonical_url, open_store
+from tidelog.store.urls import canonical_url, open_store, require_store_directory
 from tidelog.topics.directory import LogDirectory
 from tidelog.topics.directory_info import INSIDE, Place, look_at, metadata_url
 from tidelog.wiring import open_directory, refuse_store_settings
@@ -107,13 +107,6 @@ def _settings(
     return {**environment, **{name: str(value) for name, value in given.items()}}
 
 
-def _require_store_directory(url: str) -> None:
-    """Opening a file:// store creates its directory; a mistyped name would then be an empty store."""
-    path = Path(url.removeprefix("file://"))
-    if url.startswith("file://") and not path.is_dir():
-        raise NotFoundError("there is no such directory", path=path, operation="open store", hint="Check the path")
-
-
 class Root(Address, frozen=True):
     """The address of topics. `settings` are those of `tidelog.open`."""
 
@@ -126,14 +119,14 @@ class Root(Address, frozen=True):
 
     def open(self) -> LogDirectory:
         """Opens it for reading only. Close it, or use it in a `with` statement."""
-        _require_store_directory(self.location)
+        require_store_directory(self.location)
         # What the checkpoint of a live owner vouches for is not read here: readers of messages check every frame.
         settings = self.load(open_check_bytes=0)
         return open_directory(self.directory or _NO_DIRECTORY, settings, read_only=True)
 
     def existing_place(self) -> TopicLocation | None:
         """The same as `place`, for reading: NotFoundError where a file:// store is not there."""
-        _require_store_directory(self.location)
+        require_store_directory(self.location)
         return self.place
 
     @property
@@ -197,7 +190,7 @@ class EngineRoot(Address, frozen=True):
 
         Without `read_only` the metadata is writable, for jobs that publish something beside the engine's owner.
         """
-        _require_store_directory(self.store_url)
+        require_store_directory(self.store_url)
         objects = open_store(self.store_url, self.load().object_store)
         with open_metadata_store(BUCKET, objects, read_only=read_only) as metadata:
             found = read_manifest(metadata, self.keys)

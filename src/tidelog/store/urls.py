@@ -24,7 +24,7 @@ import msgspec
 from obstore.exceptions import BaseError
 from obstore.store import AzureStore, GCSStore, MemoryStore, S3Store
 
-from tidelog.errors import ConfigError
+from tidelog.errors import ConfigError, NotFoundError
 from tidelog.files import LocalFiles, explained
 from tidelog.secret import Secret
 from tidelog.store.keys import check_key
@@ -116,6 +116,17 @@ def open_store(
         raise ConfigError(f"the store {place.url} cannot be opened: {reason}") from None
     store.settings = given
     return store
+
+
+def require_store_directory(url: str) -> None:
+    """NotFoundError where the directory of a file:// URL is missing.
+
+    Opening such a store creates its directory. Who only reads asks first: a mistyped name would be an empty store.
+    """
+    if url.startswith("file:") and not os.path.isdir(path := _parse(url).path):
+        raise NotFoundError(
+            "there is no such directory", path=Path(path), operation="open store", hint="Check the path"
+        )
 
 
 def canonical_url(url: str) -> str:

@@ -61,6 +61,11 @@ def test_body_can_be_the_value_of_one_message(served: Served) -> None:
     assert (first["value"], first["key"], second["value"]) == ("AP8=", "aw==", "text")
     form = served.call("POST", ORDERS, b"a=b", {"content-type": "application/x-www-form-urlencoded"})
     assert form.status == 415
+    assert form.json["detail"] == (
+        "the body must be application/json or application/msgpack or application/octet-stream or text/plain; "
+        "its content-type is application/x-www-form-urlencoded"
+    )
+    assert form.json["hint"] == "Name what the body is: with curl, --json or -H 'content-type: text/plain'"
 
 
 def test_msgpack_goes_both_ways(served: Served) -> None:

@@ -75,6 +75,24 @@ class TestLongPoll:
             again = served.ok("POST", f"{subscribe(served)}/receive")
             assert values(again) == ["b", "d"]
 
+    def test_ack_after_a_restart_counts(self, tmp_path: Path) -> None:
+        """Loss prevented: what a client received before the server was started again came once more after its ack."""
+        with serving(tmp_path / "data") as served:
+            served.produce("shop/orders", *"abcd")
+            idle, busy = subscribe(served), f"{TOPIC}/subscriptions/busy/consumers"
+            received = served.ok("POST", f"{idle}/receive?limit=2")
+            busy += "/" + served.ok("POST", busy, {})["id"]
+            assert values(served.ok("POST", f"{busy}/receive?limit=1")) == ["a"]
+        with serving(tmp_path / "data") as served:
+            served.ok("POST", f"{idle}/ack", settled(received))
+            assert values(served.ok("POST", f"{subscribe(served)}/receive")) == ["c", "d"]
+            now = served.ok("POST", busy.rpartition("/")[0], {})["id"]
+            served.ok("POST", f"{busy}/ack", {"messages": [[0, 0]]})  # while another consumer is there
+            assert values(served.ok("POST", f"{busy.rpartition('/')[0]}/{now}/receive")) == ["b", "c", "d"]
+            assert served.call("POST", f"{idle}/receive").status == 410
+            assert served.call("POST", f"{idle}/ack", {"messages": [[1, 0]]}).status == 400
+            assert served.call("POST", f"{idle}/ack", {"messages": [[0, 9]]}).status == 400
+
     def test_answer_that_was_lost_comes_again(self, served: Served) -> None:
         """A client that asks with the last batch that it saw gets the next one, however often it asks."""
         served.produce("shop/orders", *"abcd")

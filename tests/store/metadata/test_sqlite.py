@@ -33,6 +33,18 @@ def increment(path: str) -> None:
             done += 1
 
 
+def test_file_is_for_its_owner_only(tmp_path: Path) -> None:
+    """Hashes of passwords may be in it; a mode that somebody gave it stays."""
+    path = tmp_path / "metadata.db"
+    with SqliteMetadataStore(path) as store:
+        store.commit([], [Put("n", b"1")])
+        modes = {one.name: one.stat().st_mode & 0o777 for one in tmp_path.iterdir()}
+        assert set(modes.values()) == {0o600}, modes
+    path.chmod(0o640)
+    with SqliteMetadataStore(path):
+        assert path.stat().st_mode & 0o777 == 0o640
+
+
 def test_processes_take_turns(tmp_path: Path) -> None:
     """All of them open the file at once, while it is made, and no increment is lost."""
     path = tmp_path / "metadata.db"

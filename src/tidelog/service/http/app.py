@@ -156,7 +156,7 @@ class _Request:
                 data = await call.read(take)
                 self._received = len(data)
                 is_own = call.media_type in route.body_types or route.body is None
-                call.body = data if is_own else parse_body(data, call.media_type, route.body)
+                call.body = data if is_own else parse_body(data, call.media_type, route.body, route.body_types)
             if route.mode == "stream":
                 await self._stream(call)
                 return

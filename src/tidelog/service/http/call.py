@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import shlex
-from collections.abc import Awaitable, Callable, Iterator, Mapping, MutableMapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping, MutableMapping, Sequence
 from http import HTTPStatus
 from typing import TYPE_CHECKING, Any, NamedTuple
 from urllib.parse import parse_qsl
@@ -225,13 +225,15 @@ def parse_query(query_string: bytes, kind: type[msgspec.Struct]) -> msgspec.Stru
         raise _unfit(f"the query does not fit: {error}") from None
 
 
-def parse_body(data: bytes, media_type: str, kind: Any) -> Any:
-    """A body of JSON as the declared type; HttpError (400, 415) says what does not fit."""
+def parse_body(data: bytes, media_type: str, kind: Any, other_types: Sequence[str] = ()) -> Any:
+    """A body of JSON as the declared type; HttpError (400, 415) says what does not fit. `other_types` are those that
+    the route takes as they are."""
     if media_type != JSON and not media_type.endswith("+json"):
+        said = f"its content-type is {media_type[:60]}" if media_type else "it has no content-type"
         raise HttpError(
             HTTPStatus.UNSUPPORTED_MEDIA_TYPE,
-            f"the body must be {JSON}",
-            hint=f"Send the header content-type: {JSON}",
+            f"the body must be {' or '.join((JSON, *other_types))}; {said}",
+            hint=f"Name what the body is: with curl, --json or -H 'content-type: {(JSON, *other_types)[-1]}'",
         )
     if not data.strip():
         data = b"{}"

@@ -19,6 +19,7 @@ from tidelog.engine.changes import Change
 from tidelog.engine.engine import Engine
 from tidelog.engine.entry import (
     Batch,
+    Conditional,
     CopyObject,
     CreateBucket,
     DeleteBucket,
@@ -43,7 +44,8 @@ _OBJECT = _BUCKET + "/{key}"
 _MOST = 10_000
 _MAX_SEQ = (1 << 64) - 1
 Seq = Annotated[int, msgspec.Meta(ge=1)]
-AnyEntry = CreateBucket | DeleteBucket | PutObject | DeleteObject | CopyObject | Batch
+AnyOperation = CreateBucket | DeleteBucket | PutObject | DeleteObject | CopyObject
+AnyEntry = AnyOperation | Batch
 
 
 class EngineMarks(msgspec.Struct, frozen=True, kw_only=True):
@@ -203,10 +205,37 @@ class ChangesQuery(msgspec.Struct, forbid_unknown_fields=True, frozen=True, kw_o
     """Only what is never rolled back."""
 
 
+class PutObjectShown(Conditional, frozen=True, tag="PutObject", kw_only=True, omit_defaults=True):
+    """Puts a new version of an object. Without `data`, values were not asked for."""
+
+    bucket: str
+    key: str
+    data: bytes | None = None
+    """In base64; only with `with_values`."""
+    metadata: dict[str, Any] = msgspec.field(default_factory=dict)
+
+
+OperationShown = CreateBucket | DeleteBucket | PutObjectShown | DeleteObject | CopyObject
+
+
+class BatchShown(msgspec.Struct, frozen=True, tag="Batch"):
+    """Several operations that were applied atomically, in order, or refused together."""
+
+    entries: list[OperationShown]
+
+
+class ChangeShown(msgspec.Struct, frozen=True, kw_only=True):
+    """An entry of an engine's log, and what became of it."""
+
+    seq: int
+    entry: OperationShown | BatchShown
+    result: Result
+
+
 class Changes(msgspec.Struct, frozen=True, kw_only=True):
     """Entries that were applied, in order."""
 
-    changes: list[Change]
+    changes: list[ChangeShown]
     next_seq: int
     """Go on from here."""
 
@@ -408,7 +437,24 @@ async def read_changes(call: Call) -> Changes:
     finally:
         await feed.aclose()
     reached = found[-1].seq if len(found) == query.limit else max(query.start_seq - 1, engine.applied_seq)
-    return Changes(changes=found, next_seq=reached + 1)
+    return Changes(changes=[_shown(one, query.with_values) for one in found], next_seq=reached + 1)
+
+
+def _shown(change: Change, with_values: bool) -> ChangeShown:
+    entry = change.entry
+    shown: OperationShown | BatchShown
+    if isinstance(entry, Batch):
+        shown = BatchShown([_shown_operation(one, with_values) for one in entry.entries])
+    else:
+        shown = _shown_operation(entry, with_values)
+    return ChangeShown(seq=change.seq, entry=shown, result=change.result)
+
+
+def _shown_operation(operation: AnyOperation, with_values: bool) -> OperationShown:
+    if not isinstance(operation, PutObject):
+        return operation
+    fields = msgspec.structs.asdict(operation)
+    return PutObjectShown(**{**fields, "data": operation.data if with_values else None})
 
 
 # Operations

@@ -10,6 +10,8 @@ Invariants
 - An answer that was lost is given again: `receive` says which batch the client has seen last, and gets the one after
   it, the same messages as before as far as they are not settled.
 - Closing returns when every acknowledgement is stored: nothing that was acknowledged comes again.
+- The id of a session says which start of the server made it. What a client received from an earlier one it may still
+  acknowledge: the work is done, and nothing else may have become of the message at its offset.
 - A client gets what is in a file, which outlives a kill of the process. A client outlives it too, and what it says of
   an offset would otherwise count for the message that took the offset of one that was lost.
 """
@@ -112,10 +114,10 @@ class Session:
     """One consumer of one client."""
 
     def __init__(
-        self, consumer: Consumer, principal: Principal, lease_seconds: float | None, key: tuple[Any, ...]
+        self, start: str, consumer: Consumer, principal: Principal, lease_seconds: float | None, key: tuple[Any, ...]
     ) -> None:
-        """`lease_seconds` is None where a connection is the lease."""
-        self.id = secrets.token_urlsafe(18)
+        """`start` names this start of the server; `lease_seconds` is None where a connection is the lease."""
+        self.id = f"{start}.{secrets.token_urlsafe(18)}"
         self.consumer = consumer
         self.principal = principal
         self.lease_seconds = lease_seconds
@@ -222,6 +224,7 @@ class Sessions:
     """The consumers of all clients."""
 
     def __init__(self) -> None:
+        self._start = secrets.token_urlsafe(6)
         self._by_id: dict[str, Session] = {}
         self._by_key: dict[tuple[Any, ...], Session] = {}
         self._opening: dict[tuple[Any, ...], asyncio.Lock] = {}
@@ -264,7 +267,7 @@ class Sessions:
                 kind = options.pop("kind")
                 match = None if wanted.filter is None else {k: v.encode() for k, v in wanted.filter.items()}
                 consumer = await subscribe(subscription, kind, consumer=name, filter=match, **options)
-                session = Session(consumer, principal, wanted.lease_seconds if has_lease else None, key)
+                session = Session(self._start, consumer, principal, wanted.lease_seconds if has_lease else None, key)
                 self._by_id[session.id] = self._by_key[key] = session
                 self._watch()
                 return session
@@ -284,6 +287,11 @@ class Sessions:
             )
         found.renew()
         return found
+
+    def is_of_an_earlier_start(self, session_id: str) -> bool:
+        """Whether this is the id of a session that was lost with an earlier server, not closed by this one."""
+        start, dot, _ = session_id.partition(".")
+        return bool(dot) and start != self._start
 
     def of(self, topic: TopicName, subscription: str) -> list[Session]:
         return [one for one in self._by_id.values() if one.key[:2] == (topic, subscription)]

@@ -5,7 +5,8 @@ A WebSocket (`websocket.py`) does the same with less work per message.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from datetime import datetime
 from http import HTTPStatus
 from typing import Annotated, Any
@@ -23,9 +24,11 @@ from tidelog.service.http.sessions import Offset, Session, Settled, Subscribe, s
 from tidelog.service.kafka.broker import ServedTopic
 from tidelog.store.scheduler import in_store_thread
 from tidelog.topics.names import parse_topic_name
+from tidelog.topics.subscription.delivery import Holder
 from tidelog.topics.subscription.options import SubscriptionStatistics
 from tidelog.topics.subscription.queue import Delivery
 from tidelog.topics.subscription.registry import SubscriptionInfo
+from tidelog.topics.subscription.subscription import Subscription
 from tidelog.topics.topic import Topic
 
 routes = RouteTable("Subscriptions")
@@ -276,15 +279,22 @@ def _is_group(logs: Sequence[Topic], name: str) -> bool:
 
 def move_subscription(log: Topic, name: str, position: Any) -> None:
     """Moves a subscription in one partition, whether or not it has consumers."""
+    with opened_subscription(log, name) as subscription:
+        subscription.seek(subscription.source.resolve(position))
+
+
+@contextmanager
+def opened_subscription(log: Topic, name: str) -> Iterator[Subscription]:
+    """A subscription in one partition that exists, whether or not it has consumers."""
     registry = log._registry
     info = registry.info(name)
     subscription = registry._open.get(name)
     if subscription is not None and not subscription.is_unstored:
-        subscription.seek(subscription.source.resolve(position))
+        yield subscription
         return
     # Its own kind and hold: what a consumer says is stored with the position.
     with log.subscribe(name, info.kind, hold_retention=info.hold_retention) as consumer:  # type: ignore[arg-type]
-        consumer.seek(position)
+        yield consumer._subscription
 
 
 @routes.add("DELETE", _ONE, Permission.ADMIN, resource=Kind.TOPIC)
@@ -404,9 +414,30 @@ def delivered(messages: Sequence[Delivery]) -> list[tuple[PackedMessage, int]]:
 
 @routes.add("POST", f"{_CONSUMER}/ack", Permission.READ, resource=Kind.TOPIC, body=Ack)
 async def ack(call: Call) -> None:
-    """Acknowledges messages: they are not delivered again. The same twice is fine."""
-    session = _session(call)
-    await settle(session, call.body)
+    """Acknowledges messages: they are not delivered again. The same twice is fine.
+
+    A consumer that was lost because the server was started again may still acknowledge `messages` that it received.
+    """
+    wanted: Ack = call.body
+    sessions = call.service.sessions
+    if wanted.messages and not wanted.cumulative and sessions.is_of_an_earlier_start(call.path["consumer"]):
+        logs = await partition_logs(call.service, await call.topic_in_use())
+        await in_store_thread(_ack_of_an_earlier_start, logs, call.path["subscription"], wanted.messages)
+        return
+    await settle(_session(call), wanted)
+
+
+def _ack_of_an_earlier_start(logs: Sequence[Topic], name: str, messages: Sequence[Settled]) -> None:
+    by_partition: dict[int, list[tuple[int, bool]]] = {}
+    for number, offset in messages:
+        by_partition.setdefault(number, []).append((offset, True))
+    unknown = [number for number in by_partition if number >= len(logs)]
+    if unknown:
+        raise InputError(f"the topic has partitions 0 to {len(logs) - 1}, not {unknown[0]}")
+    for number, offsets in by_partition.items():
+        with opened_subscription(logs[number], name) as subscription:
+            subscription.ack_many(Holder("earlier"), offsets)
+            subscription.flush()
 
 
 async def settle(session: Session, wanted: Ack) -> None:

@@ -147,6 +147,8 @@ class _Session:
         # Never closed, and kept so that nothing closes it behind our back: it is the parent's file.
         self._inherited = inherited
         with _explained(path):
+            # Hashes of passwords may be in it. SQLite gives its other files the mode of this one.
+            os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
             self.connection = sqlite3.connect(path, timeout=busy_seconds, isolation_level=None, check_same_thread=False)
             try:
                 _prepare(self.connection, path, busy_seconds)
