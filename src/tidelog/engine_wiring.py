@@ -511,7 +511,6 @@ def _drill(
 
 
 def _named(config: EngineConfig, *, node: str, is_drill: bool = False) -> EngineDirectory:
-    """An engine as it is named, in whichever directory."""
     info = EngineDirectory(node=node, is_drill=is_drill)
     return info.placed(_store_url(config), _metadata_url(config), config.storage_engine.metadata_root)
 

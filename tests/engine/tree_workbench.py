@@ -80,7 +80,7 @@ class RecordedTree:
         self._change(updates.Update(0, updates.REMOVE, key, b"", self.tree.get(key) or b""))
 
     def _change(self, update: updates.Update) -> None:
-        room = 0 if update.what == updates.REMOVE else page.cell_bytes(len(update.key), len(update.value))
+        room = 0 if update.what == updates.REMOVE else page.CELL_HEADER_BYTES + len(update.key) + len(update.value)
         update = update._replace(page=self.tree.prepare(update.key, room))
         self.tree.apply(update, self.log(updates.encode(update)))
 

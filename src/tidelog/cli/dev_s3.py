@@ -250,7 +250,6 @@ class SeaweedServer:
         return f"s3://{self.bucket}"
 
     def settings(self) -> StoreSettings:
-        """How a store reaches it."""
         key_id, secret = self.keys
         return StoreSettings(store_endpoint=self.endpoint, store_access_key_id=key_id, store_secret_access_key=secret)
 
@@ -299,7 +298,6 @@ class SeaweedServer:
             return None
 
     def last_lines(self, count: int = 20) -> list[str]:
-        """The last that it said."""
         log = self.directory.log
         lines = log.read_text("utf-8", "replace").splitlines() if log.exists() else []
         return lines[-count:]

@@ -101,7 +101,6 @@ class Output:
         say(text, sys.stdout, indent)
 
     def document(self, document: object) -> None:
-        """One JSON document."""
         import msgspec
 
         text = msgspec.json.format(msgspec.json.encode(document), indent=2).decode()

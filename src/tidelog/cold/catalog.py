@@ -152,7 +152,6 @@ class Descriptor(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def next_offset(self) -> int:
-        """The first offset after it."""
         return self.end_offset + 1
 
     @property
@@ -370,7 +369,6 @@ class PartitionLayout(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=T
     earlier_counts: tuple[int, ...] = ()
 
     def grown(self, count: int) -> PartitionLayout:
-        """With more partitions."""
         return msgspec.structs.replace(self, count=count, earlier_counts=(*self.earlier_counts, self.count))
 
     def log_name(self, name: str, number: int) -> str:
@@ -541,7 +539,6 @@ class Catalog:
         return self.document(self.keys.subscription(name), Cursor).read()
 
     def subscriptions(self) -> list[str]:
-        """The names of all subscriptions."""
         return [name for name in self.cursors() if group_of_cursor(name) is None]
 
     def groups(self) -> list[str]:
@@ -602,7 +599,6 @@ class Catalog:
         return None if entry is None else self._decoded(entry)
 
     def newest(self) -> Descriptor | None:
-        """The last descriptor."""
         hint = self.current()
         found = [one for one in self._range(hint[0]) if isinstance(one, Descriptor)] if hint is not None else []
         # Without a hint, or with one that points past everything that retention left.
@@ -672,7 +668,6 @@ class Catalog:
         return found if found is not None and offset <= found.end_offset else None
 
     def oldest(self) -> Descriptor | None:
-        """The first descriptor that is there."""
         return next(iter(self.walk(0)), None)
 
     def walk(self, offset: int) -> Iterator[Descriptor]:

@@ -539,7 +539,6 @@ class ColdCache:
             del self._starts[bisect_left(self._starts, start)]
 
     def statistics(self) -> CacheStatistics:
-        """One moment of it."""
         with self._mutex:
             return CacheStatistics(
                 bytes=self._bytes,

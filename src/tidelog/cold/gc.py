@@ -183,7 +183,6 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def bytes(self) -> int:
-        """What is freed."""
         return total_bytes(self.removable)
 
     def of(self, *reasons: Reason) -> tuple[Candidate, ...]:
@@ -214,7 +213,6 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def bytes(self) -> int:
-        """What was freed."""
         return total_bytes(one for one in self.removed if one.reason is not Reason.LOST)
 
 

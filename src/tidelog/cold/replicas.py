@@ -188,7 +188,6 @@ class Origin(msgspec.Struct, frozen=True):
 
     @classmethod
     def of(cls, objects: ObjectStore, owned: OwnedCatalog) -> Origin:
-        """What an owner has."""
         return cls(objects, owned.catalog, owned.epoch)
 
     @property
@@ -394,7 +393,6 @@ class Replica:
     # For further documents
 
     def has(self, key: str, size: int) -> bool:
-        """Whether an object of that size is there."""
         with contextlib.suppress(NotFoundError):
             return self.objects.head(key).size == size
         return False
@@ -466,7 +464,6 @@ class Replicas:
 
     @property
     def stores(self) -> list[ObjectStore]:
-        """Where the copies are."""
         return [replica.objects for replica in self._replicas]
 
     @property
@@ -504,12 +501,10 @@ class Replicas:
             self._tasks.append(owner.add_task(what, lambda one=replica: bring(one)))  # type: ignore[misc]
 
     def wake(self) -> None:
-        """There is something to copy."""
         for task in self._tasks:
             task.soon()
 
     def statistics(self, position: int) -> tuple[ReplicaStatistics, ...]:
-        """One for each."""
         return tuple(replica.statistics(position) for replica in self._replicas)
 
 

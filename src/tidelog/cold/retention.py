@@ -330,7 +330,6 @@ class Pruner:
         self._last_error: str | None = None
 
     def configure(self, settings: TierSettings) -> None:
-        """What to delete from now on."""
         self._settings = settings
 
     def delete_before(self, offset: int) -> None:
@@ -425,7 +424,6 @@ class Pruner:
         return max(offset, min(self.start_offset, shipped))
 
     def statistics(self) -> RetentionStatistics:
-        """One moment of it."""
         return RetentionStatistics(
             local_bytes_removed=self._eviction.freed_bytes,
             cold_objects_removed=self._cold_objects,
@@ -466,7 +464,6 @@ class LocalPruner:
             self._task = background.add(self._prune_if_due, self._settings.retention_interval_seconds)
 
     def configure(self, settings: TierSettings) -> None:
-        """What to delete from now on."""
         self._settings = settings
         if self._task is not None:
             self._task.soon()

@@ -257,7 +257,6 @@ def build_object(
 
 
 def _one_log(old: Sequence[Descriptor]) -> str:
-    """The log that all of them belong to."""
     other = next((one for one in old if one.log_id != old[0].log_id), None)
     if other is not None:
         hint = "`tidelog verify --cold` says what is wrong"

@@ -226,7 +226,6 @@ class ShipperCounters:
         oldest_unshipped_us: int | None,
         now_us: int,
     ) -> ShipperStatistics:
-        """Everything, with where the shipper stands now."""
         cycles = self.cycle_seconds.snapshot()
         uploading = dict(self._uploading)
         age_us = 0 if oldest_unshipped_us is None else max(0, now_us - oldest_unshipped_us)
@@ -568,7 +567,6 @@ class Shipper:
         return [self._owned.catalog.keys.object(name) for name in names]
 
     def statistics(self) -> ShipperStatistics:
-        """One moment of it."""
         next_offset = self._log.next_offset
         waiting = next_offset - self.shipped_offset
         return self._counters.snapshot(

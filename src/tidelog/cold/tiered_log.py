@@ -213,7 +213,6 @@ class TieredLog(TieredView, Policy):
         return self.shipper.shipped_offset
 
     def statistics(self) -> TierStatistics:
-        """One moment of the cold tier."""
         return TierStatistics(
             store=self.node.objects.url,
             epoch=self.owned.epoch,
@@ -268,7 +267,6 @@ class TieredLog(TieredView, Policy):
             return self._collector().plan()
 
     def remove_orphans(self, plan: Plan, *, drop_lost: bool = False, drop_uncovered: bool = False) -> Report:
-        """Carries out a plan."""
         drops = [(Reason.LOST, drop_lost), (Reason.ONLY_COPY, drop_uncovered)]
         with self.owner.guarded():
             return self._collector().apply(plan, drop=[reason for reason, is_wanted in drops if is_wanted])

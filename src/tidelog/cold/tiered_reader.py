@@ -62,7 +62,6 @@ class TieredView(Positions):
 
     @property
     def start_offset(self) -> int:
-        """The oldest offset that may be read."""
         return self.catalog.start_offset()
 
     @property

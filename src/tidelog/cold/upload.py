@@ -227,7 +227,6 @@ class OffsetIndexBuilder:
             self._add(first_offset, position)
 
     def entries(self) -> tuple[tuple[int, int], ...]:
-        """The index so far."""
         return tuple(self._entries)
 
     def _is_due(self, offset: int, position: int) -> bool:

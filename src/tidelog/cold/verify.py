@@ -273,7 +273,6 @@ class CatalogLook(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def next_offset(self) -> int:
-        """The first offset that no object has."""
         return max([self.start_offset, *(one.next_offset for one in self.descriptors)])
 
     @property
@@ -522,7 +521,6 @@ class ColdCheck(Generic[Found]):
 
     @property
     def next_offset(self) -> int:
-        """The first offset that no object has."""
         return 0 if self.seen is None else self.seen.next_offset
 
     def look(self) -> None:
@@ -547,7 +545,6 @@ class ColdCheck(Generic[Found]):
         return [*findings, *sorted(name for name, one in self.found.items() if one.is_gone)]
 
     def read(self) -> list[Found]:
-        """What was found in the objects that count."""
         return [one for descriptor in self.descriptors if (one := self.found.get(descriptor.object_id)) is not None]
 
     def counts(self) -> dict[str, int]:

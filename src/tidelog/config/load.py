@@ -102,7 +102,6 @@ class Setting(NamedTuple):
 
     @property
     def name(self) -> str:
-        """The setting's own name."""
         return self.field.name
 
     @property
@@ -121,7 +120,6 @@ class Setting(NamedTuple):
         return _VARIABLE_PREFIXES.get(self.table or "", "TIDELOG_") + self.given_as.upper()
 
     def value_in(self, settings: Settings) -> Any:
-        """Its value there."""
         return getattr(settings if self.table is None else getattr(settings, self.table), self.name)
 
     def shown_in(self, settings: Settings) -> object:

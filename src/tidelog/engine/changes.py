@@ -119,7 +119,6 @@ class Feed:
         self._running: Iterator[Change] | None = None
 
     def take(self, most: int) -> list[Change]:
-        """The next ones, as far as there are any now."""
         running = self.available() if self._running is None else self._running
         self._running = None
         found = list(islice(running, most))
@@ -128,7 +127,6 @@ class Feed:
         return found
 
     def available(self) -> Iterator[Change]:
-        """All that there are now."""
         while (target := self._target()) >= self._next_seq:
             first_lsn = self._log.first_lsn
             try:
@@ -310,10 +308,7 @@ def _seq_at(log: ShippedLog, lsn: int) -> int:
 
 def _lsn_before(manifest: Manifest, seq: int) -> int:
     """An LSN at or before the first record of the entries from a seq on, as far as the manifest knows."""
-    marks = [(state.seq, state.lsn) for state in manifest.checkpoints]
-    if manifest.compacted is not None:
-        marks.append((manifest.compacted.seq, manifest.compacted.lsn))
-    return max((lsn for at, lsn in marks if at < seq), default=1)
+    return max((lsn for at, lsn in manifest.known_ends if at < seq), default=1)
 
 
 def _gone(seq: int, begins: str) -> GapError:

@@ -45,7 +45,6 @@ class EngineDirectory(msgspec.Struct, frozen=True, kw_only=True):
         return EngineKeys(self.name, self.metadata_root)
 
     def placed(self, store: str | None, metadata: str | None, metadata_root: str | None) -> EngineDirectory:
-        """The same with what was named."""
         named = {"store": store, "metadata": metadata, "metadata_root": metadata_root}
         return msgspec.structs.replace(self, **{name: value for name, value in named.items() if value is not None})
 

@@ -18,7 +18,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from threading import Lock
 
@@ -36,7 +36,7 @@ from tidelog.engine.mvcc.versions import Buckets
 from tidelog.engine.reads import EngineStat, News
 from tidelog.engine.scan import EngineScans
 from tidelog.engine.settings import EngineSettings
-from tidelog.engine.sst.snapshot import CompactionState, StoredState
+from tidelog.engine.sst.snapshot import StoredState, named_states
 from tidelog.engine.sst.stored_index import StoredFiles, StoredIndex, StoredVersions
 from tidelog.engine.wal.replay import Replay, ShippedLog, log_range
 from tidelog.errors import ClosedError, DataError, NotFoundError, TidelogError
@@ -137,11 +137,11 @@ class StoreFollower:
     def _rebase(self, manifest: Manifest) -> None:
         """Begins with the newest snapshot, or goes on with one that is newer than the one in use."""
         known_lsn = self.versions.newest.base_lsn if self._has_index else 0
-        for lsn, opened in self._states(manifest):
-            if lsn <= known_lsn:
+        for named in reversed(named_states(self._objects, self._keys, manifest)):
+            if named.lsn <= known_lsn:
                 return
             try:
-                state = opened()
+                state = named.open()
             except (DataError, NotFoundError) as error:
                 _logger.warning("a snapshot in %s cannot be used: %s", self._objects.url, error)
                 continue
@@ -154,16 +154,6 @@ class StoreFollower:
     @property
     def _has_index(self) -> bool:
         return bool(self.versions._indexes)
-
-    def _states(self, manifest: Manifest) -> Iterator[tuple[int, Callable[[], StoredState]]]:
-        """All snapshots, with where the log goes on after each, the newest first."""
-        found: list[tuple[int, Callable[[], StoredState]]] = [
-            (one.lsn, lambda one=one: StoredState(self._objects, one))  # type: ignore[misc]
-            for one in manifest.checkpoints
-        ]
-        if (compacted := manifest.compacted) is not None:
-            found.append((compacted.lsn, lambda: CompactionState(self._objects, self._keys, compacted)))
-        return iter(sorted(found, key=lambda one: one[0], reverse=True))
 
     def _use(self, state: StoredState) -> None:
         footer = state.footer

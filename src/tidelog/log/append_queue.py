@@ -74,7 +74,6 @@ class Bell:
         self._rung = Event()
 
     def waiter(self) -> ThreadWaiter:
-        """One more thing to wait for."""
         return _BellWaiter(self._rung)
 
     def wait(self, timeout_seconds: float | None) -> bool:

@@ -590,7 +590,6 @@ class Log(ReadableLog):
         write_checkpoint(self.files, self.directory, checkpoint)
 
     def statistics(self) -> LogStatistics:
-        """One moment of the log."""
         append_queue, writer = self._append_queue, self._writer
         with append_queue.mutex:
             return LogStatistics(

@@ -258,7 +258,6 @@ class CommonBound:
         return found
 
     def forget(self, log: CachedLog) -> None:
-        """By a log that ends."""
         with self._guard:
             self._total -= self._used.pop(log, 0)
 

@@ -147,7 +147,6 @@ class Transactions:
         self._aborted = list(aborted)
 
     def record(self, mark: Mark) -> None:
-        """What the log has next."""
         if mark.kind == MESSAGES:
             self.add(mark.producer_id, mark.epoch, mark.first_offset, mark.last_offset)
         else:

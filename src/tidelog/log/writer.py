@@ -102,12 +102,10 @@ class ActiveFile:
 
     @property
     def seq(self) -> int | None:
-        """The number of that file."""
         return None if self._segment is None else self._segment.seq
 
     @property
     def holds_frames(self) -> bool:
-        """Whether there is something in that file."""
         return self._segment is not None and self._segment.size > 0
 
     @property
@@ -644,7 +642,6 @@ class IngestedSegments:
 
     @property
     def next_offset(self) -> int:
-        """The number that the next frame gets."""
         last = self._segments.last
         return self._segments.start_offset if last is None else last.next_offset
 

@@ -126,7 +126,6 @@ class WriterPool:
             self._open_files.discard(log)
 
     def leave(self, log: Served) -> None:
-        """Called when it ends."""
         self.file_is_closed(log)
         with _guard:
             self.members.discard(log)

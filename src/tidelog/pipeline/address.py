@@ -214,7 +214,6 @@ class OpenedEngine:
     manifest: Manifest
 
     def newest_manifest(self) -> Manifest:
-        """The manifest as it is published now."""
         found = read_manifest(self.metadata, self.keys)
         return self.manifest if found is None else found[0]
 

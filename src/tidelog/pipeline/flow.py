@@ -17,24 +17,21 @@ Invariants
 
 from __future__ import annotations
 
-import pickle
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from tidelog.pipeline.jobs.job import told_in_our_words
-from tidelog.pipeline.tasks import BatchFunction, map_in_arrow
+from tidelog.pipeline.tasks import BatchFunction, ItemFunction, map_in_arrow, rows_of_items, slots_of
 
 if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark.sql import DataFrame, SparkSession
 
-SourceFunction = Callable[[Any], Iterator["pa.RecordBatch"]]
 # Enough for every core several times over, unless starting them would be the work; never more than a task can hold.
 _TASKS_PER_SLOT = 3
 _LEAST_TASK_BYTES = 4 << 20
 _TASK_BYTES = 64 << 20
-_ASSUMED_SLOTS = 8
 
 
 class Rows(ABC):
@@ -73,7 +70,7 @@ class Flow(ABC):
         """How many tasks are a good number for rows of about so many bytes."""
 
     @abstractmethod
-    def source(self, function: SourceFunction, works: Sequence[object], schema: str) -> Rows:
+    def source(self, function: ItemFunction, works: Sequence[object], schema: str) -> Rows:
         """What a function makes of works, one task for each."""
 
     @abstractmethod
@@ -87,14 +84,13 @@ class SparkFlow(Flow):
     def __init__(self, spark: SparkSession) -> None:
         self._spark = spark
         self._kept: list[DataFrame] = []
-        self._slots = _slots(spark)
+        self._slots = slots_of(spark)
 
     def tasks_for(self, size: int) -> int:
         return max(1, size // _TASK_BYTES, min(self._slots * _TASKS_PER_SLOT, -(-size // _LEAST_TASK_BYTES)))
 
-    def source(self, function: SourceFunction, works: Sequence[object], schema: str) -> Rows:
-        numbers = self._spark.range(0, len(works), 1, max(1, len(works)))
-        return _SparkRows(map_in_arrow(numbers, _Source(function, works), schema), self._kept)
+    def source(self, function: ItemFunction, works: Sequence[object], schema: str) -> Rows:
+        return _SparkRows(rows_of_items(self._spark, function, works, schema), self._kept)
 
     def close(self) -> None:
         while self._kept:
@@ -127,25 +123,3 @@ class _SparkRows(Rows):
     def collected(self) -> pa.Table:
         with told_in_our_words("computing rows"):
             return self._frame.toArrow()
-
-
-class _Source:
-    """What a task does with the number of its work. Each is pickled by itself, so that only its task unpacks it."""
-
-    def __init__(self, function: SourceFunction, works: Sequence[object]) -> None:
-        self._function = function
-        self._works = [pickle.dumps(work) for work in works]
-
-    def __call__(self, numbers: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        for batch in numbers:
-            for number in batch.column(0).to_pylist():
-                yield from self._function(pickle.loads(self._works[number]))
-
-
-def _slots(spark: SparkSession) -> int:
-    from pyspark.errors import PySparkException
-
-    try:
-        return int(spark.sparkContext.defaultParallelism)
-    except (AttributeError, PySparkException):
-        return _ASSUMED_SLOTS

@@ -60,7 +60,6 @@ class TopicLocation(Location, frozen=True):
     is_shared: bool = False
 
     def keys(self, topic: str) -> TopicKeys:
-        """All names of a topic in the stores."""
         namespace, _, name = topic.partition("/")
         return TopicKeys(namespace, name, self.metadata_root)
 
@@ -90,7 +89,6 @@ class EngineLocation(Location, frozen=True):
 
     @property
     def keys(self) -> EngineKeys:
-        """All names of the engine in its store."""
         return EngineKeys(self.name)
 
     def opened(self) -> OpenedLocation:

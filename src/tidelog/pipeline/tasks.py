@@ -1,4 +1,4 @@
-"""Maps a function over the rows of a DataFrame, as Arrow batches, without pandas; and tunes the workers that run it.
+"""Tasks that make and take rows as Arrow batches, without pandas; and the tuning of the workers that run them.
 
 `DataFrame.mapInArrow` does the same, and requires pandas although it does not use it: this module builds what it builds
 after that check. Over Spark Connect, whose client requires pandas anyway, it is the method itself.
@@ -13,10 +13,12 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import os
+import pickle
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Executor, Future
 from functools import lru_cache
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 from urllib.parse import unquote, urlsplit
@@ -25,10 +27,14 @@ from tidelog.store.scheduler import DaemonPool
 
 if TYPE_CHECKING:
     import pyarrow as pa
-    from pyspark.sql import DataFrame
+    from pyspark.sql import DataFrame, SparkSession
 
 
 BatchFunction = Callable[[Iterator["pa.RecordBatch"]], Iterator["pa.RecordBatch"]]
+ItemFunction = Callable[[Any], Iterator["pa.RecordBatch"]]
+BATCH_ROWS = 8192
+# Where the session does not say how many tasks run at once, as over Spark Connect.
+_ASSUMED_SLOTS = 8
 
 
 def map_in_arrow(rows: DataFrame, function: BatchFunction, schema: str) -> DataFrame:
@@ -42,6 +48,57 @@ def map_in_arrow(rows: DataFrame, function: BatchFunction, schema: str) -> DataF
     work: Any = _create_udf(f=function, evalType=PythonEvalType.SQL_MAP_ARROW_ITER_UDF, returnType=schema)
     column = work(*(rows[name] for name in rows.columns))
     return ClassicDataFrame(rows._jdf.mapInArrow(column._jc, False, None), rows.sparkSession)
+
+
+def rows_of_items(spark: SparkSession, function: ItemFunction, items: Sequence[object], schema: str) -> DataFrame:
+    """What a function makes of items, one task for each."""
+    numbers = spark.range(0, len(items), 1, max(1, len(items)))
+    return map_in_arrow(numbers, _Items(function, items), schema)
+
+
+class _Items:
+    """What a task does with the number of its item. Each is pickled by itself, so that only its task unpacks it."""
+
+    def __init__(self, function: ItemFunction, items: Sequence[object]) -> None:
+        self._function = function
+        self._items = [pickle.dumps(item) for item in items]
+
+    def __call__(self, numbers: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for batch in numbers:
+            for number in batch.column(0).to_pylist():
+                yield from self._function(pickle.loads(self._items[number]))
+
+
+def as_batches(
+    rows: Iterable[tuple[object, ...]], schema: str, batch_rows: int = BATCH_ROWS
+) -> Iterator[pa.RecordBatch]:
+    """Rows as Arrow batches of a schema, as Spark writes it."""
+    import pyarrow as pa
+
+    types = {"bigint": pa.int64(), "int": pa.int32(), "binary": pa.binary(), "string": pa.string()}
+    columns = [field.split() for field in schema.split(", ")]
+    remaining = iter(rows)
+    while taken := list(islice(remaining, batch_rows)):
+        arrays = [
+            pa.array(values, types[kind]) for values, (_, kind) in zip(zip(*taken, strict=True), columns, strict=True)
+        ]
+        yield pa.RecordBatch.from_arrays(arrays, names=[name for name, _ in columns])
+
+
+def tuples_in(batches: Iterable[pa.RecordBatch], *names: str) -> Iterator[tuple[Any, ...]]:
+    """The rows of batches, with these columns."""
+    for batch in batches:
+        yield from zip(*(batch.column(name).to_pylist() for name in names), strict=True)
+
+
+def slots_of(spark: SparkSession) -> int:
+    """How many tasks run at once, as far as the session says so."""
+    from pyspark.errors import PySparkException
+
+    try:
+        return int(spark.sparkContext.defaultParallelism)
+    except (AttributeError, PySparkException):
+        return _ASSUMED_SLOTS
 
 
 # Allocator tuning for workers that read many megabytes: freed memory is reused for the next read.

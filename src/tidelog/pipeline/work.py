@@ -27,6 +27,7 @@ import msgspec
 
 from tidelog import errors
 from tidelog.errors import InputError, InternalError, TidelogError
+from tidelog.pipeline.tasks import slots_of
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -39,8 +40,6 @@ _WAVES = 20
 _MAX_WAVE_ITEMS = 256
 # While one wave runs out of tasks the next one fills the workers that have become free.
 _WAVES_AT_ONCE = 2
-# Where the session does not say how many tasks run at once, as over Spark Connect.
-_ASSUMED_SLOTS = 8
 
 
 class _Answer(msgspec.Struct, frozen=True):
@@ -62,7 +61,7 @@ def run_on_workers(
     """
     path = _path_of(function)
     result_type = get_type_hints(function)["return"]
-    waves = _waves(items, items_per_task, _slots(spark))
+    waves = _waves(items, items_per_task, slots_of(spark))
     tag = f"tidelog-{secrets.token_hex(8)}"
     pool = ThreadPoolExecutor(_WAVES_AT_ONCE, thread_name_prefix="tidelog-work")
     running = {pool.submit(_run_wave, spark, path, wave, items_per_task, tag) for wave in waves}
@@ -94,16 +93,6 @@ def _path_of(function: Callable[..., object]) -> str:
             f"workers cannot find the function {name} of {module}", hint="Put it at the top of a module that they have"
         )
     return f"{module}:{name}"
-
-
-def _slots(spark: SparkSession) -> int:
-    """How many tasks run at once, as far as the session says so."""
-    from pyspark.errors import PySparkException
-
-    try:
-        return int(spark.sparkContext.defaultParallelism)
-    except (AttributeError, PySparkException):
-        return _ASSUMED_SLOTS
 
 
 def _waves(items: Sequence[Item], items_per_task: int, slots: int) -> list[Sequence[Item]]:

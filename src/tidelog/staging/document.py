@@ -61,7 +61,6 @@ class StagedCommit(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
 
     @property
     def next_offset(self) -> int:
-        """The first offset after it."""
         assert self.first_offset is not None
         return self.first_offset + self.rows
 

@@ -77,7 +77,6 @@ class StagedRows:
         return self._from_parts(first_row)
 
     def whole_part(self, part: StagedPart) -> Iterator[Frames]:
-        """All of a part, for the only time."""
         return read_whole_part(self._staging.fetcher, part, self._letting_go(part))
 
     def parts(self) -> tuple[StagedPart, ...]:

@@ -346,7 +346,6 @@ class TopicKeys:
         return f"{self.replays_prefix}{check_part(name)}"
 
     def staged_commit_prefix(self, staged_commit: str) -> str:
-        """All objects of one staged commit."""
         return f"{self.staging_prefix}{check_part(staged_commit)}/"
 
     def staged_part(self, staged_commit: str, partition: int, attempt: str) -> str:
@@ -355,7 +354,6 @@ class TopicKeys:
         return self.staged_commit_prefix(staged_commit) + check_part(name)
 
     def manifest(self, staged_commit: str, token: str) -> str:
-        """The list of the parts that count."""
         return self.staged_commit_prefix(staged_commit) + check_part(f"manifest-{token}.json")
 
     def parse_staged(self, key: str) -> str | None:
@@ -472,7 +470,6 @@ class EngineKeys(TopicKeys):
         return found if max(found[:3]) <= MAX_NUMBER else None
 
     def state_part(self, name: StatePartId) -> str:
-        """Where one file of a state is."""
         return self.checkpoints_prefix + str(checked_state_part(name))
 
     def parse_state_part(self, key: str) -> StatePartId | None:

@@ -63,7 +63,6 @@ class Lazy(Generic[Part]):
         return built
 
     def close(self) -> None:
-        """Closes what was built."""
         with self._building:
             self._is_closed = True
             if self.built is not None and self._close is not None:

@@ -38,7 +38,6 @@ class HeldObject(NamedTuple):
     modified_us: int
 
     def info(self, key: str) -> ObjectInfo:
-        """As it is listed."""
         return ObjectInfo(key, len(self.data), self.etag, self.modified_us)
 
 
@@ -51,7 +50,6 @@ class Upload(NamedTuple):
     modified_us: int
 
     def info(self, upload_id: str) -> ObjectInfo:
-        """As it is listed, by its id."""
         return ObjectInfo(upload_id, sum(map(len, self.parts)), self.etag, self.modified_us)
 
 
@@ -83,7 +81,6 @@ class Objects:
         return found
 
     def page(self, prefix: str, start_after: str | None, limit: int) -> list[ObjectInfo]:
-        """The next ones by key."""
         keys = sorted(self.objects)
         start = bisect_left(keys, prefix)
         if start_after is not None:
@@ -117,7 +114,6 @@ class Objects:
         self.objects.pop(key, None)
 
     def begin_upload(self, key: str, now_us: int) -> str:
-        """Returns the id of the upload."""
         upload_id = f"{key}#{self._next_number()}"
         self.uploads[upload_id] = Upload(key, (), self._next_etag(), now_us)
         return upload_id

@@ -38,7 +38,6 @@ class Life:
     reads: dict[Hashable, list[tuple[Offset, Any]]] = field(default_factory=dict)
 
     def copy(self) -> Life:
-        """A life of its own."""
         reads = {reader: list(messages) for reader, messages in self.reads.items()}
         return replace(
             self, attempts=list(self.attempts), accepted=list(self.accepted), synced=set(self.synced), reads=reads

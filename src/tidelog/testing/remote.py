@@ -47,14 +47,12 @@ class Meter:
         self.reset()
 
     def reset(self) -> None:
-        """From here on again."""
         with self._lock:
             self._requests: Counter[str] = Counter()
             self._bytes_read = 0
             self._bytes_written = 0
 
     def request(self, operation: str, *, bytes_written: int = 0) -> None:
-        """One more."""
         with self._lock:
             self._requests[operation] += 1
             self._bytes_written += bytes_written

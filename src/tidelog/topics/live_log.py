@@ -194,7 +194,6 @@ class LiveLog(Listened, ReadableLog):
         """There is nothing to wait for."""
 
     def statistics(self) -> LiveStatistics:
-        """One moment of the log."""
         with self._mutex:
             start = self._chunks[0].first_offset
             return LiveStatistics(

@@ -44,7 +44,6 @@ class MemoryCursors:
         self._cursors: dict[str, Cursor] = {}
 
     def names(self) -> list[str]:
-        """Those of subscriptions."""
         return [name for name in self._cursors if group_of_cursor(name) is None]
 
     def groups(self) -> list[str]:
@@ -52,7 +51,6 @@ class MemoryCursors:
         return [group for name in self._cursors if (group := group_of_cursor(name)) is not None]
 
     def load(self, name: str) -> Cursor | None:
-        """None when there is none."""
         return self._cursors.get(name)
 
     def store(self, name: str, cursor: Cursor) -> None:
@@ -60,7 +58,6 @@ class MemoryCursors:
         self._cursors[name] = cursor
 
     def delete(self, name: str) -> None:
-        """Fine when there is none."""
         self._cursors.pop(name, None)
 
 

@@ -233,7 +233,6 @@ class Topic(BaseTopic):
             self._pruner.configure(settings)
 
     def _seal_storage(self) -> None:
-        """Seals and closes what is below the topic."""
         self._close_subscriptions()
         if self._producers is not None:
             self._producers.before_seal()

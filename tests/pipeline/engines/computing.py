@@ -31,6 +31,8 @@ from tidelog.pipeline.jobs.engine.digest_tasks import (
     parts_in,
 )
 from tidelog.pipeline.jobs.engine.verify_tasks import (
+    PLACE_SCHEMA,
+    VALUE_SCHEMA,
     IndexItem,
     IndexPart,
     LostFinder,
@@ -42,9 +44,9 @@ from tidelog.pipeline.jobs.engine.verify_tasks import (
     ValueRow,
     ValuesResult,
     place_rows,
-    to_batches,
 )
 from tidelog.pipeline.location import EngineLocation
+from tidelog.pipeline.tasks import as_batches
 
 PARTS = 3
 
@@ -64,7 +66,7 @@ def compute_here(
 def count_here(spark: object, items: Sequence[RowItem], size: int, counter: LiveCounter) -> LiveCount:
     """What `count_live` does."""
     found = to_rows(counter(_sorted_batches(items)))
-    return sum((msgspec.msgpack.decode(row["result"], type=LiveCount) for row in found), LiveCount())
+    return sum((msgspec.msgpack.decode(row["told"], type=LiveCount) for row in found), LiveCount())
 
 
 def _sorted_batches(items: Sequence[RowItem]) -> Iterator[pa.RecordBatch]:
@@ -106,10 +108,10 @@ def values_here(
     """What Spark does with the indexes of a compaction and what they point to, in this process."""
     rows = [row for item in items for row in place_rows(item)]
     rows.sort(key=lambda row: (row.position, row.source, row.name))
-    values = to_rows(PlaceMerge(place.name, len(root.blob_files))(to_batches(rows, PlaceRow)))
+    values = to_rows(PlaceMerge(place.name, len(root.blob_files))(as_batches(rows, PLACE_SCHEMA)))
     ordered = sorted((ValueRow(**row) for row in values), key=lambda row: (row.file, row.byte, row.name))
-    found = to_rows(ValueChecker(place, root.blob_files)(to_batches(ordered, ValueRow)))
-    return [msgspec.msgpack.decode(row["result"], type=ValuesResult) for row in found]
+    found = to_rows(ValueChecker(place, root.blob_files)(as_batches(ordered, VALUE_SCHEMA)))
+    return [msgspec.msgpack.decode(row["told"], type=ValuesResult) for row in found]
 
 
 def lost_here(
@@ -125,8 +127,8 @@ def lost_here(
     parts = [IndexPart(place=place, part=part, is_values=True) for part in values]
     rows += [row for part in parts for row in place_rows(part)]
     rows.sort(key=lambda row: (row.position, row.source, row.name))
-    found = to_rows(LostFinder()(to_batches(rows, PlaceRow)))
-    return [msgspec.msgpack.decode(row["result"], type=LostValues) for row in found]
+    found = to_rows(LostFinder()(as_batches(rows, PLACE_SCHEMA)))
+    return [msgspec.msgpack.decode(row["told"], type=LostValues) for row in found]
 
 
 def to_rows(batches: Iterator[pa.RecordBatch]) -> list[dict[str, Any]]:

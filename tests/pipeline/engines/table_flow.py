@@ -8,8 +8,8 @@ from collections.abc import Iterator, Sequence
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from tidelog.pipeline.flow import Flow, Rows, SourceFunction
-from tidelog.pipeline.tasks import BatchFunction
+from tidelog.pipeline.flow import Flow, Rows
+from tidelog.pipeline.tasks import BatchFunction, ItemFunction
 
 _TYPES = {"binary": pa.binary(), "bigint": pa.int64(), "int": pa.int32()}
 _BATCH_ROWS = 50
@@ -62,7 +62,7 @@ class TableFlow(Flow):
     def tasks_for(self, size: int) -> int:
         return self._tasks
 
-    def source(self, function: SourceFunction, works: Sequence[object], schema: str) -> Rows:
+    def source(self, function: ItemFunction, works: Sequence[object], schema: str) -> Rows:
         return TableRows([_table(function(work), schema) for work in works] or [_table(iter(()), schema)])
 
     def close(self) -> None:

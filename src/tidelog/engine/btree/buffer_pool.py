@@ -471,7 +471,6 @@ class BufferPool:
             return self.rec_lsns | self._held_rec_lsns
 
     def statistics(self) -> BufferPoolStatistics:
-        """Counters at this moment."""
         root = self.pages.get(ROOT)
         hits = 0 if root is None else accesses_of(root)
         return BufferPoolStatistics(

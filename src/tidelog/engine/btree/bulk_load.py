@@ -15,13 +15,13 @@ from typing import NamedTuple
 from tidelog._native import fill_page
 from tidelog.engine.btree.buffer_pool import BufferPool
 from tidelog.engine.btree.page import (
+    CELL_HEADER_BYTES,
     HEADER_BYTES,
     MAX_CELL_BYTES,
     PAGE_BYTES,
     ROOT,
     SLOT_BYTES,
     Cell,
-    cell_bytes,
     cells,
     divider_of,
     format_page,
@@ -52,7 +52,7 @@ class _Loader:
         """The next cell of the leaves."""
         if self._last_key is not None and key <= self._last_key:
             raise InputError("cells to load are not sorted, or a key occurs twice")
-        if cell_bytes(len(key), len(value)) > MAX_CELL_BYTES:
+        if CELL_HEADER_BYTES + len(key) + len(value) > MAX_CELL_BYTES:
             raise InputError(f"a cell has at most {MAX_CELL_BYTES} bytes")
         self._put(0, key, value)
         self._last_key = key
@@ -81,7 +81,7 @@ class _Loader:
             if level:  # the first page of the level below has no page to the left, and so no least key
                 key = b""
         page = self._pool.pages[self._open[level]]
-        if free_bytes(page) - cell_bytes(len(key), len(value)) - SLOT_BYTES < RESERVED_BYTES:
+        if free_bytes(page) - CELL_HEADER_BYTES - len(key) - len(value) - SLOT_BYTES < RESERVED_BYTES:
             page, key = self._go_on(level, key), b"" if level else key
         insert(page, key, value, self._lsn)
 
@@ -260,10 +260,10 @@ def _grouped(children: Sequence[Child]) -> list[list[Child]]:
     groups: list[list[Child]] = []
     room = 0
     for child in children:
-        needed = cell_bytes(len(child.key), _CHILD.size) + SLOT_BYTES
+        needed = CELL_HEADER_BYTES + len(child.key) + _CHILD.size + SLOT_BYTES
         if not groups or needed > room:
             groups.append([child])
-            room = _ROOM_BYTES - cell_bytes(0, _CHILD.size) - SLOT_BYTES
+            room = _ROOM_BYTES - CELL_HEADER_BYTES - _CHILD.size - SLOT_BYTES
         else:
             groups[-1].append(child)
             room -= needed

@@ -105,11 +105,6 @@ def divider_of(left: bytes, right: bytes) -> bytes:
     return right[: common + 1]
 
 
-def cell_bytes(key_bytes: int, value_bytes: int) -> int:
-    """Bytes of a cell in the heap of its page; what `place` and `Tree.prepare` want to know."""
-    return CELL_HEADER_BYTES + key_bytes + value_bytes
-
-
 def new_page(page_id: int, level: int) -> bytearray:
     """An empty page with LSN 0."""
     page = bytearray(PAGE_BYTES)

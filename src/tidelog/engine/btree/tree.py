@@ -26,6 +26,7 @@ from tidelog.engine.btree import page as kernel
 from tidelog.engine.btree.buffer_pool import BufferPool
 from tidelog.engine.btree.bulk_load import load_tree, load_tree_of_rows
 from tidelog.engine.btree.page import (
+    CELL_HEADER_BYTES,
     IMAGE,
     INSERT,
     MAX_CELL_BYTES,
@@ -36,7 +37,6 @@ from tidelog.engine.btree.page import (
     SPLIT,
     Cell,
     Update,
-    cell_bytes,
     cells,
     check_page,
     compact_image,
@@ -185,7 +185,6 @@ class Tree:
         return key if further is None else further
 
     def get(self, key: bytes) -> bytes | None:
-        """The value of a key."""
         found = self.find(key)
         return found[1] if found is not None and found[0] == key else None
 
@@ -205,7 +204,7 @@ class Tree:
     # ---- changing ----
 
     def prepare(self, key: bytes, cell_bytes: int) -> int:
-        """The pinned leaf of a key, with room for a cell of this size (`page.cell_bytes`; 0 for a removal)."""
+        """The pinned leaf of a key, with room for a cell of this size (header, key and value; 0 for a removal)."""
         if cell_bytes > MAX_CELL_BYTES:
             raise InputError(f"a cell has at most {MAX_CELL_BYTES} bytes, this one would have {cell_bytes}")
         while True:
@@ -269,7 +268,7 @@ class Tree:
     def reversal(self, update: Update) -> Update:
         """What takes an update back, for the page (prepared) where its key is by now. One a record: then `apply` it."""
         back = reverse_of(update)
-        room = 0 if back.what == REMOVE else cell_bytes(len(back.key), len(back.value))
+        room = 0 if back.what == REMOVE else CELL_HEADER_BYTES + len(back.key) + len(back.value)
         return back._replace(page=self.prepare(back.key, room))
 
     def apply(self, update: Update, lsn: int) -> None:

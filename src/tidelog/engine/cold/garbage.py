@@ -131,12 +131,10 @@ class GarbagePlan(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def is_empty(self) -> bool:
-        """Whether there is nothing to do."""
         return not self.removable_versions and not self.droppable_bytes
 
     @property
     def dropped(self) -> tuple[PieceUse, ...]:
-        """The pieces that are dropped."""
         return tuple(piece for piece in self.pieces if piece.fate == "drop")
 
 
@@ -717,5 +715,4 @@ class Garbage:
         self._statistics = msgspec.structs.replace(self._statistics, **changes)
 
     def statistics(self) -> GarbageStatistics:
-        """Returns a snapshot of the statistics."""
         return msgspec.structs.replace(self._statistics, pins=self._history.pins)

@@ -288,7 +288,6 @@ class EngineCollector(Collector):
     # What is referenced
 
     def published(self) -> Manifest:
-        """The manifest as it is now."""
         found = read_manifest(self.catalog.metadata, self.keys)
         return Manifest(epoch=0) if found is None else found.value
 

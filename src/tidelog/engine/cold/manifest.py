@@ -121,8 +121,13 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
         """The generation of its compaction; 0 if there was none yet."""
         return 0 if self.compacted is None else self.compacted.generation
 
+    @property
+    def known_ends(self) -> list[tuple[int, int]]:
+        """Seqs of snapshots and of the compaction, and the LSNs after all of their entries."""
+        states = [*self.checkpoints, *(() if self.compacted is None else (self.compacted,))]
+        return [(state.seq, state.lsn) for state in states]
+
     def is_pinned(self, key: str, now_us: int) -> bool:
-        """Whether this snapshot is pinned."""
         return any(pin.key == key and pin.until_us > now_us for pin in self.pins)
 
 
@@ -240,7 +245,6 @@ class PublishedManifest:
         )
 
     def read(self) -> Versioned[Manifest] | None:
-        """Returns the published manifest and its version; None if there is none."""
         return self._document.read()
 
     def change(self, change: Callable[[Manifest | None], Manifest | None]) -> Manifest | None:
@@ -299,7 +303,6 @@ class OwnedManifest:
         self._clock = clock
 
     def read(self) -> Manifest:
-        """Returns the published manifest."""
         found = self._published.read()
         return Manifest(epoch=self._owned.epoch) if found is None else found.value
 

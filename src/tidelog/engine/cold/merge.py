@@ -283,7 +283,6 @@ class Compaction:
         self._statistics = msgspec.structs.replace(self._statistics, **known)
 
     def statistics(self) -> CompactionStatistics:
-        """Returns a snapshot of the statistics."""
         return self._statistics
 
     def stop(self) -> None:

@@ -109,7 +109,6 @@ class ColdObjects:
 
     @property
     def keys(self) -> EngineKeys:
-        """Those of the engine."""
         keys = self._catalog.keys
         assert isinstance(keys, EngineKeys)
         return keys
@@ -587,7 +586,6 @@ class ColdReader:
         return _Span(found.key, byte, cell.stored_bytes, cell.codec, index)
 
     def manifest(self) -> Manifest | None:
-        """The manifest as it is published now; None if there is none."""
         found = read_manifest(self.catalog.metadata, self.keys)
         return None if found is None else found[0]
 
@@ -609,7 +607,6 @@ class ColdReader:
         self._fetchers.shutdown(wait=False, cancel_futures=True)
 
     def statistics(self) -> ColdStatistics:
-        """Returns a snapshot of the statistics."""
         return ColdStatistics(
             **vars(self._counters), read_seconds=self._read_seconds.snapshot(), cache=self._cache.statistics()
         )

@@ -527,7 +527,6 @@ class Shipping(Policy):
     # Statistics
 
     def statistics(self) -> ShippingStatistics:
-        """Returns a snapshot of the statistics."""
         link = self._link
         published = Manifest(epoch=0) if link is None else link.published
         states = published.checkpoints

@@ -23,7 +23,7 @@ from tidelog._native import object_key, put_record, stored_record
 from tidelog.clock import Clock
 from tidelog.cold.catalog import Catalog
 from tidelog.cold.reader import History
-from tidelog.engine.btree.page import REPLACE, Update, cell_bytes, encode, encode_insert, get
+from tidelog.engine.btree.page import CELL_HEADER_BYTES, REPLACE, Update, encode, encode_insert, get
 from tidelog.engine.btree.tree import Tree
 from tidelog.engine.cold.manifest import Manifest
 from tidelog.engine.entry import (
@@ -308,7 +308,7 @@ class Applier:
             return
         wal, bucket, name = self._wal, operation.bucket, operation.key
         key = object_key(bucket, name, seq)
-        page = self._tree.prepare(key, cell_bytes(len(key), MAX_POINTER_BYTES))
+        page = self._tree.prepare(key, CELL_HEADER_BYTES + len(key) + MAX_POINTER_BYTES)
         record, value = put_record(
             seq, flags, previous_lsn, self._time_us, order, bucket, name, data, page, wal.next_lsn, wal.next_position
         )
@@ -413,7 +413,7 @@ class Applier:
 
     def _prepare(self, key: bytes, value_bytes: int, order: int) -> tuple[int, bytes | None]:
         """The page for a cell, with room in it, and what an earlier operation of the same batch has put there."""
-        page = self._tree.prepare(key, cell_bytes(len(key), value_bytes))
+        page = self._tree.prepare(key, CELL_HEADER_BYTES + len(key) + value_bytes)
         return page, get(self._pages[page], key) if order else None
 
     def _change(self, page: int, key: bytes, value: bytes, old: bytes | None, lsn: int) -> None:

@@ -29,7 +29,6 @@ class Digest:
         self._add(_OBJECT.pack(b"o", len(bucket), len(key), seq, size, crc) + bucket + key)
 
     def add_bucket(self, bucket: bytes, seq: int) -> None:
-        """One bucket and the seq of its creation."""
         self._add(_BUCKET.pack(b"b", len(bucket), seq) + bucket)
 
     def add(self, other: Digest) -> None:

@@ -113,7 +113,6 @@ class ResultTable:
     # What the log says
 
     def take(self, first_lsn: int, records: list[bytes]) -> None:
-        """The next records of the log."""
         with self._mutex:
             self._add(_native.results_of(first_lsn, records, self._open), records.__getitem__, first_lsn)
 

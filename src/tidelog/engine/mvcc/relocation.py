@@ -21,7 +21,7 @@ import logging
 from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
-from tidelog.engine.btree.page import MAX_CELL_BYTES, REPLACE, Update, cell_bytes, encode
+from tidelog.engine.btree.page import CELL_HEADER_BYTES, MAX_CELL_BYTES, REPLACE, Update, encode
 from tidelog.engine.core import Core
 from tidelog.engine.mvcc.cells import (
     MAX_POINTER_BYTES,
@@ -224,7 +224,8 @@ class Relocation:
     def _prepared(self, rows: list[_Row]) -> list[int]:
         """The pages of some rows, with room for all of them: making room for one may move another."""
         more = len(rows) * _GROWTH_BYTES
-        room = [min(MAX_CELL_BYTES, cell_bytes(len(row.key), MAX_POINTER_BYTES) + more) for row in rows]
+        fixed_bytes = CELL_HEADER_BYTES + MAX_POINTER_BYTES + more
+        room = [min(MAX_CELL_BYTES, fixed_bytes + len(row.key)) for row in rows]
         while True:
             next_lsn = self._core.wal.next_lsn
             pages = [self._core.tree.prepare(row.key, size) for row, size in zip(rows, room, strict=True)]

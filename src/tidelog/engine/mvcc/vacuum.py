@@ -48,7 +48,6 @@ class Vacuum:
         self._on_failure = on_failure
 
     def rule(self, horizon: int, keep_versions: int) -> Rule:
-        """What a horizon means at this moment."""
         created = {name.encode(): version for name, version in self._core.buckets.alive(horizon)}
         return Rule(horizon, keep_versions, created)
 

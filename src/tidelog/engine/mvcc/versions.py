@@ -71,7 +71,6 @@ class Buckets:
         self._histories: dict[str, tuple[BucketVersion, ...]] = {}
 
     def load(self, cells: Cells) -> None:
-        """Loads all of them."""
         found: dict[str, list[BucketVersion]] = {}
         for key, value in cells.scan(BUCKETS, prefix_end(BUCKETS)):
             _add(found, key, value)

@@ -308,7 +308,6 @@ class InThread:
 
     @staticmethod
     def run(coroutine: Coroutine[Any, Any, Answer]) -> Answer:
-        """What it returns."""
         try:
             coroutine.send(None)
         except StopIteration as done:

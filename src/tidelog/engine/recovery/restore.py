@@ -505,7 +505,6 @@ class DrillStore:
         self.reader = ColdReader(Catalog(metadata, keys), objects, cache_bytes, lambda: replicas)
 
     def refusal(self) -> TidelogError:
-        """There are no changes."""
         return NotSupportedError(
             "this directory is a copy that a restore drill has made, and is only for reading",
             path=self._directory,

@@ -19,14 +19,16 @@ Invariants
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Executor
+from functools import partial
 from itertools import pairwise
+from typing import NamedTuple
 
 import msgspec
 
 from tidelog.codec import decode_document, encode_document
-from tidelog.engine.cold.manifest import StoredCheckpoint, StoredCompaction
+from tidelog.engine.cold.manifest import Manifest, StoredCheckpoint, StoredCompaction
 from tidelog.engine.mvcc.known_results import KnownResults
 from tidelog.engine.sst.blob_file import cell_of, encode_version
 from tidelog.engine.sst.block import Row, rows_in
@@ -56,7 +58,6 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     @property
     def rows(self) -> int:
-        """The number of rows."""
         return sum(part.rows for part in self.parts)
 
     @property
@@ -174,13 +175,31 @@ class CompactionState(StoredState):
     """
 
     def __init__(self, objects: ObjectStore, keys: EngineKeys, compacted: StoredCompaction) -> None:
-        root = read_compaction(objects, keys, compacted)
+        self.root = root = read_compaction(objects, keys, compacted)
         self.key = compacted.key
         self.footer = Snapshot(
             seq=root.seq, lsn=root.lsn, history_start_seq=root.history_start_seq, parts=root.versions
         )
         self._objects = objects
         self._size = compacted.size
+
+
+class NamedState(NamedTuple):
+    """A snapshot that a manifest lists, or its compaction, which is one too; `open` reads and checks the document."""
+
+    key: str
+    lsn: int
+    is_listed: bool
+    open: Callable[[], StoredState]
+
+
+def named_states(objects: ObjectStore, keys: EngineKeys, manifest: Manifest) -> list[NamedState]:
+    """All of them, oldest first. A listed snapshot comes after the compaction with the same rows: it can be pinned."""
+    found = [NamedState(one.key, one.lsn, True, partial(StoredState, objects, one)) for one in manifest.checkpoints]
+    if (compacted := manifest.compacted) is not None:
+        opened = partial(CompactionState, objects, keys, compacted)
+        found.append(NamedState(compacted.key, compacted.lsn, False, opened))
+    return sorted(found, key=lambda one: (one.lsn, one.is_listed))
 
 
 def _read(objects: ObjectStore, listed: StoredCheckpoint) -> Snapshot:

@@ -254,7 +254,6 @@ class _Index:
         self._files = [SSTable(objects, part, kind=kind, cache=cache) for part in parts]
 
     def at_or_after(self, key: bytes) -> _FoundRow | None:
-        """Returns the first row at or after a key."""
         index = bisect_left(self._last_keys, key)
         if index == len(self._files):
             return None

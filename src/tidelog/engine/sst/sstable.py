@@ -189,7 +189,6 @@ class SSTable:
         return self._footer
 
     def at_or_after(self, key: bytes) -> Row | None:
-        """Returns the first row at or after a key; None if there is none."""
         blocks = self.footer.blocks
         index = bisect_left(self._last_keys, key)
         if index == len(blocks):

@@ -90,7 +90,6 @@ class ChangedRows:
 
     @property
     def memory_bytes(self) -> int:
-        """What the rows take."""
         return sum(len(block.raw) for block in self._blocks)
 
     def at_or_after(self, key: bytes) -> TreeRow | None:
@@ -102,7 +101,6 @@ class ChangedRows:
             yield RawRows(block.raw, block.rows)
 
     def all(self) -> Iterator[RawRows]:
-        """All of them."""
         return (RawRows(block.raw, block.rows) for block in self._blocks)
 
     def cut_before(self, high: bytes) -> bytes | None:
@@ -231,7 +229,6 @@ class StoredVersions:
 
     @property
     def newest(self) -> StoredIndex:
-        """The index that is in use."""
         return self._indexes[0]
 
     def _at(self, seq: int) -> StoredIndex:
@@ -269,12 +266,10 @@ class StoredVersions:
         self._on_missing()
 
     def find(self, bucket: str, key: str, seq: int) -> Found | None:
-        """The version to be seen at a seq."""
         created = self.buckets.created(bucket, seq)
         return None if created is None else self.find_in(created, bucket, key, seq)
 
     def find_in(self, created: BucketVersion, bucket: str, key: str, seq: int) -> Found | None:
-        """The same, in a bucket that is known to be there."""
         prefix = object_prefix(bucket, key)
         found = self._read(seq, lambda index: index.find(at(prefix, seq), prefix_end(prefix)))
         if found is None or found[0][:-SEQ_BYTES] != prefix:

@@ -500,7 +500,6 @@ class LockManager:
         return [lock] if isinstance(lock, LockOwner) else list(lock.holders)
 
     def statistics(self) -> LockStatistics:
-        """An immutable snapshot."""
         with self._mutex:
             return LockStatistics(
                 owners=len(self.owners),

@@ -66,12 +66,10 @@ class VisibleState:
         self._engine = engine
 
     def seq_of(self, bucket: str, key: str) -> int:
-        """As `State` has it."""
         info = self._engine.find_object(bucket, key)
         return 0 if info is None else info.seq
 
     def listing(self, bucket: str, prefix: str) -> Iterable[ObjectInfo] | None:
-        """As `State` has it."""
         return find_objects(self._engine, bucket, prefix)
 
 
@@ -125,7 +123,6 @@ class NeverTrue(msgspec.Struct, frozen=True, tag=True):
     reason: str
 
     def changed(self, state: State) -> str | None:
-        """The reason."""
         return self.reason
 
 

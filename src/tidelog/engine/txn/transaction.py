@@ -416,7 +416,6 @@ class Transactions:
         self.locks.close()
 
     def statistics(self) -> LockStatistics:
-        """An immutable snapshot."""
         return self.locks.statistics()
 
 

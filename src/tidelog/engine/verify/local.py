@@ -110,7 +110,6 @@ class EngineVerification:
         self.read |= found.read
 
     def report(self) -> VerifyReport:
-        """All of it."""
         return VerifyReport(subject=self.about.subject, findings=tuple(self.findings), read=self.read)
 
 
@@ -152,7 +151,6 @@ class LogCheck:
             self.findings.append(about.finding("checkpoint", root / "engine.ckpt", reason))
 
     def run(self, on_step: OnStep) -> None:
-        """Reads all of it."""
         if not self._files.is_directory(self._wal):
             self.has_damage = True
             self._add("frames", f"there is no directory {self._wal}")

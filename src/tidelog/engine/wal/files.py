@@ -193,7 +193,6 @@ class WalFiles:
         )
 
     def close(self) -> None:
-        """Closes the files."""
         with self._refreshing:
             self._is_closed = True
             for file in self._view.files:

@@ -316,7 +316,6 @@ class Replay:
         self.run_range(log_range(manifest, self.lsn), note)
 
     def run_range(self, part: LogRange, on_batch: Callable[[Batch], None] = lambda batch: None) -> None:
-        """Replays the entries of a range."""
         last: tuple[memoryview, int] | None = None
         for frames, indexes in counting(self._log, part, removals=True, on_batch=on_batch):
             for lsn, record in records_of(frames, indexes):

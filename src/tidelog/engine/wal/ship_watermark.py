@@ -87,11 +87,9 @@ class _Ends:
         self.lsns.extend(lsns)
 
     def cut(self, count: int) -> None:
-        """Keeps the first `count`."""
         del self.seqs[count:], self.lsns[count:]
 
     def drop(self, count: int) -> None:
-        """Drops the first `count`."""
         del self.seqs[:count], self.lsns[:count]
 
 

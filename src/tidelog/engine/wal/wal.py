@@ -459,7 +459,6 @@ class Wal:
             self._files.refresh()
 
     def statistics(self) -> WalStatistics:
-        """Returns a snapshot of the statistics."""
         log = self.log.statistics()
         return WalStatistics(
             first_lsn=log.start_offset,

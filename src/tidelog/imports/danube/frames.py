@@ -65,7 +65,6 @@ class Run:
         return self.buffer_byte + self.frames.start_of(index)
 
     def slice(self, start: int, stop: int | None = None) -> Run:
-        """Some of the frames."""
         return replace(self, frames=self.frames.slice(start, self.count if stop is None else stop))
 
     def shifted(self, shift: int) -> Run:

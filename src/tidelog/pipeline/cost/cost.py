@@ -14,7 +14,6 @@ Invariants
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
@@ -197,7 +196,6 @@ def engine_cost(
     on_progress: OnProgress = ignore_progress,
 ) -> CostReport:
     """What an engine costs at given prices. Replicas are those of its settings unless others are named by URL."""
-    began = time.monotonic()
     urls = root.load().storage_engine.replicas if replicas is None else replicas
     roots = [root, *(root.at(url) for url in map(canonical_url, urls))]
     listed = prices or PriceList()
@@ -214,7 +212,6 @@ def engine_cost(
         live=live,
         stores=tuple(_store_cost(use, live, listed.of(use.url)) for use in uses),
         notes=_notes(uses[0]),
-        seconds=round(time.monotonic() - began, 3),
     )
 
 

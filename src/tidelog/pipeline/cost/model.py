@@ -51,7 +51,6 @@ class Prices(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     transfer: float = 0.0
 
     def for_month(self, stored_bytes: int) -> float:
-        """The price of storing this many bytes."""
         return stored_bytes / GIGABYTE * self.storage
 
     def for_requests(self, puts: float, gets: float, sent_bytes: float) -> float:
@@ -66,7 +65,6 @@ class PriceList(msgspec.Struct, frozen=True):
     stores: dict[str, Prices] = {}
 
     def of(self, url: str) -> Prices:
-        """Those of one store."""
         return self.stores.get(canonical_url(url), self.default)
 
 

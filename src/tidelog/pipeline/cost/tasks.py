@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import groupby
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -12,7 +12,7 @@ from tidelog.engine.mvcc.cells import BUCKETS, decode_cell, is_pointer
 from tidelog.errors import DataError
 from tidelog.pipeline.cost.model import Kind
 from tidelog.pipeline.jobs.engine.digest_tasks import DAMAGE, InRow, RowItem, Unreadable, parts_in, sorted_rows
-from tidelog.pipeline.jobs.job import told_in_our_words
+from tidelog.pipeline.jobs.engine.rows import TOLD_SCHEMA, as_told, told_in
 from tidelog.pipeline.location import EngineLocation
 from tidelog.pipeline.tasks import map_in_arrow
 
@@ -58,9 +58,6 @@ def list_place(work: ListingWork) -> Listing:
 # A value with copies counts once for every version that points to it.
 
 
-_RESULT_SCHEMA: Final = "result binary"
-
-
 class LiveCount(msgspec.Struct, kw_only=True):
     """Versions, and what they point to. `below_start` and `below_compaction` are values by the LSN of their record."""
 
@@ -86,11 +83,7 @@ class LiveCounter:
         self._large_bytes = large_bytes
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        import pyarrow as pa
-
-        found = [msgspec.msgpack.encode(self.counted(part.rows, part.number == 0)) for part in parts_in(batches)]
-        if found:
-            yield pa.record_batch([pa.array(found, pa.binary())], names=["result"])
+        return as_told(self.counted(part.rows, part.number == 0) for part in parts_in(batches))
 
     def counted(self, rows: Iterable[InRow], counts_buckets: bool) -> LiveCount:
         """All rows of a part; those of buckets are in every part."""
@@ -121,9 +114,5 @@ class LiveCounter:
 
 def count_live(spark: SparkSession, items: Sequence[RowItem], size: int, counter: LiveCounter) -> LiveCount:
     """The live part of these items of about this many bytes."""
-    counted = map_in_arrow(sorted_rows(spark, items, size), counter, _RESULT_SCHEMA)
-    total = LiveCount()
-    with told_in_our_words("counting what is alive"):
-        for row in counted.collect():
-            total += msgspec.msgpack.decode(bytes(row.result), type=LiveCount)
-    return total
+    counted = map_in_arrow(sorted_rows(spark, items, size), counter, TOLD_SCHEMA)
+    return sum(told_in(counted, LiveCount, "counting what is alive"), LiveCount())

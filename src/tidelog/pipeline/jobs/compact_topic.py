@@ -16,7 +16,6 @@ Invariants
 
 from __future__ import annotations
 
-import time
 from array import array
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -106,7 +105,6 @@ class SupersededOffsets:
         self._bits = bits
 
     def between(self, start: int, stop: int) -> RemovedOffsets:
-        """Those of a range of offsets, and no others."""
         first = start // _WORD_BITS
         dense = array("Q", bytes(8 * (-(-stop // _WORD_BITS) - first)))
         low = bisect_left(self._words, first)
@@ -117,11 +115,9 @@ class SupersededOffsets:
         return RemovedOffsets(first * _WORD_BITS, number.to_bytes(8 * len(dense), "little"))
 
     def count(self, start: int, stop: int) -> int:
-        """How many there are in a range."""
         return int.from_bytes(self.between(start, stop).bits, "little").bit_count() if start < stop else 0
 
     def without(self, offset: int) -> SupersededOffsets:
-        """The same, but for one offset."""
         index = bisect_left(self._words, offset // _WORD_BITS)
         bits = array("Q", self._bits)
         if index < len(bits) and self._words[index] == offset // _WORD_BITS:
@@ -475,7 +471,7 @@ def compact(
     clock: Clock | None = None,
 ) -> CompactReport:
     """Compacts these topics, all by default; by key those that are marked so, or all of them if the options say so."""
-    began, options = time.monotonic(), options or CompactOptions()
+    options = options or CompactOptions()
     _check_arguments(options)
     with root.open() as log:
         place = store_of(root, log, _WITHOUT_STORE)
@@ -483,7 +479,7 @@ def compact(
     with place.open_stores() as (objects, metadata):
         job = _Job(spark, root, place, objects, metadata, options, clock or SystemClock(), on_progress)
         job.compact_all(names)
-    return job.report(notes_on(names, root.location), time.monotonic() - began)
+    return job.report(notes_on(names, root.location))
 
 
 class _Job:
@@ -584,7 +580,7 @@ class _Job:
             self._news.put(_News(done=1))
             yield done
 
-    def report(self, notes: Iterable[str], seconds: float) -> CompactReport:
+    def report(self, notes: Iterable[str]) -> CompactReport:
         return CompactReport(
             job="compact",
             topics=tuple(one.result() for one in self._sorted()),
@@ -592,7 +588,6 @@ class _Job:
             reconciliations=tuple(proof for one in self._sorted() if (proof := one.proof()) is not None),
             findings=tuple(sorted(self._problems, key=lambda one: one.subject)),
             notes=(*notes, *self._notes()),
-            seconds=round(seconds, 3),
         )
 
     def _notes(self) -> Iterator[str]:

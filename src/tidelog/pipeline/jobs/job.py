@@ -95,7 +95,6 @@ class Reconciliation(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def holds(self) -> bool:
-        """Whether both are the same."""
         return self.came_out is None or self.came_out == self.went_in
 
     def __str__(self) -> str:
@@ -157,7 +156,7 @@ class JobReport(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def logged(work: Callable[Arguments, Result]) -> Callable[Arguments, Result]:
-    """A job that tells its begin and its end as events, under the name of its function."""
+    """A job that tells its begin and its end as events, under the name of its function; its report has the seconds."""
 
     @functools.wraps(work)
     def run(*arguments: Arguments.args, **named: Arguments.kwargs) -> Result:
@@ -171,25 +170,19 @@ def logged(work: Callable[Arguments, Result]) -> Callable[Arguments, Result]:
             outcome = {"outcome": "failed", "error": type(error).__name__}
             tell(_logger, "job_ended", job=work.__name__, root=root, **outcome, seconds=time.monotonic() - begin)
             raise
-        problems = _problems(result)
-        tell(
-            _logger,
-            "job_ended",
-            job=work.__name__,
-            root=root,
-            outcome="problems" if problems else "done",
-            problems=problems,
-            seconds=time.monotonic() - begin,
-        )
-        return result
+        seconds = time.monotonic() - begin
+        # A report comes alone, or after its plan.
+        *plan, report = result if isinstance(result, tuple) else (result,)
+        problems = 0
+        if isinstance(report, JobReport):
+            problems = len(report.findings) + sum(not each.holds for each in report.reconciliations)
+            report = msgspec.structs.replace(report, seconds=round(seconds, 3))
+        state = "problems" if problems else "done"
+        ended = {"job": work.__name__, "root": root, "outcome": state, "problems": problems, "seconds": seconds}
+        tell(_logger, "job_ended", **ended)
+        return (*plan, report) if plan else report  # type: ignore[return-value]
 
     return run
-
-
-def _problems(result: object) -> int:
-    """How many findings a job's report has, alone or after its plan."""
-    reports = [one for one in (result if isinstance(result, tuple) else (result,)) if isinstance(one, JobReport)]
-    return sum(len(one.findings) + sum(not each.holds for each in one.reconciliations) for one in reports)
 
 
 # Translates Spark's errors into ours: a mistake in SQL, unreadable files, data that does not fit, or an error raised by

@@ -14,7 +14,6 @@ Invariants
 from __future__ import annotations
 
 import hashlib
-import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import reduce
@@ -130,7 +129,7 @@ def replay(
 
     `name` is under which the target remembers how far it is; by default it follows from the source and the selection.
     """
-    began, selection, into = time.monotonic(), selection or Selection(), target_root or root
+    selection, into = selection or Selection(), target_root or root
     source, target = str(parse_topic_name(source)), str(parse_topic_name(target))
     if source == target and _store(root) == _store(into):
         raise InputError(f"{source} cannot be replayed into itself", hint="Name another topic as the target")
@@ -143,12 +142,12 @@ def replay(
     selection.of(read_rows(spark, root, {source: ranges[0]}, **_AS_THEY_ARE))
     run = _Replay(spark, root, source, into, target, selection, step_messages, len(ranges), on_progress)
     if len(ranges) == 1:
-        return run.partition(0, ranges[0], name, identity, began)
+        return run.partition(0, ranges[0], name, identity)
     reports = [
-        run.partition(number, each, f"{name}-{number}", f"{identity} partition {number}", time.monotonic())
+        run.partition(number, each, f"{name}-{number}", f"{identity} partition {number}")
         for number, each in enumerate(ranges)
     ]
-    return _joined(reports, name, time.monotonic() - began)
+    return _joined(reports, name)
 
 
 class _Replay:
@@ -176,7 +175,7 @@ class _Replay:
         self._keeps_partitions = partitions > 1 and len(target_logs(into, target)) == partitions
         self._on_progress = on_progress
 
-    def partition(self, number: int, offsets: tuple[int, int], name: str, identity: str, began: float) -> ReplayReport:
+    def partition(self, number: int, offsets: tuple[int, int], name: str, identity: str) -> ReplayReport:
         """Brings one partition of the source into the target."""
         (first, end), step_name = offsets, f"replaying {self._source}"
         with open_steps(self._into, self._target, name, identity) as steps:
@@ -187,11 +186,10 @@ class _Replay:
                 writer.write(step, self._selection.of(rows, keeps_partitions=self._keeps_partitions))
                 done.append(step)
         self._on_progress(Progress(step_name, end - first, end - first))
-        return report_of(writer, done, self._source, self._target, name, time.monotonic() - began)
+        return report_of(writer, done, self._source, self._target, name)
 
 
-def _joined(reports: Sequence[ReplayReport], name: str, seconds: float) -> ReplayReport:
-    """The report of a topic with partitions."""
+def _joined(reports: Sequence[ReplayReport], name: str) -> ReplayReport:
     return msgspec.structs.replace(
         reports[0],
         name=name,
@@ -201,7 +199,6 @@ def _joined(reports: Sequence[ReplayReport], name: str, seconds: float) -> Repla
             for proof in report.reconciliations
         ),
         notes=tuple(note for report in reports for note in report.notes),
-        seconds=round(seconds, 3),
         source_first=min(report.source_first for report in reports),
         source_end=max(report.source_end for report in reports),
         steps=sum(report.steps for report in reports),
@@ -265,9 +262,7 @@ def _notes(written: Written) -> Iterator[str]:
         yield f"{written.unproven_messages} messages came in beside another run of this replay, and are in its proof"
 
 
-def report_of(
-    writer: StepWriter, done: list[Step], source: str, target: str, name: str, seconds: float
-) -> ReplayReport:
+def report_of(writer: StepWriter, done: list[Step], source: str, target: str, name: str) -> ReplayReport:
     """The report of a run, with its proof."""
     written = writer.written
     went_in, came_out = written.went_in, written.came_out
@@ -275,7 +270,6 @@ def report_of(
         job="replay",
         reconciliations=(Reconciliation(subject=f"{source} to {target}", went_in=went_in, came_out=came_out),),
         notes=tuple(_notes(written)),
-        seconds=round(seconds, 3),
         source=source,
         target=target,
         name=name,
@@ -369,7 +363,7 @@ def backfill(
 
     `options` are those of Spark's reader for the format, such as `header` and `sep` of CSV.
     """
-    began, target, mapping = time.monotonic(), str(parse_topic_name(target)), mapping or Mapping()
+    target, mapping = str(parse_topic_name(target)), mapping or Mapping()
     reading = _Reading(spark, format, dict(options or {}), paths)
     files = reading.files()
     name = name or f"files-{hashlib.sha256(msgspec.json.encode([format, sorted(paths)])).hexdigest()[:20]}"
@@ -382,7 +376,7 @@ def backfill(
             writer.write(step, mapping.of(reading.rows(files[step.first : step.end])))
             done.append(step)
     on_progress(Progress("backfilling files", len(files), len(files)))
-    return report_of(writer, done, source, target, name, time.monotonic() - began)
+    return report_of(writer, done, source, target, name)
 
 
 def _fingerprint(files: Sequence[SourceFile], mapping: Mapping) -> str:

@@ -16,7 +16,6 @@ Invariants
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from pathlib import Path
@@ -231,7 +230,6 @@ def ship(
     spark: SparkSession, root: Root, topics: Sequence[str] | None = None, on_progress: OnProgress = ignore_progress
 ) -> ShipReport:
     """Ships everything that is on the disk of these topics, of all by default."""
-    began = time.monotonic()
     with _taken(root) as log:
         place = root.place
         if place is None:
@@ -247,7 +245,6 @@ def ship(
         reconciliations=proofs,
         findings=tuple(problems),
         notes=tuple(notes),
-        seconds=round(time.monotonic() - began, 3),
     )
 
 

@@ -13,7 +13,6 @@ Invariants
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
@@ -193,7 +192,6 @@ def verify(
     spark: SparkSession, root: Root, topics: Sequence[str] | None = None, on_progress: OnProgress = ignore_progress
 ) -> TopicsVerifyReport:
     """Reads everything of these topics, of all by default."""
-    began = time.monotonic()
     with root.open() as log:
         names = chosen_logs(log, log.topics(), topics, root.location)
         checks = {name: _TopicVerification(log, root, name) for name in names}
@@ -205,7 +203,6 @@ def verify(
         reconciliations=tuple(Reconciliation(subject=one.topic, went_in=one.totals) for one in done),
         findings=tuple(finding for check in checks.values() for finding in check.findings()),
         notes=(*notes_on(names, root.location), *(note for check in checks.values() for note in check.notes())),
-        seconds=round(time.monotonic() - began, 3),
     )
 
 
@@ -253,7 +250,6 @@ class _TopicVerification:
 
     @property
     def has_files(self) -> bool:
-        """Whether there may be any."""
         return self.root.directory is not None
 
     @property
@@ -289,7 +285,6 @@ class _TopicVerification:
         return [] if self._cold is None else self._cold.read()
 
     def result(self) -> TopicCheck:
-        """What is shown."""
         read = self._read()
         return TopicCheck(
             topic=self.name,

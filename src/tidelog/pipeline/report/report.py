@@ -84,7 +84,6 @@ def make_report(
     clock = clock or SystemClock()
     if exact and spark is None:
         raise InputError("counting every message needs a Spark session", operation="report", hint="Pass spark=")
-    begin = clock.monotonic()
     names = chosen_names(root, topics)
     figures = sorted(_figures(root, names, spark, on_progress), key=lambda one: one.name)
     bins = choose_bins(figures)
@@ -100,7 +99,7 @@ def make_report(
     path, data = Path(to), page_html(page).encode("utf-8")
     with explained("report", path):
         LocalFiles().write_atomically(path, data)
-    return _report(path, len(data), figures, clock.monotonic() - begin)
+    return _report(path, len(data), figures)
 
 
 def _figures(
@@ -130,11 +129,10 @@ def _times(
     return [spread(one, bins) for one in figures] if spark is None else exact_times(spark, root, figures, bins)
 
 
-def _report(path: Path, page_bytes: int, figures: Sequence[TopicFigures], seconds: float) -> ReportReport:
+def _report(path: Path, page_bytes: int, figures: Sequence[TopicFigures]) -> ReportReport:
     return ReportReport(
         job="report",
         findings=tuple(Finding(subject=one.name, message=one.problem) for one in figures if one.problem is not None),
-        seconds=seconds,
         page=str(path),
         page_bytes=page_bytes,
         topics=len(figures),

@@ -107,7 +107,6 @@ class Definition(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     directory: str = ""
 
     def step(self, name: str) -> Step | None:
-        """The step of this name."""
         return next((one for one in self.steps if one.name == name), None)
 
     def ordered(self) -> list[Step]:
@@ -132,7 +131,6 @@ class Definition(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
         return find_root(self.path(place.root or ""), place.metadata, **_texts(place.settings))
 
     def engine_of(self, place: Place) -> EngineRoot:
-        """The address of an engine."""
         return find_engine(self.path(place.engine or ""), place.engine_name, **_texts(place.settings))
 
     def state_root(self) -> Root:

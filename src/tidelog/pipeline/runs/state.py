@@ -103,7 +103,6 @@ class PipelineBook:
         )
 
     def read(self) -> PipelineState:
-        """As it is now."""
         found = self._document.read()
         return PipelineState() if found is None else found.value
 
@@ -190,7 +189,6 @@ class HeldBook:
         return run
 
     def record(self, number: int, task: TaskState) -> RunState:
-        """What became of a task of the run."""
 
         def change(state: PipelineState) -> PipelineState:
             assert state.run is not None, "only its holder ends it"

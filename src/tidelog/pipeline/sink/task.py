@@ -160,7 +160,6 @@ class _Routes:
             first = run
 
     def _numbers(self, topic: str, count: int, rows: pa.RecordBatch) -> pa.Array:
-        """The partition of each row."""
         found, self._turn = _native.partitions_of(rows.num_rows, bytes_column(rows, "key"), count, self._turn)
         numbers = pa.Array.from_buffers(pa.int32(), rows.num_rows, [None, pa.py_buffer(found)])
         if "partition" not in rows.schema.names:

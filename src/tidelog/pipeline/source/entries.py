@@ -98,7 +98,6 @@ class EntryLog:
         self._stack.close()
 
     def manifest(self) -> Manifest:
-        """As it is published now."""
         manifest = self._engine.newest_manifest()
         refuse_large_seqs(manifest)  # a stream that began below may come there
         return manifest
@@ -117,7 +116,7 @@ class EntryLog:
         if starting == EARLIEST:
             return start_lsn
         assert isinstance(starting, int)
-        known = max((lsn for seq, lsn in _marks(manifest) if seq < starting), default=_FIRST_LSN)
+        known = max((lsn for seq, lsn in manifest.known_ends if seq < starting), default=_FIRST_LSN)
         if known < start_lsn:
             self._check_lost_beginning(starting, start_lsn, manifest)
         return max(known, start_lsn)
@@ -147,7 +146,7 @@ class EntryLog:
             return end_lsn
         if ending_seq > manifest.high_water_mark:
             self.lost(f"the engine has shipped entries up to seq {manifest.high_water_mark}, not up to {ending_seq}")
-        return min((lsn for seq, lsn in _marks(manifest) if seq >= ending_seq), default=end_lsn)
+        return min((lsn for seq, lsn in manifest.known_ends if seq >= ending_seq), default=end_lsn)
 
     def first_seq_of(self, starting: Start) -> int:
         """The smallest seq that counts."""
@@ -200,13 +199,6 @@ class EntryLog:
         return log_part(
             self._place, manifest, start, stop, first_seq=first_seq, last_seq=last_seq, descriptors=descriptors
         )
-
-
-def _marks(manifest: Manifest) -> list[tuple[int, int]]:
-    """Seqs and the LSNs after all of their entries, as far as the manifest knows."""
-    marks = [(state.seq, state.lsn) for state in manifest.checkpoints]
-    compacted = manifest.compacted
-    return marks if compacted is None else [*marks, (compacted.seq, compacted.lsn)]
 
 
 FORMAT = "tidelog_entries"

@@ -15,7 +15,6 @@ import logging
 import secrets
 from bisect import bisect_left
 from collections.abc import Iterator, Sequence
-from functools import partial
 from itertools import pairwise
 from typing import Any, NamedTuple, NoReturn
 
@@ -24,13 +23,12 @@ from pyspark.sql.types import StructType
 
 from tidelog.clock import SystemClock
 from tidelog.config import EngineConfig
-from tidelog.engine.cold.manifest import Manifest, Pinning, StoredCheckpoint, StoredCompaction
+from tidelog.engine.cold.manifest import Manifest, Pinning
 from tidelog.engine.mvcc.cells import OBJECTS, SEQ_BYTES, objects_of, prefix_end
 from tidelog.engine.mvcc.retention import forgotten
 from tidelog.engine.mvcc.versions import Buckets
 from tidelog.engine.sst.block import Row, rows_in
-from tidelog.engine.sst.snapshot import StoredState
-from tidelog.engine.sst.sorted_index import read_compaction
+from tidelog.engine.sst.snapshot import named_states
 from tidelog.engine.sst.sstable import RowPart, SSTable
 from tidelog.engine.wal.replay import Replay, ShippedLog
 from tidelog.errors import DataError, InputError, NotFoundError, NotSupportedError, RetryError
@@ -244,15 +242,14 @@ class ObjectPlan:
 
 def find_base(engine: OpenedEngine, manifest: Manifest) -> Base:
     """The newest state or compaction that can be read; the beginning of the log where there is none."""
-    # Of a state and a compaction with the same seq the state comes first: it is as good, and can be pinned.
-    candidates = [((listed.seq, 1), partial(_of_state, engine, listed)) for listed in manifest.checkpoints]
-    if (compacted := manifest.compacted) is not None:
-        candidates.append(((compacted.seq, 0), partial(_of_compaction, engine, compacted)))
-    for _, open_base in sorted(candidates, key=lambda one: one[0], reverse=True):
+    for named in reversed(named_states(engine.objects, engine.keys, manifest)):
         try:
-            return open_base()
+            state = named.open()
         except (DataError, NotFoundError) as error:
             _logger.warning("%s: a state in the store cannot be used: %s", engine.objects.url, error)
+        else:
+            key = named.key if named.is_listed else None
+            return Base(named.lsn, state.footer.history_start_seq, key, state.parts())
     start_lsn = engine.catalog.start_offset()
     if start_lsn > 1:
         raise DataError(
@@ -261,16 +258,6 @@ def find_base(engine: OpenedEngine, manifest: Manifest) -> Base:
             hint="Read from a replica, or put a good copy of a state in its place",
         )
     return Base(1, 0)
-
-
-def _of_compaction(engine: OpenedEngine, compacted: StoredCompaction) -> Base:
-    root = read_compaction(engine.objects, engine.keys, compacted)
-    return Base(root.lsn, root.history_start_seq, files=tuple(root.versions))
-
-
-def _of_state(engine: OpenedEngine, listed: StoredCheckpoint) -> Base:
-    state = StoredState(engine.objects, listed)
-    return Base(listed.lsn, state.footer.history_start_seq, listed.key, state.parts())
 
 
 def _key_of(row: Row) -> bytes:

@@ -334,7 +334,6 @@ class OpenTopics:
         return [Partition(topic, number, self.log_name(topic, number)) for number in numbers]
 
     def partition(self, log: str) -> Partition:
-        """Which partition of which topic a log is."""
         return self._partitions.get(log) or Partition(log, 0, log)
 
     def log_name(self, topic: str, number: int) -> str:
@@ -437,7 +436,6 @@ class OpenTopics:
         _logger.warning("%s; what is there is read (failOnDataLoss=false)", problem)
 
     def plan(self, ranges: Mapping[str, tuple[int, int]]) -> list[ReadPart]:
-        """The parts of these ranges, which can be read."""
         plans = [self._plan_topic(topic, *ends) for topic, ends in sorted(ranges.items()) if ends[0] < ends[1]]
         return plan_parts(plans, self._limits)
 

@@ -12,7 +12,6 @@ Invariants
 from __future__ import annotations
 
 import secrets
-import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Protocol
@@ -195,10 +194,8 @@ def table(
     on_progress: OnProgress = ignore_progress,
 ) -> TableReport:
     """Brings a table up to date with its topic."""
-    began = time.monotonic()
     name = str(parse_topic_name(topic))
-    report = _Run(spark, root, name, target, options or TableOptions(), on_progress).run()
-    return msgspec.structs.replace(report, seconds=round(time.monotonic() - began, 3))
+    return _Run(spark, root, name, target, options or TableOptions(), on_progress).run()
 
 
 class _Run:

@@ -314,7 +314,6 @@ class TableShape(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def source_columns(self) -> tuple[str, ...]:
-        """The columns of the source that are needed."""
         if self.values == "raw":
             return tuple(self.schema.names)
         return (*_READ_FOR_FIELDS, "partition") if self.has_partitions else _READ_FOR_FIELDS
@@ -399,7 +398,6 @@ class RowMaker:
             self._decode: Fit = _decode_json if shape.values == "json" else avro_decoder(shape.avro_schema or "")
 
     def rows(self, batch: pa.RecordBatch) -> pa.RecordBatch:
-        """The rows of a batch of the source."""
         if self._is_raw:
             return batch.select(self._schema.names)
         fields: list[dict[str, Any]] = []

@@ -498,7 +498,6 @@ class MeasuredMetadata(DelegatingMetadata):
             return self.store.floor(prefix, key)
 
     def statistics(self) -> MetadataStatistics:
-        """One moment of it."""
         reads, commits = self._read_seconds.snapshot(), self._commit_seconds.snapshot()
         return MetadataStatistics(
             url=self.url,

@@ -83,7 +83,6 @@ class SnapshotPlaces(Generic[Snapshot]):
     # The file
 
     def local(self) -> Snapshot | None:
-        """That of the file."""
         kind = self._kind
         try:
             data = self._log.files.read(self._log.directory / kind.file)
@@ -118,7 +117,6 @@ class SnapshotPlaces(Generic[Snapshot]):
         return self._kind.key(owned.catalog.keys)
 
     def shipped(self) -> Snapshot | None:
-        """That of the catalog."""
         if self._owned is None:
             return None
         key = self._key(self._owned)

@@ -117,7 +117,6 @@ class LocalCursors:
         self.metadata().commit([], [self.step(name, cursor)])
 
     def metadata(self) -> MetadataStore:
-        """The metadata file, which is made when there is none."""
         metadata = self._made()
         assert metadata is not None
         return metadata
@@ -319,7 +318,6 @@ class StoredPosition:
             self.soon_at = cursor.offset + self._min_delta
 
     def misses_acknowledgements(self, state: DeliveryState) -> bool:
-        """Whether something is acknowledged that is not stored so."""
         progress = state.progress
         return (progress.floor, tuple(progress.ranges)) != (self.cursor.offset, self.cursor.acked)
 

@@ -225,7 +225,6 @@ class Letter:
         return self._text(ORIGIN_SUBSCRIPTION)
 
     def row(self) -> dict[str, object]:
-        """What is shown of it."""
         return {
             "topic": self.topic,
             "offset": self.offset,

@@ -207,7 +207,6 @@ class DeliveryState:
 
     @property
     def _room(self) -> int:
-        """How many more may be out."""
         out = self.unacked_count + len(self._waiting) + len(self.blocked) + len(self.dead)
         return self.options.max_unacked - out
 

@@ -212,7 +212,6 @@ class RateLimit:
         self._permits -= count
 
     def next_us(self, now_us: int) -> int:
-        """When the next may go."""
         missing = max(0.0, 1.0 - self._permits)
         return now_us + int(missing * _US / self._per_second) + 1
 

@@ -269,7 +269,6 @@ class _Line:
 
     @property
     def consumer(self) -> str | None:
-        """Who may have the next one."""
         return self.holder if self.with_holder else self.owner
 
     @property
@@ -351,7 +350,6 @@ class KeyQueues:
     # Going out
 
     def take(self, consumer: str, limit: int, below: int = NO_LIMIT) -> list[Delivery]:
-        """Up to `limit` messages that this consumer may have."""
         taken = self._take(consumer, limit)
         if self._unseen:
             self._unseen.difference_update(message.offset for message in taken)

@@ -74,7 +74,6 @@ class Waiters:
         return True
 
     def remove(self, waiter: Waiter) -> None:
-        """It no longer waits."""
         if waiter in self._waiting:
             self._waiting.remove(waiter)
             self.is_empty = not self._waiting
@@ -84,7 +83,6 @@ class Waiters:
         self.alarm_us = None
 
     def wake(self, count: int | None = None) -> None:
-        """Wakes this many of them, or all."""
         if count is not None:
             self._waiting = [waiter for waiter in self._waiting if not _is_lost(waiter)]
         woken = self._waiting[:count]
@@ -157,7 +155,6 @@ class Subscription:
     # Consumers
 
     def join(self, consumer: str) -> Holder:
-        """A new consumer."""
         with self._lock:
             self._check_usable()
             holder = self.state.join(consumer)
@@ -475,7 +472,6 @@ class Subscription:
             return max(0, self.source.log.next_offset - progress.floor - progress.settled_above)
 
     def oldest_open(self) -> Message | None:
-        """The first message that is not acknowledged."""
         feed = Feed(self.source, None, on_gap="skip")
         try:
             fed = feed.read(self.state.progress.floor)
@@ -486,7 +482,6 @@ class Subscription:
         return None if fed is None else fed.messages[0]
 
     def statistics(self) -> SubscriptionStatistics:
-        """An immutable snapshot."""
         lag_messages = self.lag_messages
         with self._lock:
             state = self.state

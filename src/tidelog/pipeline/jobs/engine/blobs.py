@@ -50,14 +50,13 @@ from tidelog.pipeline.jobs.engine.rows import (
     VALUE_ROW,
     VERSION_ROW,
     PartWork,
-    as_batches,
     as_filed,
     as_told,
     rows_of,
-    tuples_in,
     write_checked,
 )
 from tidelog.pipeline.location import EngineLocation
+from tidelog.pipeline.tasks import as_batches, tuples_in
 from tidelog.store.keys import CompactedId, EngineKeys, digest_of
 from tidelog.store.object_store import ObjectStore
 

@@ -9,16 +9,14 @@ Invariants
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
 
 from tidelog.cold.catalog import Descriptor
-from tidelog.engine.cold.manifest import StoredCheckpoint
-from tidelog.engine.sst.snapshot import StoredState
-from tidelog.engine.sst.sorted_index import Compaction, read_compaction
+from tidelog.engine.sst.snapshot import CompactionState, StoredState, named_states
+from tidelog.engine.sst.sorted_index import Compaction
 from tidelog.engine.sst.sstable import RowPart
 from tidelog.errors import DataError, InputError, NotFoundError
 from tidelog.pipeline.address import OpenedEngine
@@ -30,7 +28,8 @@ from tidelog.pipeline.jobs.engine.digest_tasks import (
     Unreadable,
     compute_state,
 )
-from tidelog.pipeline.jobs.job import JobReport, OnProgress, Progress, Reconciliation, Totals, ignore_progress, logged
+from tidelog.pipeline.jobs.engine.rows import digest_totals
+from tidelog.pipeline.jobs.job import JobReport, OnProgress, Progress, Reconciliation, ignore_progress, logged
 from tidelog.pipeline.location import EngineLocation
 from tidelog.pipeline.source.entry_batches import PART_BYTES, cut_log, log_part
 
@@ -83,47 +82,28 @@ class Sources(NamedTuple):
 def sources_of(opened: OpenedEngine) -> Sources:
     """The sources that the manifest names; the empty engine is the first while the log begins with LSN 1."""
     found, unreadable = [NOTHING] if opened.catalog.start_offset() <= 1 else [], list[Unreadable]()
-    for state in opened.manifest.checkpoints:
+    compaction: Compaction | None = None
+    for named in named_states(opened.objects, opened.keys, opened.manifest):
         try:
-            found.append(_state_source(opened, state))
+            state = named.open()
         except (DataError, NotFoundError) as error:
-            unreadable.append(_unreadable(state.key, error))
-    compaction = None
-    if opened.manifest.compacted is not None:
-        try:
-            compaction = read_compaction(opened.objects, opened.keys, opened.manifest.compacted)
-            found.append(_compaction_source(opened.manifest.compacted.key, compaction))
-        except (DataError, NotFoundError) as error:
-            unreadable.append(_unreadable(opened.manifest.compacted.key, error))
-    return Sources(tuple(sorted(found, key=lambda one: (one.lsn, one.seq))), tuple(unreadable), compaction)
+            place = named.key if error.byte is None else f"{named.key}, byte {error.byte}"
+            unreadable.append(Unreadable(place, error.reason))
+        else:
+            found.append(_source(state))
+            compaction = state.root if isinstance(state, CompactionState) else compaction
+    return Sources(tuple(found), tuple(unreadable), compaction)
 
 
-def _state_source(opened: OpenedEngine, state: StoredCheckpoint) -> Source:
-    stored = StoredState(opened.objects, state)
+def _source(state: StoredState) -> Source:
     return Source(
         key=state.key,
-        seq=state.seq,
-        lsn=state.lsn,
-        size=stored.stored_bytes,
-        history_start_seq=stored.footer.history_start_seq,
-        parts=stored.parts(),
+        seq=state.footer.seq,
+        lsn=state.footer.lsn,
+        size=state.stored_bytes,
+        history_start_seq=state.footer.history_start_seq,
+        parts=state.parts(),
     )
-
-
-def _compaction_source(key: str, compaction: Compaction) -> Source:
-    return Source(
-        key=key,
-        seq=compaction.seq,
-        lsn=compaction.lsn,
-        size=sum(part.size for part in compaction.versions),
-        history_start_seq=compaction.history_start_seq,
-        parts=compaction.versions,
-    )
-
-
-def _unreadable(key: str, error: DataError | NotFoundError) -> Unreadable:
-    byte = error.byte
-    return Unreadable(key if byte is None else f"{key}, byte {byte}", error.reason)
 
 
 class LogPlan(NamedTuple):
@@ -173,7 +153,6 @@ def digest_engine(
     on_progress: OnProgress = ignore_progress,
 ) -> DigestReport:
     """The digest at a seq, of the newest state in the store by default."""
-    began = time.monotonic()
     with root.open() as opened:
         at = checked_seq(opened.manifest, seq)
         job = _DigestJob(spark, root, opened, at)
@@ -189,16 +168,12 @@ def digest_engine(
         rows=state.rows,
         source=source.key,
         log_bytes=plan.size,
-        reconciliations=(Reconciliation(subject=f"engine {root.name} at seq {at}", went_in=side_of_state(state)),),
+        reconciliations=(
+            Reconciliation(
+                subject=f"engine {root.name} at seq {at}", went_in=digest_totals(state.things, state.digest)
+            ),
+        ),
         notes=tuple(f"{one.place}: {one.reason}; it was passed over" for one in job.damage),
-        seconds=round(time.monotonic() - began, 3),
-    )
-
-
-def side_of_state(state: ComputedState) -> Totals:
-    """A state that was computed, as a side of a proof."""
-    return Totals(
-        messages=state.things, first_offset=None, last_offset=None, checksum=f"digest:{state.digest}", unit="things"
     )
 
 

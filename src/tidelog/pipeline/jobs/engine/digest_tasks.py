@@ -15,26 +15,33 @@ Invariants
 
 from __future__ import annotations
 
-import contextlib
-import pickle
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import groupby
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 import msgspec
 
-from tidelog.engine.mvcc.cells import BUCKETS, MAX_SEQ, OBJECTS, SEQ_BYTES, decode_bucket, seq_of
+from tidelog.engine.mvcc.cells import BUCKETS, MAX_SEQ, OBJECTS, SEQ_BYTES
 from tidelog.engine.mvcc.digest import Digest
-from tidelog.engine.mvcc.vacuum_rules import Rule, judged
+from tidelog.engine.mvcc.vacuum_rules import Rule
 from tidelog.engine.mvcc.versions import BucketVersion
 from tidelog.engine.sst.blob_file import cell_of
 from tidelog.engine.sst.sstable import RowPart, SSTable
 from tidelog.errors import DataError, GapError, NotFoundError, TidelogError
-from tidelog.pipeline.jobs.engine.rows import LastOfEach, StateSum, Sum, as_batches, change_columns, tuples_in
-from tidelog.pipeline.jobs.job import told_in_our_words
+from tidelog.pipeline.jobs.engine.rows import (
+    TOLD_SCHEMA,
+    LastOfEach,
+    StateSum,
+    Sum,
+    as_told,
+    change_columns,
+    doomed,
+    note_alive,
+    told_in,
+)
 from tidelog.pipeline.location import EngineLocation
 from tidelog.pipeline.source.entry_batches import LogPart
-from tidelog.pipeline.tasks import map_in_arrow
+from tidelog.pipeline.tasks import as_batches, map_in_arrow, rows_of_items, tuples_in
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -69,18 +76,6 @@ class PartRows(msgspec.Struct, frozen=True, kw_only=True):
 
 
 RowItem = LogPart | PartRows
-
-
-class RowReader:
-    """What a task does with the numbers of items: their rows, as batches of `ROW_SCHEMA`."""
-
-    def __init__(self, items: Sequence[RowItem]) -> None:
-        self._items = [pickle.dumps(item) for item in items]
-
-    def __call__(self, numbers: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        for batch in numbers:
-            for number in batch.column(0).to_pylist():
-                yield from batches_of(pickle.loads(self._items[number]))
 
 
 def batches_of(item: RowItem) -> Iterator[pa.RecordBatch]:
@@ -134,7 +129,6 @@ def _log_batches(part: LogPart) -> Iterator[pa.RecordBatch]:
 # - The versions of one name are in memory, and all versions of buckets.
 
 
-RESULT_SCHEMA: Final = "result binary"
 _NAMED = 5
 
 Row = tuple[bytes, bytes]
@@ -169,7 +163,7 @@ class Merge:
         found = summed_parts(batches, self._merge_of)
         if self._compares:
             found = (self._merge_of(part.number).result(part.rows) for part in parts_in(batches))
-        return as_batches(((msgspec.msgpack.encode(one),) for one in found), RESULT_SCHEMA)
+        return as_told(found)
 
     def _merge_of(self, part: int) -> PartMerge:
         return PartMerge(self._seq, self._horizon_seq, part == 0, self._compares)
@@ -275,7 +269,7 @@ def parts_in(batches: Iterator[pa.RecordBatch]) -> Iterator[Part]:
 
 
 def _rows(batches: Iterator[pa.RecordBatch]) -> Iterator[tuple[int, InRow]]:
-    for part, *row in tuples_in(batches, "part", "source", "key", "lsn", "cell"):
+    for part, *row in tuples_in(batches, "part", *InRow._fields):
         yield part, InRow(*row)
 
 
@@ -366,30 +360,18 @@ class PartMerge:
     def _end_name(self) -> None:
         """All versions of a name are known: what differs is wrong unless retention may have removed it."""
         if self._name[:1] == BUCKETS:
-            self._note_alive()
+            note_alive(self._alive, self._name[1:-1], self._union, self._horizon_seq)
         if self._suspects and (self._counts_buckets or self._name[:1] != BUCKETS):
-            rule = Rule(self._horizon_seq, 1, self._alive)
-            doomed = {key for verdict in judged(self._union, rule, _nothing) for key in verdict.doomed()}
+            gone = doomed(self._union, Rule(self._horizon_seq, 1, self._alive))
             for suspect in self._suspects:
-                if suspect.kind == "different" or suspect.key not in doomed:
+                if suspect.kind == "different" or suspect.key not in gone:
                     self._add(suspect)
         self._union, self._suspects = [], []
-
-    def _note_alive(self) -> None:
-        """Whether the bucket is there at the horizon, as either side knows it: the newest row that is not after it."""
-        newest = next((row for row in self._union if seq_of(row[0]) <= self._horizon_seq), None)
-        with contextlib.suppress(DataError):  # it is reported as damage already
-            if newest is not None and not (version := decode_bucket(newest[1])).is_deleted:
-                self._alive[self._name[1:-1]] = BucketVersion(seq_of(newest[0]), version.order, False)
 
     def _add(self, difference: Difference) -> None:
         self._counts[difference.kind] = self._counts.get(difference.kind, 0) + 1
         if len(self._differences) < _NAMED:
             self._differences.append(difference)
-
-
-def _nothing(cell: bytes) -> None:
-    """Cells that stay are of no interest here."""
 
 
 # Computes a state of an engine in Spark, from a source and the log after it, and compares it with another one.
@@ -436,10 +418,8 @@ def compute_state(
     compares: bool = False,
 ) -> ComputedState:
     """The state at a seq from these items, of about so many bytes; with `compares`, beside the ACTUAL ones of them."""
-    merged = map_in_arrow(sorted_rows(spark, items, size), Merge(seq, horizon_seq, compares=compares), RESULT_SCHEMA)
-    with told_in_our_words("computing a state"):
-        found = [msgspec.msgpack.decode(bytes(row.result), type=PartResult) for row in merged.collect()]
-    return _added_up(found, seq)
+    merged = map_in_arrow(sorted_rows(spark, items, size), Merge(seq, horizon_seq, compares=compares), TOLD_SCHEMA)
+    return _added_up(told_in(merged, PartResult, "computing a state"), seq)
 
 
 def sorted_rows(spark: SparkSession, items: Sequence[RowItem], size: int) -> DataFrame:
@@ -447,7 +427,7 @@ def sorted_rows(spark: SparkSession, items: Sequence[RowItem], size: int) -> Dat
     from pyspark.sql import functions as sql
 
     parts = min(_MAX_PARTS, max(1, -(-size // _PART_BYTES)))
-    rows = map_in_arrow(spark.range(0, len(items), 1, max(1, len(items))), RowReader(items), ROW_SCHEMA)
+    rows = rows_of_items(spark, batches_of, items, ROW_SCHEMA)
     numbers = sql.expr(_PARTS.format(damage=DAMAGE, start=START, last=parts - 1, count=parts))
     placed = rows.withColumn("part", sql.explode(numbers))
     return placed.repartition(parts, "part").sortWithinPartitions("part", "key", "source", "lsn", "step")

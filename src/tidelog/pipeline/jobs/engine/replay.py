@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import hashlib
 import os
-import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -37,20 +36,19 @@ from tidelog.pipeline.address import EngineRoot, OpenedEngine, Root
 from tidelog.pipeline.jobs.engine.digest import digest_engine
 from tidelog.pipeline.jobs.engine.replay_entries import (
     ENTRY_SCHEMA,
-    ROWS_A_BATCH,
     VERSION_SCHEMA,
     Entries,
     EntriesWork,
-    ReadVersions,
     RebuildEntries,
     bucket_histories,
     decode_entries,
-    entries_of,
+    entry_batches,
     first_lsn_of,
     state_pieces,
+    version_batches,
 )
-from tidelog.pipeline.jobs.engine.rows import as_batches
-from tidelog.pipeline.jobs.job import JobReport, OnProgress, Progress, Reconciliation, Totals, ignore_progress, logged
+from tidelog.pipeline.jobs.engine.rows import digest_totals
+from tidelog.pipeline.jobs.job import JobReport, OnProgress, Progress, Reconciliation, ignore_progress, logged
 from tidelog.pipeline.jobs.replay_topic import (
     ReplayReport,
     ReplaySteps,
@@ -63,13 +61,12 @@ from tidelog.pipeline.jobs.replay_topic import (
 from tidelog.pipeline.location import EngineLocation
 from tidelog.pipeline.source.entries import refuse_large_seqs
 from tidelog.pipeline.source.entry_batches import LogPart, plan_log
-from tidelog.pipeline.tasks import map_in_arrow
+from tidelog.pipeline.tasks import map_in_arrow, rows_of_items
 from tidelog.pipeline.work import run_on_workers
 from tidelog.store.urls import canonical_url
 from tidelog.topics.names import parse_topic_name
 
 if TYPE_CHECKING:
-    import pyarrow as pa
     from pyspark.sql import DataFrame, SparkSession
 
 
@@ -133,7 +130,7 @@ class ReplaySource:
         state = StoredState(self._opened.objects, listed)
         up_to = min(self.until_seq, listed.seq)
         pieces = state_pieces(self._opened.objects, self._place, state, after_seq, up_to)
-        versions = self._rows(ReadVersions(pieces), len(pieces), VERSION_SCHEMA)
+        versions = rows_of_items(self._spark, version_batches, pieces, VERSION_SCHEMA)
         tasks = max(1, len(pieces))
         in_order = versions.repartitionByRange(tasks, "seq").sortWithinPartitions("seq", "place")
         return map_in_arrow(in_order, RebuildEntries(bucket_histories(pieces)), ENTRY_SCHEMA)
@@ -141,10 +138,7 @@ class ReplaySource:
     def log_entries(self, parts: Sequence[LogPart]) -> DataFrame:
         """The entries of parts of the log, in order: seq, time_us, value."""
         refuse_large_seqs(self.manifest)
-        return self._rows(ReadEntries(parts), len(parts), ENTRY_SCHEMA)
-
-    def _rows(self, function: ReadVersions | ReadEntries, tasks: int, schema: str) -> DataFrame:
-        return map_in_arrow(self._spark.range(0, tasks, 1, max(1, tasks)), function, schema)
+        return rows_of_items(self._spark, entry_batches, parts, ENTRY_SCHEMA)
 
     def lsn_behind(self, first_lsn: int) -> int:
         """Where the first entry begins that is behind the last one that is wanted, in the log from an LSN on."""
@@ -185,18 +179,6 @@ def _checked_until(manifest: Manifest, until_seq: int | None) -> int:
     return until_seq
 
 
-class ReadEntries:
-    """Reads the parts of the log whose numbers a task gets."""
-
-    def __init__(self, parts: Sequence[LogPart]) -> None:
-        self._parts = parts
-
-    def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        for batch in batches:
-            for number in batch.column(0).to_pylist():
-                yield from as_batches(entries_of(self._parts[number]), ENTRY_SCHEMA, ROWS_A_BATCH)
-
-
 _PARTS_AT_ONCE = 16
 _ENTRIES_AT_ONCE = 1000
 Pair = tuple[int, bytes]
@@ -228,7 +210,7 @@ def replay_engine(
 
     `settings` are those of `tidelog.open_engine` for the copy. It must have no other entries than the original's.
     """
-    began, directory = time.monotonic(), Path(os.path.abspath(os.path.expanduser(target)))
+    directory = Path(os.path.abspath(os.path.expanduser(target)))
     _refuse_itself(root, directory, settings)
     with root.open() as opened, open_engine(directory, **settings) as engine:  # type: ignore[call-overload]
         source = ReplaySource(spark, opened, root.place, until_seq)
@@ -243,7 +225,6 @@ def replay_engine(
         job="replay",
         reconciliations=(proof,),
         notes=_notes(beginning),
-        seconds=round(time.monotonic() - began, 3),
         source=root.location,
         target=str(directory),
         first_seq=first_seq + 1,
@@ -334,10 +315,7 @@ def _proof(spark: SparkSession, root: EngineRoot, engine: Engine, seq: int, on_p
     """The digest of the original at the seq, and that of the copy."""
     wanted = digest_engine(spark, root, seq, on_progress=on_progress)
     found = engine.digest(min(seq, engine.applied_seq))
-    sides = [
-        Totals(messages=seq, first_offset=None, last_offset=None, checksum=f"digest:{one}", unit="seq")
-        for one in (wanted.digest, found)
-    ]
+    sides = [digest_totals(seq, digest, unit="seq") for digest in (wanted.digest, found)]
     return Reconciliation(subject=f"{root.name} at seq {seq}", went_in=sides[0], came_out=sides[1])
 
 
@@ -383,7 +361,7 @@ def replay_engine_to_topic(
     The topic records its progress under `name`; the default is derived from the engine. A later run continues where
     this one ended.
     """
-    began, topic = time.monotonic(), str(parse_topic_name(topic))
+    topic = str(parse_topic_name(topic))
     if target_logs(topic_root, topic) != [topic]:
         raise InputError(
             f"{topic} has partitions, and the log of an engine has one order",
@@ -404,7 +382,7 @@ def replay_engine_to_topic(
                 writer.write(step, job.rows(step, steps))
                 job.check_place(steps, step)
                 done.append(step)
-    report = report_of(writer, done, root.location, topic, name, time.monotonic() - began)
+    report = report_of(writer, done, root.location, topic, name)
     return msgspec.structs.replace(report, notes=(*report.notes, _told(seqs), *job.notes))
 
 

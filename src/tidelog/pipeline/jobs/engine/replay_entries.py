@@ -30,10 +30,10 @@ from tidelog.engine.txn.read_set import Carried, Guarded, NeverTrue, decode_entr
 from tidelog.engine.wal.operations import PUT_OBJECT, OperationRecord, decode_operation, operation_of
 from tidelog.engine.wal.record_header import PART_OF_BATCH
 from tidelog.engine.wal.replay import counting, first_counting, records_of
-from tidelog.pipeline.jobs.engine.rows import as_batches, tuples_in
 from tidelog.pipeline.location import EngineLocation
 from tidelog.pipeline.source.entry_batches import LogPart
 from tidelog.pipeline.source.object_batches import read_values
+from tidelog.pipeline.tasks import as_batches, tuples_in
 from tidelog.store.object_store import ObjectStore
 
 if TYPE_CHECKING:
@@ -81,6 +81,11 @@ def entries_of(part: LogPart) -> Iterator[LoggedEntry]:
         if record.is_last:
             yield LoggedEntry(record.transaction, record.time_us, encode_entry(_entry(record, gathered)))
             gathered = []
+
+
+def entry_batches(part: LogPart) -> Iterator[pa.RecordBatch]:
+    """The entries of a part, as batches of `ENTRY_SCHEMA`."""
+    return as_batches(entries_of(part), ENTRY_SCHEMA, ROWS_A_BATCH)
 
 
 def _entry(last: OperationRecord, operations: list[Operation]) -> Carried:
@@ -166,16 +171,9 @@ def _rows(piece: StateRows) -> Iterator[Row]:
 # What tasks do: versions with their data
 
 
-class ReadVersions:
-    """Reads the pieces of a state whose numbers a task gets: for each version the operation that leaves it."""
-
-    def __init__(self, pieces: Sequence[StateRows]) -> None:
-        self._pieces = pieces
-
-    def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        for batch in batches:
-            for number in batch.column(0).to_pylist():
-                yield from as_batches(versions_of(self._pieces[number]), VERSION_SCHEMA, ROWS_A_BATCH)
+def version_batches(piece: StateRows) -> Iterator[pa.RecordBatch]:
+    """For each version of a piece the operation that leaves it, as batches of `VERSION_SCHEMA`."""
+    return as_batches(versions_of(piece), VERSION_SCHEMA, ROWS_A_BATCH)
 
 
 def versions_of(piece: StateRows) -> Iterator[tuple[int, int, bytes]]:

@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import os
 import secrets
-import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Executor
 from itertools import pairwise
@@ -267,7 +266,6 @@ def _above(leaves: Sequence[Leaves], lsn: int) -> tuple[list[tuple[int, bytes]],
 
 
 def _least_keys(leaves: Sequence[Leaves]) -> Iterator[bytes]:
-    """For each leaf the least key that may be in it."""
     last_key = b""
     for one in leaves:
         yield divider_of(last_key, one.first_key)
@@ -332,7 +330,7 @@ def _restore(
     failed: Sequence[str],
     take_over: bool,
 ) -> RestoreJobReport:
-    began, config = time.monotonic(), root.load()
+    config = root.load()
     node = f"restore-{os.getpid()}-{secrets.token_hex(4)}"
     with root.open(read_only=False) as opened:
         remembered = EngineDirectory(node=node, store=root.store_url, name=root.name)
@@ -351,11 +349,11 @@ def _restore(
             on_progress=steps.on_progress,
             steps=steps,
         ).run()
-    return _report(steps, report, root, path, failed, time.monotonic() - began)
+    return _report(steps, report, root, path, failed)
 
 
 def _report(
-    steps: SparkSteps, report: RestoreReport, root: EngineRoot, path: Path, failed: Sequence[str], seconds: float
+    steps: SparkSteps, report: RestoreReport, root: EngineRoot, path: Path, failed: Sequence[str]
 ) -> RestoreJobReport:
     damaged = (f"the state {key} could not be used; an older one was" for key in report.damaged_states)
     return RestoreJobReport(
@@ -364,7 +362,6 @@ def _report(
             Reconciliation(subject=f"rows of {path}", went_in=_side(*steps.filled), came_out=_side(*steps.placed)),
         ),
         notes=(*failed, *damaged, f"entries above seq {report.seq} come from the orchestrator"),
-        seconds=round(seconds, 3),
         directory=str(path),
         store=root.store_url,
         seq=report.seq,

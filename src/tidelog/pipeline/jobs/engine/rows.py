@@ -13,8 +13,9 @@ from __future__ import annotations
 import hashlib
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from itertools import groupby, islice
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeVar
+from contextlib import suppress
+from itertools import groupby
+from typing import TYPE_CHECKING, Literal, NamedTuple, TypeVar
 
 import msgspec
 
@@ -33,14 +34,16 @@ from tidelog.engine.sst.sstable import RowKind, RowPart, SSTable, encode_sstable
 from tidelog.engine.wal.replay import ShippedLog, counting, first_counting, history_start_in
 from tidelog.errors import CorruptionError, DataError
 from tidelog.log.frame import crc32
-from tidelog.pipeline.jobs.job import Reconciliation, Totals
+from tidelog.pipeline.jobs.job import Reconciliation, Totals, told_in_our_words
 from tidelog.pipeline.location import EngineLocation
 from tidelog.pipeline.source.entry_batches import LogPart
+from tidelog.pipeline.tasks import BATCH_ROWS, as_batches, tuples_in
 from tidelog.store.keys import DIGEST_BYTES, CompactedId, EngineKeys, StatePartId
 from tidelog.store.object_store import ObjectStore
 
 if TYPE_CHECKING:
     import pyarrow as pa
+    from pyspark.sql import DataFrame
 
     from tidelog.pipeline.flow import Flow, Rows
 
@@ -54,7 +57,6 @@ if TYPE_CHECKING:
 #     part int        the same number for all versions of one name: group by it to have them in one task
 
 
-BATCH_ROWS = 8192
 CHANGE_SCHEMA = "key binary, lsn bigint, number int, cell binary, part int"
 
 
@@ -167,28 +169,6 @@ def as_changes(rows: Iterable[Row]) -> Iterator[pa.RecordBatch]:
     return as_batches(((key, 0, 0, cell, part_of(key)) for key, cell in rows), CHANGE_SCHEMA)
 
 
-def as_batches(
-    rows: Iterable[tuple[object, ...]], schema: str, batch_rows: int = BATCH_ROWS
-) -> Iterator[pa.RecordBatch]:
-    """Rows as Arrow batches of a schema, as Spark writes it."""
-    import pyarrow as pa
-
-    types = {"bigint": pa.int64(), "int": pa.int32(), "binary": pa.binary()}
-    columns = [field.split() for field in schema.split(", ")]
-    remaining = iter(rows)
-    while taken := list(islice(remaining, batch_rows)):
-        arrays = [
-            pa.array(values, types[kind]) for values, (_, kind) in zip(zip(*taken, strict=True), columns, strict=True)
-        ]
-        yield pa.RecordBatch.from_arrays(arrays, names=[name for name, _ in columns])
-
-
-def tuples_in(batches: Iterable[pa.RecordBatch], *names: str) -> Iterator[tuple[Any, ...]]:
-    """The rows of batches, with these columns."""
-    for batch in batches:
-        yield from zip(*(batch.column(name).to_pylist() for name in names), strict=True)
-
-
 def settled_rows(flow: Flow, base: Rows | None, log: list[LogPart], tasks: int) -> Rows:
     """The rows after the log is applied, each key once; cached, since all other steps read them."""
     changes = flow.source(change_batches, log, CHANGE_SCHEMA) if log or base is None else None
@@ -267,6 +247,12 @@ def as_told(things: Iterable[msgspec.Struct]) -> Iterator[pa.RecordBatch]:
 def told_by(rows: Rows, kind: type[Told]) -> list[Told]:
     """What the tasks told."""
     return [msgspec.msgpack.decode(data, type=kind) for data in rows.collected().column("told").to_pylist()]
+
+
+def told_in(rows: DataFrame, kind: type[Told], what: str) -> list[Told]:
+    """The same of a frame of `TOLD_SCHEMA`."""
+    with told_in_our_words(what):
+        return [msgspec.msgpack.decode(bytes(row.told), type=kind) for row in rows.collect()]
 
 
 class FirstLsn(msgspec.Struct, frozen=True):
@@ -364,7 +350,6 @@ class Retained:
         return as_rows(self.kept(rows_of(batches)))
 
     def kept(self, rows: Iterable[Row]) -> Iterator[Row]:
-        """The rows that stay."""
         for _, versions in groupby(rows, key=_name_of):
             name = list(versions)
             gone = {seq for verdict in judged(name, self._rule, _nothing) for seq in verdict.seqs}
@@ -384,7 +369,20 @@ def _name_of(row: Row) -> bytes:
     return row[0][:-SEQ_BYTES]
 
 
+def doomed(versions: list[Row], rule: Rule) -> set[bytes]:
+    """The keys of versions of one name that retention may remove."""
+    return {key for verdict in judged(versions, rule, _nothing) for key in verdict.doomed()}
+
+
 _nothing: Callable[[bytes], None] = bytes.__len__  # type: ignore[assignment]
+
+
+def note_alive(alive: dict[bytes, BucketVersion], name: bytes, versions: list[Row], horizon_seq: int) -> None:
+    """Records a bucket that is there at the horizon: by the newest of its rows that is not after it."""
+    newest = next((row for row in versions if seq_of(row[0]) <= horizon_seq), None)
+    with suppress(DataError):  # the comparison of states reports it
+        if newest is not None and not (version := decode_bucket(newest[1])).is_deleted:
+            alive[name] = BucketVersion(seq_of(newest[0]), version.order, False)
 
 
 class Base(msgspec.Struct, frozen=True, kw_only=True):
@@ -397,7 +395,6 @@ class Base(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def rows(self) -> int:
-        """How many they are."""
         return sum(part.rows for part in self.parts)
 
     def changes(self, flow: Flow, place: EngineLocation) -> Rows | None:
@@ -455,7 +452,6 @@ class StateSum:
         self._settled = settled
 
     def add(self, key: bytes, cell: bytes) -> None:
-        """The next row."""
         prefix, seq = key[:-SEQ_BYTES], seq_of(key)
         is_bucket = prefix[:1] == BUCKETS
         self._rows += not is_bucket or self._counts_buckets
@@ -488,7 +484,6 @@ class StateSum:
         self._digest.add_object(bucket, name, seq, version.size, version.crc)
 
     def sum(self) -> Sum:
-        """What was added up."""
         return Sum(self._digest.total.to_bytes(_DIGEST_BYTES, "little"), self._digest.count, self._rows)
 
 
@@ -561,13 +556,13 @@ def summed(seen: Iterable[Seen], created: Created, cuts: tuple[bytes, ...] = ())
 
 def state_proof(engine: str, seq: int, went_in: Survey, came_out: Survey) -> Reconciliation:
     """What was to be seen in the rows that were read, and in those that were written."""
-    return Reconciliation(subject=f"engine {engine} at seq {seq}", went_in=_side(went_in), came_out=_side(came_out))
+    sides = [digest_totals(one.things, one.digest) for one in (went_in, came_out)]
+    return Reconciliation(subject=f"engine {engine} at seq {seq}", went_in=sides[0], came_out=sides[1])
 
 
-def _side(found: Survey) -> Totals:
-    return Totals(
-        messages=found.things, first_offset=None, last_offset=None, checksum=f"digest:{found.digest}", unit="things"
-    )
+def digest_totals(things: int, digest: str, unit: str = "things") -> Totals:
+    """A state by its digest, as a side of a reconciliation."""
+    return Totals(messages=things, checksum=f"digest:{digest}", unit=unit)
 
 
 # Row files, written and read back by workers: those of the version index, the value index, and snapshots.
@@ -611,7 +606,6 @@ class FileNames(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def row_kind(self) -> RowKind:
-        """What the rows are."""
         return "values" if self.kind == "values" else "versions"
 
     @property
@@ -620,7 +614,6 @@ class FileNames(msgspec.Struct, frozen=True, kw_only=True):
         return VALUE_ROW if self.kind == "values" else VERSION_ROW
 
     def key(self, keys: EngineKeys, digest: str) -> str:
-        """The key of the file with these bytes."""
         if self.kind == "state":
             return keys.state_part(StatePartId(self.seq, self.lsn, digest))
         return keys.compacted(CompactedId(self.kind, self.generation, digest))
@@ -642,7 +635,6 @@ class FileWriter:
             yield self.written((key, value) for _, key, value in of_file)
 
     def written(self, rows: Iterable[Row]) -> RowPart:
-        """One file."""
         opened, encoded = self._place.opened(), encode_sstable(self._names.row_kind, rows)
         key = self._names.key(opened.keys, encoded.digest)
         write_checked(opened.objects, key, encoded.data, encoded.digest)

@@ -11,7 +11,6 @@ Invariants
 
 from __future__ import annotations
 
-import time
 from contextlib import closing
 from typing import TYPE_CHECKING
 
@@ -101,7 +100,7 @@ class CheckpointJob:
             return self._run(seq)
 
     def _run(self, seq: int | None) -> CheckpointReport:
-        began, manifest = time.monotonic(), self._opened.newest_manifest()
+        manifest = self._opened.newest_manifest()
         newest = manifest.checkpoints[-1] if manifest.checkpoints else None
         wanted = manifest.high_water_mark if seq is None else seq
         if newest is not None and newest.seq >= wanted:
@@ -109,7 +108,7 @@ class CheckpointJob:
         with pinning_for("checkpoint", self._opened, self._clock) as pinning:
             self._tell("rows", 0)
             found = SourceOfRows(self._flow, self._opened, self._place).at(manifest, pinning, seq)
-            return self._write(found, manifest, began)
+            return self._write(found, manifest)
 
     def _nothing_to_do(self, newest: StoredCheckpoint, wanted: int) -> CheckpointReport:
         return CheckpointReport(
@@ -123,7 +122,7 @@ class CheckpointJob:
             notes=(f"a state of seq {newest.seq} is there already, and {wanted} was asked for: nothing was written",),
         )
 
-    def _write(self, found: RowsAt, manifest: Manifest, began: float) -> CheckpointReport:
+    def _write(self, found: RowsAt, manifest: Manifest) -> CheckpointReport:
         went_in = survey(found.rows, found.created, found.seq, self._rows_per_file)
         self._tell("files", 1)
         names = FileNames(kind="state", seq=found.seq, lsn=found.lsn)
@@ -150,7 +149,6 @@ class CheckpointJob:
             log_bytes=sum(one.size for one in objects_of(found.log)),
             reconciliations=(state_proof(self._opened.keys.name, state.seq, went_in, came_out),),
             notes=found.passed_over,
-            seconds=round(time.monotonic() - began, 3),
         )
 
     def _publish(self, found: RowsAt, manifest: Manifest, parts: list[RowPart]) -> StoredCheckpoint:

@@ -15,7 +15,6 @@ Invariants
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
@@ -29,6 +28,7 @@ from tidelog.findings import Finding
 from tidelog.pipeline.address import EngineRoot, OpenedEngine
 from tidelog.pipeline.jobs.engine.digest import NOTHING, Source, Sources, plan_log, sources_of
 from tidelog.pipeline.jobs.engine.digest_tasks import ACTUAL, LOG, ComputedState, Unreadable, compute_state
+from tidelog.pipeline.jobs.engine.rows import digest_totals
 from tidelog.pipeline.jobs.engine.verify_replicas import ReplicaCheck, catalog_of, check_replicas
 from tidelog.pipeline.jobs.engine.verify_tasks import (
     CompactionCheck,
@@ -45,7 +45,6 @@ from tidelog.pipeline.jobs.job import (
     OnProgress,
     Progress,
     Reconciliation,
-    Totals,
     counted_progress,
     ignore_progress,
     logged,
@@ -105,7 +104,6 @@ def verify_engine(
 
     `digest` is what the newest state is to have; `own_digest` is asked for it as well.
     """
-    began = time.monotonic()
     urls = root.load().storage_engine.replicas if replicas is None else replicas
     with root.open() as opened:
         log = EngineLog(opened.metadata, opened.keys)
@@ -129,7 +127,6 @@ def verify_engine(
         reconciliations=tuple(states.reconciliations),
         findings=(*look.findings, *(one for one in compared if isinstance(one, Finding)), *copies.findings),
         notes=(*states.notes, *(one for one in compared if isinstance(one, str)), *copies.notes),
-        seconds=round(time.monotonic() - began, 3),
     )
 
 
@@ -267,7 +264,9 @@ class _States:
         if state is not None:
             self.digest = state.digest
             subject = f"engine {self._place.name} at seq {state.seq}"
-            self.reconciliations.append(Reconciliation(subject=subject, went_in=_totals(state.things, state.digest)))
+            self.reconciliations.append(
+                Reconciliation(subject=subject, went_in=digest_totals(state.things, state.digest))
+            )
 
     def _usable(self, source: Source | None) -> Source | None:
         """What something later can be computed from: the records behind it are there."""
@@ -342,13 +341,9 @@ def _same_rows(one: Source, other: Source) -> bool:
 
 def _reconciliation(source: Source, base: Source | None, state: ComputedState) -> Reconciliation:
     """Retention may have taken from one side what the other still has: then there is one side to tell of."""
-    expected = _totals(state.things, state.digest)
-    actual = _totals(state.actual_things, state.actual_digest)
+    expected = digest_totals(state.things, state.digest)
+    actual = digest_totals(state.actual_things, state.actual_digest)
     subject = f"{source.key.rpartition('/')[2]} at seq {source.seq}"
     if base is None:
         return Reconciliation(subject=subject, went_in=expected)
     return Reconciliation(subject=subject, went_in=actual, came_out=expected if expected == actual else None)
-
-
-def _totals(things: int, digest: str) -> Totals:
-    return Totals(messages=things, checksum=f"digest:{digest}", unit="things")

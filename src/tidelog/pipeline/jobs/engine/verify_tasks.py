@@ -16,17 +16,15 @@ Invariants
 
 from __future__ import annotations
 
-import contextlib
-import pickle
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import groupby
-from typing import TYPE_CHECKING, Final, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 import msgspec
 
 from tidelog.cold.catalog import Descriptor
-from tidelog.engine.mvcc.cells import BUCKETS, SEQ_BYTES, decode_bucket, decode_cell, is_pointer, seq_of
-from tidelog.engine.mvcc.vacuum_rules import Rule, judged
+from tidelog.engine.mvcc.cells import BUCKETS, SEQ_BYTES, decode_cell, is_pointer
+from tidelog.engine.mvcc.vacuum_rules import Rule
 from tidelog.engine.mvcc.versions import BucketVersion
 from tidelog.engine.sst.blob_file import (
     BlobPointer,
@@ -47,9 +45,9 @@ from tidelog.engine.wal.value import decode_value
 from tidelog.errors import DataError, NotFoundError
 from tidelog.findings import Finding
 from tidelog.pipeline.jobs.engine.digest_tasks import START, InRow, RowItem, parts_in, sorted_rows
-from tidelog.pipeline.jobs.job import told_in_our_words
+from tidelog.pipeline.jobs.engine.rows import TOLD_SCHEMA, as_told, doomed, note_alive, told_in
 from tidelog.pipeline.location import EngineLocation
-from tidelog.pipeline.tasks import map_in_arrow
+from tidelog.pipeline.tasks import as_batches, map_in_arrow, rows_of_items, tuples_in
 from tidelog.store.keys import digest_of
 from tidelog.store.object_store import ObjectStore
 
@@ -60,12 +58,9 @@ if TYPE_CHECKING:
 _PART_BYTES = 8 << 20
 _FILES_BYTES = 128 << 20
 _MAX_TASKS = 1024
-_BATCH_ROWS = 8192
 # Of each task; the first ones say what happened.
 _MOST_FINDINGS = 20
 _MOST_NAMED = 5
-RESULT_SCHEMA: Final = "result binary"
-Result = TypeVar("Result", bound=msgspec.Struct)
 
 
 class LogWork(msgspec.Struct, frozen=True, kw_only=True):
@@ -205,47 +200,12 @@ class ValueRow(NamedTuple):
     lsn: int = 0
 
 
-AnyRow = TypeVar("AnyRow", PlaceRow, ValueRow)
 PLACE_SCHEMA: Final = (
     "source int, position bigint, name string, place binary, size bigint, crc bigint, lsn bigint, stored bigint"
 )
 VALUE_SCHEMA: Final = (
     "file string, byte bigint, position bigint, name string, place binary, size bigint, crc bigint, lsn bigint"
 )
-
-
-def to_batches(rows: Iterable[AnyRow], kind: type[AnyRow]) -> Iterator[pa.RecordBatch]:
-    """Rows as Arrow batches of their schema."""
-    import pyarrow as pa
-
-    types = {"source": pa.int32(), "name": pa.string(), "file": pa.string(), "place": pa.binary()}
-    waiting: list[AnyRow] = []
-
-    def batch() -> pa.RecordBatch:
-        columns = zip(kind._fields, zip(*waiting, strict=True), strict=True)
-        arrays = [pa.array(column, types.get(name, pa.int64())) for name, column in columns]
-        return pa.record_batch(arrays, names=list(kind._fields))
-
-    for row in rows:
-        waiting.append(row)
-        if len(waiting) == _BATCH_ROWS:
-            yield batch()
-            waiting = []
-    if waiting:
-        yield batch()
-
-
-def rows_in(batches: Iterator[pa.RecordBatch], kind: type[AnyRow]) -> Iterator[AnyRow]:
-    """The rows of batches."""
-    for batch in batches:
-        columns = [batch.column(name).to_pylist() for name in kind._fields]
-        yield from map(kind._make, zip(*columns, strict=True))
-
-
-def _result_batch(result: msgspec.Struct) -> pa.RecordBatch:
-    import pyarrow as pa
-
-    return pa.record_batch([pa.array([msgspec.msgpack.encode(result)], pa.binary())], names=["result"])
 
 
 class IndexPart(msgspec.Struct, frozen=True, kw_only=True):
@@ -265,16 +225,9 @@ class BlobFiles(msgspec.Struct, frozen=True, kw_only=True):
 IndexItem = IndexPart | BlobFiles
 
 
-class PlaceReader:
-    """What a task does with the numbers of items: rows of `PLACE_SCHEMA`."""
-
-    def __init__(self, items: Sequence[IndexItem]) -> None:
-        self._items = [pickle.dumps(item) for item in items]
-
-    def __call__(self, numbers: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        for batch in numbers:
-            for number in batch.column(0).to_pylist():
-                yield from to_batches(place_rows(pickle.loads(self._items[number])), PlaceRow)
+def place_batches(item: IndexItem) -> Iterator[pa.RecordBatch]:
+    """The rows of one item, as batches of `PLACE_SCHEMA`."""
+    return as_batches(place_rows(item), PLACE_SCHEMA)
 
 
 def place_rows(item: IndexItem) -> Iterator[PlaceRow]:
@@ -324,10 +277,12 @@ class PlaceMerge:
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         self._found = 0
-        return to_batches(self._values(batches), ValueRow)
+        return as_batches(self._values(batches), VALUE_SCHEMA)
 
     def _values(self, batches: Iterator[pa.RecordBatch]) -> Iterator[ValueRow]:
-        for position, rows in groupby(rows_in(batches, PlaceRow), key=lambda row: row.position):
+        for position, rows in groupby(
+            map(PlaceRow._make, tuples_in(batches, *PlaceRow._fields)), key=lambda row: row.position
+        ):
             told: PlaceRow | None = None
             first: PlaceRow | None = None
             for row in rows:
@@ -408,7 +363,8 @@ class ValueChecker:
         self._files = files
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        yield _result_batch(_Values(self._place, self._files).result(rows_in(batches, ValueRow)))
+        rows = map(ValueRow._make, tuples_in(batches, *ValueRow._fields))
+        return as_told([_Values(self._place, self._files).result(rows)])
 
 
 class _Values:
@@ -548,22 +504,16 @@ def _results(
 ) -> list[ValuesResult]:
     index_bytes = sum(part.size for part in (*root.versions, *root.values))
     file_bytes = root.data_bytes + sum(file.size for file in root.blob_files)
-    rows = map_in_arrow(spark.range(0, len(items), 1, len(items)), PlaceReader(items), PLACE_SCHEMA)
-    ordered = _by_position(rows, index_bytes)
+    ordered = _by_position(rows_of_items(spark, place_batches, items, PLACE_SCHEMA), index_bytes)
     values = map_in_arrow(ordered, PlaceMerge(place.name, len(root.blob_files)), VALUE_SCHEMA)
     by_file = values.repartition(_tasks(file_bytes, _FILES_BYTES), "file").sortWithinPartitions("file", "byte", "name")
-    checked = map_in_arrow(by_file, ValueChecker(place, root.blob_files), RESULT_SCHEMA)
-    return _collected(checked, ValuesResult, "checking a compaction")
+    checked = map_in_arrow(by_file, ValueChecker(place, root.blob_files), TOLD_SCHEMA)
+    return told_in(checked, ValuesResult, "checking a compaction")
 
 
 def _by_position(rows: DataFrame, size: int) -> DataFrame:
     spread = rows.repartition(_tasks(size, _PART_BYTES), "position")
     return spread.sortWithinPartitions("position", "source", "name")
-
-
-def _collected(rows: DataFrame, kind: type[Result], what: str) -> list[Result]:
-    with told_in_our_words(what):
-        return [msgspec.msgpack.decode(bytes(row.result), type=kind) for row in rows.collect()]
 
 
 def _tasks(size: int, bytes_each: int) -> int:
@@ -607,7 +557,7 @@ class NeededValues:
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for part in parts_in(batches):
-            yield from to_batches(self._needed(part.rows), PlaceRow)
+            yield from as_batches(self._needed(part.rows), PLACE_SCHEMA)
 
     def _needed(self, rows: Iterable[InRow]) -> Iterator[PlaceRow]:
         horizon, alive = self._horizon_seq, dict[bytes, BucketVersion]()
@@ -618,7 +568,7 @@ class NeededValues:
             last = {row.key: row.cell for row in changes}  # newest first, after all changes
             versions = [(key, cell) for key, cell in last.items() if cell is not None]
             if name[:1] == BUCKETS:
-                _note_alive(alive, name[1:-1], versions, horizon)
+                note_alive(alive, name[1:-1], versions, horizon)
             else:
                 yield from self._of_name(versions, Rule(horizon, 1, alive))
 
@@ -627,17 +577,10 @@ class NeededValues:
         dropped = [(key, cell) for key, cell in pointers if cell.lsn < self._start_lsn]
         if not dropped:
             return
-        doomed = {key for verdict in judged(versions, rule, lambda cell: None) for key in verdict.doomed()}
+        gone = doomed(versions, rule)
         for key, cell in dropped:
-            if key not in doomed:
+            if key not in gone:
                 yield PlaceRow(NEEDED, cell.position, describe_key(key), lsn=cell.lsn)
-
-
-def _note_alive(alive: dict[bytes, BucketVersion], name: bytes, versions: list[Row], horizon_seq: int) -> None:
-    newest = next((row for row in versions if seq_of(row[0]) <= horizon_seq), None)
-    with contextlib.suppress(DataError):  # the comparison of states tells of it
-        if newest is not None and not (version := decode_bucket(newest[1])).is_deleted:
-            alive[name] = BucketVersion(seq_of(newest[0]), version.order, False)
 
 
 class LostFinder:
@@ -645,13 +588,15 @@ class LostFinder:
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         count, names = 0, list[str]()
-        for _, rows in groupby(rows_in(batches, PlaceRow), key=lambda row: row.position):
+        for _, rows in groupby(
+            map(PlaceRow._make, tuples_in(batches, *PlaceRow._fields)), key=lambda row: row.position
+        ):
             listed = list(rows)
             needed = [row.name for row in listed if row.source == NEEDED]
             if needed and all(row.source != VALUE for row in listed):
                 count += len(needed)
                 names = sorted([*names, *needed])[:_MOST_NAMED]
-        yield _result_batch(LostValues(count, tuple(names)))
+        yield from as_told([LostValues(count, tuple(names))])
 
 
 def find_lost_values(
@@ -682,6 +627,6 @@ def _found(
     rows = map_in_arrow(sorted_rows(spark, items, size), needed, PLACE_SCHEMA)
     if values:
         parts = [IndexPart(place=place, part=part, is_values=True) for part in values]
-        rows = rows.union(map_in_arrow(spark.range(0, len(parts), 1, len(parts)), PlaceReader(parts), PLACE_SCHEMA))
+        rows = rows.union(rows_of_items(spark, place_batches, parts, PLACE_SCHEMA))
     ordered = _by_position(rows, size + sum(part.size for part in values))
-    return _collected(map_in_arrow(ordered, LostFinder(), RESULT_SCHEMA), LostValues, "looking for values")
+    return told_in(map_in_arrow(ordered, LostFinder(), TOLD_SCHEMA), LostValues, "looking for values")
