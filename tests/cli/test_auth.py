@@ -11,8 +11,8 @@ import tidelog
 from tidelog.config.serve import ServeSettings
 from tidelog.errors import ConfigError
 from tidelog.service.auth.accounts import AccountStore, user_of_password, user_of_token
-from tidelog.service.kafka.broker import Address
 from tidelog.service.node import check_exposure
+from tidelog.service.placement import Address
 
 PASSWORD = "PLANTED-password"
 

@@ -25,11 +25,11 @@ from confluent_kafka.admin import AdminClient
 from tests.clients.conftest import Service
 
 import tidelog
-from tidelog.service.kafka.broker import Address
 from tidelog.service.kafka.groups.classic import GroupSettings
 from tidelog.service.kafka.groups.consumer import ConsumerGroupSettings
 from tidelog.service.kafka.groups.table import CoordinatorSettings
 from tidelog.service.node import Node
+from tidelog.service.placement import Address
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore", DeprecationWarning)

@@ -23,8 +23,9 @@ from tidelog.errors import ConfigError
 if TYPE_CHECKING:
     from tidelog.config.serve import ServeSettings
     from tidelog.engine.engine import Engine
-    from tidelog.service.kafka.broker import Address, BrokerSettings
+    from tidelog.service.kafka.broker import BrokerSettings
     from tidelog.service.node import Listening
+    from tidelog.service.placement import Address
     from tidelog.topics.directory import LogDirectory
 
 KafkaOption = Annotated[

@@ -32,7 +32,7 @@ from tidelog.service.http.server import HttpServer
 from tidelog.service.http.service import HttpSettings, Service
 from tidelog.service.kafka.account_requests import AccountRequests
 from tidelog.service.kafka.admin import Admin
-from tidelog.service.kafka.broker import Address, Broker, BrokerSettings
+from tidelog.service.kafka.broker import Broker, BrokerSettings
 from tidelog.service.kafka.groups.coordinator import BrokerNode, GroupCoordinator
 from tidelog.service.kafka.groups.group_configs import GroupConfigs
 from tidelog.service.kafka.groups.share_fetch import ShareGroups
@@ -43,10 +43,21 @@ from tidelog.service.kafka.server import KafkaServer
 from tidelog.service.kafka.transactions.coordinator import TransactionService
 from tidelog.service.kafka.transactions.store import TransactionStore
 from tidelog.service.metrics import Exposition, now
+from tidelog.service.placement import Address, Alone, Placement
 from tidelog.store.scheduler import in_store_thread
 from tidelog.topics.directory import LogDirectory
+from tidelog.topics.names import TopicName
 
 _logger = logging.getLogger("tidelog.http")
+
+
+class NodeLoad(NamedTuple):
+    """What a node has done since it was started, and has open."""
+
+    received_bytes: int
+    sent_bytes: int
+    connections: int
+    open_partitions: int
 
 
 class Listening(NamedTuple):
@@ -127,12 +138,14 @@ class Node:
         http_settings: HttpSettings | None = None,
         security: Security | None = None,
         engines: Mapping[str, Engine] | None = None,
+        placement: Placement | None = None,
     ) -> None:
         """Without `security` everybody may do everything. `engines` are served over HTTP by their names; the node
-        closes them, too."""
+        closes them, too. Without `placement` it is a node by itself."""
         self._directory = directory
         self.security = security or Security()
-        self._broker = Broker(directory, settings)
+        self._broker = Broker(directory, settings, placement)
+        self.placement = self._broker.placement
         self._kafka = KafkaServer(self._broker, self.security)
         self._groups = GroupCoordinator(
             directory._group_offsets,
@@ -173,7 +186,31 @@ class Node:
             exposition.add_histogram("tidelog_kafka_request_seconds", histogram, (("api", api),))
 
     def _coordinator(self) -> BrokerNode:
-        return BrokerNode(self._broker.settings.node_id, *self._broker.address)
+        return BrokerNode(self._broker.node_id, *self._broker.address)
+
+    # For the placement of an installation
+
+    async def open_partition(self, topic: TopicName, number: int) -> None:
+        """Opens a partition that was assigned to this node; HeldError while another node has it open."""
+        await self._broker.open_partition(topic, number)
+
+    async def release_partition(self, topic: TopicName, number: int) -> None:
+        """Ships what is left of a partition and closes it, so that another node can open it at once."""
+        await self._broker.release_partition(topic, number)
+
+    async def remove_topic(self, topic: TopicName) -> None:
+        """Deletes what is stored of a topic whose partitions all nodes have released. It can be repeated."""
+        await self._broker.remove_topic(topic)
+
+    def load(self) -> NodeLoad:
+        """What this node does, in numbers that only grow but for the last two."""
+        statistics = self._kafka.statistics()
+        return NodeLoad(
+            received_bytes=statistics.received_bytes,
+            sent_bytes=statistics.sent_bytes,
+            connections=statistics.connections,
+            open_partitions=sum(len(topic.open) for topic in self._broker.topics()),
+        )
 
     async def _authenticated(self, peer: Peer) -> Principal:
         if peer.is_local_socket:
@@ -212,6 +249,8 @@ class Node:
         if not self.security.is_required and is_loopback(serving.host):
             named = urlsplit(self.http.advertised).hostname or ""
             self.http.allowed_hosts = frozenset({"localhost", http.host.lower(), named})
+        if isinstance(self.placement, Alone):
+            self.placement.serve_at(self._broker.address, self.http.advertised)
         self.http.is_ready = True
         return found
 

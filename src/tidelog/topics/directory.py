@@ -342,7 +342,7 @@ class LogDirectory(ClosedAtExit):
                     f"{name} cannot have partitions: there is a topic {taken} already", hint="Take another name"
                 )
             known = PartitionLayout(count=1, has_grown=self._opener.exists(name))
-            if known.has_grown and not self.topic(str(name)).is_reliable:
+            if known.has_grown and not self._opener.is_reliable(name):
                 raise InputError(f"{name} has reliable=False, and cannot have partitions")
             is_new = not known.has_grown
         try:
@@ -667,13 +667,23 @@ class LogDirectory(ClosedAtExit):
     def _seal(self, topic: Topic) -> None:
         """The topic is moving to another owner; a later request opens it again."""
         name = parse_topic_name(topic.name)
-        with self._guard:
-            self._check_open()
+        with self._opening_alone(name):  # others may be opened and sealed meanwhile
             if self._topics.get(name) is not topic:
                 # One that was opened since has the same name, and is not what this caller means.
                 raise ClosedError(f"the topic {name} is closed", path=self.root, hint="Ask for it again")
             topic._seal_storage()
             self._topics.pop(name, None)
+
+    def _hand_over(self, topic: Topic) -> None:
+        """Seals a log so that another node can open it; one that another node has taken over is closed as it is."""
+        try:
+            self._seal(topic)
+        except FencedError:
+            with self._opening_alone(topic._name):
+                if self._topics.get(topic._name) is topic:
+                    del self._topics[topic._name]
+            with contextlib.suppress(TidelogError):
+                topic._close_storage()
 
     def _require(self, name: TopicName) -> None:
         if not self._opener.exists(name):

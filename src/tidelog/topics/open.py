@@ -191,6 +191,15 @@ class TopicOpener:
         catalog = None if self.tier is None else self._catalog(name, self.tier)
         return self._own_settings(name, info, catalog)
 
+    def has_settings(self, name: TopicName) -> bool:
+        """Whether settings of its own are recorded in the catalog, be it none of them."""
+        return self.tier is not None and self._catalog(name, self.tier).settings_document().read() is not None
+
+    def is_reliable(self, name: TopicName) -> bool:
+        """Whether an existing topic keeps its messages; it is not opened for that."""
+        info = read_topic_info(self._files, name.directory(self._root))
+        return info is None or info.reliable
+
     def log_exists_with(self, name: TopicName) -> str | None:
         """A topic whose name begins as those of the partitions of this one would; None when there is none."""
         folder, start = self._root / name.namespace, f"{name.name}{PARTITION_SUFFIX}"

@@ -16,8 +16,9 @@ from typing import Any, NamedTuple, TypeVar
 import tidelog
 from tidelog.service.auth.security import Security
 from tidelog.service.http.service import HttpSettings
-from tidelog.service.kafka.broker import Address, BrokerSettings
+from tidelog.service.kafka.broker import BrokerSettings
 from tidelog.service.node import Node
+from tidelog.service.placement import Address
 
 WAIT_SECONDS = 60
 LOOPBACK = Address("127.0.0.1", 0)

@@ -17,11 +17,12 @@ from tests.service.kafka.kafka_python import DefaultRecordBatchBuilder
 
 import tidelog
 from tidelog.errors import ConfigError, LogFailedError
-from tidelog.service.kafka.broker import Address, BrokerSettings
+from tidelog.service.kafka.broker import BrokerSettings
 from tidelog.service.kafka.codec import APIS, decode_response, encode_request, wire
 from tidelog.service.kafka.error_codes import ErrorCode
 from tidelog.service.kafka.groups import share_fetch
 from tidelog.service.node import Node
+from tidelog.service.placement import Address
 
 PRODUCE, FETCH, LIST_OFFSETS, METADATA, API_VERSIONS = 0, 1, 2, 3, 18
 LOOPBACK = Address("127.0.0.1", 0)

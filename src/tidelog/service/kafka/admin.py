@@ -171,7 +171,7 @@ class Admin:
             raise _RefusedError(ErrorCode.INVALID_REPLICA_ASSIGNMENT, text)
 
     def _check_brokers(self, assigned: Iterable[Sequence[int]]) -> None:
-        node_id = self._broker.settings.node_id
+        node_id = self._broker.node_id
         if any(list(broker_ids) != [node_id] for broker_ids in assigned):
             text = f"There is one broker, {node_id}: every partition must be assigned to it alone."
             raise _RefusedError(ErrorCode.INVALID_REPLICA_ASSIGNMENT, text)
@@ -321,10 +321,8 @@ class Admin:
 
     def _check_broker_name(self, name: str) -> None:
         """An empty name is the default of all brokers, which has nothing of its own."""
-        if name not in ("", str(self._broker.settings.node_id)):
-            text = (
-                f"Unexpected broker id, expected {self._broker.settings.node_id} or empty string, but received {name}"
-            )
+        if name not in ("", str(self._broker.node_id)):
+            text = f"Unexpected broker id, expected {self._broker.node_id} or empty string, but received {name}"
             raise _RefusedError(ErrorCode.INVALID_REQUEST, text)
 
     async def alter_configs(self, context: RequestContext, request: Any) -> Any:

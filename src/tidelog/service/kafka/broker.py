@@ -9,6 +9,8 @@ Invariants
 - A topic is changed by one request at a time, and to the end, also when the client is gone. It is deleted when no
   partition is being opened, and created again when it is deleted: a log never outlives its topic.
 - A topic's id is derived from its name and its creation: a topic that was deleted and created again has another one.
+- With other nodes the placement lists the topics and their ids, and a partition is opened while it is assigned to this
+  node, never otherwise. What was released is closed before another node can open it.
 """
 
 from __future__ import annotations
@@ -18,7 +20,7 @@ import contextlib
 import hashlib
 import logging
 from collections.abc import Awaitable, Callable
-from typing import NamedTuple, TypeVar
+from typing import TypeVar
 
 import msgspec
 
@@ -43,6 +45,7 @@ from tidelog.service.kafka.partitions import Partition
 from tidelog.service.kafka.records import Control, RecordError
 from tidelog.service.kafka.transactions.producer_state import StoredProducers
 from tidelog.service.kafka.transactions.producers import PartitionProducers
+from tidelog.service.placement import Address, Alone, NotOwnerError, Placement, TopicFacts
 from tidelog.store.scheduler import in_store_thread
 from tidelog.topics.directory import LogDirectory
 from tidelog.topics.names import TopicName, parse_topic_name, read_topic_info
@@ -53,6 +56,7 @@ from tidelog.topics.topic import Topic
 _logger = logging.getLogger("tidelog.kafka")
 _UPKEEP_SECONDS = 1.0
 _REOPEN_SECONDS = 1.0
+_ASK_AGAIN_SECONDS = 0.05
 _HELD = "%s, partition %d: %s. Clients are answered NOT_LEADER_OR_FOLLOWER, and try again until it is free"
 Result = TypeVar("Result")
 
@@ -81,19 +85,6 @@ class BrokerSettings(msgspec.Struct, frozen=True, kw_only=True):
     is encoded again, a third of a microsecond a message."""
 
 
-class Address(NamedTuple):
-    """Where clients reach the broker."""
-
-    host: str
-    port: int
-
-    @property
-    def url(self) -> str:
-        """For HTTP."""
-        host = f"[{self.host}]" if ":" in self.host else self.host
-        return f"http://{host}:{self.port}"
-
-
 class ServedTopic:
     """A topic, and those of its partitions that are open."""
 
@@ -109,17 +100,22 @@ class ServedTopic:
         self.changing = asyncio.Lock()
         self.is_sealed = False
         """It was sealed here for another owner: no request opens it again."""
+        self.released: set[int] = set()
+        """Partitions that were handed over to another node: no request opens them until they are assigned again."""
 
 
 class Broker:
     """Serves one log directory."""
 
-    def __init__(self, directory: LogDirectory, settings: BrokerSettings | None = None) -> None:
+    def __init__(
+        self, directory: LogDirectory, settings: BrokerSettings | None = None, placement: Placement | None = None
+    ) -> None:
         self.directory = directory
         self.settings = settings or BrokerSettings()
+        self.placement = placement or Alone(directory._info.node or "local", self.settings.node_id)
         self.address = Address("127.0.0.1", 9092)
         """What clients are sent to; set before the first request."""
-        self.cluster_id = directory._info.node
+        self.cluster_id = directory._info.node if self.placement.is_alone else _installation_id(directory)
         self._cold = ColdReads()
         self._encoded = EncodedBatches(self.settings.encoded_max_bytes)
         self._topics: dict[TopicName, ServedTopic] = {}
@@ -132,12 +128,24 @@ class Broker:
         self._passed_over: set[TopicName] = set()
         """Live topics, which are not served."""
         self._upkeep: asyncio.Task[None] | None = None
+        self._followed: object = None
+        self._leaving: dict[TopicName, ServedTopic] = {}
+        """Topics that are being deleted, until their partitions here are released."""
+
+    @property
+    def node_id(self) -> int:
+        """Of this node."""
+        return self.placement.node_id
 
     async def start(self) -> None:
         """Learns which topics there are."""
-        found = await in_store_thread(self._look)
-        for name, created, count in found:
-            self._add(name, created, count)
+        if self.placement.is_alone:
+            found = await in_store_thread(self._look)
+            for name, created, count in found:
+                self._add(name, created, count)
+        else:
+            self.placement.on_change(self._follow)
+            self._follow()
         self._upkeep = asyncio.create_task(self._look_after())
 
     def _look(self) -> list[tuple[TopicName, int, int]]:
@@ -165,6 +173,87 @@ class Broker:
             self._by_id[topic_id] = known
         self._changed()
         return known
+
+    # With other nodes
+
+    def _follow(self) -> None:
+        """Serves the topics that the placement lists."""
+        listed = self.placement.topics()
+        if listed is None or listed is self._followed:
+            return
+        self._followed = listed
+        for name in [name for name, served in self._topics.items() if name not in listed]:
+            self._leave(self._topics.pop(name))
+        for name, facts in listed.items():
+            self._know(name, facts)
+        self._changed()
+
+    def _know(self, name: TopicName, facts: TopicFacts) -> ServedTopic:
+        known = self._topics.get(name)
+        if known is not None and known.id != facts.id:
+            self._leave(known)
+            known = None
+        if known is None:
+            known = self._topics[name] = self._by_id[facts.id] = ServedTopic(name, facts.id, facts.partitions)
+        known.count = max(known.count, facts.partitions)
+        return known
+
+    def _leave(self, served: ServedTopic) -> None:
+        self._by_id.pop(served.id, None)
+        if served.open or served.opening:
+            self._leaving[served.name] = served
+        for partition in served.open.values():
+            partition.close()
+
+    async def open_partition(self, name: TopicName, number: int) -> None:
+        """Opens a partition that was assigned to this node; HeldError while another node has it open."""
+        served = self._topics.get(name)
+        if served is None:
+            raise NotFoundError(f"there is no topic {name}")
+        served.released.discard(number)
+        await self.partition(served, number)
+
+    async def release_partition(self, name: TopicName, number: int) -> None:
+        """Ships what is left of a partition and closes it, so that another node can open it at once.
+
+        Requests that need it are answered NOT_LEADER_OR_FOLLOWER from now on. When that fails, it is served on, until
+        it is released again.
+        """
+        served = self._topics.get(name) or self._leaving.get(name)
+        if served is None:
+            return
+        served.released.add(number)
+        if (running := served.opening.get(number)) is not None:
+            await asyncio.wait([running])
+        partition = served.open.pop(number, None)
+        if partition is None:
+            return
+        try:
+            await in_store_thread(self.directory._hand_over, partition.topic)
+        except BaseException:
+            if partition.is_open:
+                served.open[number] = partition
+                served.released.discard(number)
+            raise
+        finally:
+            if not partition.is_open:
+                partition.close()
+        if self._leaving.get(name) is served and not served.open:
+            del self._leaving[name]
+
+    async def remove_topic(self, name: TopicName) -> None:
+        """Deletes what is stored of a topic whose partitions nobody has open. It can be repeated."""
+
+        def remove() -> None:
+            if self.directory.has_topic(str(name)):
+                self.directory.delete_topic(str(name))
+
+        await in_store_thread(remove)
+
+    def _check_ours(self, served: ServedTopic, number: int) -> None:
+        """NotOwnerError for a partition that another node serves, or nobody."""
+        if number in served.released or not self.placement.is_ours(served.name, number):
+            raise NotOwnerError(f"{served.name}, partition {number}", self.placement.owner(served.name, number))
 
     # Topics
 
@@ -220,6 +309,10 @@ class Broker:
 
     async def _create(self, name: TopicName, partitions: int | None, settings: dict[str, object]) -> ServedTopic:
         count = partitions or self.settings.default_partitions
+        if not self.placement.is_alone:
+            if name.parent() is not None:
+                raise TopicNameError(f"the name {name} is reserved for a partition")
+            return self._know(name, await self.placement.create(name, count, settings))
 
         def make() -> tuple[int, int]:
             if name.parent() is not None:
@@ -250,7 +343,9 @@ class Broker:
             return self._facts(served.name)
 
         async def work() -> None:
-            _, served.count = await in_store_thread(divide)
+            _, grown = await in_store_thread(divide)
+            await self.placement.grow(served.name, grown)
+            served.count = grown
             self._changed()
 
         await self._change(served, work)
@@ -260,6 +355,13 @@ class Broker:
 
         async def work() -> None:
             deleting = self._deleting[served.name] = asyncio.get_running_loop().create_future()
+            if not self.placement.is_alone:
+                try:
+                    await self.placement.delete(served.name, lambda: self.remove_topic(served.name))
+                finally:
+                    del self._deleting[served.name]
+                    deleting.set_result(None)
+                return
             self._forget(served)
             try:
                 while served.opening:
@@ -373,7 +475,7 @@ class Broker:
         values: dict[str, object] = {
             "advertised.listeners": f"PLAINTEXT://{address.host}:{address.port}",
             "auto.create.topics.enable": settings.auto_create_topics,
-            "broker.id": settings.node_id,
+            "broker.id": self.node_id,
             "compression.type": "producer",
             "connections.max.idle.ms": int(settings.idle_seconds * 1000),
             "default.replication.factor": 1,
@@ -387,7 +489,7 @@ class Broker:
             "max.connections": settings.max_connections,
             "message.max.bytes": settings.max_batch_bytes,
             "min.insync.replicas": 1,
-            "node.id": settings.node_id,
+            "node.id": self.node_id,
             "num.partitions": settings.default_partitions,
             "remote.log.storage.system.enable": self.has_store,
             "socket.request.max.bytes": settings.max_request_bytes,
@@ -417,6 +519,8 @@ class Broker:
             raise NotFoundError(f"the topic {served.name} was deleted")
         if served.is_sealed:
             raise ClosedError(f"the topic {served.name} is sealed", hint="Open it again on purpose to own it again")
+        if not self.placement.is_alone:
+            self._check_ours(served, number)
         running = served.opening.get(number)
         if running is None:
             running = asyncio.ensure_future(self._open(served, number))
@@ -442,6 +546,7 @@ class Broker:
         await self._pause_before_opening(served, number)
 
         def open_log() -> tuple[Topic, StoredProducers, PartitionProducers, Serving]:
+            self._realize(served)
             layout = self.directory._opener.layout(served.name)
             self.directory._close_failed(served.name if layout is None else served.name.log_of(number, layout))
             topic: Topic | PartitionedTopic = self.directory.topic(str(served.name))
@@ -465,12 +570,26 @@ class Broker:
         self.on_open(str(served.name), number, partition.topic.next_offset)
         return partition
 
+    def _realize(self, served: ServedTopic) -> None:
+        """In a thread: records in the catalog what a topic was created with on some node, unless that was done."""
+        listed = self.placement.topics()
+        facts = None if listed is None else listed.get(served.name)
+        if facts is None:
+            return
+        opener = self.directory._opener
+        layout = opener.layout(served.name)
+        if facts.settings and not opener.has_settings(served.name):
+            opener.configure(served.name, facts.settings)
+        if facts.partitions > (1 if layout is None else layout.count):
+            self.directory.topic(str(served.name), partitions=facts.partitions)
+
     async def _pause_before_opening(self, served: ServedTopic, number: int) -> None:
-        """A disk that fails again and again is not asked more often than this."""
+        """A disk that fails again and again is not asked more often than this; nor is one that another node has."""
+        pause_seconds = _REOPEN_SECONDS if self.placement.is_alone else _ASK_AGAIN_SECONDS
         now = asyncio.get_running_loop().time()
         before = served.opened_at.get(number)
-        if before is not None and before + _REOPEN_SECONDS > now:
-            await asyncio.sleep(before + _REOPEN_SECONDS - now)
+        if before is not None and before + pause_seconds > now:
+            await asyncio.sleep(before + pause_seconds - now)
         served.opened_at[number] = asyncio.get_running_loop().time()
 
     # For transactions
@@ -490,7 +609,11 @@ class Broker:
         """Notices topics that this process has opened by itself, as those for dead letters; closes idle readers."""
         while True:
             await asyncio.sleep(_UPKEEP_SECONDS)
-            for name in set(self.directory._topics) - self._topics.keys() - self._passed_over:
+            for name in (
+                set()
+                if not self.placement.is_alone
+                else set(self.directory._topics) - self._topics.keys() - self._passed_over
+            ):
                 await self._adopt(name)
             now = asyncio.get_running_loop().time()
             for served in self._topics.values():
@@ -519,6 +642,12 @@ class Broker:
             self._upkeep.cancel()
         for served in self._topics.values():
             _close_all(served)
+
+
+def _installation_id(directory: LogDirectory) -> str:
+    """The same for all nodes over one store and one catalog."""
+    place = directory._info
+    return hashlib.sha256(f"{place.store} {place.metadata_root}".encode()).hexdigest()[:22]
 
 
 def _close_all(served: ServedTopic) -> None:

@@ -41,13 +41,16 @@ class Metadata:
             topics = [
                 await self._asked(one, context.version, request.allow_auto_topic_creation) for one in asked.values()
             ]
-        node_id, (host, port) = broker.settings.node_id, broker.address
         return module.MetadataResponse(
-            brokers=[module.MetadataResponseBroker(node_id, host, port)],
+            brokers=[module.MetadataResponseBroker(one.node_id, *one.kafka) for one in broker.placement.nodes()],
             cluster_id=broker.cluster_id,
-            controller_id=node_id,
+            controller_id=self._controller_id(),
             topics=topics,
         )
+
+    def _controller_id(self) -> int:
+        controller = self._broker.placement.controller()
+        return -1 if controller is None else controller.node_id
 
     async def _asked(self, asked: Any, version: int, may_create: bool) -> Any:
         if asked.name is None and version < _FIRST_WITH_IDS:
@@ -72,40 +75,46 @@ class Metadata:
         return wire(_METADATA).MetadataResponseTopic(error_code=error, name=name, topic_id=topic_id)
 
     def _described(self, served: ServedTopic, shown: str) -> Any:
-        module, node_id = wire(_METADATA), self._broker.settings.node_id
+        module = wire(_METADATA)
         return module.MetadataResponseTopic(
             name=shown,
             topic_id=served.id,
             partitions=[
-                module.MetadataResponsePartition(
-                    partition_index=number,
-                    leader_id=node_id,
-                    leader_epoch=self._epoch(served, number),
-                    replica_nodes=[node_id],
-                    isr_nodes=[node_id],
-                )
-                for number in range(served.count)
+                module.MetadataResponsePartition(**self._led(served, number)) for number in range(served.count)
             ],
         )
 
+    def _led(self, served: ServedTopic, number: int) -> dict[str, Any]:
+        """Who leads a partition, in the fields of an answer. A replica is whoever serves it: copies are the store's."""
+        owner = self._broker.placement.owner(served.name, number)
+        if owner is None:
+            error = ErrorCode.LEADER_NOT_AVAILABLE
+            return {"error_code": error, "partition_index": number, "leader_id": -1, "leader_epoch": -1}
+        return {
+            "partition_index": number,
+            "leader_id": owner.node_id,
+            "leader_epoch": self._epoch(served, number),
+            "replica_nodes": [owner.node_id],
+            "isr_nodes": [owner.node_id],
+        }
+
     def _epoch(self, served: ServedTopic, number: int) -> int:
-        """-1 while the partition is not open: its epoch is not known yet, and clients do without."""
+        """-1 while the partition is not open here: its epoch is not known, and clients do without."""
         partition = served.open.get(number)
         return -1 if partition is None else partition.leader_epoch
 
     async def describe_cluster(self, context: RequestContext, request: Any) -> Any:
         module, broker = wire(_DESCRIBE_CLUSTER), self._broker
-        node_id, (host, port) = broker.settings.node_id, broker.address
         return module.DescribeClusterResponse(
             endpoint_type=request.endpoint_type,
             cluster_id=broker.cluster_id,
-            controller_id=node_id,
-            brokers=[module.DescribeClusterResponseBroker(node_id, host, port)],
+            controller_id=self._controller_id(),
+            brokers=[module.DescribeClusterResponseBroker(one.node_id, *one.kafka) for one in broker.placement.nodes()],
         )
 
     async def describe_topic_partitions(self, context: RequestContext, request: Any) -> Any:
         """Pages over topics and partitions, in order of the names that were asked for."""
-        module, node_id = wire(_DESCRIBE_TOPIC_PARTITIONS), self._broker.settings.node_id
+        module = wire(_DESCRIBE_TOPIC_PARTITIONS)
         left = max(1, min(request.response_partition_limit, _MAX_DESCRIBED))
         names = sorted({one.name for one in request.topics})
         if not names:
@@ -133,13 +142,7 @@ class Metadata:
                     topic_id=served.id,
                     partitions=[
                         module.DescribeTopicPartitionsResponsePartition(
-                            partition_index=number,
-                            leader_id=node_id,
-                            leader_epoch=self._epoch(served, number),
-                            replica_nodes=[node_id],
-                            isr_nodes=[node_id],
-                            eligible_leader_replicas=[],
-                            last_known_elr=[],
+                            **self._led(served, number), eligible_leader_replicas=[], last_known_elr=[]
                         )
                         for number in range(first, stop)
                     ],
