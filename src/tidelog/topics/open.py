@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import functools
 import logging
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 
 import msgspec
@@ -39,6 +39,7 @@ from tidelog.topics.live_topic import LiveTopic
 from tidelog.topics.look import TopicViews
 from tidelog.topics.message import TIMESTAMP_FIELD, group_of
 from tidelog.topics.names import (
+    TOPIC_FILE,
     TopicInfo,
     TopicName,
     is_topic_directory,
@@ -194,6 +195,23 @@ class TopicOpener:
     def has_settings(self, name: TopicName) -> bool:
         """Whether settings of its own are recorded in the catalog, be it none of them."""
         return self.tier is not None and self._catalog(name, self.tier).settings_document().read() is not None
+
+    def forget_earlier(self, name: TopicName, created_us: int) -> None:
+        """Of a topic that is not open here: takes away what this disk says about one that was created before this time
+        and deleted elsewhere. With a store the catalog has everything that is said about the topic of today."""
+        directory = name.directory(self._root)
+        info = read_topic_info(self._files, directory)
+        if info is not None and info.created_us < created_us:
+            self._files.remove(directory / TOPIC_FILE)
+            self._files.sync_directory(directory)
+
+    def settings_versions(self, names: Sequence[TopicName]) -> dict[TopicName, str]:
+        """The versions of what the catalog has of the settings of these topics; those without any are left out."""
+        if self.tier is None:
+            return {}
+        keys = {self._catalog(name, self.tier).keys.settings: name for name in names}
+        metadata, _ = self.tier.shared_metadata()
+        return {keys[key]: entry.version for key, entry in metadata.get_many(list(keys)).items()}
 
     def is_reliable(self, name: TopicName) -> bool:
         """Whether an existing topic keeps its messages; it is not opened for that."""

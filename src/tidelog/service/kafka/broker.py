@@ -131,6 +131,7 @@ class Broker:
         self._followed: object = None
         self._leaving: dict[TopicName, ServedTopic] = {}
         """Topics that are being deleted, until their partitions here are released."""
+        self._settings_versions: dict[TopicName, str | None] = {}
 
     @property
     def node_id(self) -> int:
@@ -254,6 +255,30 @@ class Broker:
         """NotOwnerError for a partition that another node serves, or nobody."""
         if number in served.released or not self.placement.is_ours(served.name, number):
             raise NotOwnerError(f"{served.name}, partition {number}", self.placement.owner(served.name, number))
+
+    async def _follow_settings(self) -> None:
+        """Settings that were changed on another node take effect here."""
+        opened = {name: served for name, served in self._topics.items() if served.open}
+        versions = await in_store_thread(self.directory._opener.settings_versions, list(opened))
+        for name, served in opened.items():
+            known = self._settings_versions.get(name)
+            self._settings_versions[name] = versions.get(name)
+            if known != versions.get(name):
+                await self._reconfigure(served)
+        self._settings_versions = {name: self._settings_versions[name] for name in opened}
+
+    async def _reconfigure(self, served: ServedTopic) -> None:
+        partitions = list(served.open.values())
+
+        def change() -> Serving:
+            own = self.directory._opener.settings_of(served.name)
+            for partition in partitions:
+                self.directory._opener.reconfigure(partition.topic, own)
+            return serving_of(self.configs_of(served.name), self.settings.max_batch_bytes)
+
+        serving = await in_store_thread(change)
+        for partition in partitions:
+            partition.configure(serving)
 
     # Topics
 
@@ -546,10 +571,12 @@ class Broker:
         await self._pause_before_opening(served, number)
 
         def open_log() -> tuple[Topic, StoredProducers, PartitionProducers, Serving]:
-            self._realize(served)
+            self._realize(served, number)
             layout = self.directory._opener.layout(served.name)
             self.directory._close_failed(served.name if layout is None else served.name.log_of(number, layout))
             topic: Topic | PartitionedTopic = self.directory.topic(str(served.name))
+            if layout is not None and isinstance(topic, Topic):  # another node has divided it
+                topic = self.directory.topic(str(served.name), partitions=layout.count)
             log = topic.partition(number)
             if log._tiered is not None:
                 log._tiered.epoch_starts()  # recorded before the first batch is answered
@@ -570,14 +597,18 @@ class Broker:
         self.on_open(str(served.name), number, partition.topic.next_offset)
         return partition
 
-    def _realize(self, served: ServedTopic) -> None:
-        """In a thread: records in the catalog what a topic was created with on some node, unless that was done."""
+    def _realize(self, served: ServedTopic, number: int) -> None:
+        """In a thread: records in the catalog what a topic was created with on some node, unless that was done. What
+        this disk says of an earlier topic of that name does not count."""
         listed = self.placement.topics()
         facts = None if listed is None else listed.get(served.name)
         if facts is None:
             return
         opener = self.directory._opener
         layout = opener.layout(served.name)
+        log_name = served.name if layout is None else served.name.log_of(number, layout)
+        for name in {served.name, log_name} - self.directory._topics.keys():
+            opener.forget_earlier(name, facts.created_us)
         if facts.settings and not opener.has_settings(served.name):
             opener.configure(served.name, facts.settings)
         if facts.partitions > (1 if layout is None else layout.count):
@@ -615,6 +646,9 @@ class Broker:
                 else set(self.directory._topics) - self._topics.keys() - self._passed_over
             ):
                 await self._adopt(name)
+            if not self.placement.is_alone:
+                with contextlib.suppress(TidelogError):  # the next look finds it
+                    await self._follow_settings()
             now = asyncio.get_running_loop().time()
             for served in self._topics.values():
                 for partition in served.open.values():

@@ -17,7 +17,7 @@ from __future__ import annotations
 import asyncio
 from typing import Any, NamedTuple
 
-from tidelog.errors import OffsetOutOfRangeError, TidelogError
+from tidelog.errors import ClosedError, OffsetOutOfRangeError, TidelogError
 from tidelog.service.kafka.broker import Broker, error_code
 from tidelog.service.kafka.codec import wire
 from tidelog.service.kafka.error_codes import ErrorCode
@@ -105,6 +105,8 @@ class Fetch:
     async def _read_one(
         self, asked: Any, answer: Any, partition: Partition, max_bytes: int, is_first: bool, is_committed: bool
     ) -> int:
+        if not partition.is_open:
+            raise ClosedError(f"{partition.name}, partition {partition.number}, is closed here")
         offset, high = asked.fetch_offset, partition.high_watermark
         stable = min(high, partition.last_stable_offset)
         answer.high_watermark, answer.last_stable_offset = high, stable
