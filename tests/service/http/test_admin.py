@@ -60,6 +60,18 @@ def test_sealed_topic_stays_closed_until_it_is_opened(tmp_path: Path) -> None:
         assert served.produce("shop/orders", "b") == [1]
 
 
+def test_sealing_twice_takes_nothing_from_the_next_owner(tmp_path: Path) -> None:
+    """A seal that is asked for again would have to claim the topic, and fence the node that it was sealed for."""
+    store = (tmp_path / "store").as_uri()
+    with serving(tmp_path / "data", store=store) as served:
+        served.produce("shop/orders", "a")
+        assert ended(served, "POST", f"{TOPIC}/seal")["state"] == "done"
+        with tidelog.open(tmp_path / "other", store=store, metadata="bucket") as other:
+            topic = other.topic("shop/orders")
+            assert ended(served, "POST", f"{TOPIC}/seal")["state"] == "done"
+            assert topic.append(b"b", sync="shipped") == 1
+
+
 def test_verification_finds_nothing_or_names_it(tmp_path: Path) -> None:
     """A verdict and what was read; damage in the store is a finding."""
     store = tmp_path / "store"

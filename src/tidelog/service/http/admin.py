@@ -17,7 +17,7 @@ from tidelog.findings import VerifyReport, merged
 from tidelog.log.frame import encode_many
 from tidelog.service.auth.access import Kind, Permission, topic_resource
 from tidelog.service.http.call import Call, Reply
-from tidelog.service.http.operations import Operation, Report, WaitQuery, begun
+from tidelog.service.http.operations import Report, WaitQuery, begun, starting
 from tidelog.service.http.reading import news, position
 from tidelog.service.http.routes import BYTES, RouteTable
 from tidelog.service.http.service import Service
@@ -108,7 +108,7 @@ def _by_partition(name: str) -> Callable[[list[Any]], dict[str, Any]]:
     return lambda results: {name: {str(number): value for number, value in enumerate(results)}}
 
 
-@routes.add("POST", f"{_TOPIC}/ship", Permission.ADMIN, Operation, resource=Kind.TOPIC, query=WaitQuery, mode="wait")
+@starting(routes, "POST", f"{_TOPIC}/ship", Kind.TOPIC)
 async def ship(call: Call) -> Reply:
     """Ships everything that was accepted so far to the object store; the result has `shipped_offsets`."""
     return await _begun(call, "ship", Topic.ship, _by_partition("shipped_offsets"))
@@ -122,9 +122,7 @@ async def flush(call: Call) -> None:
         await log.flush_async()
 
 
-@routes.add(
-    "POST", f"{_TOPIC}/retention", Permission.ADMIN, Operation, resource=Kind.TOPIC, query=WaitQuery, mode="wait"
-)
+@starting(routes, "POST", f"{_TOPIC}/retention", Kind.TOPIC)
 async def apply_retention(call: Call) -> Reply:
     """Deletes now what the retention settings say; the result has `start_offsets`."""
 
@@ -135,9 +133,7 @@ async def apply_retention(call: Call) -> Reply:
     return await _begun(call, "retention", prune, _by_partition("start_offsets"))
 
 
-@routes.add(
-    "POST", f"{_TOPIC}/verify", Permission.ADMIN, Operation, resource=Kind.TOPIC, query=VerifyQuery, mode="wait"
-)
+@starting(routes, "POST", f"{_TOPIC}/verify", Kind.TOPIC, VerifyQuery)
 async def verify(call: Call) -> Reply:
     """Reads and checks every frame on the disk and, with `cold`, every object in the store.
 
@@ -154,7 +150,7 @@ def report_of(report: VerifyReport) -> dict[str, Any]:
     return {"ok": report.ok, "verdict": report.verdict, **document}
 
 
-@routes.add("POST", f"{_TOPIC}/seal", Permission.ADMIN, Operation, resource=Kind.TOPIC, query=WaitQuery, mode="wait")
+@starting(routes, "POST", f"{_TOPIC}/seal", Kind.TOPIC)
 async def seal(call: Call) -> Reply:
     """Seals a topic for another owner: ships everything, records where to continue, and closes it here.
 
@@ -180,15 +176,13 @@ async def open_topic(call: Call) -> TopicDescription:
 # Orphans
 
 
-@routes.add("GET", f"{_TOPIC}/orphans", Permission.ADMIN, Operation, resource=Kind.TOPIC, query=WaitQuery, mode="wait")
+@starting(routes, "GET", f"{_TOPIC}/orphans", Kind.TOPIC)
 async def plan_orphans(call: Call) -> Reply:
     """Plans the removal of objects that no message needs; the result has a plan for each partition. Changes nothing."""
     return await _begun(call, "plan-orphans", lambda log: log.plan_orphans(), _by_partition("plans"))
 
 
-@routes.add(
-    "POST", f"{_TOPIC}/orphans/remove", Permission.ADMIN, Operation, resource=Kind.TOPIC, query=OrphanQuery, mode="wait"
-)
+@starting(routes, "POST", f"{_TOPIC}/orphans/remove", Kind.TOPIC, OrphanQuery)
 async def remove_orphans(call: Call) -> Reply:
     """Plans again, and removes what the plan says; the result has a report for each partition."""
     query: OrphanQuery = call.query
@@ -226,9 +220,7 @@ async def list_tails(call: Call) -> RescueTails:
     return RescueTails(tails=await in_store_thread(look))
 
 
-@routes.add(
-    "POST", f"{_TOPIC}/rescue", Permission.ADMIN, Operation, resource=Kind.TOPIC, body=RescueRequest, query=WaitQuery
-)
+@starting(routes, "POST", f"{_TOPIC}/rescue", Kind.TOPIC, mode="answer", body=RescueRequest)
 async def rescue(call: Call) -> Reply:
     """Appends a tail to its topic, or to another one, as new messages; or discards it."""
     wanted: RescueRequest = call.body

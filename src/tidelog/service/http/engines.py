@@ -34,7 +34,7 @@ from tidelog.errors import InputError, NotFoundError
 from tidelog.service.auth.access import Kind, Permission, Resource
 from tidelog.service.http.admin import report_of
 from tidelog.service.http.call import Call, Reply
-from tidelog.service.http.operations import Operation, Report, WaitQuery, begun
+from tidelog.service.http.operations import Report, WaitQuery, begun, starting
 from tidelog.service.http.routes import BYTES, RouteTable
 
 routes = RouteTable("Engines")
@@ -470,9 +470,7 @@ async def _begun(call: Call, kind: str, work: Callable[[Engine], Any]) -> Reply:
     return await begun(call, kind, resource, run, call.query.wait)
 
 
-@routes.add(
-    "POST", f"{_ENGINE}/checkpoint", Permission.ADMIN, Operation, resource=Kind.ENGINE, query=WaitQuery, mode="wait"
-)
+@starting(routes, "POST", f"{_ENGINE}/checkpoint", Kind.ENGINE)
 async def checkpoint(call: Call) -> Reply:
     """Writes a checkpoint; the result has its LSN."""
 
@@ -482,7 +480,7 @@ async def checkpoint(call: Call) -> Reply:
     return await _begun(call, "checkpoint", work)
 
 
-@routes.add("POST", f"{_ENGINE}/ship", Permission.ADMIN, Operation, resource=Kind.ENGINE, query=WaitQuery, mode="wait")
+@starting(routes, "POST", f"{_ENGINE}/ship", Kind.ENGINE)
 async def ship_engine(call: Call) -> Reply:
     """Ships everything at or below the low-water mark; the result has the high-water mark."""
 
@@ -492,9 +490,7 @@ async def ship_engine(call: Call) -> Reply:
     return await _begun(call, "ship", work)
 
 
-@routes.add(
-    "POST", f"{_ENGINE}/verify", Permission.ADMIN, Operation, resource=Kind.ENGINE, query=WaitQuery, mode="wait"
-)
+@starting(routes, "POST", f"{_ENGINE}/verify", Kind.ENGINE)
 async def verify_engine(call: Call) -> Reply:
     """Reads and checks the files of an engine and what its store has of it."""
 
@@ -504,24 +500,14 @@ async def verify_engine(call: Call) -> Reply:
     return await _begun(call, "verify", work)
 
 
-@routes.add(
-    "GET", f"{_ENGINE}/garbage", Permission.ADMIN, Operation, resource=Kind.ENGINE, query=GarbageQuery, mode="wait"
-)
+@starting(routes, "GET", f"{_ENGINE}/garbage", Kind.ENGINE, GarbageQuery)
 async def plan_engine_garbage(call: Call) -> Reply:
     """Plans the collection of what no readable state needs; the result is the plan. Changes nothing."""
     horizon = call.query.horizon
     return await _begun(call, "plan-garbage", lambda engine: engine.plan_garbage_async(horizon))
 
 
-@routes.add(
-    "POST",
-    f"{_ENGINE}/garbage/collect",
-    Permission.ADMIN,
-    Operation,
-    resource=Kind.ENGINE,
-    query=GarbageQuery,
-    mode="wait",
-)
+@starting(routes, "POST", f"{_ENGINE}/garbage/collect", Kind.ENGINE, GarbageQuery)
 async def collect_engine_garbage(call: Call) -> Reply:
     """Plans again, and collects what the plan says; the result is the report."""
     horizon = call.query.horizon

@@ -45,7 +45,7 @@ def _operation(route: Route, schema_of: dict[Any, Any], components: dict[str, An
         "summary": route.summary,
         "parameters": [*_path_parameters(route), *_query_parameters(route, components)],
         "responses": {
-            str(_status(route).value): _response(route, schema_of),
+            **{str(status.value): _response(route, status, schema_of) for status in _statuses(route)},
             "default": {
                 "description": "The request was refused, or failed.",
                 "content": {PROBLEM_TYPE: {"schema": schema_of[Problem]}},
@@ -63,15 +63,16 @@ def _operation(route: Route, schema_of: dict[Any, Any], components: dict[str, An
     return operation
 
 
-def _status(route: Route) -> HTTPStatus:
+def _statuses(route: Route) -> list[HTTPStatus]:
     if route.mode == "socket":
-        return HTTPStatus.SWITCHING_PROTOCOLS
-    has_content = route.response is not None or route.response_types
-    return route.status if has_content else HTTPStatus.NO_CONTENT
+        return [HTTPStatus.SWITCHING_PROTOCOLS]
+    if route.response is None and not route.response_types:
+        return [HTTPStatus.NO_CONTENT]
+    return [route.status, HTTPStatus.ACCEPTED] if route.may_go_on else [route.status]
 
 
-def _response(route: Route, schema_of: dict[Any, Any]) -> dict[str, Any]:
-    answer: dict[str, Any] = {"description": _status(route).phrase}
+def _response(route: Route, status: HTTPStatus, schema_of: dict[Any, Any]) -> dict[str, Any]:
+    answer: dict[str, Any] = {"description": status.phrase}
     content = _content(route.response, route.response_types, schema_of)
     return answer | ({"content": content} if content else {})
 

@@ -20,7 +20,7 @@ import msgspec
 
 from tidelog.errors import NotFoundError, TidelogError
 from tidelog.events import tell
-from tidelog.service.auth.access import SERVER, Permission, Principal, Resource
+from tidelog.service.auth.access import SERVER, Kind, Permission, Principal, Resource
 from tidelog.service.http.call import Call, Reply
 from tidelog.service.http.problems import Problem, internal_problem, problem_of
 from tidelog.service.http.routes import RouteTable
@@ -63,6 +63,14 @@ class OperationList(msgspec.Struct, frozen=True, kw_only=True):
     """Operations that run, and those that ended last, newest first."""
 
     operations: list[Operation]
+
+
+def starting(
+    routes: RouteTable, method: str, path: str, resource: Kind, query: type[WaitQuery] = WaitQuery, **options: Any
+) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Declares a route of administrators that starts an operation, and waits for its end as long as it is asked to."""
+    settings = {"mode": "wait", "may_go_on": True, **options}
+    return routes.add(method, path, Permission.ADMIN, Operation, resource=resource, query=query, **settings)
 
 
 Report = Callable[[int, int], None]

@@ -69,6 +69,8 @@ class Route(msgspec.Struct, frozen=True, kw_only=True):
     response_types: tuple[str, ...] = ()
     """Media types that the handler writes by itself."""
     status: HTTPStatus = HTTPStatus.OK
+    may_go_on: bool = False
+    """Whether the answer may also be 202: the same, of work that has not ended."""
     is_public: bool = False
     """Whether it is answered without authentication."""
     max_body_bytes: int = DEFAULT_BODY_BYTES

@@ -413,6 +413,8 @@ class Broker:
             topic.seal()
 
         async def work() -> None:
+            if served.is_sealed:
+                return  # to seal it again it would have to be opened, and claimed
             served.is_sealed = True
             try:
                 while served.opening:
