@@ -17,7 +17,7 @@ QUICK_TESTS := $(addprefix tests/,log store staging cold topics test_config.py t
 unexport PYTHONDONTWRITEBYTECODE
 PIP := $(BIN)/python -m pip --quiet --disable-pip-version-check
 BUILD_INPUTS := pyproject.toml constraints.txt $(wildcard setup.py) $(wildcard src/tidelog/native/*.[ch]) \
-	$(addprefix src/tidelog/service/kafka/,generate.py messages.txt)
+	$(addprefix scripts/kafka_codec/,generate.py messages.txt)
 
 # One virtual environment is shared by all targets, so two of them must not install into it at once.
 .NOTPARALLEL:

@@ -27,8 +27,8 @@ Install a C compiler and the headers of Python, then install tidelog again:
 
 
 def generate_codec() -> None:
-    """Writes the modules of Kafka's messages next to their generator, which needs only Python."""
-    runpy.run_path("src/tidelog/service/kafka/generate.py")["main"]()
+    """Writes the modules of Kafka's messages; their generator needs only Python."""
+    runpy.run_path("scripts/kafka_codec/generate.py")["main"]()
 
 
 class BuildPython(build_py):

@@ -8,7 +8,7 @@ import random
 import uuid
 from typing import Any
 
-from tidelog.service.kafka.generate import Api, Field, MessageFacts, load_facts, module_name, present
+from scripts.kafka_codec.generate import Api, Field, MessageFacts, load_facts, module_name, present
 
 APIS = load_facts()
 CASES = [

@@ -15,14 +15,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from kio.schema.errors import ErrorCode as OtherErrorCode
 from kio.serial import entity_reader, entity_writer
+from scripts.kafka_codec.generate import Api, Field, MessageFacts, module_text, present
+from scripts.kafka_codec.generate import main as generate
 from tests.campaign import examples
 from tests.service.kafka.random_messages import APIS, CASES, make, module_of, plain
 
 from tidelog.service.kafka import codec
 from tidelog.service.kafka.codec import RequestHeader, UnsupportedVersionError
 from tidelog.service.kafka.error_codes import ErrorCode
-from tidelog.service.kafka.generate import Api, Field, MessageFacts, module_text, present
-from tidelog.service.kafka.generate import main as generate
 from tidelog.service.kafka.primitives import ZERO_UUID, Buffer, ProtocolError, put_tags, put_uvarint, read_uvarint
 
 NAMES = [f"{message.name}-{version}" for _, message, version in CASES]

@@ -1,1 +1,1 @@
-"""Kafka's messages, one module per API, made by `generate.py` when the package is built. `codec.py` loads them."""
+"""Kafka's messages, one module per API, made by `scripts/kafka_codec` in the build. `codec.py` loads them."""

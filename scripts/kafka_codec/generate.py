@@ -1,5 +1,5 @@
-"""Makes the modules of `wire/` from `messages.txt`: a class per struct, and functions to decode and encode, one per
-version.
+"""Makes the modules of `service/kafka/wire/` from `messages.txt`: a class per struct, and functions to decode and
+encode, one per version.
 
 It runs when the package is built, so it needs nothing but Python. A line of `messages.txt` is one of
 
@@ -30,7 +30,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 FACTS = Path(__file__).with_name("messages.txt")
-TARGET = Path(__file__).with_name("wire")
+TARGET = Path(__file__).parents[2] / "src/tidelog/service/kafka/wire"
 # The format of struct, the size, the type in Python, and the default.
 _FIXED = {
     "bool": ("?", 1, "bool", "False"),
