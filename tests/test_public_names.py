@@ -28,7 +28,8 @@ ATTRIBUTES = {
         engines_async has_topic has_topic_async topic topic_async topics topics_async url
     """,
     "RemoteTopic": """
-        append append_async append_many append_many_async delete_subscription delete_subscription_async
+        append append_async append_many append_many_async
+        delete_before delete_before_async delete_subscription delete_subscription_async
         durable_offset flush flush_async hot_start_offset is_reliable name next_offset partition partitions
         producer producer_async prune prune_async read read_async seal seal_async ship ship_async shipped_offset
         start_offset statistics statistics_async subscribe subscribe_async subscriptions subscriptions_async
@@ -39,7 +40,8 @@ ATTRIBUTES = {
         name
     """,
     "RemotePartitionedTopic": """
-        append append_async append_many append_many_async delete_subscription delete_subscription_async flush
+        append append_async append_many append_many_async
+        delete_before delete_before_async delete_subscription delete_subscription_async flush
         flush_async is_reliable name next_offsets partition partitions producer producer_async prune prune_async
         read read_async seal seal_async ship ship_async shipped_offsets start_offsets statistics
         statistics_async subscribe subscribe_async subscriptions subscriptions_async verify verify_async

@@ -28,7 +28,7 @@ from tidelog.engine.reader import EngineReader
 from tidelog.engine.recovery.checkpoint import refuse_half_restored
 from tidelog.engine.recovery.restore import DrillStore, OnProgress, Restore, RestoreReport
 from tidelog.engine.restoring import RestoringEngine
-from tidelog.errors import ConfigError, InputError, NotFoundError, RetryError, TidelogError
+from tidelog.errors import ConfigError, Hint, InputError, NotFoundError, RetryError, TidelogError
 from tidelog.events import turn_on_output
 from tidelog.files import Files, LocalFiles
 from tidelog.log import shutdown as stopping
@@ -154,7 +154,10 @@ def open_reader(config: EngineConfig, *, runs_in_background: bool = True) -> Eng
         raise ConfigError(
             "no store was named to read from" if known is None else "this engine has no store to be read from",
             path=config.dir,
-            hint='Give it, as in tidelog.open_engine(store="s3://bucket/prefix", read_only=True), or with --store',
+            hint=Hint(
+                'Give it, as in tidelog.open_engine(store="s3://bucket/prefix", read_only=True)',
+                command="Give it with --store s3://bucket/prefix",
+            ),
         )
     info = (known or EngineDirectory(node="")).placed(store, _metadata_url(config), config.storage_engine.metadata_root)
     check_replicas(store, config.storage_engine.replicas)
@@ -294,8 +297,12 @@ def rebuild_manifest_of(config: EngineConfig) -> RebuiltManifest:
     if info.store is None or info.metadata == BUCKET:
         raise ConfigError(
             "no store was named to rebuild from" if info.store is None else "the metadata is the bucket itself",
-            hint='Name both, as in store="s3://bucket/prefix", metadata="etcd://host:2379"; metadata in the bucket has '
-            "no copy to be rebuilt from",
+            hint=Hint(
+                'Name both, as in store="s3://bucket/prefix", metadata="etcd://host:2379"; metadata in the bucket has '
+                "no copy to be rebuilt from",
+                command="Name both, --store s3://bucket/prefix and --metadata etcd://host:2379; metadata in the bucket "
+                "has no copy to be rebuilt from",
+            ),
         )
     with contextlib.ExitStack() as opened:
         local = None
@@ -313,7 +320,10 @@ def _require_engine(directory: Path) -> None:
     if not LocalFiles().exists(directory / WAL):
         raise NotFoundError(
             f"there is no engine in {directory}",
-            hint="Check the path, open it without create=False, or get it back from its store with restore_engine",
+            hint=Hint(
+                "Check the path, open it without create=False, or get it back from its store with restore_engine",
+                command="Check --dir, or get it back from its store with `tidelog engine restore`",
+            ),
         )
 
 
@@ -446,7 +456,10 @@ def restore_directory(
     if url is None:
         raise ConfigError(
             "no store was named to restore from",
-            hint='Give it, as in tidelog.restore_engine("./new", store="s3://bucket/prefix"), or with --store',
+            hint=Hint(
+                'Give it, as in tidelog.restore_engine("./new", store="s3://bucket/prefix")',
+                command="Give it with --store s3://bucket/prefix",
+            ),
         )
     check_replicas(url, config.storage_engine.replicas)
     require_store_directory(url)

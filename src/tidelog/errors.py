@@ -46,6 +46,25 @@ def offsets_text(first: int, last: int, unit: str = "offset") -> str:
     return f"{unit} {first}" if first == last else f"{unit}s {first} to {last}"
 
 
+class Hint(str):
+    """What to do about an error: in the words of the library, and as `command` in those of the command line.
+
+    A hint that names a keyword or a method in Python says here which option or command does the same.
+    """
+
+    command: str | None
+
+    def __new__(cls, text: str, command: str | None = None) -> Hint:
+        made = super().__new__(cls, text)
+        made.command = command
+        return made
+
+
+NAME_A_STORE = Hint(
+    'Name one: tidelog.open("./data", store="s3://bucket/prefix")', command="Name one with --store s3://bucket/prefix"
+)
+
+
 class TidelogError(Exception):
     """Base of every error in tidelog. `message` is put together from `reason` and the parts that belong in its text."""
 
@@ -64,7 +83,9 @@ class TidelogError(Exception):
         self.reason = message
         self.operation = operation
         self.path = None if path is None else Path(path)
-        self.hint = hint
+        self.hint = None if hint is None else str(hint)
+        self.command_hint = hint.command if isinstance(hint, Hint) else None
+        """The hint in the words of the command line, where they are others."""
 
     @property
     def message(self) -> str:

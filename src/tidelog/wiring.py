@@ -17,7 +17,7 @@ from tidelog.clock import Clock, SystemClock
 from tidelog.cold.tiered_log import Tier
 from tidelog.config import Settings, load_settings
 from tidelog.config.load import OpenOptions, checked_directory, directory_of
-from tidelog.errors import ConfigError, NotFoundError
+from tidelog.errors import ConfigError, Hint, NotFoundError
 from tidelog.events import tell, turn_on_output
 from tidelog.files import Files, LocalFiles
 from tidelog.log import shutdown as stopping
@@ -74,7 +74,8 @@ open_async = twin(open, give_back=LogDirectory.close, before=stopping.prepare)
 def _require_directory(root: Path) -> None:
     if read_info(LocalFiles(), root) is None:
         raise NotFoundError(
-            f"there is no log directory at {root}", hint="Check the path, or open it without create=False"
+            f"there is no log directory at {root}",
+            hint=Hint("Check the path, or open it without create=False", "Check --dir"),
         )
 
 
@@ -189,5 +190,8 @@ def refuse_store_settings(root: Path, settings: Settings) -> None:
         raise ConfigError(
             f"{given[0]} says how a store is reached, and this directory has no store",
             path=root,
-            hint='Name one, as in tidelog.open("./data", store="s3://bucket/prefix"), or leave it out',
+            hint=Hint(
+                'Name one, as in tidelog.open("./data", store="s3://bucket/prefix"), or leave it out',
+                command="Name one with --store s3://bucket/prefix, or leave it out",
+            ),
         )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import errno
 import itertools
 import json
@@ -13,6 +14,7 @@ from pathlib import Path
 
 import pytest
 from tests.cli.conftest import Cli, environment
+from tests.service.http.serving import serving
 
 import tidelog
 from tidelog.cli.errors import ExitCode, exit_code_of, program, text_of
@@ -313,3 +315,58 @@ def test_warnings_of_the_log(error: Exception | None, capsys: pytest.CaptureFixt
     told = capsys.readouterr().err.splitlines()
     assert told[0] == "warning: a tail was cut"
     assert ("warning: the disk is full" in told) == (error is None)
+
+
+# What a command can never meet, or says by itself (`hint_of`).
+_OF_PROGRAMS = (
+    *(
+        "client/bridge.py",
+        "engine/orchestrator/",
+        "pipeline/",
+        "service/kafka/wire/",
+        "testing/",
+        "topics/latest_by_key.py",
+        "files.py",
+    ),
+    *("topics/subscription/consumer.py", "topics/subscription/feed.py", "topics/subscription/options.py"),
+    *("topics/subscription/dead_letters.py", "topics/directory.py"),
+)
+_PYTHON = re.compile(
+    r"\btidelog\.\w|\b(topic|log|sub|client)\.\w+\(|\w\(\)|=(True|False|None)\b|\w=[\"'{]|read_only|create=|take_over"
+)
+
+
+def test_hints_name_options_where_they_name_python() -> None:
+    """Loss prevented: a command told its user to call a method. Such a hint has words for commands beside it."""
+    package = Path(tidelog.__file__).parent
+    found = []
+    for path in sorted(package.rglob("*.py")):
+        name = path.relative_to(package).as_posix()
+        source = path.read_text("utf-8")
+        if name.startswith(_OF_PROGRAMS) or "hint=" not in source:
+            continue
+        for node in ast.walk(ast.parse(source)):
+            for keyword in node.keywords if isinstance(node, ast.Call) else ():
+                texts = [one.value for one in ast.walk(keyword.value) if isinstance(one, ast.Constant)]
+                text = " ".join(one for one in texts if isinstance(one, str))
+                has_both = isinstance(keyword.value, ast.Call)  # a Hint
+                is_gap = "on_gap" in text or "encode()" in text  # `hint_of` says --skip-gaps; commands read bytes
+                if keyword.arg == "hint" and _PYTHON.search(text) and not has_both and not is_gap:
+                    found.append(f"{name}:{keyword.lineno}: {text}")
+    assert found == []
+
+
+def test_command_says_its_own_options(cli: Cli, tmp_path: Path) -> None:
+    """Where the library's error names what a program calls."""
+    cli("topic", "create", "shop/one")
+    cli("topic", "create", "shop/many", "--partitions", "3")
+    shipped = cli("topic", "ship", "shop/one")
+    assert "--store s3://bucket/prefix" in shipped.err
+    assert "tidelog.open" not in shipped.err
+    read = cli("consume", "shop/many", "--from", "1")
+    assert "Choose one with --partition N" in read.err
+    assert "topic.partition" not in read.err
+    with serving(tmp_path / "served") as served:
+        server = ("--server", f"http://127.0.0.1:{served.address.port}")
+        cli("topic", "create", "shop/one", *server)
+        assert "--store s3://bucket/prefix" in cli("topic", "ship", "shop/one", *server).err

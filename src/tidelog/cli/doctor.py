@@ -377,7 +377,7 @@ def check_metadata(session: Session, place: Place) -> Check:
         try:
             prove_conditional_writes(objects)
         except ConfigError as error:
-            return Check("metadata", "fail", error.message, error.hint or "")
+            return Check("metadata", "fail", error.message, hint_of(error) or "")
     url, settings = metadata_url(session.root, place.metadata), session.settings.metadata_store
     store = open_metadata_store(url, objects, read_only=True, settings=settings)
     try:

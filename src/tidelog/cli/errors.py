@@ -124,20 +124,26 @@ def text_of(error: BaseException) -> str:
 
 def hint_of(error: BaseException) -> str | None:
     """What to do about it, in the words of the command line where the error speaks those of the library."""
-    for kind, hint in _HINTS:
+    for kind, own in _HINTS:
         if isinstance(error, kind):
-            return hint
+            return own
     if isinstance(error, GapError) and _is_met_while_reading(error):
         return f"Skip the lost messages with --skip-gaps, or start after them with --from {error.last + 1}"
+    hint = command_hint(error) if isinstance(error, TidelogError) else None
     if isinstance(error, StoreUnavailableError):
-        return error.hint or "Try again; `tidelog doctor` says whether the store can be reached"
+        return hint or "Try again; `tidelog doctor` says whether the store can be reached"
     if isinstance(error, TidelogError):
-        return error.hint
+        return hint
     if isinstance(error, PermissionError):
         return "Check its owner and mode, or name another one"
     if isinstance(error, OSError):
         return None
     return "This is a bug in tidelog. Run it again with --debug and report what it prints"
+
+
+def command_hint(error: TidelogError) -> str | None:
+    """The hint of an error of the library in the words of the command line."""
+    return error.command_hint or error.hint
 
 
 # What to type to run this very program again, so that a command in a hint works when it is pasted.

@@ -18,6 +18,7 @@ from typing import Annotated, BinaryIO
 
 import typer
 
+from tidelog.cli.errors import command_hint
 from tidelog.cli.output import counted, from_json_line
 from tidelog.cli.session import HeldOption, Session, command
 from tidelog.cli.topic.names import require_kept
@@ -216,7 +217,7 @@ def _append_up_to_the_culprit(topic: Topic, records: Sequence[bytes], to_message
             topic.append(to_message(record))
         except InputError as error:
             before = "The records before it were produced" if number > 1 else None
-            raise InputError(f"record {number}: {error.message}", hint=error.hint or before) from None
+            raise InputError(f"record {number}: {error.message}", hint=command_hint(error) or before) from None
 
 
 @contextmanager

@@ -27,6 +27,7 @@ from tidelog.config.load import TLS_CA_VARIABLE, TOKEN_VARIABLE
 from tidelog.errors import ConfigError, ConflictError, InputError, NotFoundError
 from tidelog.secret import Secret
 from tidelog.store.aio import ClosedAtExit
+from tidelog.topics.directory import check_partitions, fewer_partitions
 from tidelog.topics.names import TopicName, parse_topic_name
 from tidelog.units import to_seconds
 
@@ -109,8 +110,7 @@ class Client(ClosedAtExit):
         self, name: str, partitions: int | None, settings: dict[str, Any]
     ) -> RemoteTopic | RemotePartitionedTopic:
         parsed = parse_topic_name(name)
-        if partitions is not None and (isinstance(partitions, bool) or not isinstance(partitions, int)):
-            raise InputError(f"partitions is a number, not {partitions!r}")
+        check_partitions(partitions)
         state = await self._opened(parsed, partitions, settings)
         count = len(state.partitions)
         known = self._topics.get(name)
@@ -133,6 +133,8 @@ class Client(ClosedAtExit):
                 return state
             except ConflictError:  # somebody was faster, or it is the answer that was lost
                 state = await self._http.json("GET", path, kind=TopicState)
+        if partitions is not None and partitions < len(state.partitions):
+            raise fewer_partitions(str(name), len(state.partitions))
         if settings or (partitions is not None and partitions != len(state.partitions)):
             state = await self._http.json("PATCH", path, document, kind=TopicState)
         return state

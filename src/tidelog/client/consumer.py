@@ -29,12 +29,14 @@ import msgspec
 from tidelog.client.bridge import Bridge, both
 from tidelog.client.local_socket import short_path
 from tidelog.client.reading import Positions, position_text
-from tidelog.client.transport import Answer, Http, Server, error_of, make_error, unreachable, websockets_client
+from tidelog.client.transport import Answer, Http, Problem, Server, error_of, unreachable, websockets_client
 from tidelog.client.wire import PackedMessage, delivered, encode
 from tidelog.clock import jittered
 from tidelog.codec import JSON_ERRORS
 from tidelog.errors import ClosedError, InputError, RetryError, ServerUnavailableError, TidelogError
+from tidelog.log.reader import check_position
 from tidelog.topics.message import Message
+from tidelog.topics.partitioned import PartitionOffset, message_of_which_partition, offset_of_which_partition
 from tidelog.topics.subscription.consumer import (
     Consumer,
     Lag,
@@ -44,9 +46,10 @@ from tidelog.topics.subscription.consumer import (
     checked_timeout,
     offset_of,
 )
-from tidelog.topics.subscription.feed import Filter
-from tidelog.topics.subscription.options import Kind
+from tidelog.topics.subscription.feed import Filter, checked_filter
+from tidelog.topics.subscription.options import Kind, parse_options
 from tidelog.topics.subscription.queue import Delivery
+from tidelog.topics.subscription.registry import check_names
 
 _logger = logging.getLogger("tidelog.client")
 _FIRST_PAUSE_SECONDS = 0.05
@@ -59,20 +62,13 @@ Place = tuple[int, int]
 """Partition and offset of a message."""
 
 
-class _Problem(msgspec.Struct):
-    error: str = ""
-    detail: str = ""
-    hint: str | None = None
-    status: int = 500
-
-
 class _Event(msgspec.Struct):
     """What the server says; each `op` uses some of the fields."""
 
     op: str
     messages: list[tuple[PackedMessage, int]] = []
     id: int | None = None
-    problem: _Problem | None = None
+    problem: Problem | None = None
     consumer: str = ""
 
 
@@ -86,7 +82,9 @@ class RemoteConsumer(Consumer):
         self,
         bridge: Bridge,
         http: Http,
+        topic: str,
         topic_path: str,
+        partitions: int,
         name: str,
         kind: Kind,
         start: Positions,
@@ -95,6 +93,10 @@ class RemoteConsumer(Consumer):
         options: Mapping[str, object],
         prefetch: int,
     ) -> None:
+        check_names(name, consumer)
+        checked_filter(filter)
+        self._partitions = partitions
+        self._check_positions("start", start, topic)
         self._bridge = bridge
         self._http = http
         self._name = name
@@ -376,6 +378,17 @@ class RemoteConsumer(Consumer):
                 async with asyncio.timeout_at(deadline):
                     await self._changed.wait()
 
+    def _place(self, message: Message | int) -> Place:
+        if self._partitions > 1 and not isinstance(message, Message | PartitionOffset):
+            raise message_of_which_partition(message)
+        return getattr(message, "partition", 0), int(offset_of(message))
+
+    def _check_positions(self, name: str, given: Positions, of: str) -> None:
+        if self._partitions > 1 and isinstance(given, int):
+            raise offset_of_which_partition(of, self._partitions, name, given)
+        for one in given.values() if isinstance(given, Mapping) else (given,):
+            check_position(one)
+
     def _check(self) -> None:
         if self._failure is not None:
             raise self._failure
@@ -472,7 +485,7 @@ class RemoteConsumer(Consumer):
     def ack_many(self, messages: Iterable[Message | int]) -> None:
         """Acknowledges several messages."""
         self._check()
-        places = [_place(message) for message in messages]
+        places = [self._place(message) for message in messages]
         self._withdraw(places)
         self._pending.extend(places)
         if not self._is_sending_soon:
@@ -482,7 +495,7 @@ class RemoteConsumer(Consumer):
     async def _ack_cumulative(self, message: Message | int) -> None:
         """Acknowledges this message and all before it; for the kinds exclusive and failover only."""
         self._has_unstored = True
-        number, offset = _place(message)
+        number, offset = self._place(message)
         await self._request({"op": "ack", "cumulative": [(number, offset)]})
         self._withdraw([place for place in list(self._copies) if place[0] == number and place[1] <= offset])
 
@@ -491,7 +504,7 @@ class RemoteConsumer(Consumer):
     ) -> None:
         """Requests redelivery of a message, after `delay` seconds or the delay set in the options; `reason` is kept
         with its dead letter."""
-        place = _place(message)
+        place = self._place(message)
         await self._request(
             {
                 "op": "nack",
@@ -517,6 +530,7 @@ class RemoteConsumer(Consumer):
 
     async def _seek(self, position: Positions) -> None:
         """Moves the subscription, for all its consumers: delivery resumes at `position`."""
+        self._check_positions("position", position, self._name)
         self._send_acks()
         document = (
             {"offsets": {str(number): offset for number, offset in position.items()}}
@@ -575,11 +589,10 @@ def _query(
     options: Mapping[str, object],
     prefetch: int,
 ) -> str:
-    given: dict[str, object] = {name: value for name, value in options.items() if value is not None}
+    parsed = parse_options({"kind": kind, **options})
+    given: dict[str, object] = {name: getattr(parsed, name) for name, value in options.items() if value is not None}
     if isinstance(filter, Mapping):
         given["filter"] = {name: _filter_text(value) for name, value in filter.items()}
-    elif filter is not None and not callable(filter):
-        raise InputError(f"filter is a mapping of headers or a function, not {type(filter).__name__}")
     query: dict[str, object] = {"kind": kind, "consumer": consumer, "format": "msgpack"}
     if isinstance(start, Mapping):
         given["start"] = {str(number): offset for number, offset in start.items()}
@@ -591,17 +604,11 @@ def _query(
     return urlencode(query)
 
 
-def _filter_text(value: object) -> str:
-    if not isinstance(value, bytes):
-        raise InputError(f"a filter maps headers to bytes, not {type(value).__name__}")
+def _filter_text(value: bytes) -> str:
     try:
         return value.decode("utf-8")
     except UnicodeDecodeError:
         raise InputError("a filter of a remote subscription maps headers to UTF-8") from None
-
-
-def _place(message: Message | int) -> Place:
-    return getattr(message, "partition", 0), offset_of(message)
 
 
 def _parsed(data: bytes) -> _Event:
@@ -615,9 +622,9 @@ def _odd(what: str) -> ServerUnavailableError:
     return ServerUnavailableError(f"the server does not speak as expected: {what[:200]}")
 
 
-def _error(problem: _Problem) -> TidelogError:
+def _error(problem: Problem) -> TidelogError:
     """A topic that is closed in the server may be open again when the server is back."""
-    error = make_error(problem.error, problem.detail, problem.hint, problem.status)
+    error = problem.as_error()
     if isinstance(error, ClosedError) and problem.status == 503:
         return ServerUnavailableError(problem.detail, hint=problem.hint)
     return error

@@ -25,7 +25,7 @@ from tidelog.client.bridge import Bridge, awaited, waited
 from tidelog.client.transport import Http, path_of
 from tidelog.client.wire import MSGPACK, PackedMessage, array_of, checked, decode_appended, elements
 from tidelog.codec import JSON_ERRORS
-from tidelog.errors import ClosedError, DataError, InputError, RetryError, TidelogError
+from tidelog.errors import ClosedError, DataError, Hint, InputError, RetryError, TidelogError
 from tidelog.store.aio import ClosedAtExit, twin_of
 from tidelog.topics.message import SHIPPED, HeadersGiven, Message, Sync, several
 from tidelog.topics.partitioned import PartitionOffset
@@ -297,7 +297,10 @@ class RemoteProducer(ClosedAtExit):
         self, messages: list[PackedMessage], sequence: int | None, sync: Sync, timeout: float | str | None
     ) -> Future[list[int]]:
         if self._appender.is_closed:
-            raise ClosedError(f"the producer {self.name!r} is closed", hint="Open it again: topic.producer(name)")
+            raise ClosedError(
+                f"the producer {self.name!r} is closed",
+                hint=Hint("Open it again: topic.producer(name)", "Run it again"),
+            )
         return self._appender.put(messages, sync, timeout, sequence)
 
     def close(self) -> None:

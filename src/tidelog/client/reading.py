@@ -20,9 +20,9 @@ from tidelog.client.bridge import Bridge, waited
 from tidelog.client.transport import Http
 from tidelog.client.wire import MSGPACK, ReadPage, decode_page, unpacked
 from tidelog.codec import JSON_ERRORS
-from tidelog.errors import ClosedError, DataError, InputError
+from tidelog.errors import ClosedError, DataError
 from tidelog.log.isolation import Isolation, check_isolation
-from tidelog.log.reader import Position, checked_offset
+from tidelog.log.reader import Position, check_position
 from tidelog.topics.base import check_on_gap
 from tidelog.topics.message import Message, OnGap
 
@@ -49,10 +49,8 @@ class Wanted(NamedTuple):
         check_isolation(self.isolation)
         for given in (self.start, self.stop):
             for one in given.values() if isinstance(given, Mapping) else (given,):
-                if isinstance(one, int):
-                    checked_offset(one)
-                elif one not in (None, "earliest", "latest") and not isinstance(one, datetime):
-                    raise InputError(f'a position is an offset, "earliest", "latest" or a datetime, not {one!r}')
+                if one is not None:
+                    check_position(one)
 
 
 def position_text(position: Position) -> str:

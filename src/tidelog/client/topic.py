@@ -9,7 +9,7 @@ Invariants
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Iterable, Iterator
+from collections.abc import AsyncIterator, Iterable, Iterator, Mapping
 from datetime import datetime
 from typing import Any, Unpack
 
@@ -24,12 +24,12 @@ from tidelog.client.wire import checked
 from tidelog.errors import InputError, NotFoundError
 from tidelog.findings import VerifyReport
 from tidelog.log.isolation import READ_COMMITTED, Isolation
-from tidelog.log.reader import Position
+from tidelog.log.reader import Position, checked_offset
 from tidelog.store.aio import twin_of
-from tidelog.topics.base import TopicStatistics
+from tidelog.topics.base import TopicStatistics, check_only_partition
 from tidelog.topics.message import HeadersGiven, Message, OnGap, Sync, several
 from tidelog.topics.names import TopicName
-from tidelog.topics.partitioned import PartitionedTopicStatistics
+from tidelog.topics.partitioned import PartitionedTopicStatistics, no_such_partition, offset_of_which_partition
 from tidelog.topics.producer.registry import check_name
 from tidelog.topics.subscription.feed import Filter
 from tidelog.topics.subscription.options import Kind, SubscribeOptions
@@ -94,6 +94,11 @@ class _Topic:
     def name(self) -> str:
         """`namespace/name`."""
         return str(self._topic_name)
+
+    @property
+    def partitions(self) -> int:
+        """How many partitions it has."""
+        return 1
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self.name}>"
@@ -161,7 +166,9 @@ class _Topic:
         made = RemoteConsumer(
             self._bridge,
             self._http,
+            self.name,
             self._path,
+            self.partitions,
             name,
             kind,
             start,
@@ -187,11 +194,15 @@ class _Topic:
     delete_subscription, delete_subscription_async = both(_delete_subscription)
 
 
+async def _purge(http: Http, path: str, before: Mapping[int, int]) -> dict[int, int]:
+    document = {"before": {str(number): checked_offset(offset) for number, offset in before.items()}}
+    found = await http.json("POST", f"{path}/purge", document)
+    return {int(number): offset for number, offset in found["start_offsets"].items()}
+
+
 class RemoteTopic(_Topic):
     """A topic of a server, or one partition of it. Any number of threads and tasks may use it at once."""
 
-    partitions = 1
-    """How many partitions it has."""
     is_reliable = True
     """Whether its messages are stored."""
 
@@ -201,11 +212,7 @@ class RemoteTopic(_Topic):
 
     def partition(self, number: int) -> RemoteTopic:
         """Partition 0, which is the topic itself."""
-        if number != 0 or isinstance(number, bool):
-            raise InputError(
-                f"{self.name} has one partition, 0, not {number!r}",
-                hint="client.topic(name, partitions=...) adds partitions",
-            )
+        check_only_partition(self.name, number)
         return self
 
     # Where it stands
@@ -254,7 +261,13 @@ class RemoteTopic(_Topic):
         shipped: int = found["shipped_offsets"][str(self._partition)]
         return shipped
 
+    async def _delete_before(self, offset: int) -> int:
+        """Deletes every message below an offset, for good, and returns the offset that the topic begins with then."""
+        number = self._partition or 0
+        return (await _purge(self._http, self._path, {number: offset}))[number]
+
     ship, ship_async = both(_ship)
+    delete_before, delete_before_async = both(_delete_before)
 
     # Appending
 
@@ -360,8 +373,8 @@ class RemotePartitionedTopic(_Topic):
 
     def partition(self, number: int) -> RemoteTopic:
         """One of the partitions, as a topic of its own."""
-        if not 0 <= number < self._count:
-            raise InputError(f"{self.name} has partitions 0 to {self._count - 1}, not {number!r}")
+        if type(number) is not int or not 0 <= number < self._count:
+            raise no_such_partition(self.name, self._count, number)
         return self._opened.setdefault(
             number, RemoteTopic(self._link, self._topic_name, number, is_one_of_several=True)
         )
@@ -400,8 +413,16 @@ class RemotePartitionedTopic(_Topic):
         found = await operate(self._http, f"{self._path}/ship")
         return {int(number): offset for number, offset in found["shipped_offsets"].items()}
 
+    async def _delete_before(self, offsets: Mapping[int, int]) -> dict[int, int]:
+        """Deletes the messages below an offset of each partition that is named, for good."""
+        if not isinstance(offsets, Mapping):
+            raise offset_of_which_partition(self.name, self._count, "offsets", offsets)
+        found = await _purge(self._http, self._path, offsets)
+        return {number: found[number] for number in offsets}
+
     statistics, statistics_async = both(_statistics)
     ship, ship_async = both(_ship)
+    delete_before, delete_before_async = both(_delete_before)
 
     # Appending
 
@@ -502,10 +523,7 @@ class RemotePartitionedTopic(_Topic):
     def _reader(
         self, start: Positions, stop: Positions | None, follow: bool, on_gap: OnGap, isolation: Isolation
     ) -> Reader:
-        for given in (start, stop):
+        for name, given in (("start", start), ("stop", stop)):
             if isinstance(given, int):
-                raise InputError(
-                    f"{self.name} has {self._count} partitions, and each has its own offsets",
-                    hint="Give a mapping of partitions to offsets, or read topic.partition(number)",
-                )
+                raise offset_of_which_partition(self.name, self._count, name, given)
         return Reader(self._http, self._path, None, Wanted(start, stop, follow, on_gap, isolation))

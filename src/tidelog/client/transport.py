@@ -35,6 +35,7 @@ from tidelog.errors import (
     DataError,
     DiskFullError,
     GapError,
+    Hint,
     InputError,
     InternalError,
     NotFoundError,
@@ -85,7 +86,9 @@ def parse_server(url: str) -> Server:
     if is_bad or parts.username or parts.password or parts.query or parts.fragment:
         raise InputError(
             "the address of a server must be a URL such as http://127.0.0.1:8080",
-            hint="Credentials are not part of it: pass token=...",
+            hint=Hint(
+                "Credentials are not part of it: pass token=...", "Credentials are not part of it: set TIDELOG_TOKEN"
+            ),
         )
     assert parts.hostname is not None
     is_tls = parts.scheme == "https"
@@ -132,10 +135,13 @@ class LostError(Exception):
 def unreachable(error: BaseException, server: Server) -> TidelogError:
     """Why there is no connection, or no answer on it, as an error of ours."""
     if isinstance(error, ssl.SSLCertVerificationError):
+        named = "the URL must have a name that is in the certificate"
         return ConfigError(
             f"the certificate of the server at {server.url} is refused: {error.verify_message or error}",
-            hint="Name the authority that signed it: tls_ca=FILE, --tls-ca FILE or TIDELOG_TLS_CA; the URL must have "
-            "a name that is in the certificate",
+            hint=Hint(
+                f"Name the authority that signed it: tls_ca=FILE or TIDELOG_TLS_CA; {named}",
+                command=f"Name the authority that signed it: --tls-ca FILE or TIDELOG_TLS_CA; {named}",
+            ),
         )
     why = "no answer in time" if isinstance(error, TimeoutError) else str(error) or type(error).__name__
     hint = "Is `tidelog serve` running there? What was sent may have been stored"
@@ -146,21 +152,32 @@ def unreachable(error: BaseException, server: Server) -> TidelogError:
     return ServerUnavailableError(f"the server at {server.url} cannot be reached: {why}", hint=hint)
 
 
-class _Problem(msgspec.Struct):
+class Problem(msgspec.Struct):
+    """What the server says of an error."""
+
     error: str = ""
     detail: str = ""
     hint: str | None = None
+    command_hint: str | None = None
+    operation: str | None = None
+    status: int = 500
+
+    def as_error(self) -> TidelogError:
+        """As the error that it was there."""
+        hint = None if self.hint is None else Hint(self.hint, self.command_hint)
+        error = make_error(self.error, self.detail or f"the server answered {self.status}", hint, self.status)
+        error.operation = self.operation
+        return error
 
 
 def error_of(answer: Answer) -> TidelogError:
     """The error that a refusal stands for."""
-    problem = _Problem()
+    problem = Problem()
     if answer.media_type == "application/problem+json":
         with contextlib.suppress(*JSON_ERRORS):
-            problem = msgspec.json.decode(answer.body, type=_Problem)
-    return make_error(
-        problem.error, problem.detail or f"the server answered {answer.status}", problem.hint, answer.status
-    )
+            problem = msgspec.json.decode(answer.body, type=Problem)
+    problem.status = answer.status
+    return problem.as_error()
 
 
 def make_error(name: str, detail: str, hint: str | None, status: int = 500) -> TidelogError:
@@ -435,7 +452,7 @@ async def operate(http: Http, path: str, query: Mapping[str, object] | None = No
         found = await http.json("GET", place, query={"wait": _OPERATION_SECONDS}, **_WAITING)
     problem = found.get("problem")
     if problem is not None:
-        raise make_error(problem["error"], problem["detail"], problem.get("hint"), problem["status"])
+        raise msgspec.convert(problem, Problem).as_error()
     return found["result"]
 
 

@@ -41,7 +41,7 @@ import msgspec
 from tidelog.clock import Clock
 from tidelog.codec import JSON_ERRORS, from_json
 from tidelog.cold.catalog import Owner
-from tidelog.errors import ClosedError, DataError, HeldError, LeaseLostError, TidelogError
+from tidelog.errors import ClosedError, DataError, HeldError, Hint, LeaseLostError, TidelogError
 from tidelog.store.document import encode_json
 from tidelog.store.keys import DEFAULT_ROOT, node_key, node_prefix
 from tidelog.store.metadata.base import Lease, MetadataStore, Put
@@ -277,5 +277,8 @@ def _decoded(data: bytes, key: str) -> Heartbeat:
         raise DataError(
             f"{key} in the metadata store is no heartbeat: {error}",
             operation="claim",
-            hint="Delete it if that node is closed; take_over=True, or --take-over, does not look at it",
+            hint=Hint(
+                "Delete it if that node is closed; take_over=True does not look at it",
+                command="Delete it if that node is closed; --take-over does not look at it",
+            ),
         ) from error

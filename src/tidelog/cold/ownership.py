@@ -46,6 +46,7 @@ from tidelog.errors import (
     ConflictError,
     DataError,
     FencedError,
+    Hint,
     InputError,
     StoreUnavailableError,
     TidelogError,
@@ -59,7 +60,10 @@ from tidelog.store.scheduler import Background, Task
 
 RESCUE_HINT = "What it had accepted and not shipped stays on its disk: `tidelog topic rescue` shows it"
 _HINTS = {
-    "engine": "Its orchestrator still has what it had not shipped; `tidelog.restore_engine` makes a new copy of it"
+    "engine": Hint(
+        "Its orchestrator still has what it had not shipped; `tidelog.restore_engine` makes a new copy of it",
+        command="Its orchestrator still has what it had not shipped; `tidelog engine restore` makes a new copy of it",
+    )
 }
 
 

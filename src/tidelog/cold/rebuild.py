@@ -53,6 +53,7 @@ from tidelog.errors import (
     CorruptionError,
     DataError,
     GapError,
+    Hint,
     InputError,
     NotFoundError,
     OtherLogError,
@@ -211,7 +212,10 @@ def rebuild_catalog(
         raise InputError(
             "the topic has a catalog",
             operation="rebuild",
-            hint="Replacing it fences the owner of the topic; pass replace=True (--replace) if you mean it",
+            hint=Hint(
+                "Replacing it fences the owner of the topic; pass replace=True if you mean it",
+                command="Replacing it fences the owner of the topic; pass --replace if you mean it",
+            ),
         )
     run.refuse_deleted_topic()
     if run.has_owner:

@@ -52,6 +52,7 @@ from tidelog.errors import (
     ConflictError,
     DataError,
     GapError,
+    Hint,
     InputError,
     NotFoundError,
     OtherLogError,
@@ -544,9 +545,11 @@ def _refuse_lost_catalog(files: Files, directory: Path, catalog: Catalog, object
         raise DataError(
             f"the catalog does not know this {noun}, but {objects.url} has objects of it, such as {stray.key}",
             operation="open",
-            hint=(
+            hint=Hint(
                 f"If another directory owns the {noun}, both must have the same metadata, such as metadata=bucket. "
-                f"If the metadata was lost, {catalog.keys.rebuilt_by}"
+                f"If the metadata was lost, {catalog.keys.rebuilt_by}",
+                command=f"If another directory owns the {noun}, both must have the same metadata, such as --metadata "
+                f"bucket. If the metadata was lost, {catalog.keys.rebuilt_by}",
             ),
         )
     shipped = read_uploader_checkpoint(files, directory)

@@ -22,7 +22,7 @@ from tidelog.cold.lease import DEFAULT_LEASE_SECONDS
 from tidelog.cold.settings import TierOptions, TierSettings
 from tidelog.config.serve import ServeSettings
 from tidelog.engine.settings import EngineOptions, EngineSettings
-from tidelog.errors import ConfigError
+from tidelog.errors import ConfigError, Hint
 from tidelog.events import VARIABLE as LOG_VARIABLE
 from tidelog.fields import Field, aliases_of, fields_of, nearest
 from tidelog.log.settings import LogOptions, LogSettings
@@ -477,7 +477,10 @@ def checked_directory(path: object) -> str:
     if _URL.match(text):
         raise ConfigError(
             f"dir must be a directory on this machine, not the URL {text}",
-            hint='A store is named beside it, with store="s3://bucket/prefix"; a log in memory is tidelog.open(None)',
+            hint=Hint(
+                'A store is named beside it, with store="s3://bucket/prefix"; a log in memory is tidelog.open(None)',
+                command="A store is named beside it, with --store s3://bucket/prefix",
+            ),
         )
     return text
 

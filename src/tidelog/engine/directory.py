@@ -16,7 +16,7 @@ import msgspec
 from tidelog.codec import decode_document, encode_document
 from tidelog.cold.ownership import NAME as CLAIM_FILE
 from tidelog.engine.core import WAL
-from tidelog.errors import ConfigError, DataError
+from tidelog.errors import ConfigError, DataError, Hint
 from tidelog.files import Files, explained
 from tidelog.store.keys import DEFAULT_ENGINE, DEFAULT_ROOT, EngineKeys
 from tidelog.store.metadata.open import BUCKET, is_same_metadata
@@ -98,7 +98,10 @@ def resolved(
         refuse_other_metadata(directory, known, metadata, metadata_root)
     info = (known or EngineDirectory(node=secrets.token_hex(8))).placed(store, metadata, metadata_root)
     if info.store is None and (metadata is not None or metadata_root is not None):
-        raise ConfigError("metadata is named without a store", hint='Name both: store="s3://bucket/prefix"')
+        raise ConfigError(
+            "metadata is named without a store",
+            hint=Hint('Name both: store="s3://bucket/prefix"', "Name both: --store s3://bucket/prefix"),
+        )
     return info
 
 

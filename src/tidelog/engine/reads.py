@@ -41,7 +41,16 @@ from tidelog.engine.mvcc.retention import History, Marks, Pin, forgotten
 from tidelog.engine.mvcc.versions import INFO, WITH_CRC, Buckets, BucketVersion, Found, Pointer, Row
 from tidelog.engine.txn.read_set import Carried, batch_of
 from tidelog.engine.wal.value import CODEC_NONE, LENGTH_BYTES, decode_metadata, decode_value, object_crc
-from tidelog.errors import ClosedError, GapError, InputError, InternalError, LogFailedError, NotFoundError, TidelogError
+from tidelog.errors import (
+    ClosedError,
+    GapError,
+    Hint,
+    InputError,
+    InternalError,
+    LogFailedError,
+    NotFoundError,
+    TidelogError,
+)
 
 # Checks of callers' arguments before anything is done: seqs, entries and names.
 #
@@ -94,7 +103,8 @@ def check_limit(limit: object) -> None:
     """Checks how many items are wanted at most; None for all."""
     if limit is not None and (type(limit) is not int or limit < 1):
         raise InputError(
-            f"limit must be 1 or more, or None, not {limit!r}", hint="Give a whole number from 1 on, or None"
+            f"limit must be 1 or more, or None, not {limit!r}",
+            hint=Hint("Give a whole number from 1 on, or None", "Give a whole number from 1 on, or leave it out"),
         )
 
 

@@ -378,6 +378,12 @@ def check_first_offset(offset: int) -> None:
         )
 
 
+def check_position(position: object) -> None:
+    """InputError when this is no position in any log."""
+    if not isinstance(position, datetime) and position not in ("earliest", "latest"):
+        checked_offset(position)
+
+
 def checked_offset(position: object) -> int:
     """The same offset, if it can be one."""
     if isinstance(position, bool) or not isinstance(position, int):

@@ -28,7 +28,7 @@ from tidelog.config import EngineConfig, Settings, load_engine_config, load_sett
 from tidelog.config.load import settings_of
 from tidelog.engine.cold.manifest import Manifest, read_manifest
 from tidelog.engine.directory import ENGINE_FILE, remembered
-from tidelog.errors import ConfigError, NotFoundError, NotSupportedError
+from tidelog.errors import ConfigError, Hint, NotFoundError, NotSupportedError
 from tidelog.files import LocalFiles
 from tidelog.pipeline.location import EngineLocation, TopicLocation
 from tidelog.store.keys import DEFAULT_ENGINE, DEFAULT_ROOT, EngineKeys, check_part
@@ -244,6 +244,9 @@ def find_engine(location: str | os.PathLike[str], name: str | None = None, **set
     if store is None:
         raise NotSupportedError(
             f"the engine in {text} has no store: it is on that disk alone, where Spark's workers cannot read it",
-            hint='Open it with one, as in tidelog.open_engine(DIR, store="s3://bucket/prefix"), and ship()',
+            hint=Hint(
+                'Open it with one, as in tidelog.open_engine(DIR, store="s3://bucket/prefix"), and ship()',
+                command=f"Run `tidelog engine ship --dir {text} --store s3://bucket/prefix`",
+            ),
         )
     return msgspec.structs.replace(address, store_url=_parsed(store, "engine"), name=known.name)

@@ -28,7 +28,7 @@ import msgspec
 
 from tidelog.clock import Clock
 from tidelog.codec import JSON_ERRORS, from_json
-from tidelog.errors import ConfigError, ConflictError, DataError, NotFoundError, StoreUnavailableError
+from tidelog.errors import ConfigError, ConflictError, DataError, Hint, NotFoundError, StoreUnavailableError
 from tidelog.store.document import VersionedDocument
 from tidelog.store.keys import STORE_ID, store_key
 from tidelog.store.metadata.base import MetadataStore
@@ -124,8 +124,12 @@ class StoreBinding:
             f"the catalog below metadata_root {self._root} in {self._metadata.url} belongs to {bound.store} "
             f"(store id {bound.store_id}), not to {self._objects.url}, {ours}",
             operation="open",
-            hint=f"Give this installation a metadata_root of its own, such as metadata_root={self._root + '-2'!r}. "
-            f"If the objects were moved here, copy {STORE_ID} along",
+            hint=Hint(
+                f"Give this installation a metadata_root of its own, such as metadata_root={self._root + '-2'!r}. "
+                f"If the objects were moved here, copy {STORE_ID} along",
+                command=f"Give this installation a root of its own, such as TIDELOG_METADATA_ROOT={self._root}-2. "
+                f"If the objects were moved here, copy {STORE_ID} along",
+            ),
         )
 
 

@@ -18,7 +18,7 @@ from tidelog.clock import Clock
 from tidelog.cold.settings import TierStatistics
 from tidelog.cold.tiered_log import TieredLog
 from tidelog.cold.tiered_reader import TieredView
-from tidelog.errors import FencedError, InputError, NotFoundError, NotSupportedError, TidelogError
+from tidelog.errors import FencedError, Hint, InputError, NotFoundError, NotSupportedError, TidelogError
 from tidelog.log import Log, Position
 from tidelog.log.isolation import READ_COMMITTED, Isolation, check_isolation
 from tidelog.log.reader import BatchReader
@@ -91,11 +91,7 @@ class BaseTopic:
 
     def partition(self, number: int) -> Self:
         """Partition 0, which is the topic itself."""
-        if number != 0 or isinstance(number, bool):
-            raise InputError(
-                f"{self.name} has one partition, 0, not {number!r}",
-                hint="log.topic(name, partitions=...) adds partitions",
-            )
+        check_only_partition(self.name, number)
         return self
 
     # Where it stands
@@ -279,6 +275,18 @@ class BaseTopic:
         check_isolation(isolation)
         assert self._hot is not None
         return self._hot.read(start, stop, follow=follow)
+
+
+def check_only_partition(topic: str, number: object) -> None:
+    """InputError unless this is the partition of a topic that has one."""
+    if number != 0 or isinstance(number, bool):
+        raise InputError(
+            f"{topic} has one partition, 0, not {number!r}",
+            hint=Hint(
+                "log.topic(name, partitions=...) adds partitions",
+                command="`tidelog topic create TOPIC --partitions N` makes a topic with more",
+            ),
+        )
 
 
 def check_on_gap(on_gap: object) -> None:

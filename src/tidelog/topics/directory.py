@@ -31,7 +31,16 @@ from tidelog.cold.catalog import MAX_PARTITIONS, PartitionLayout
 from tidelog.cold.cursor import Cursor
 from tidelog.cold.settings import TierOptions, TierSettings
 from tidelog.cold.tiered_log import Tier
-from tidelog.errors import ClosedError, DataError, FencedError, InputError, NotFoundError, TidelogError, TopicNameError
+from tidelog.errors import (
+    ClosedError,
+    DataError,
+    FencedError,
+    Hint,
+    InputError,
+    NotFoundError,
+    TidelogError,
+    TopicNameError,
+)
 from tidelog.files import Files, LocalFiles, explained
 from tidelog.files import Lock as FileLock
 from tidelog.log import LogSettings
@@ -323,7 +332,7 @@ class LogDirectory(ClosedAtExit):
                 )
             return known
         if wanted < count:
-            raise InputError(f"{name} has {count} partitions, and cannot have fewer", hint="Take another name")
+            raise fewer_partitions(str(name), count)
         self._check_writable()
         if first_offset or reliable is False:
             raise InputError("a topic with partitions is reliable, and its offsets begin at 0")
@@ -373,7 +382,10 @@ class LogDirectory(ClosedAtExit):
         if wanted not in (None, 1) or not self._opener.exists(name):
             raise TopicNameError(
                 f"the name {name} is reserved for partition {number} of {parent}",
-                hint=f'Create that one first: log.topic("{parent}", partitions=...)',
+                hint=Hint(
+                    f'Create that one first: log.topic("{parent}", partitions=...)',
+                    command=f"Create that one first: `tidelog topic create {parent} --partitions N`",
+                ),
             )
         return None
 
@@ -786,6 +798,11 @@ def _opened(open_tier: OpenTier | None, info: DirectoryInfo) -> Tier:
     if open_tier is None:
         raise InputError(f"this directory has its history in {info.store}", hint="Open it with tidelog.open")
     return open_tier(info)
+
+
+def fewer_partitions(topic: str, count: int) -> InputError:
+    """For a number of partitions below that of a topic that exists."""
+    return InputError(f"{topic} has {count} partitions, and cannot have fewer", hint="Take another name")
 
 
 def check_partitions(count: object) -> None:

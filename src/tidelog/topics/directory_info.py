@@ -25,7 +25,7 @@ import msgspec
 
 from tidelog.clock import Clock
 from tidelog.codec import JSON_ERRORS, from_json
-from tidelog.errors import ConfigError, DataError, InputError, NotFoundError
+from tidelog.errors import ConfigError, DataError, Hint, InputError, NotFoundError
 from tidelog.files import Files, LocalFiles, explained
 from tidelog.store.keys import DEFAULT_ROOT, MAX_PART_LENGTH, is_part
 from tidelog.store.metadata.open import MEMORY, canonical_metadata_url, is_same_metadata
@@ -117,7 +117,12 @@ def introduce(files: Files, root: Path, clock: Clock, named: Place) -> Directory
     known = read_info(files, root)
     if known is None and files.exists(root / _ENGINE_FILE):
         raise ConfigError(
-            "this directory holds an engine", path=root, hint="Open it with tidelog.open_engine, or name another one"
+            "this directory holds an engine",
+            path=root,
+            hint=Hint(
+                "Open it with tidelog.open_engine, or name another one",
+                command="Use `tidelog engine`, or name another directory with --dir",
+            ),
         )
     settled = settle_place(
         root, LOCAL if known is None else known.place, named, is_bound=known is None or _is_bound(files, root)
@@ -184,7 +189,10 @@ def _settle_metadata_root(root: Path, known: str | None, named: str | None) -> s
 def _refuse_without_store(named: Place) -> None:
     given = "metadata" if named.metadata is not None else "metadata_root"
     if named != LOCAL:
-        raise ConfigError(f"{given} is named without a store", hint='Name both: store="s3://bucket/prefix"')
+        raise ConfigError(
+            f"{given} is named without a store",
+            hint=Hint('Name both: store="s3://bucket/prefix"', "Name both: --store s3://bucket/prefix"),
+        )
 
 
 def _moved(root: Path, what: str, problem: str, source: str) -> ConfigError:

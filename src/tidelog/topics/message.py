@@ -31,7 +31,15 @@ import msgspec
 from tidelog import _native
 from tidelog.clock import to_microseconds
 from tidelog.cold.tiered_log import TieredLog
-from tidelog.errors import DataError, GapError, InputError, NotSupportedError, StoreUnavailableError, offsets_text
+from tidelog.errors import (
+    NAME_A_STORE,
+    DataError,
+    GapError,
+    InputError,
+    NotSupportedError,
+    StoreUnavailableError,
+    offsets_text,
+)
 from tidelog.log.frame import Frames, encode_many, kept_runs
 from tidelog.log.reader import BatchReader
 from tidelog.log.repair import is_lost
@@ -576,7 +584,7 @@ def check_sync(sync: object, tiered: TieredLog | None) -> None:
         raise NotSupportedError(
             'sync="shipped" needs an object store, and this topic has none',
             operation="append",
-            hint='Name one: tidelog.open("./data", store="s3://bucket/prefix")',
+            hint=NAME_A_STORE,
         )
 
 

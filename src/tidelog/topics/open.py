@@ -20,7 +20,7 @@ from tidelog.cold.ownership import read_local_claim
 from tidelog.cold.retention import LocalPruner
 from tidelog.cold.settings import TierSettings
 from tidelog.cold.tiered_log import Tier
-from tidelog.errors import ConfigError, ConflictError, InputError, NotSupportedError
+from tidelog.errors import ConfigError, ConflictError, Hint, InputError, NotSupportedError
 from tidelog.files import Files
 from tidelog.log import Log, LogSettings
 from tidelog.log.binding import made_log_id
@@ -440,7 +440,10 @@ class TopicOpener:
         for field in [*(name for name in _NEEDS_STORE if getattr(effective, name)), *in_vain]:
             raise ConfigError(
                 f"{field} is about what a store has a copy of, and this directory has no store",
-                hint='Name one, as in tidelog.open("./data", store="s3://bucket/prefix"), or use retention_seconds',
+                hint=Hint(
+                    'Name one, as in tidelog.open("./data", store="s3://bucket/prefix"), or use retention_seconds',
+                    command="Name one with --store s3://bucket/prefix, or use retention_seconds",
+                ),
             )
 
 

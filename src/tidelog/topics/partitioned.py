@@ -27,7 +27,7 @@ import msgspec
 
 from tidelog import _native
 from tidelog.cold.catalog import PartitionLayout
-from tidelog.errors import ClosedError, ConflictError, InputError, NotFoundError, TidelogError
+from tidelog.errors import ClosedError, ConflictError, Hint, InputError, NotFoundError, TidelogError
 from tidelog.findings import VerifyReport, merged
 from tidelog.log import Position
 from tidelog.log.append_queue import Bell
@@ -40,11 +40,12 @@ from tidelog.topics.latest_by_key import LatestByKey
 from tidelog.topics.message import AppendOptions, Message, OnGap, Sync, several
 from tidelog.topics.names import TopicName
 from tidelog.topics.producer.producer import Producer, checked_sequence
+from tidelog.topics.producer.registry import check_name
 from tidelog.topics.subscription.consumer import Consumer, Lag, checked_count, checked_timeout
 from tidelog.topics.subscription.feed import Filter
 from tidelog.topics.subscription.options import Kind, SubscribeOptions
 from tidelog.topics.subscription.queue import Delivery
-from tidelog.topics.subscription.registry import SubscriptionInfo
+from tidelog.topics.subscription.registry import SubscriptionInfo, subscription_not_found
 from tidelog.topics.subscription.subscription import Part, receive_from_any, receive_from_any_async
 from tidelog.topics.topic import Topic
 
@@ -78,8 +79,39 @@ class PartitionOffset(int):
 def partition_of(key: bytes, partitions: int) -> int:
     """The partition of a key, as Kafka's clients choose it."""
     if not isinstance(key, bytes | bytearray | memoryview):
-        raise InputError(f"key must be bytes, not {type(key).__name__}", hint="Encode text first, with .encode()")
+        raise InputError(
+            f"key must be bytes, not {type(key).__name__}", hint="Encode text first, for example with .encode()"
+        )
     return (_native.murmur2(key) & 0x7FFFFFFF) % partitions
+
+
+def no_such_partition(topic: str, partitions: int, number: object) -> InputError:
+    """For a number that no partition has."""
+    return InputError(
+        f"{topic} has partitions 0 to {partitions - 1}, not {number!r}",
+        hint=Hint(
+            "log.topic(name, partitions=...) with a larger number adds partitions",
+            command=f"--partition takes 0 to {partitions - 1}",
+        ),
+    )
+
+
+def offset_of_which_partition(topic: str, partitions: int, name: str, given: object) -> InputError:
+    """For an offset alone. `name` is the argument."""
+    return InputError(
+        f"{topic} has {partitions} partitions, and each has its own offsets: {given!r} alone names none",
+        hint=Hint(
+            f"Give an offset for each, as in {name}={{0: {given!r}}}, or use topic.partition(n)",
+            command="Choose one with --partition N, or name a time, earliest or latest",
+        ),
+    )
+
+
+def message_of_which_partition(given: object) -> InputError:
+    """For what is settled by its offset alone."""
+    return InputError(
+        f"expected a message that was received, got {given!r}", hint="An offset alone does not say its partition"
+    )
 
 
 class PartitionedTopicStatistics(msgspec.Struct, frozen=True, kw_only=True):
@@ -139,10 +171,7 @@ class PartitionedTopic:
         if type(number) is int and number >= 0:
             self._grown(self._read_layout())  # another node may have added some
         if type(number) is not int or not 0 <= number < self.partitions:
-            raise InputError(
-                f"{self.name} has partitions 0 to {self.partitions - 1}, not {number!r}",
-                hint="log.topic(name, partitions=...) with a larger number adds partitions",
-            )
+            raise no_such_partition(self.name, self.partitions, number)
         opened = self._open[number] = self._open_partition(number, self._layout)
         return opened
 
@@ -218,6 +247,8 @@ class PartitionedTopic:
 
         Returns the offsets that these partitions begin with then.
         """
+        if not isinstance(offsets, Mapping):
+            raise offset_of_which_partition(self.name, self.partitions, "offsets", offsets)
         return {number: self.partition(number).delete_before(offset) for number, offset in offsets.items()}
 
     delete_before_async = twin(delete_before)
@@ -317,6 +348,7 @@ class PartitionedTopic:
 
     def producer(self, name: str) -> PartitionedProducer:
         """Idempotent appends: a message of the same producer and sequence is stored once."""
+        check_name(name)
         return PartitionedProducer(self, name)
 
     producer_async = twin(producer)
@@ -391,10 +423,7 @@ class PartitionedTopic:
         if isinstance(given, Mapping):
             return dict(given)
         if isinstance(given, int):
-            raise InputError(
-                f"{name}={given} is an offset, and {self.name} has {self.partitions} partitions",
-                hint=f"Give an offset for each, as in {name}={{0: {given}}}, or read topic.partition(n)",
-            )
+            raise offset_of_which_partition(self.name, self.partitions, name, given)
         return dict.fromkeys(range(self.partitions), given)
 
     def _follow(self, readers: dict[Topic, BatchReader], on_gap: OnGap, order: Order) -> Iterator[Message]:
@@ -477,9 +506,7 @@ class PartitionedTopic:
             with contextlib.suppress(NotFoundError):
                 found[number] = topic.subscription_info(name)
         if not found:
-            raise NotFoundError(
-                f"{self.name} has no subscription {name}", hint="`topic.subscriptions()` has their names"
-            )
+            raise subscription_not_found(name, self.name)
         return found
 
     subscription_info_async = twin(subscription_info)
@@ -594,7 +621,9 @@ class PartitionedConsumer(Consumer):
     def __init__(self, consumers: Mapping[int, Consumer]) -> None:
         """Use `topic.subscribe()`."""
         if not consumers:
-            raise InputError("start names no partition", hint="Name at least one, as in start={0: 0}")
+            raise InputError(
+                "start names no partition", hint=Hint("Name at least one, as in start={0: 0}", "Name at least one")
+            )
         self._consumers = consumers
         self._parts = deque(Part(each._subscription, each._holder) for each in consumers.values())
         self._any = next(iter(consumers.values()))
@@ -662,9 +691,7 @@ class PartitionedConsumer(Consumer):
             return self.partition(message.partition), message
         if isinstance(message, PartitionOffset):
             return self.partition(message.partition), int(message)
-        raise InputError(
-            f"expected a message that was received, got {message!r}", hint="An offset alone does not say its partition"
-        )
+        raise message_of_which_partition(message)
 
     def ack(self, message: Message | int) -> None:
         """Acknowledges a message, or a `PartitionOffset`, however late."""
@@ -694,7 +721,7 @@ class PartitionedConsumer(Consumer):
     def seek(self, position: Positions) -> None:
         """Moves the subscription to a time, "earliest" or "latest" in all partitions, or to an offset in each."""
         if isinstance(position, int):
-            raise InputError(f"offset {position} of which partition?", hint=f"Give a mapping, as in {{0: {position}}}")
+            raise offset_of_which_partition(self.name, len(self._consumers), "position", position)
         given = position if isinstance(position, Mapping) else dict.fromkeys(self._consumers, position)
         for number, each in given.items():
             self.partition(number).seek(each)

@@ -15,7 +15,7 @@ from tidelog.cold.retention import LocalPruner
 from tidelog.cold.settings import TierSettings
 from tidelog.cold.tiered_log import TieredLog
 from tidelog.cold.tiered_reader import TieredView
-from tidelog.errors import InputError, NotSupportedError, OffsetOutOfRangeError
+from tidelog.errors import NAME_A_STORE, Hint, InputError, NotSupportedError, OffsetOutOfRangeError
 from tidelog.findings import VerifyReport
 from tidelog.log import Log, Position
 from tidelog.log.frame import Frames
@@ -219,7 +219,7 @@ class Topic(BaseTopic):
             raise NotSupportedError(
                 "this topic has no object store",
                 operation=operation,
-                hint='Name one: tidelog.open("./data", store="s3://bucket/prefix")',
+                hint=NAME_A_STORE,
             )
         return self._tiered
 
@@ -455,7 +455,10 @@ class Topic(BaseTopic):
             raise InputError(
                 "the log directory was opened with read_only=True",
                 operation=f"topic {self.name}",
-                hint="Do it in the process that owns the topic, or open the directory without read_only",
+                hint=Hint(
+                    "Do it in the process that owns the topic, or open the directory without read_only",
+                    command="Do it in the process that owns the topic",
+                ),
             )
         return self._owned
 

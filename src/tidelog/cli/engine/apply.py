@@ -15,6 +15,7 @@ import msgspec
 import typer
 
 from tidelog.cli.engine.session import TakeOverOption, changing
+from tidelog.cli.errors import command_hint
 from tidelog.cli.output import plain_text
 from tidelog.cli.session import Session
 from tidelog.engine.engine import Engine
@@ -104,7 +105,7 @@ def _apply(engine: Engine, lines: list[tuple[int, int, Entry]]) -> Iterator[Resu
 
 
 def _wrong_line(number: int, error: InputError) -> InputError:
-    more = "" if error.hint is None else f"{error.hint}. "
+    more = "" if error.hint is None else f"{command_hint(error)}. "
     return InputError(f"line {number}: {error.message}", hint=f"{more}The lines before it are applied")
 
 

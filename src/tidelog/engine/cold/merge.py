@@ -37,7 +37,7 @@ from tidelog.engine.cold.shipping import Shipping
 from tidelog.engine.cold.store_link import StoreLink
 from tidelog.engine.core import Core, IndexCompactionReport, compact_index
 from tidelog.engine.settings import EngineSettings
-from tidelog.errors import ClosedError, DataError, InputError, NotSupportedError
+from tidelog.errors import ClosedError, DataError, Hint, InputError, NotSupportedError
 from tidelog.events import tell
 from tidelog.log.frame import HEADER, HEADER_BYTES, Frames
 from tidelog.store.aio import twin
@@ -211,7 +211,10 @@ def no_store(operation: str, directory: Path) -> NotSupportedError:
         "an engine without a store cannot do that",
         operation=operation,
         path=directory,
-        hint='Open it with a store: tidelog.open_engine(dir, store="s3://bucket/prefix"); its directory remembers it',
+        hint=Hint(
+            'Open it with a store: tidelog.open_engine(dir, store="s3://bucket/prefix"); its directory remembers it',
+            command="Name one with --store s3://bucket/prefix; its directory remembers it",
+        ),
     )
 
 

@@ -26,7 +26,7 @@ from tidelog.cold.takeover import Taken, Takeover, fenced_files, read_claim
 from tidelog.engine.cold.manifest import Manifest, OwnedManifest
 from tidelog.engine.core import Core
 from tidelog.engine.wal.ship_watermark import EntryEnd, LsnRange, SeqIndex
-from tidelog.errors import DataError, FencedError, InputError
+from tidelog.errors import DataError, FencedError, Hint, InputError
 from tidelog.files import Files
 from tidelog.log.binding import bound
 from tidelog.log.directory import wal_files
@@ -105,8 +105,12 @@ def refuse_occupied(catalog: Catalog, objects: ObjectStore, directory: Path) -> 
         raise InputError(
             f"{objects.url} already has an engine, owned by {found[0].node}, and this directory is not it",
             path=directory,
-            hint="To continue that one, use its directory, or `tidelog.restore_engine` into an empty one if it is "
-            "lost; for a new engine, name a prefix of its own",
+            hint=Hint(
+                "To continue that one, use its directory, or `tidelog.restore_engine` into an empty one if it is lost; "
+                "for a new engine, name a prefix of its own",
+                command="To continue that one, use its directory, or `tidelog engine restore` into an empty one if it "
+                "is lost; for a new engine, name a prefix of its own",
+            ),
         )
 
 

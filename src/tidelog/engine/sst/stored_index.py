@@ -40,7 +40,7 @@ from tidelog.engine.recovery.sorted_runs import REMOVED, RawRows, merge_newest_f
 from tidelog.engine.sst.blob_file import cell_of
 from tidelog.engine.sst.block import PackedRows, pack_rows, rows_in
 from tidelog.engine.sst.sstable import RowPart, SSTable
-from tidelog.errors import GapError, NotFoundError
+from tidelog.errors import GapError, Hint, NotFoundError
 
 TreeRow = tuple[bytes, bytes]
 Answer = TypeVar("Answer")
@@ -257,7 +257,11 @@ class StoredVersions:
                 first=index.base_lsn,
                 last=index.base_lsn,
                 path=error.path,
-                hint="Put the file back, or open a replica; the owner's `create_checkpoint()` writes a new snapshot",
+                hint=Hint(
+                    "Put the file back, or open a replica; the owner's `create_checkpoint()` writes a new snapshot",
+                    command="Put the file back, or open a replica; `tidelog engine checkpoint` and `ship` at its owner "
+                    "write a new snapshot",
+                ),
             ) from error
         return newest
 

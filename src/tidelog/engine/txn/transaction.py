@@ -61,7 +61,7 @@ from tidelog.engine.txn.read_set import (
     first_change,
     listing_digest,
 )
-from tidelog.errors import ClosedError, ConflictError, InputError, NotFoundError
+from tidelog.errors import ClosedError, ConflictError, Hint, InputError, NotFoundError
 from tidelog.store.aio import twin_of
 
 # The write set: what a transaction has written itself, overlaid on the state that it reads.
@@ -359,7 +359,12 @@ class Transaction:
         self.lock(bucket, exclusive=True)
         self._require_bucket(bucket)
         if not force and any(True for _ in self.list_objects(bucket)):
-            raise InputError(f"bucket {bucket!r} is not empty", hint="Delete its objects first, or give force=True")
+            raise InputError(
+                f"bucket {bucket!r} is not empty",
+                hint=Hint(
+                    "Delete its objects first, or give force=True", 'Delete its objects first, or give "force": true'
+                ),
+            )
         self._own.delete_bucket(bucket, force)
 
     # Its result

@@ -51,6 +51,10 @@ class Problem(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """The class of the error in the library, such as NotFoundError."""
     hint: str | None = None
     """What to do about it."""
+    command_hint: str | None = None
+    """The same for the command line, where `hint` names what a program calls."""
+    operation: str | None = None
+    """What was being done."""
 
 
 class HttpError(Exception):
@@ -103,7 +107,10 @@ def problem_of(error: TidelogError | HttpError) -> Problem:
         return make_problem(error.status, error.detail, error.error, error.hint)
     # The message of damage names a file of the server.
     detail = error.reason if isinstance(error, CorruptionError) else error.message
-    return make_problem(status_of(error), detail, public_name(error), error.hint)
+    problem = make_problem(status_of(error), detail, public_name(error), error.hint)
+    if error.command_hint is None and error.operation is None:
+        return problem
+    return msgspec.structs.replace(problem, command_hint=error.command_hint, operation=error.operation)
 
 
 def public_name(error: TidelogError) -> str:

@@ -173,8 +173,12 @@ async def partition_logs(service: Service, served: ServedTopic) -> list[Topic]:
 def _described(logs: Sequence[Topic], name: str, with_age: bool) -> SubscriptionDescription:
     found = next((one for one in _describe_all(logs, with_age) if one.name == name), None)
     if found is None:
-        raise NotFoundError(f"there is no subscription {name[:80]!r}", hint="GET .../subscriptions lists them")
+        raise _unknown(name)
     return found
+
+
+def _unknown(name: str) -> NotFoundError:
+    return NotFoundError(f"there is no subscription {name[:80]}", hint="GET .../subscriptions lists them")
 
 
 def _describe_all(logs: Sequence[Topic], with_age: bool) -> list[SubscriptionDescription]:
@@ -307,7 +311,7 @@ async def delete_subscription(call: Call) -> None:
     def delete() -> None:
         known = [log for log in logs if name in log.subscriptions()]
         if not known:
-            raise NotFoundError(f"there is no subscription {name[:80]!r}", hint="GET .../subscriptions lists them")
+            raise _unknown(name)
         for log in known:
             log.delete_subscription(name)
 

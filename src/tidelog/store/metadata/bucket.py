@@ -48,7 +48,7 @@ from typing import NamedTuple
 import msgspec
 
 from tidelog.codec import JSON_ERRORS
-from tidelog.errors import ConfigError, ConflictError, DataError, InputError, NotFoundError, TidelogError
+from tidelog.errors import ConfigError, ConflictError, DataError, Hint, InputError, NotFoundError, TidelogError
 from tidelog.store.keys import check_key, check_prefix, is_key, parse_owned_key
 from tidelog.store.metadata import base as stamp
 from tidelog.store.metadata.base import Check, Entry, MetadataStore, Put, Write, settle
@@ -135,10 +135,13 @@ def copy_of(owner: Entry | None) -> str | None:
 
 def copy_error(prefix: str, url: str, authority: str) -> ConfigError:
     """For callers that would write, or delete objects, by a copy."""
+    lost = "If it is lost, `tidelog topic rebuild-catalog`, or `tidelog engine rebuild-manifest`, makes a new one"
     return ConfigError(
         f"the catalog below {prefix} in {url} is a copy, for reading: the metadata store is {authority}",
-        hint=f"Name that one: metadata={authority!r}, --metadata {authority}, or the directory it is in. If it is "
-        "lost, `tidelog topic rebuild-catalog`, or `tidelog engine rebuild-manifest`, makes a new one",
+        hint=Hint(
+            f"Name that one: metadata={authority!r}, or the directory it is in. {lost}",
+            command=f"Name that one: --metadata {authority}, or the directory it is in. {lost}",
+        ),
     )
 
 

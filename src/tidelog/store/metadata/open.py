@@ -14,7 +14,7 @@ from urllib.parse import SplitResult, unquote, urlsplit
 
 import msgspec
 
-from tidelog.errors import ConfigError, NotFoundError
+from tidelog.errors import ConfigError, Hint, NotFoundError
 from tidelog.store.metadata.base import Check, DelegatingMetadata, Entry, MetadataStore, Write
 from tidelog.store.metadata.bucket import BucketMetadataStore
 from tidelog.store.metadata.memory import MemoryMetadataStore
@@ -141,7 +141,10 @@ def _refuse_what_means_nothing(settings: MetadataSettings | None, cluster: _Clus
     if given:
         raise ConfigError(
             f"{given[0]} is for etcd, and the metadata is elsewhere",
-            hint='Leave it out, or name the cluster: metadata="etcd://host:2379"',
+            hint=Hint(
+                'Leave it out, or name the cluster: metadata="etcd://host:2379"',
+                command="Leave it out, or name the cluster: --metadata etcd://host:2379",
+            ),
         )
 
 

@@ -21,7 +21,15 @@ from datetime import datetime
 from threading import Lock
 from typing import Any, NamedTuple, TypeVar
 
-from tidelog.errors import BackpressureError, ClosedError, FencedError, InputError, RetryError, TidelogError
+from tidelog.errors import (
+    BackpressureError,
+    ClosedError,
+    FencedError,
+    Hint,
+    InputError,
+    RetryError,
+    TidelogError,
+)
 from tidelog.log import Log
 from tidelog.store.aio import ClosedAtExit, twin, twin_of
 from tidelog.store.scheduler import in_store_thread
@@ -404,7 +412,10 @@ class Producer(ClosedAtExit):
 
     def _unusable(self) -> FencedError | ClosedError:
         if self._entry.epoch == self._epoch:
-            return ClosedError(f"the producer {self.name!r} is closed", hint="Open it again: topic.producer(name)")
+            return ClosedError(
+                f"the producer {self.name!r} is closed",
+                hint=Hint("Open it again: topic.producer(name)", "Run it again"),
+            )
         return FencedError(
             f"another producer was opened as {self.name!r} and replaces this one",
             operation="append",

@@ -24,7 +24,7 @@ from typing import Protocol
 import msgspec
 
 from tidelog.clock import to_microseconds
-from tidelog.errors import ConflictError
+from tidelog.errors import ConflictError, Hint
 from tidelog.topics.subscription.options import DeliveryCounters, DeliveryOptions, Now, RateLimit, WaitingRoom
 from tidelog.topics.subscription.queue import NO_LIMIT, Delivery, KeyQueues, OpenQueue, Progress
 
@@ -137,7 +137,10 @@ class DeliveryState:
         if self.holders and self.options.kind == "exclusive":
             raise ConflictError(
                 f"the subscription is exclusive and in use by {next(iter(self.holders))}",
-                hint='Close that one first, or use kind="failover", "shared" or "key_shared" for all of them',
+                hint=Hint(
+                    'Close that one first, or use kind="failover", "shared" or "key_shared" for all of them',
+                    command="Stop that one first, or use --kind failover, shared or key_shared for all of them",
+                ),
             )
         holder = self.holders[name] = Holder(name)
         self._queue.set_consumers(list(self.holders))

@@ -67,7 +67,7 @@ class Feed:
 
     def __init__(self, source: Source, matches: Filter | None, *, on_gap: OnGap) -> None:
         self._source = source
-        self._matches = _matcher(matches)
+        self._matches = checked_filter(matches)
         self._on_gap: OnGap = on_gap
         self._kind: Callable[..., Delivery] = (
             partial(Delivery, partition=source.partition) if source.partition else Delivery
@@ -253,7 +253,8 @@ def _joined(first: Fed, second: Fed) -> Fed:
     )
 
 
-def _matcher(matches: Filter | None) -> Callable[[Message], bool] | None:
+def checked_filter(matches: Filter | None) -> Callable[[Message], bool] | None:
+    """Whether a message is wanted; InputError for what is no filter."""
     if matches is None:
         return None
     if not isinstance(matches, Mapping):

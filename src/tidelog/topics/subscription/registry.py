@@ -27,6 +27,7 @@ from tidelog.errors import (
     DiskFullError,
     ExhaustedError,
     FencedError,
+    Hint,
     InputError,
     NotFoundError,
     TidelogError,
@@ -93,7 +94,7 @@ class SubscriptionRegistry:
         self, name: str, *, start: Position, consumer: str | None, matches: Filter | None, options: dict[str, Any]
     ) -> Consumer:
         """A new consumer of a subscription, which is made when there is none of that name."""
-        _check_names(name, consumer)
+        check_names(name, consumer)
         parsed = parse_options(options)
         dead_letters = self._dead_letters(name, parsed)  # before the guard: it asks the directory, which may ask us
         with self._guard:
@@ -189,7 +190,10 @@ class SubscriptionRegistry:
             raise InputError(
                 "the log directory was opened with read_only=True",
                 operation=f"topic {self._topic}",
-                hint="Subscribe in the process that owns the topic, or open the directory without read_only",
+                hint=Hint(
+                    "Subscribe in the process that owns the topic, or open the directory without read_only",
+                    command="Do it in the process that owns the topic",
+                ),
             )
         return self._source
 
@@ -218,7 +222,7 @@ class SubscriptionRegistry:
 
     def delete(self, name: str, *, is_asked_by_consumer: bool = False) -> None:
         """Deletes a subscription; NotFoundError if it does not exist."""
-        _check_names(name, None)
+        check_names(name, None)
         with self._guard:
             self._required_source()
             subscription = self._open.get(name)
@@ -227,7 +231,7 @@ class SubscriptionRegistry:
                     raise ConflictError(f"the subscription {name} has consumers", hint="Close them first")
                 self._end(subscription)
             elif name not in self.cursors.names():  # not loaded: one that is damaged can be deleted too
-                raise _not_found(name, self._topic)
+                raise subscription_not_found(name, self._topic)
             self.cursors.delete(name)
 
     def close(self, make_error: Callable[[], TidelogError] | None = None) -> list[FencedError]:
@@ -267,10 +271,10 @@ class SubscriptionRegistry:
         """Describes a subscription; NotFoundError if it does not exist."""
         with self._guard:
             subscription = self._open.get(name)
-            _check_names(name, None)
+            check_names(name, None)
             cursor = self.cursors.load(name)
             if cursor is None:
-                raise _not_found(name, self._topic)
+                raise subscription_not_found(name, self._topic)
             progress = Progress(cursor.offset, cursor.acked) if subscription is None else subscription.state.progress
             acked_above = progress.settled_above
             return SubscriptionInfo(
@@ -316,13 +320,13 @@ class SubscriptionRegistry:
     def delete_group(self, group: str) -> None:
         """Forgets the offset of a group; a damaged one, too."""
         if group not in self.cursors.groups():
-            raise _not_found(group, self._topic)
+            raise subscription_not_found(group, self._topic)
         self.cursors.delete(group_cursor(group))
 
     def _group_cursor(self, group: str) -> Cursor:
         cursor = self.cursors.load(group_cursor(group))
         if cursor is None:
-            raise _not_found(group, self._topic)
+            raise subscription_not_found(group, self._topic)
         return cursor
 
     def statistics(self) -> tuple[SubscriptionStatistics, ...]:
@@ -348,7 +352,8 @@ class SubscriptionRegistry:
         return Lag(messages, max(0.0, age.total_seconds()))
 
 
-def _check_names(name: object, consumer: object) -> None:
+def check_names(name: object, consumer: object) -> None:
+    """InputError when a subscription or a consumer cannot be called that."""
     if not isinstance(name, str) or not is_subscription(name):
         raise InputError(
             f"{name!r} cannot be the name of a subscription",
@@ -358,5 +363,7 @@ def _check_names(name: object, consumer: object) -> None:
         raise InputError(f"{consumer!r} cannot be the name of a consumer", hint="Pass a str, or leave it out")
 
 
-def _not_found(name: str, topic: str) -> NotFoundError:
-    return NotFoundError(f"{topic} has no subscription {name}", hint="`topic.subscriptions()` has their names")
+def subscription_not_found(name: str, topic: str) -> NotFoundError:
+    """For a name that the topic does not know."""
+    hint = Hint("`topic.subscriptions()` has their names", command=f"`tidelog sub list {topic}` has their names")
+    return NotFoundError(f"{topic} has no subscription {name}", hint=hint)

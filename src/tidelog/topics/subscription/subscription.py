@@ -19,7 +19,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from tidelog.errors import ClosedError, FencedError, InputError, RetryError, TidelogError
+from tidelog.errors import ClosedError, FencedError, Hint, InputError, RetryError, TidelogError
 from tidelog.log import Log
 from tidelog.log.append_queue import Bell, ThreadWaiter, Waiter, finish_all, task_waiter
 from tidelog.store.scheduler import Background, Task, in_store_thread
@@ -435,7 +435,10 @@ class Subscription:
             raise InputError(
                 f"message {offset} is settled: it was acknowledged or given up and is not delivered again",
                 operation=f"subscription {self.name}",
-                hint="Use ack() or nack() once per message; sub.seek(offset) goes back to it",
+                hint=Hint(
+                    "Use ack() or nack() once per message; sub.seek(offset) goes back to it",
+                    command="`tidelog sub seek` goes back to it",
+                ),
             )
         if not self.state.was_handed_out(offset):
             raise self._not_handed_out(offset)
