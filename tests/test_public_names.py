@@ -177,9 +177,9 @@ ATTRIBUTES = {
         delete_subscription_async durable_offset flush flush_async hot_start_offset ingest
         ingest_async is_reliable last_stable_offset last_stable_offset_async latest_by_key
         latest_by_key_async name next_offset open_transactions open_transactions_async partition
-        partitions plan_orphans plan_orphans_async producer producer_async prune prune_async read
-        read_async remove_orphans remove_orphans_async seal seal_async ship ship_async
-        shipped_offset start_offset statistics subscribe subscribe_async subscription_info
+        partitions plan_orphans plan_orphans_async plan_retention plan_retention_async producer
+        producer_async prune prune_async read read_async remove_orphans remove_orphans_async seal
+        seal_async ship ship_async shipped_offset start_offset statistics subscribe subscribe_async subscription_info
         subscription_info_async subscriptions subscriptions_async verify verify_async
     """,
     "TopicOrchestrator": """

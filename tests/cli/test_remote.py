@@ -109,6 +109,67 @@ class TestCommands:
         assert "tidelog serve" in ran.err
 
 
+class TestPlans:
+    def test_retention_deletes_what_the_plan_has_shown(self, tmp_path: Path, cli: Cli) -> None:
+        """--dry-run shows it with an id, and --plan deletes that; a second time it is a conflict."""
+        where = ["--dir", str(tmp_path / "data")]
+        with serving(tmp_path / "data", store=(tmp_path / "store").as_uri()) as served:
+            settings = {"retention_bytes": 100, "retention_interval_seconds": 3600}
+            served.ok("PUT", "/v1/topics/shop/orders", {"settings": settings})
+            served.produce("shop/orders", "x" * 200)
+            assert cli("topic", "ship", "shop/orders", *where).code == 0
+            (due,) = cli("topic", "prune", "shop/orders", "--dry-run", "--json", *where).json
+            assert (due["messages"], due["objects"]) == (1, 1)
+            assert served.ok("GET", "/v1/topics/shop/orders")["partitions"][0]["start_offset"] == 0
+            assert cli("topic", "prune", "shop/orders", "--plan", due["plan"], *where).code == 0
+            assert served.ok("GET", "/v1/topics/shop/orders")["partitions"][0]["start_offset"] == 1
+            again = cli("topic", "prune", "shop/orders", "--plan", due["plan"], *where)
+            assert (again.code != 0, "changed" in again.err) == (True, True)
+
+    def test_orphans_are_removed_by_the_server(self, tmp_path: Path, cli: Cli) -> None:
+        """remove-orphans works beside the owner, plan first, then exactly that plan."""
+        where = ["--dir", str(tmp_path / "data")]
+        with serving(tmp_path / "data", store=(tmp_path / "store").as_uri()) as served:
+            served.produce("shop/orders", "a", "b")
+            assert cli("topic", "ship", "shop/orders", *where).code == 0
+            (published,) = (tmp_path / "store").rglob("*.tlog")
+            orphan = published.with_name("data-0-1-e0.tlog")
+            orphan.write_bytes(published.read_bytes())
+            (shown,) = cli("topic", "remove-orphans", "shop/orders", "--json", *where).json
+            assert ([one["reason"] for one in shown["found"]], orphan.exists()) == (["orphan"], True)
+            assert "--apply --plan " in cli("topic", "remove-orphans", "shop/orders", *where).err
+            done = cli("topic", "remove-orphans", "shop/orders", "--apply", "--plan", shown["plan"], "--json", *where)
+            assert (done.code, done.json[0]["is_applied"], orphan.exists()) == (0, True, False)
+            wrong = cli("topic", "remove-orphans", "shop/orders", "--apply", "--plan", "none", *where)
+            assert wrong.code != 0
+
+    def test_garbage_is_collected_by_the_plan_that_was_shown(self, tmp_path: Path, cli: Cli) -> None:
+        """engine gc gives the plan an id, and collects by it."""
+        where = ["--dir", str(tmp_path / "engine")]
+        with tidelog.open_engine(tmp_path / "engine") as engine:
+            engine.apply(1, tidelog.CreateBucket("photos"))
+            for seq in range(2, 7):
+                engine.apply(seq, tidelog.PutObject("photos", "cat", b"x" * seq))
+            engine.update_low_water_mark(6)
+        with serving(tmp_path / "data", engine=tmp_path / "engine"):
+            shown = cli("engine", "gc", "--horizon", "5", *where)
+            assert "--apply --plan " in shown.err
+            plan = cli("engine", "gc", "--horizon", "5", "--json", *where).json["plan"]
+            done = cli("engine", "gc", "--apply", "--plan", plan["id"], "--json", *where).json
+            assert done["report"]["removed_versions"] == plan["removable_versions"] == 3
+            again = cli("engine", "gc", "--apply", "--plan", plan["id"], *where)
+            assert (again.code != 0, "changed" in again.err) == (True, True)
+
+    def test_plan_without_a_server_is_refused(self, tmp_path: Path, cli: Cli) -> None:
+        """Plans have ids where a server has made them."""
+        with tidelog.open(tmp_path / "data") as log:
+            log.topic("shop/orders").append(b"a")
+        refused = cli("topic", "prune", "shop/orders", "--plan", "x", "--dir", str(tmp_path / "data"))
+        assert (refused.code, "plan of a server" in refused.err) == (2, True)
+        (due,) = cli("topic", "prune", "shop/orders", "--dry-run", "--json", "--dir", str(tmp_path / "data")).json
+        assert due["messages"] == 0
+
+
 class TestSocket:
     def test_only_the_owner_may_open_the_socket(self, served: Served, directory: Path) -> None:
         """It has the power over everything in the directory, and the permissions of it."""

@@ -14,6 +14,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from tidelog.cli.consume import (
     Choice,
     Shower,
@@ -30,11 +32,14 @@ from tidelog.cli.consume import (
 from tidelog.cli.output import Row, counted
 from tidelog.cli.produce import append_records, json_reader, message_maker, source, split_records
 from tidelog.cli.session import Session, confirm
+from tidelog.cli.topic.admin import DUE_COLUMNS, due_row, orphans_of, tell_orphans
 from tidelog.cli.topic.group import parse_own_settings
 from tidelog.cli.topic.names import exit_if_any_failed, rows_of_each
 from tidelog.client.client import Client
 from tidelog.client.topic import RemotePartitionedTopic, RemoteTopic
-from tidelog.client.transport import path_of
+from tidelog.client.transport import ended_operation, path_of
+from tidelog.cold.gc import Plan, Report
+from tidelog.cold.retention import RetentionPlan
 from tidelog.errors import InputError, NotFoundError, NotSupportedError, offsets_text
 from tidelog.log.isolation import READ_COMMITTED, check_isolation
 from tidelog.log.reader import Position
@@ -298,19 +303,100 @@ def seal(session: Session, client: Client, topic: str, take_over: bool) -> None:
     session.output.result({"topic": topic, "sealed": True}, text)
 
 
-def prune(session: Session, client: Client, topics: list[str] | None, every: bool, take_over: bool) -> None:
+def _operate(client: Client, method: str, path: str, **query: object) -> Any:
+    """An operation that has ended."""
+    given = {name: value for name, value in query.items() if value is not None}
+    return client._bridge.wait(ended_operation(client._http, path, given, method))
+
+
+def _refuse_several(plan_id: str | None, topics: list[str]) -> None:
+    if plan_id is not None and len(topics) != 1:
+        raise InputError("a plan is about one topic", hint="Name that topic alone")
+
+
+def prune(
+    session: Session,
+    client: Client,
+    topics: list[str] | None,
+    every: bool,
+    dry_run: bool,
+    plan_id: str | None,
+    take_over: bool,
+) -> None:
     """`tidelog topic prune`."""
+    chosen = _chosen(client, topics, every)
+    _refuse_several(plan_id, chosen)
+    if dry_run and plan_id is not None:
+        raise InputError("--dry-run makes a plan, and --plan applies one", hint="Give one of them")
+
+    def look(name: str) -> Row:
+        found = _operate(client, "GET", _path(name, "retention"))
+        plans = msgspec.convert(list(found["result"]["plans"].values()), list[RetentionPlan])
+        return {**due_row(name, plans), "plan": found["id"]}
 
     def one(name: str) -> Row:
         before = _topic_rows(client, name)
-        _existing(client, name).prune()
+        _operate(client, "POST", _path(name, "retention"), plan=plan_id)
         after = _topic_rows(client, name)
         gone = sum(int(str(b["messages"])) for b in before) - sum(int(str(a["messages"])) for a in after)
         return {"topic": name, "messages": max(0, gone)}
 
-    rows = rows_of_each(session, _chosen(client, topics, every), one)
-    session.output.rows(("topic", "messages"), rows)
+    rows = rows_of_each(session, chosen, look if dry_run else one)
+    session.output.rows((*DUE_COLUMNS, "plan") if dry_run else ("topic", "messages"), rows)
     exit_if_any_failed(rows)
+
+
+def remove_orphans(
+    session: Session,
+    client: Client,
+    topics: list[str] | None,
+    every: bool,
+    apply: bool,
+    drop_lost: bool,
+    drop_uncovered: bool,
+    plan_id: str | None,
+    take_over: bool,
+) -> None:
+    """`tidelog topic remove-orphans`."""
+    chosen = _chosen(client, topics, every)
+    _refuse_several(plan_id, chosen)
+    if plan_id is not None and not apply:
+        raise InputError("--plan goes with --apply", hint="Give --apply --plan ID")
+
+    def one(name: str) -> Row:
+        path = _path(name, "orphans")
+        planned = _orphan_plan(client, plan_id) if plan_id else _operate(client, "GET", path)
+        plans = msgspec.convert(list(planned["result"]["plans"].values()), list[Plan])
+        reports: list[Report | None] = [None] * len(plans)
+        if apply:
+            drops = {"drop_lost": drop_lost, "drop_uncovered": drop_uncovered}
+            done = _operate(client, "POST", f"{path}/remove", plan=planned["id"], **drops)
+            reports = msgspec.convert(list(done["result"]["reports"].values()), list[Report | None])
+        found = [orphans_of(name, plan, report) for plan, report in zip(plans, reports, strict=True)]
+        return {**found[0], **_joined(found), "plan": planned["id"]}
+
+    tell_orphans(session, rows_of_each(session, chosen, one), apply)
+
+
+def _orphan_plan(client: Client, plan_id: str) -> Any:
+    """A plan that the server has shown before."""
+    found = _ask(client, "GET", path_of("operations", plan_id))
+    if found["kind"] != "plan-orphans" or found["state"] != "done":
+        raise NotFoundError(f"{plan_id} is no plan of orphans", hint="`tidelog topic remove-orphans` makes one")
+    return found
+
+
+def _joined(found: list[Any]) -> Row:
+    """Of all partitions."""
+    reports = [one["report"] for one in found if one["report"] is not None]
+    names = ("objects", "kept")
+    joined = {name: tuple(item for one in reports for item in one[name]) for name in names}
+    return {
+        "is_whole": all(one["is_whole"] for one in found),
+        "bytes": sum(one["bytes"] for one in found),
+        "found": [row for one in found for row in one["found"]],
+        "report": {**joined, "bytes": sum(one["bytes"] for one in reports)} if reports else None,
+    }
 
 
 # Subscriptions

@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from tidelog.client.bridge import Bridge, both
-from tidelog.client.transport import Http, operate, path_of
+from tidelog.client.transport import Http, ended_operation, operate, path_of
 from tidelog.codec import JSON_ERRORS
 from tidelog.engine.cold.garbage import GarbagePlan, GarbageReport
 from tidelog.engine.entry import (
@@ -31,7 +31,7 @@ from tidelog.engine.entry import (
     Tier,
     VersionInfo,
 )
-from tidelog.errors import DataError, NotSupportedError
+from tidelog.errors import DataError, InputError, NotFoundError, NotSupportedError
 from tidelog.findings import VerifyReport
 
 _PAGE = 1000
@@ -69,6 +69,12 @@ class _Stat(msgspec.Struct, frozen=True, kw_only=True):
     seq: int
     tier: str
     crc: int
+
+
+class ServedPlan(GarbagePlan, frozen=True, kw_only=True):
+    """A plan of a server, which applies exactly this one by its id."""
+
+    id: str
 
 
 class _Versions(msgspec.Struct, frozen=True):
@@ -300,12 +306,27 @@ class RemoteEngine:
 
     async def _plan_garbage(self, horizon: int | None = None) -> GarbagePlan:
         """Returns what a collection would do now. Changes nothing."""
-        found = await operate(self._http, f"{self._path}/garbage", _horizon(horizon), "GET")
-        return _converted(found, GarbagePlan)
+        found = await ended_operation(self._http, f"{self._path}/garbage", _horizon(horizon), "GET")
+        return _converted({**found["result"], "id": found["id"]}, ServedPlan)
 
-    async def _collect_garbage(self, *, horizon: int | None = None) -> GarbageReport:
-        """Has the server plan again, and remove what the plan says."""
-        found = await operate(self._http, f"{self._path}/garbage/collect", _horizon(horizon))
+    async def _find_plan(self, plan_id: str) -> ServedPlan:
+        """A plan that the server has shown before."""
+        found = await self._http.json("GET", path_of("operations", plan_id))
+        if found["kind"] != "plan-garbage" or found["state"] != "done":
+            raise NotFoundError(f"{plan_id} is no plan of garbage", hint="`tidelog engine gc` makes one, with its id")
+        return _converted({**found["result"], "id": found["id"]}, ServedPlan)
+
+    async def _collect_garbage(self, plan: GarbagePlan | None = None, horizon: int | None = None) -> GarbageReport:
+        """Has the server remove what a plan of it says, exactly that, or what there is to remove now.
+
+        ConflictError if it is no longer what the plan has shown.
+        """
+        if plan is not None and not isinstance(plan, ServedPlan):
+            raise InputError("this plan was not made by the server", hint="Use one of plan_garbage() of this engine")
+        if plan is not None and horizon is not None:
+            raise InputError("a plan has its own horizon", hint="Give one of them")
+        query = _horizon(horizon) if plan is None else {"plan": plan.id}
+        found = await operate(self._http, f"{self._path}/garbage/collect", query)
         return _converted(found, GarbageReport)
 
     plan_garbage, plan_garbage_async = both(_plan_garbage)

@@ -446,6 +446,13 @@ class Http:
 
 async def operate(http: Http, path: str, query: Mapping[str, object] | None = None, method: str = "POST") -> Any:
     """Starts long work at the server and waits for its end, however long that takes; its result."""
+    return (await ended_operation(http, path, query, method))["result"]
+
+
+async def ended_operation(
+    http: Http, path: str, query: Mapping[str, object] | None = None, method: str = "POST"
+) -> Any:
+    """The same, with the id of the operation: a plan is applied by that."""
     found = await http.json(method, path, query={"wait": _OPERATION_SECONDS, **(query or {})}, **_WAITING)
     while found["state"] == "running":
         place = path_of("operations", found["id"])
@@ -453,7 +460,7 @@ async def operate(http: Http, path: str, query: Mapping[str, object] | None = No
     problem = found.get("problem")
     if problem is not None:
         raise msgspec.convert(problem, Problem).as_error()
-    return found["result"]
+    return found
 
 
 def _text(value: object) -> str:

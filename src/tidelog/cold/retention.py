@@ -31,7 +31,7 @@ from tidelog.clock import Clock
 from tidelog.cold.catalog import Catalog, Descriptor
 from tidelog.cold.ownership import OwnedCatalog
 from tidelog.cold.settings import RetentionStatistics, TierSettings
-from tidelog.errors import NotFoundError, TidelogError
+from tidelog.errors import ConflictError, NotFoundError, TidelogError
 from tidelog.events import tell
 from tidelog.log import Log
 from tidelog.store.object_store import ObjectStore
@@ -66,6 +66,37 @@ class ColdPlan(msgspec.Struct, frozen=True, kw_only=True):
             reasons=self.reasons[: len(kept)],
             bytes=sum(one.size for one in kept),
         )
+
+
+class RetentionPlan(msgspec.Struct, frozen=True, kw_only=True):
+    """What retention would delete now. Messages below `delete_before` go for good, with these `objects` of the store;
+    files below `evict_before` leave this disk, and the store has what is in them.
+
+    Without a store files go for good: then both are the same, and there are no objects.
+    """
+
+    start_offset: int
+    delete_before: int
+    objects: tuple[str, ...] = ()
+    object_bytes: int = 0
+    hot_start_offset: int
+    evict_before: int
+    file_bytes: int
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether there is nothing to do."""
+        return self.delete_before <= self.start_offset and self.evict_before <= self.hot_start_offset
+
+
+def _changed() -> ConflictError:
+    return ConflictError(
+        "what is due has changed since the plan was made: nothing was deleted", hint="Make a new plan, and review it"
+    )
+
+
+def _bytes_below(files: Sequence[File], offset: int) -> int:
+    return sum(file.size for file in files if file.next_offset <= offset)
 
 
 class _Due(NamedTuple):
@@ -280,10 +311,11 @@ class Eviction:
         self._evicting = Lock()
         self.freed_bytes = 0
 
-    def run(self, owned: OwnedCatalog) -> int:
-        """Deletes what may go now; returns the bytes freed."""
+    def run(self, owned: OwnedCatalog, most: int | None = None) -> int:
+        """Deletes what may go now, nothing at the offset `most` or above it; returns the bytes freed."""
         with self._evicting:
             files, offset = self._log.file_spans(), self._below()
+            offset = offset if most is None else min(offset, most)
             if not files or offset <= files[0].first_offset:
                 return 0
             owned.ownership.verify()
@@ -363,21 +395,45 @@ class Pruner:
         is_over = not self._must_finish and self._log.start_offset >= self.start_offset
         return is_over and all(limit is None for limit in limits)
 
-    def prune(self) -> None:
-        """Deletes everything that is due now."""
+    def plan(self) -> RetentionPlan:
+        """What `prune` would delete now. Changes nothing."""
         with self._pruning:
-            self._prune_cold()
-            self._eviction.run(self._owned)
+            cold, files = self._due_cold(), self._log.file_spans()
+            evict_before = self._unwanted_below(cold.start_offset)
+            return RetentionPlan(
+                start_offset=self.start_offset,
+                delete_before=cold.start_offset,
+                objects=tuple(one.object_id for one in cold.descriptors),
+                object_bytes=cold.bytes,
+                hot_start_offset=self._log.start_offset,
+                evict_before=evict_before,
+                file_bytes=_bytes_below(files, evict_before),
+            )
+
+    def prune(self, plan: RetentionPlan | None = None) -> None:
+        """Deletes everything that is due now, or what the plan says and nothing else; ConflictError if that is not
+        what is due by now."""
+        with self._pruning:
+            self._finish()
+            due = self._due_cold()
+            if plan is not None:
+                due = due.below(plan.delete_before)
+                if due.start_offset != plan.delete_before or plan.objects != tuple(
+                    o.object_id for o in due.descriptors
+                ):
+                    raise _changed()
+            self._prune_cold(due)
+            self._eviction.run(self._owned, None if plan is None else plan.evict_before)
             self._last_error = None
 
-    def _prune_cold(self) -> None:
-        settings = self._settings
-        self._finish()
+    def _due_cold(self) -> ColdPlan:
+        settings, now_us = self._settings, self._clock.now_us()
         if settings.retention_seconds is None and settings.retention_bytes is None:
-            return
-        now_us = self._clock.now_us()
+            return ColdPlan(start_offset=self.start_offset)
         plan = plan_cold(self._owned.catalog, now_us, settings.retention_seconds, settings.retention_bytes)
-        plan = plan.below(self.keep_from())
+        return plan.below(self.keep_from())
+
+    def _prune_cold(self, plan: ColdPlan) -> None:
         if plan.is_empty:
             return
         begin = self._clock.monotonic()
@@ -411,8 +467,8 @@ class Pruner:
         """From the moment the start has moved nobody reads below it, however long the deletion takes."""
         self.start_offset = max(self.start_offset, offset)
 
-    def _unwanted_below(self) -> int:
-        """What is below the topic's start goes in any case; the rest as the local settings say."""
+    def _unwanted_below(self, start_offset: int = 0) -> int:
+        """What is below the topic's start, or a later one, goes in any case; the rest as the local settings say."""
         settings, shipped = self._settings, self._shipped_offset()
         offset = plan_local(
             self._log.file_spans(),
@@ -421,7 +477,7 @@ class Pruner:
             settings.local_retention_seconds,
             settings.local_retention_bytes,
         )
-        return max(offset, min(self.start_offset, shipped))
+        return max(offset, min(max(self.start_offset, start_offset), shipped))
 
     def statistics(self) -> RetentionStatistics:
         return RetentionStatistics(
@@ -470,16 +526,40 @@ class LocalPruner:
         elif self._background is not None:
             self.start(self._background)
 
-    def prune(self) -> None:
-        """Deletes everything that is due now."""
-        if self.has_work:
-            limits = (self._settings.retention_seconds, self._settings.retention_bytes)
-            files, needed = self._log.file_spans(), self.keep_from()
-            due = plan_local(files, None, self._clock.now_us(), *limits)
-            self._log.remove_below(due if needed is None else min(due, needed))
-            expired = self._expired_in_newest(files, due)
-            if expired is not None:
-                self._log.delete_before(expired if needed is None else min(expired, needed))
+    def plan(self) -> RetentionPlan:
+        """What `prune` would delete now. Changes nothing."""
+        files, start = self._log.file_spans(), self._log.start_offset
+        before = max(start, *self._due(files))
+        return RetentionPlan(
+            start_offset=start,
+            delete_before=before,
+            hot_start_offset=start,
+            evict_before=before,
+            file_bytes=_bytes_below(files[:-1], before),
+        )
+
+    def prune(self, plan: RetentionPlan | None = None) -> None:
+        """Deletes everything that is due now, or what the plan says and nothing else; ConflictError if that is not
+        what is due by now."""
+        start = self._log.start_offset
+        due, expired = self._due(self._log.file_spans())
+        if plan is not None:
+            if plan.start_offset != start or max(start, due, expired) < plan.delete_before:
+                raise _changed()
+            due, expired = min(due, plan.delete_before), min(expired, plan.delete_before)
+        if due > start:
+            self._log.remove_below(due)
+        if expired > max(start, due):
+            self._log.delete_before(expired)
+
+    def _due(self, files: Sequence[File]) -> tuple[int, int]:
+        """Below which offset files go, and below which one messages do."""
+        if not self.has_work:
+            return 0, 0
+        limits = (self._settings.retention_seconds, self._settings.retention_bytes)
+        due, needed = plan_local(files, None, self._clock.now_us(), *limits), self.keep_from()
+        expired = self._expired_in_newest(files, due) or 0
+        return (due, expired) if needed is None else (min(due, needed), min(expired, needed))
 
     def _expired_in_newest(self, files: Sequence[File], due: int) -> int | None:
         """The offset below which messages of the newest file are too old; None while no message is, or older files are

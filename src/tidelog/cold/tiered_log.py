@@ -29,7 +29,7 @@ from tidelog.cold.owned_log import Node, OwnedLog, PauseDetector, Policy
 from tidelog.cold.ownership import NEVER_SEEN, OwnedCatalog, Ownership, claim_topic, new_claim
 from tidelog.cold.reader import History
 from tidelog.cold.replicas import Goal, Origin, Replica, Replicas, ReplicaStores, TopicDocuments
-from tidelog.cold.retention import Pruner
+from tidelog.cold.retention import Pruner, RetentionPlan
 from tidelog.cold.settings import TierSettings, TierStatistics, with_live
 from tidelog.cold.shipper import Shipper, ShipWaiters
 from tidelog.cold.takeover import Taken, Takeover, remove_files
@@ -255,11 +255,17 @@ class TieredLog(TieredView, Policy):
             self.log.delete_before(offset)  # readers that are below it stop here too
         self._replicas.wake()  # they delete it too
 
-    def prune(self) -> None:
-        """Deletes what is due by the retention settings now."""
+    def plan_retention(self) -> RetentionPlan:
+        """What `prune` would delete now. Changes nothing."""
         with self.owner.guarded():
             self.owner.check()
-            self.pruner.prune()
+            return self.pruner.plan()
+
+    def prune(self, plan: RetentionPlan | None = None) -> None:
+        """Deletes what is due by the retention settings now, or what the plan says."""
+        with self.owner.guarded():
+            self.owner.check()
+            self.pruner.prune(plan)
 
     def plan_orphans(self) -> Plan:
         """Plans an orphan removal. Changes nothing."""

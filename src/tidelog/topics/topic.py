@@ -11,7 +11,7 @@ import msgspec
 
 from tidelog.clock import Clock
 from tidelog.cold.gc import Plan, Report
-from tidelog.cold.retention import LocalPruner
+from tidelog.cold.retention import LocalPruner, RetentionPlan
 from tidelog.cold.settings import TierSettings
 from tidelog.cold.tiered_log import TieredLog
 from tidelog.cold.tiered_reader import TieredView
@@ -134,13 +134,25 @@ class Topic(BaseTopic):
 
     ship_async = twin(ship)
 
-    def prune(self) -> None:
-        """Deletes now what the retention settings say; it happens by itself every `retention_interval_seconds`."""
+    def plan_retention(self) -> RetentionPlan:
+        """What the retention settings would delete now. Changes nothing."""
+        log = self._log
+        if self._tiered is not None:
+            return self._tiered.plan_retention()
+        return (self._pruner or LocalPruner(log, TierSettings(), self._clock)).plan()
+
+    plan_retention_async = twin(plan_retention)
+
+    def prune(self, plan: RetentionPlan | None = None) -> None:
+        """Deletes now what the retention settings say; it happens by itself every `retention_interval_seconds`.
+
+        With a plan of `plan_retention` exactly that is deleted; ConflictError if it is not what is due by now.
+        """
         _ = self._log
         if self._tiered is not None:
-            self._tiered.prune()
+            self._tiered.prune(plan)
         elif self._pruner is not None:
-            self._pruner.prune()
+            self._pruner.prune(plan)
 
     prune_async = twin(prune)
 

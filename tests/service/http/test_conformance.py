@@ -139,6 +139,11 @@ def named(operation: Operation) -> str:
     return f"{operation.method.upper()} {operation.path}"
 
 
+def test_every_route_is_described_so_that_requests_can_be_made() -> None:
+    """None is left out because its description makes no sense."""
+    assert len(OPERATIONS) == len(TABLE)
+
+
 @pytest.mark.parametrize("operation", OPERATIONS, ids=named)
 def test_answers_are_those_of_the_description(served: Served, operation: Operation) -> None:
     """No request makes the server fail, and every answer has a form that /openapi.json announces."""

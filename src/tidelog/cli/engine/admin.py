@@ -197,6 +197,10 @@ def gc(
         int | None,
         typer.Option("--horizon", metavar="N", min=0, help="States before this seq are no longer needed."),
     ] = None,
+    plan_id: Annotated[
+        str | None,
+        typer.Option("--plan", metavar="ID", help="With --apply: exactly this plan, which a server has shown."),
+    ] = None,
     take_over: TakeOverOption = False,
 ) -> None:
     """Shows which versions and pieces of the log can go. Removes them with --apply.
@@ -205,12 +209,16 @@ def gc(
     that seq on needs; without any of these all of them stay. Pieces of the log are removed from the front: objects of
     the store, or files on the disk if there is none. Dead pieces after one that is needed are counted for a compaction.
     Without --apply nothing is changed, here or in the store, and nothing is claimed. A server that has the engine open
-    does it, and plans again before it removes anything.
+    does it: it gives the plan an id, and --apply --plan ID removes what was shown, or fails if that has changed.
     """
+    if plan_id is not None and (not apply or horizon is not None):
+        raise InputError("--plan goes with --apply, and has its own horizon", hint="Give --apply --plan ID")
     with served(session) as remote:
         if remote is not None:
-            plan = remote.plan_garbage(horizon)
-            report = remote.collect_garbage(horizon=horizon) if apply and not plan.is_empty else None
+            plan = remote.plan_garbage(horizon) if plan_id is None else remote._bridge.wait(remote._find_plan(plan_id))
+            report = remote.collect_garbage(plan) if apply and not plan.is_empty else None
+        elif plan_id is not None:
+            raise InputError("--plan names a plan of a server, and none has this engine open", hint="Leave it out")
         elif apply:
             with changing(session, take_over=take_over) as engine:
                 plan = engine.plan_garbage(horizon)
@@ -294,10 +302,11 @@ def _tell_garbage(session: Session, plan: GarbagePlan, report: GarbageReport | N
     elif plan.is_empty:
         output.note("nothing to collect")
     else:
+        known = getattr(plan, "id", None)
         output.note(
             f"{counted(plan.removable_versions, 'version')} and {counted(len(plan.dropped), 'piece')} of the log to "
             f"remove, {human_bytes(plan.droppable_bytes)}; states before seq {plan.horizon_seq} cannot be read then; "
-            "do it with --apply"
+            f"do it with --apply{'' if known is None else f' --plan {known}'}"
         )
 
 

@@ -17,6 +17,7 @@ from tidelog.cli.output import OnDone, Row, counted, human_bytes
 from tidelog.cli.session import Session, confirm
 from tidelog.cli.topic.names import (
     AllOption,
+    PlanOption,
     TakeOverOption,
     TopicArgument,
     TopicsArgument,
@@ -38,6 +39,7 @@ from tidelog.cold import rebuild
 from tidelog.cold.gc import Candidate, Collector, Plan, Report
 from tidelog.cold.ownership import read_local_claim
 from tidelog.cold.rebuild import RebuildReport, partitions_in, rebuild_layout, topics_in
+from tidelog.cold.retention import RetentionPlan
 from tidelog.cold.settings import ShipperStatistics
 from tidelog.errors import InputError, offsets_text
 from tidelog.files import LocalFiles
@@ -51,6 +53,7 @@ from tidelog.topics.topic import Topic
 
 _SHIPPED_COLUMNS = ("topic", "shipped_offset", "messages", "objects", "bytes")
 _PRUNED_COLUMNS = ("topic", "start_offset", "hot_start_offset", "messages", "objects", "object_bytes", "file_bytes")
+DUE_COLUMNS = ("topic", "messages", "objects", "object_bytes", "file_bytes")
 _LOOK_SECONDS = 0.2
 
 
@@ -160,18 +163,46 @@ def prune(
     session: Session,
     topics: TopicsArgument = None,
     every: AllOption = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Show what would go, and delete nothing.")] = False,
+    plan_id: PlanOption = None,
     take_over: TakeOverOption = False,
 ) -> None:
     """Deletes what the retention settings say, now. Says what went.
 
     retention_seconds and retention_bytes delete messages for good; local_retention_seconds and local_retention_bytes
-    remove files from this disk that the store has. Without any of them nothing is deleted.
+    remove files from this disk that the store has. Without any of them nothing is deleted. A server gives what
+    --dry-run shows an id: --plan ID deletes exactly that, or fails if it is not what is due by then.
     """
+    refuse_plan_here(plan_id)
     with session.open(runs_in_background=False) as log:
         names = chosen_topics(session, log, topics, every, take_over)
-        rows = rows_of_each(session, names, lambda name: _prune(log, name, take_over))
-    session.output.rows(_PRUNED_COLUMNS, rows)
+        work = _would_prune if dry_run else _prune
+        rows = rows_of_each(session, names, lambda name: work(log, name, take_over))
+    session.output.rows(DUE_COLUMNS if dry_run else _PRUNED_COLUMNS, rows)
     exit_if_any_failed(rows)
+
+
+def refuse_plan_here(plan_id: str | None) -> None:
+    """Plans have ids where a server has made them."""
+    if plan_id is not None:
+        raise InputError(
+            "--plan names a plan of a server, and none serves this directory", hint="Leave it out, or give --server"
+        )
+
+
+def due_row(topic: str, plans: Sequence[RetentionPlan]) -> Row:
+    """What retention would delete of a topic, all partitions together."""
+    return {
+        "topic": topic,
+        "messages": sum(one.delete_before - one.start_offset for one in plans),
+        "objects": sum(len(one.objects) for one in plans),
+        "object_bytes": sum(one.object_bytes for one in plans),
+        "file_bytes": sum(one.file_bytes for one in plans),
+    }
+
+
+def _would_prune(log: LogDirectory, name: str, take_over: bool) -> Row:
+    return due_row(name, [open_log(log, name, take_over=take_over).plan_retention()])
 
 
 def _prune(log: LogDirectory, name: str, take_over: bool) -> Row:
@@ -418,19 +449,27 @@ def remove_orphans(
     drop_uncovered: Annotated[
         bool, typer.Option("--drop-uncovered", help="Delete what was never published, though it is the only copy.")
     ] = False,
+    plan_id: PlanOption = None,
     take_over: TakeOverOption = False,
 ) -> None:
     """Shows what in the store belongs to nothing. Removes it with --apply.
 
     It claims nothing, so that it can run beside an owner; descriptors below the start stay then, its owner removes
     them. --drop-lost and --drop-uncovered do claim the topic, for the time that it takes. The exit code is 1 when
-    objects are lost or damaged.
+    objects are lost or damaged. A server that has the topics open does it: it gives each plan an id, and --apply
+    --plan ID removes what was shown, or fails if that has changed.
     """
+    refuse_plan_here(plan_id)
     wanted = _Wanted(apply, drop_lost, drop_uncovered, take_over)
     with session.open(runs_in_background=False) if apply and wanted.drops else session.look() as log:
         require_store(log)
         names = _chosen_for_orphans(session, log, topics, every)
         results = rows_of_each(session, names, lambda name: _remove_orphans(session, log, name, wanted))
+    tell_orphans(session, results, apply)
+
+
+def tell_orphans(session: Session, results: Sequence[Row], apply: bool) -> None:
+    """Shows it; the exit code says whether something is lost."""
     if session.as_json:
         session.output.document(results)
     else:
@@ -460,6 +499,11 @@ def _remove_orphans(session: Session, log: LogDirectory, name: str, wanted: _Wan
         plan, report = _removed_by_owner(session, log, name, wanted)
     else:
         plan, report = _removed_beside_owner(log, name, wanted.apply)
+    return orphans_of(name, plan, report)
+
+
+def orphans_of(name: str, plan: Plan, report: Report | None) -> Row:
+    """What was found of a topic, and what became of it."""
     found = plan.found if report is None else plan.after(report)
     return {
         "topic": name,
@@ -493,6 +537,11 @@ def _removed_by_owner(session: Session, log: LogDirectory, name: str, wanted: _W
     return plan, topic.remove_orphans(plan, drop_lost=wanted.drop_lost, drop_uncovered=wanted.drop_uncovered)
 
 
+def _how_to_apply(looked: Sequence[Mapping[str, Any]]) -> str:
+    known = [result["plan"] for result in looked if result.get("plan")]
+    return f"--apply --plan {known[0]}" if len(known) == len(looked) == 1 else "--apply"
+
+
 def _tell(session: Session, results: Sequence[Mapping[str, Any]], apply: bool) -> None:
     looked = [result for result in results if "found" in result]
     rows = [row for result in looked for row in result["found"]]
@@ -506,7 +555,8 @@ def _tell(session: Session, results: Sequence[Mapping[str, Any]], apply: bool) -
     removable = [row for row in rows if row["action"] == "remove"]
     if removable and not apply:
         size = sum(row["bytes"] or 0 for row in removable)
-        session.output.note(f"{counted(len(removable), 'thing')} to remove, {human_bytes(size)}; do it with --apply")
+        how = _how_to_apply(looked)
+        session.output.note(f"{counted(len(removable), 'thing')} to remove, {human_bytes(size)}; do it with {how}")
     elif not rows:
         session.output.note("nothing to remove")
 

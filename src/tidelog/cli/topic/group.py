@@ -48,6 +48,7 @@ _REMOTE = {
     "ship": "ship",
     "seal": "seal",
     "prune": "prune",
+    "remove-orphans": "remove_orphans",
 }
 
 
@@ -70,7 +71,7 @@ def add_to(app: typer.Typer) -> None:
     }
     for name, work in commands.items():
         command(group, name, remote=_REMOTE.get(name), is_local_beside=name in ("list", "describe"))(work)
-    command(group, "sweep", is_hidden=True)(remove_orphans)  # its name before
+    command(group, "sweep", is_hidden=True, remote="remove_orphans")(remove_orphans)  # its name before
     app.add_typer(group, name="topic")
 
 

@@ -97,6 +97,9 @@ def nearest_hint(log: LogDirectory, name: str) -> str:
 TopicArgument = Annotated[str, typer.Argument(metavar="TOPIC", help="namespace/name.")]
 TopicsArgument = Annotated[list[str] | None, typer.Argument(metavar="TOPIC...", help="namespace/name.")]
 AllOption = Annotated[bool, typer.Option("--all", help="All topics that are this directory's.")]
+PlanOption = Annotated[
+    str | None, typer.Option("--plan", metavar="ID", help="Exactly this plan, which a server has shown.")
+]
 TakeOverOption = Annotated[
     bool, typer.Option("--take-over", help="Even if another node owns it (that node is fenced) or it is sealed.")
 ]

@@ -1,4 +1,4 @@
-"""Administration of topics over HTTP: ship, seal, retention, verification, orphans, rescue, raw frames.
+"""Administration of topics over HTTP: ship, seal, verification, rescue, raw frames.
 
 Invariants
 - Everything happens in the process that owns the topics: no lock is broken, no owner has to stop.
@@ -20,9 +20,8 @@ from tidelog.service.http.call import Call, Reply
 from tidelog.service.http.operations import Report, WaitQuery, begun, starting
 from tidelog.service.http.reading import news, position
 from tidelog.service.http.routes import BYTES, RouteTable
-from tidelog.service.http.service import Service
+from tidelog.service.http.subscriptions import partition_logs
 from tidelog.service.http.topics import TopicDescription, describe
-from tidelog.service.kafka.broker import ServedTopic
 from tidelog.service.kafka.partitions import Partition
 from tidelog.store.scheduler import in_store_thread
 from tidelog.topics.rescue import Rescue
@@ -38,15 +37,6 @@ class VerifyQuery(WaitQuery, forbid_unknown_fields=True, frozen=True, kw_only=Tr
 
     cold: bool = True
     """Also every object in the store, which are paid reads."""
-
-
-class OrphanQuery(WaitQuery, forbid_unknown_fields=True, frozen=True, kw_only=True):
-    """What else to remove."""
-
-    drop_lost: bool = False
-    """Also descriptors of objects that are lost."""
-    drop_uncovered: bool = False
-    """Also objects that were never published."""
 
 
 class RescueTail(msgspec.Struct, frozen=True, kw_only=True):
@@ -81,11 +71,7 @@ class RescueRequest(msgspec.Struct, forbid_unknown_fields=True, frozen=True, kw_
 # Operations
 
 
-async def _logs(service: Service, served: ServedTopic) -> list[Topic]:
-    return [(await service.broker.partition(served, number)).topic for number in range(served.count)]
-
-
-async def _each(logs: _Logs, report: Report, work: Callable[[Topic], Any]) -> list[Any]:
+async def for_each(logs: _Logs, report: Report, work: Callable[[Topic], Any]) -> list[Any]:
     """The work done for one partition after the other, in threads."""
     results = []
     for number, log in enumerate(logs):
@@ -96,41 +82,31 @@ async def _each(logs: _Logs, report: Report, work: Callable[[Topic], Any]) -> li
 
 async def _begun(call: Call, kind: str, work: Callable[[Topic], Any], join: Callable[[list[Any]], Any]) -> Reply:
     served = await call.service.topic(call.topic_name)
-    logs = await _logs(call.service, served)
+    logs = await partition_logs(call.service, served)
 
     async def run(report: Report) -> Any:
-        return join(await _each(logs, report, work))
+        return join(await for_each(logs, report, work))
 
     return await begun(call, kind, topic_resource(served.name), run, call.query.wait)
 
 
-def _by_partition(name: str) -> Callable[[list[Any]], dict[str, Any]]:
+def by_partition(name: str) -> Callable[[list[Any]], dict[str, Any]]:
+    """Makes a result of those of all partitions, by number."""
     return lambda results: {name: {str(number): value for number, value in enumerate(results)}}
 
 
 @starting(routes, "POST", f"{_TOPIC}/ship", Kind.TOPIC)
 async def ship(call: Call) -> Reply:
     """Ships everything that was accepted so far to the object store; the result has `shipped_offsets`."""
-    return await _begun(call, "ship", Topic.ship, _by_partition("shipped_offsets"))
+    return await _begun(call, "ship", Topic.ship, by_partition("shipped_offsets"))
 
 
 @routes.add("POST", f"{_TOPIC}/flush", Permission.WRITE, resource=Kind.TOPIC)
 async def flush(call: Call) -> None:
     """Answers when everything that was accepted so far is on the disk."""
     served = await call.service.topic(call.topic_name)
-    for log in await _logs(call.service, served):
+    for log in await partition_logs(call.service, served):
         await log.flush_async()
-
-
-@starting(routes, "POST", f"{_TOPIC}/retention", Kind.TOPIC)
-async def apply_retention(call: Call) -> Reply:
-    """Deletes now what the retention settings say; the result has `start_offsets`."""
-
-    def prune(log: Topic) -> int:
-        log.prune()
-        return log.start_offset
-
-    return await _begun(call, "retention", prune, _by_partition("start_offsets"))
 
 
 @starting(routes, "POST", f"{_TOPIC}/verify", Kind.TOPIC, VerifyQuery)
@@ -171,26 +147,6 @@ async def open_topic(call: Call) -> TopicDescription:
     served = await call.service.topic(call.topic_name)
     served.is_sealed = False
     return await describe(call.service, served)
-
-
-# Orphans
-
-
-@starting(routes, "GET", f"{_TOPIC}/orphans", Kind.TOPIC)
-async def plan_orphans(call: Call) -> Reply:
-    """Plans the removal of objects that no message needs; the result has a plan for each partition. Changes nothing."""
-    return await _begun(call, "plan-orphans", lambda log: log.plan_orphans(), _by_partition("plans"))
-
-
-@starting(routes, "POST", f"{_TOPIC}/orphans/remove", Kind.TOPIC, OrphanQuery)
-async def remove_orphans(call: Call) -> Reply:
-    """Plans again, and removes what the plan says; the result has a report for each partition."""
-    query: OrphanQuery = call.query
-
-    def remove(log: Topic) -> Any:
-        return log.remove_orphans(log.plan_orphans(), drop_lost=query.drop_lost, drop_uncovered=query.drop_uncovered)
-
-    return await _begun(call, "remove-orphans", remove, _by_partition("reports"))
 
 
 # Rescue

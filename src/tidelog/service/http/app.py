@@ -33,6 +33,7 @@ from tidelog.service.http import (
     messages,
     metrics_page,
     operations,
+    plans,
     reports,
     subscriptions,
     topics,
@@ -77,6 +78,7 @@ _MODULES = (
     dead_letters,
     admin,
     engines,
+    plans,
     operations,
     reports,
 )

@@ -34,7 +34,7 @@ from tidelog.errors import InputError, NotFoundError
 from tidelog.service.auth.access import Kind, Permission, Resource
 from tidelog.service.http.admin import report_of
 from tidelog.service.http.call import Call, Reply
-from tidelog.service.http.operations import Report, WaitQuery, begun, starting
+from tidelog.service.http.operations import Report, begun, starting
 from tidelog.service.http.routes import BYTES, RouteTable
 
 routes = RouteTable("Engines")
@@ -168,13 +168,6 @@ class Stat(msgspec.Struct, frozen=True, kw_only=True):
     """The checksum of data and metadata."""
 
 
-class GarbageQuery(WaitQuery, forbid_unknown_fields=True, frozen=True, kw_only=True):
-    """What may go."""
-
-    horizon: Annotated[int, msgspec.Meta(ge=0)] | None = None
-    """States before this seq are no longer needed. Default: what the settings say."""
-
-
 class PutQuery(msgspec.Struct, forbid_unknown_fields=True, frozen=True, kw_only=True):
     """The entry that puts an object."""
 
@@ -240,7 +233,8 @@ class Changes(msgspec.Struct, frozen=True, kw_only=True):
     """Go on from here."""
 
 
-def _engine(call: Call) -> Engine:
+def engine_of(call: Call) -> Engine:
+    """The engine in the path; NotFoundError where it is not served."""
     found = call.service.engines.get(call.path["engine"])
     if found is None:
         raise NotFoundError(
@@ -281,7 +275,7 @@ async def list_engines(call: Call) -> EngineList:
 @routes.add("GET", _ENGINE, Permission.READ, EngineDescription, resource=Kind.ENGINE)
 async def describe_engine(call: Call) -> EngineDescription:
     """Describes an engine: marks and statistics."""
-    engine = _engine(call)
+    engine = engine_of(call)
     known = msgspec.structs.asdict(marks(call.path["engine"], engine))
     return EngineDescription(**known, statistics=msgspec.to_builtins(engine.statistics()))
 
@@ -292,7 +286,7 @@ async def apply_entries(call: Call) -> Applied:
 
     The same seq with the same entry again is a no-op; with another entry it is an error; a smaller new one is an error.
     """
-    engine = _engine(call)
+    engine = engine_of(call)
     wanted: Entries = call.body
     given = [(_checked_seq(one.seq), one.entry) for one in wanted.entries]
     results = await engine.apply_many_async(given)
@@ -302,7 +296,7 @@ async def apply_entries(call: Call) -> Applied:
 @routes.add("POST", f"{_ENGINE}/low-water-mark", Permission.WRITE, EngineMarks, resource=Kind.ENGINE, body=Mark)
 async def update_low_water_mark(call: Call) -> EngineMarks:
     """Tells the engine up to which seq entries are committed: those are shipped, and never rolled back."""
-    engine = _engine(call)
+    engine = engine_of(call)
     await engine.update_low_water_mark_async(_checked_seq(call.body.seq))
     return marks(call.path["engine"], engine)
 
@@ -310,7 +304,7 @@ async def update_low_water_mark(call: Call) -> EngineMarks:
 @routes.add("POST", f"{_ENGINE}/rollback", Permission.ADMIN, EngineMarks, resource=Kind.ENGINE, body=Mark)
 async def rollback(call: Call) -> EngineMarks:
     """Undoes every entry above a seq: the orchestrator threw an uncommitted tail away."""
-    engine = _engine(call)
+    engine = engine_of(call)
     await engine.rollback_to_async(_checked_seq(call.body.seq))
     return marks(call.path["engine"], engine)
 
@@ -321,14 +315,14 @@ async def rollback(call: Call) -> EngineMarks:
 @routes.add("GET", f"{_ENGINE}/buckets", Permission.READ, Buckets, resource=Kind.ENGINE, query=AsOf)
 async def list_buckets(call: Call) -> Buckets:
     """Lists the buckets as of a seq."""
-    return Buckets(buckets=await _engine(call).list_buckets_async(call.query.seq))
+    return Buckets(buckets=await engine_of(call).list_buckets_async(call.query.seq))
 
 
 @routes.add("GET", _BUCKET, Permission.READ, Scanned, resource=Kind.ENGINE, query=ScanQuery)
 async def scan_objects(call: Call) -> Scanned:
     """Lists the objects of a bucket as of a seq: a range of keys, in either direction, with or without their values."""
     query: ScanQuery = call.query
-    engine, bucket = _engine(call), call.path["bucket"]
+    engine, bucket = engine_of(call), call.path["bucket"]
     found: list[ScannedItem] = []
     if query.delimiter:
         if query.with_values or query.reverse or query.start is not None or query.end is not None:
@@ -362,7 +356,7 @@ def _item(found: ScannedObject | ObjectInfo) -> ScannedItem:
 @routes.add("GET", _OBJECT, Permission.READ, resource=Kind.ENGINE, query=AsOf, response_types=(BYTES,))
 async def read_object(call: Call) -> Reply:
     """Reads an object as of a seq. Headers have its `x-tidelog-seq`, `x-tidelog-tier` and `x-tidelog-metadata`."""
-    found = await _engine(call).read_async(call.path["bucket"], call.path["key"], call.query.seq)
+    found = await engine_of(call).read_async(call.path["bucket"], call.path["key"], call.query.seq)
     metadata = json.dumps(msgspec.to_builtins(found.metadata))
     headers = (("x-tidelog-seq", str(found.seq)), ("x-tidelog-tier", found.tier), ("x-tidelog-metadata", metadata))
     return Reply(found.data, BYTES, headers=headers)
@@ -371,7 +365,7 @@ async def read_object(call: Call) -> Reply:
 @routes.add("GET", f"{_OBJECT}/stat", Permission.READ, Stat, resource=Kind.ENGINE, query=AsOf)
 async def stat_object(call: Call) -> Stat:
     """Describes an object as of a seq, without its data."""
-    found = await _engine(call).stat_async(call.path["bucket"], call.path["key"], call.query.seq)
+    found = await engine_of(call).stat_async(call.path["bucket"], call.path["key"], call.query.seq)
     return Stat(**msgspec.to_builtins(found))
 
 
@@ -400,7 +394,7 @@ async def put_object(call: Call) -> Result:
         if_absent=query.if_absent,
         if_match=query.if_match,
     )
-    return await _engine(call).apply_async(_checked_seq(query.seq), entry)
+    return await engine_of(call).apply_async(_checked_seq(query.seq), entry)
 
 
 @routes.add("DELETE", _OBJECT, Permission.WRITE, Result, resource=Kind.ENGINE, query=DeleteQuery)
@@ -408,20 +402,20 @@ async def delete_object(call: Call) -> Result:
     """Applies an entry that deletes an object; earlier versions stay readable."""
     query: DeleteQuery = call.query
     entry = DeleteObject(call.path["bucket"], call.path["key"], if_match=query.if_match)
-    return await _engine(call).apply_async(_checked_seq(query.seq), entry)
+    return await engine_of(call).apply_async(_checked_seq(query.seq), entry)
 
 
 @routes.add("GET", f"{_OBJECT}/versions", Permission.READ, Versions, resource=Kind.ENGINE)
 async def list_versions(call: Call) -> Versions:
     """Lists the versions of an object."""
-    return Versions(versions=await _engine(call).versions_async(call.path["bucket"], call.path["key"]))
+    return Versions(versions=await engine_of(call).versions_async(call.path["bucket"], call.path["key"]))
 
 
 @routes.add("GET", f"{_ENGINE}/changes", Permission.READ, Changes, resource=Kind.ENGINE, query=ChangesQuery)
 async def read_changes(call: Call) -> Changes:
     """Reads the entries that were applied from a seq on, and what became of each."""
     query: ChangesQuery = call.query
-    engine = _engine(call)
+    engine = engine_of(call)
     found: list[Change] = []
     feed: Any = engine.changes_async(
         _checked_seq(query.start_seq),
@@ -461,7 +455,7 @@ def _shown_operation(operation: AnyOperation, with_values: bool) -> OperationSho
 
 
 async def _begun(call: Call, kind: str, work: Callable[[Engine], Any]) -> Reply:
-    engine = _engine(call)
+    engine = engine_of(call)
 
     async def run(report: Report) -> Any:
         return await work(engine)
@@ -500,24 +494,10 @@ async def verify_engine(call: Call) -> Reply:
     return await _begun(call, "verify", work)
 
 
-@starting(routes, "GET", f"{_ENGINE}/garbage", Kind.ENGINE, GarbageQuery)
-async def plan_engine_garbage(call: Call) -> Reply:
-    """Plans the collection of what no readable state needs; the result is the plan. Changes nothing."""
-    horizon = call.query.horizon
-    return await _begun(call, "plan-garbage", lambda engine: engine.plan_garbage_async(horizon))
-
-
-@starting(routes, "POST", f"{_ENGINE}/garbage/collect", Kind.ENGINE, GarbageQuery)
-async def collect_engine_garbage(call: Call) -> Reply:
-    """Plans again, and collects what the plan says; the result is the report."""
-    horizon = call.query.horizon
-    return await _begun(call, "collect-garbage", lambda engine: engine.collect_garbage_async(horizon=horizon))
-
-
 @routes.add(
     "GET", f"{_ENGINE}/digest", Permission.READ, resource=Kind.ENGINE, query=AsOf, response_types=("text/plain",)
 )
 async def digest(call: Call) -> Reply:
     """The digest of the state as of a seq: the same on every replica."""
-    found = await _engine(call).digest_async(call.query.seq)
+    found = await engine_of(call).digest_async(call.query.seq)
     return Reply(found.encode(), "text/plain", HTTPStatus.OK)

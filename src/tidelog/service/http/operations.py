@@ -3,7 +3,7 @@
 Invariants
 - An operation goes on when its client is gone: what was begun with a topic is finished.
 - Its outcome is kept until `_KEPT` later ones have ended, or the server stops. Those who may see what it is about may
-  see it.
+  see it. The last `_KEPT_PLANS` plans are kept as they were made, so that they are applied as they were shown.
 """
 
 from __future__ import annotations
@@ -28,7 +28,12 @@ from tidelog.service.http.routes import RouteTable
 routes = RouteTable("Operations")
 _logger = logging.getLogger("tidelog.http")
 _KEPT = 1000
+_KEPT_PLANS = 100
 _encode = msgspec.json.Encoder().encode
+
+
+PLANNING = "plan-"
+"""What the kinds of operations that make a plan begin with."""
 
 
 class WaitQuery(msgspec.Struct, forbid_unknown_fields=True, frozen=True, kw_only=True):
@@ -83,6 +88,7 @@ class Operations:
     def __init__(self) -> None:
         self._all: dict[str, tuple[Operation, Resource]] = {}
         self._tasks: dict[str, asyncio.Task[None]] = {}
+        self._plans: dict[str, Any] = {}
 
     def start(
         self, kind: str, resource: Resource, principal: Principal, work: Callable[[Report], Awaitable[Any]]
@@ -109,7 +115,10 @@ class Operations:
             operation.done, operation.total = done, total
 
         try:
-            operation.result = msgspec.to_builtins(await work(report))
+            result = await work(report)
+            operation.result = msgspec.to_builtins(result)
+            if operation.kind.startswith(PLANNING):
+                self._plans[operation.id] = result
             operation.done, operation.state = operation.total, "done"
         except TidelogError as error:
             operation.state, operation.problem = "failed", problem_of(error)
@@ -125,6 +134,8 @@ class Operations:
         ended = [one.id for one, _ in self._all.values() if one.ended is not None]
         for old in ended[: max(0, len(ended) - _KEPT)]:
             del self._all[old]
+        for old in list(self._plans)[: max(0, len(self._plans) - _KEPT_PLANS)]:
+            del self._plans[old]
 
     @property
     def running(self) -> int:
@@ -133,6 +144,16 @@ class Operations:
 
     def find(self, operation_id: str) -> tuple[Operation, Resource] | None:
         return self._all.get(operation_id)
+
+    def plan(self, kind: str, resource: Resource, plan_id: str) -> Any:
+        """The plan that an operation of this kind about this resource has made; NotFoundError if it is not kept."""
+        operation, subject = self._all.get(plan_id, (None, None))
+        if operation is None or (operation.kind, subject) != (kind, resource) or plan_id not in self._plans:
+            raise NotFoundError(
+                f"there is no such plan for {resource}",
+                hint="The newest 100 are kept, until the server stops: make a new one, and review it",
+            )
+        return self._plans[plan_id]
 
     def all(self) -> list[tuple[Operation, Resource]]:
         """Newest first."""

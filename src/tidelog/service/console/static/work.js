@@ -12,6 +12,7 @@ const WORDS = {
   ship: "Ship",
   seal: "Seal",
   retention: "Apply retention",
+  "plan-retention": "Plan: retention",
   verify: "Verify",
   checkpoint: "Checkpoint",
   rescue: "Rescue",
@@ -32,7 +33,7 @@ function actionsOf(subject, hasStore) {
     !isEngine && hasStore && ["Verify disk and store: reads every object", "POST", "verify", { cold: true }],
     isEngine && ["Plan the collection of garbage", "GET", "garbage", {}],
     !isEngine && hasStore && ["Plan the removal of orphaned objects", "GET", "orphans", {}],
-    !isEngine && ["Apply retention now", "POST", "retention", {}],
+    !isEngine && ["Plan what retention deletes", "GET", "retention", {}],
   ].filter(Boolean);
 }
 
@@ -141,6 +142,7 @@ function result(row) {
   if (row.kind === "plan-orphans") return orphanPlan(row, Object.values(found.plans));
   if (row.kind === "remove-orphans") return removed(Object.values(found.reports));
   if (row.kind === "plan-garbage") return garbagePlan(row, found);
+  if (row.kind === "plan-retention") return retentionPlan(row, Object.values(found.plans));
   return h("table", { class: "facts" }, h("tbody", {}, Object.entries(found || {}).map(([key, value]) => h("tr", {}, h("th", { scope: "row" }, key.replaceAll("_", " ")), h("td", {}, typeof value === "number" ? count(value) : typeof value === "object" && value !== null ? h("code", {}, JSON.stringify(value)) : String(value))))));
 }
 
@@ -184,11 +186,11 @@ function candidates(found, caption) {
 
 const sizeOf = (found) => found.reduce((total, one) => total + (one.bytes ?? 0), 0);
 
-/** Applies a plan: the server plans again, and checks each thing before it goes. */
+/** Applies a plan by its id: what was shown goes, or nothing if that has changed. */
 function applyButton(row, below, text) {
   if (isReadOnly()) return null;
   const name = row.subject.split(":").slice(1).join(":");
-  return button("Review done: apply…", () => dialog("Apply the plan", [h("p", {}, text), h("p", {}, "The server plans again and checks each thing before it goes: what is in use by then stays.")], { action: "Apply", kind: "danger", confirm: name, submit: () => start("POST", `${pathOf(row.subject)}/${below}`, {}) }), { kind: "danger" });
+  return button("Review done: apply…", () => dialog("Apply the plan", [h("p", {}, text), h("p", {}, "Exactly what is shown here is deleted. If some of it has changed since, the server says so and deletes nothing.")], { action: "Apply", kind: "danger", confirm: name, submit: () => start("POST", `${pathOf(row.subject)}/${below}`, { plan: row.id }) }), { kind: "danger" });
 }
 
 function orphanPlan(row, plans) {
@@ -198,6 +200,31 @@ function orphanPlan(row, plans) {
     going.length ? notice("warn", h("strong", {}, `${counted(going.length, "object")}, ${bytes(sizeOf(going))}, can go.`), " Nothing was changed yet.") : notice("good", "There is nothing to remove."),
     found.length > 0 && candidates(found, "What was found"),
     going.length > 0 && h("div", { class: "row" }, applyButton(row, "orphans/remove", `Removes ${counted(going.length, "object")}, ${bytes(sizeOf(going))}, from the store, for good.`)),
+  ];
+}
+
+function retentionPlan(row, plans) {
+  const total = (of) => plans.reduce((sum, one) => sum + of(one), 0);
+  const messages = total((one) => one.delete_before - one.start_offset);
+  const objects = total((one) => one.objects.length);
+  const files = total((one) => one.file_bytes);
+  const table = sortedTable({
+    caption: "Partitions",
+    sort: "partition",
+    columns: [
+      { key: "partition", label: "Partition", number: true, value: (one) => one.partition },
+      { key: "messages", label: "Messages that go", number: true, value: (one) => one.delete_before - one.start_offset, cell: (one) => count(one.delete_before - one.start_offset) },
+      { key: "start", label: "Begins then at", number: true, value: (one) => one.delete_before, cell: (one) => count(one.delete_before) },
+      { key: "objects", label: "Objects", number: true, value: (one) => one.objects.length, cell: (one) => `${count(one.objects.length)}, ${bytes(one.object_bytes)}` },
+      { key: "files", label: "Off this disk", number: true, value: (one) => one.file_bytes, cell: (one) => bytes(one.file_bytes) },
+    ],
+  });
+  table.update(plans.map((one, partition) => ({ ...one, partition })));
+  const isEmpty = !messages && !objects && !files;
+  return [
+    isEmpty ? notice("good", "Nothing is due.") : notice("warn", h("strong", {}, `${counted(messages, "message")} and ${bytes(files)} on this disk can go.`), " Nothing was changed yet."),
+    table.element,
+    !isEmpty && h("div", { class: "row" }, applyButton(row, "retention", `Deletes ${counted(messages, "message")} for good, and takes ${bytes(files)} off this disk.`)),
   ];
 }
 
