@@ -25,6 +25,7 @@ from tidelog.cli.topic.names import (
     require_kept,
     require_ours,
     require_topic,
+    show_with_problems,
     topic_names,
 )
 from tidelog.clock import SystemClock
@@ -88,25 +89,14 @@ def list_letters(
     with session.look() as log:
         if topic is None:
             rows = [_topic_row(log, name) for name in topic_names(log) if _has_letters(log, name)]
-            _show(session, rows, _TOPIC_COLUMNS, _TOPIC_NARROWER)
+            show_with_problems(session, rows, _TOPIC_COLUMNS, _TOPIC_NARROWER)
             return
         require_topic(log, topic)
         rows = list(islice(_letter_rows(log, topic), max_messages + 1))
     if len(rows) > max_messages:
         session.output.note(f"there are more than {max_messages}: show them with --max-messages")
-    _show(session, rows[:max_messages], _LETTER_COLUMNS, _LETTER_NARROWER)
-
-
-def _show(session: Session, rows: list[Row], columns: Sequence[str], narrower: Sequence[Sequence[str]]) -> None:
-    problems = [row for row in rows if row["problem"] is not None]
-    if session.as_json:
-        session.output.document(rows)
-    else:
-        shown = [_with_short_reason(row) for row in rows]
-        session.output.table(columns if problems else columns[:-1], shown, narrower=narrower)
-        for row in problems:
-            session.output.note(f"problem: {row['topic']}: {row['problem']}")
-    exit_if_any_failed(rows)
+    shown = rows[:max_messages] if session.as_json else [_with_short_reason(row) for row in rows[:max_messages]]
+    show_with_problems(session, shown, _LETTER_COLUMNS, _LETTER_NARROWER)
 
 
 def _with_short_reason(row: Row) -> Row:

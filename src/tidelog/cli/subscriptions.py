@@ -26,13 +26,14 @@ from tidelog.cli.output import Row
 from tidelog.cli.session import Session, command, command_group, confirm
 from tidelog.cli.topic.names import (
     TopicArgument,
-    exit_if_any_failed,
     logs_of,
     open_log,
+    owned_log,
     require_kept,
     require_one_log,
     require_ours,
     require_topic,
+    show_with_problems,
     topic_names,
 )
 from tidelog.errors import InputError, NotFoundError, NotSupportedError, TidelogError
@@ -116,15 +117,7 @@ def _show(
             require_kept(log, topic)
         topics = topic_names(log) if topic is None else logs_of(log, topic)
         rows = [row for one in topics for row in _rows(log, one, name, describe_one)]
-    has_problems = any(row.get("problem") is not None for row in rows)
-    if session.as_json:
-        session.output.document(rows)
-    else:
-        session.output.table(columns if has_problems else columns[:-1], rows, narrower=narrower)
-        for row in rows:
-            if row["problem"] is not None:
-                session.output.note(f"problem: {row['topic']} {row['subscription'] or ''}: {row['problem']}")
-    exit_if_any_failed(rows)
+    show_with_problems(session, rows, columns, narrower, ("topic", "subscription"))
 
 
 def _rows(log: LogDirectory, topic: str, name: str | None, describe_one: _Describe) -> list[Row]:
@@ -311,9 +304,6 @@ def _owned_by_group(log: LogDirectory, topic: str, name: str, take_over: bool) -
 def _owned(log: LogDirectory, topic: str, name: str, take_over: bool) -> Topic:
     """The topic, opened for writing if this node may own it."""
     require_topic(log, topic)
-    require_kept(log, topic)
-    require_one_log(log, topic)
-    require_ours(log, topic, take_over)
-    opened = open_log(log, topic, take_over=take_over)
+    opened = owned_log(log, topic, take_over)
     require_subscription(opened, name)
     return opened

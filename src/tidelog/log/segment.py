@@ -12,6 +12,7 @@ from __future__ import annotations
 from array import array
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterator
+from operator import attrgetter
 from pathlib import Path
 from threading import Lock
 from typing import NamedTuple, TypeVar
@@ -112,10 +113,6 @@ class FileSpan(NamedTuple):
     max_time_us: int | None
 
 
-def _first_offset(segment: Segment) -> int:
-    return segment.first_offset
-
-
 class Segments:
     """The list of segments that the writer maintains and the readers search."""
 
@@ -175,7 +172,7 @@ class Segments:
 
     def find(self, offset: int) -> Segment | None:
         """The segment that holds an offset that may be read; None when none does."""
-        found = bisect_right(self._segments, offset, key=_first_offset) - 1
+        found = bisect_right(self._segments, offset, key=attrgetter("first_offset")) - 1
         if found < 0 or offset >= self._segments[found].next_offset or offset < self.floor:
             return None
         return self._segments[found]

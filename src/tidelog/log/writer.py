@@ -19,6 +19,7 @@ import enum
 import logging
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from pathlib import Path
 from threading import Event, Lock
 
@@ -330,7 +331,7 @@ class Writer:
     def start(self, files: Files) -> None:
         """From now on it is served whenever there is something to do."""
         pool = self._pool = join_pool(self, files, self._directory)
-        self._append_queue.call = lambda: pool.call(self)
+        self._append_queue.call = partial(pool.call, self)
         self._append_queue.ring()
 
     def join(self) -> None:

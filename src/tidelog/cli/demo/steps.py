@@ -460,17 +460,11 @@ def entries(count: int) -> Iterator[tuple[int, Entry]]:
     """The log of an orchestrator: puts of about 1 KiB, some batches, copies and deletions."""
     yield 1, CreateBucket(BUCKET)
     for seq in range(2, count + 1):
-        key = f"object-{seq * 7919 % _OBJECTS:05}"
+        key = _key(seq)
         if seq % 100 == 0:
-            yield (
-                seq,
-                Batch([PutObject(BUCKET, f"copy-of-{key}", b"soon replaced"), DeleteObject(BUCKET, key)]),
-            )
+            yield seq, Batch([PutObject(BUCKET, f"copy-of-{key}", b"soon replaced"), DeleteObject(BUCKET, key)])
         elif seq % 50 == 0:
-            yield (
-                seq,
-                CopyObject(BUCKET, f"object-{(seq - 1) * 7919 % _OBJECTS:05}", BUCKET, f"copy-of-{key}"),
-            )
+            yield seq, CopyObject(BUCKET, _key(seq - 1), BUCKET, f"copy-of-{key}")
         else:
             yield seq, PutObject(BUCKET, key, b"%020d" % seq * 50, {"seq": seq})
 

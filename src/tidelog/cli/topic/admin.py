@@ -26,6 +26,7 @@ from tidelog.cli.topic.names import (
     exit_if_any_failed,
     is_sealed,
     open_log,
+    owned_log,
     require_kept,
     require_one_log,
     require_ours,
@@ -240,10 +241,7 @@ def abort_transaction(
     """
     with session.open(runs_in_background=False) as log:
         require_topic(log, topic)
-        require_kept(log, topic)
-        require_one_log(log, topic)
-        require_ours(log, topic, take_over)
-        opened = open_log(log, topic, take_over=take_over)
+        opened = owned_log(log, topic, take_over)
         doomed = f"Abort the transaction of producer {producer_id} in {topic} for good?"
         confirm(session, yes, doomed, f"abort a transaction in {topic}")
         aborted = opened.abort_transaction(producer_id)

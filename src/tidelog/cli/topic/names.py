@@ -31,7 +31,7 @@ from tidelog.errors import (
 )
 from tidelog.files import LocalFiles
 from tidelog.log.directory import wal_files
-from tidelog.log.verify import LogFindings, Unreadable, verify_files
+from tidelog.log.verify import LogFindings, verify_files
 from tidelog.topics.columns import unreadable_frames
 from tidelog.topics.directory import LogDirectory
 from tidelog.topics.message import TIMESTAMP_FIELD
@@ -150,6 +150,14 @@ def require_one_log(log: LogDirectory, name: str) -> None:
         raise InputError(f"{name} has {len(logs)} partitions", hint=f"Name one of them, for example {logs[0]}")
 
 
+def owned_log(log: LogDirectory, name: str, take_over: bool) -> Topic:
+    """A topic of one log that keeps its messages, opened for writing if this node may own it."""
+    require_kept(log, name)
+    require_one_log(log, name)
+    require_ours(log, name, take_over)
+    return open_log(log, name, take_over=take_over)
+
+
 def sealed_marker(catalog: Catalog, owner: Owner | None) -> SealedMarker | None:
     """The marker of a topic that is sealed now; one of an earlier owner is not believed."""
     marker = catalog.sealed()
@@ -247,6 +255,24 @@ def usage(directory: Path) -> tuple[int, int]:
     return len(names), sum(sizes[file] for file in names)
 
 
+def show_with_problems(
+    session: Session,
+    rows: Sequence[Row],
+    columns: Sequence[str],
+    narrower: Sequence[Sequence[str]],
+    named_by: Sequence[str] = ("topic",),
+) -> None:
+    """Shows rows whose last column is a problem: only where one has some, with a note for each."""
+    problems = [row for row in rows if row["problem"] is not None]
+    if session.as_json:
+        session.output.document(rows)
+    else:
+        session.output.table(columns if problems else columns[:-1], rows, narrower=narrower)
+        for row in problems:
+            session.output.note(f"problem: {' '.join(str(row[one] or '') for one in named_by)}: {row['problem']}")
+    exit_if_any_failed(rows)
+
+
 def exit_if_any_failed(rows: Sequence[Row]) -> None:
     """After the rows were shown."""
     if any(row.get("problem") is not None for row in rows):
@@ -322,13 +348,8 @@ def examine_target(session: Session, target: Target, doing: str) -> LogFindings:
             target.directory,
             time_field=target.time_field,
             on_progress=lambda done_bytes, _: on_done(done_bytes),
-            unreadable=unreadable_in(target),
+            unreadable=None if target.time_field is None else unreadable_frames,
         )
-
-
-def unreadable_in(target: Target) -> Unreadable | None:
-    """Finds frames that are not messages, for a topic."""
-    return None if target.time_field is None else unreadable_frames
 
 
 def require_files(target: Target) -> None:

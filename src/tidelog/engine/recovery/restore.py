@@ -40,7 +40,7 @@ from tidelog.cold.lease import DEFAULT_LEASE_SECONDS, NodeLease
 from tidelog.cold.ownership import LocalClaim, write_local_claim
 from tidelog.engine.btree.buffer_pool import BufferPool
 from tidelog.engine.btree.page_file import PageFile
-from tidelog.engine.btree.tree import Tree
+from tidelog.engine.btree.tree import Tree, log_nothing
 from tidelog.engine.cold.manifest import Manifest, OwnedManifest, Pinning, no_engine, read_manifest, told_of_dropped_log
 from tidelog.engine.cold.reader import ColdReader
 from tidelog.engine.cold.store_link import claim_engine, merged
@@ -55,7 +55,7 @@ from tidelog.engine.sst.sstable import RowBlock
 from tidelog.engine.wal.records import CheckpointState
 from tidelog.engine.wal.replay import OnBytes, Replay, ShippedLog
 from tidelog.engine.wal.ship_watermark import LsnRange
-from tidelog.errors import DataError, InputError, InternalError, NotFoundError, NotSupportedError, TidelogError
+from tidelog.errors import DataError, InputError, NotFoundError, NotSupportedError, TidelogError
 from tidelog.files import Files, explained
 from tidelog.store.keys import EngineKeys
 from tidelog.store.metadata.base import MetadataStore
@@ -148,7 +148,7 @@ class LocalSteps:
         page_file = PageFile.create(self._files, self._directory / PAGES, made_lsn=lsn)
         try:
             pool = BufferPool(page_file, self._pool_bytes)
-            tree = Tree(pool, _log_nothing)
+            tree = Tree(pool, log_nothing)
             rows = 0
 
             def counted() -> Iterator[bytes]:
@@ -474,10 +474,6 @@ def _at_the_end(manifest: Manifest, next_lsn: int, position: int) -> Manifest:
         shipped_position=position,
         rolled_back=merged((*manifest.rolled_back, *dead)),
     )
-
-
-def _log_nothing(updates: bytes) -> int:
-    raise InternalError("a tree that is loaded in bulk logs nothing")
 
 
 # The cold tier of a restore drill's copy: it reads values from the store, and refuses everything else.

@@ -158,6 +158,7 @@ def _in_use(listing: Listing, referenced: set[str], compaction: Compaction | Non
     return KindUse(kind=kind, objects=len(used), bytes=sum(used))
 
 
+_COMPACTED_KINDS: tuple[Kind, ...] = ("blob_files", "data", "index", "garbage")
 _LARGE_BYTES = 1 << 20
 _BLOB_FILE_BYTES = 64 << 20
 _ROWS_A_FILE = 250_000
@@ -280,7 +281,7 @@ def _before(use: StoreUse, live: LiveCount) -> Holding:
         LogObject(size=average, lsn=1, next_lsn=2, created_us=0, is_shipped=False, is_compressed=False)
         for _ in range(gone)
     )
-    kinds = dict(use.uses) | {kind: KindUse(kind=kind) for kind in _compacted_kinds()}
+    kinds = dict(use.uses) | {kind: KindUse(kind=kind) for kind in _COMPACTED_KINDS}
     kinds["log"] = KindUse(kind="log", objects=len(use.log) + gone, bytes=log_bytes + use.start_position)
     kinds["states"] = KindUse(kind="states", objects=int(use.own_state.size > 0), bytes=use.own_state.size)
     return Holding(
@@ -291,10 +292,6 @@ def _before(use: StoreUse, live: LiveCount) -> Holding:
         values_in_log=live.values,
         value_bytes=live.value_bytes,
     )
-
-
-def _compacted_kinds() -> tuple[Kind, ...]:
-    return ("blob_files", "data", "index", "garbage")
 
 
 def _after_measured(use: StoreUse, live: LiveCount) -> Holding:

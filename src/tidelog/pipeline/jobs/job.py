@@ -237,7 +237,7 @@ def _ours(error: Exception) -> TidelogError | None:
         return ConfigError("the workers of Spark run a Python that does not have tidelog", hint=_NO_PACKAGE_HINT)
     wrong = _DATA.search(str(error))
     if wrong is not None:
-        return InputError(f"the data does not fit: {_one_line(wrong[1])}")
+        return InputError(f"the data does not fit: {' '.join(wrong[1].split())}")
     found = _RAISED.search(str(error))
     kind = None if found is None else getattr(errors, found[1], None)
     if found is None or not (isinstance(kind, type) and issubclass(kind, TidelogError)):
@@ -250,7 +250,3 @@ def first_line(error: Exception) -> str:
     text = str(error).strip()
     from_java = _FROM_JAVA.match(text)
     return text.partition("\n")[0] if from_java is None else from_java[1]
-
-
-def _one_line(text: str) -> str:
-    return " ".join(text.split())

@@ -16,6 +16,7 @@ import secrets
 from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
+from operator import itemgetter
 from typing import Any, NamedTuple, NoReturn
 
 from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStreamReader, InputPartition
@@ -224,7 +225,7 @@ class ObjectPlan:
             yield _Piece(tail[at][0], min(per_piece, len(tail) - at))
 
     def _tail_in(self, start: bytes, stop: bytes) -> Sequence[Row]:
-        first, last = (bisect_left(self._tail, key, key=_key_of) for key in (start, stop))
+        first, last = (bisect_left(self._tail, key, key=itemgetter(0)) for key in (start, stop))
         return self._tail[first:last]
 
     def _part(self, start: bytes, stop: bytes, created: dict[str, tuple[int, int]]) -> ObjectPart:
@@ -258,10 +259,6 @@ def find_base(engine: OpenedEngine, manifest: Manifest) -> Base:
             hint="Read from a replica, or put a good copy of a state in its place",
         )
     return Base(1, 0)
-
-
-def _key_of(row: Row) -> bytes:
-    return row[0]
 
 
 FORMAT = "tidelog_objects"

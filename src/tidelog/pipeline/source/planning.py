@@ -18,6 +18,7 @@ from bisect import bisect_left
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from itertools import pairwise
+from operator import itemgetter
 
 import msgspec
 
@@ -129,7 +130,7 @@ class TopicPlan:
         """The offset at which so many bytes are before; by numbers alone where nothing is known about bytes."""
         if self.bytes <= 0:
             return self.start + int(self.records * share_of_records)
-        index = bisect_left(self._knots, position, key=_bytes_of)
+        index = bisect_left(self._knots, position, key=itemgetter(1))
         (low, before), (high, behind) = self._knots[index - 1], self._knots[index]
         return low + round((high - low) * (position - before) / (behind - before)) if behind > before else high
 
@@ -159,10 +160,6 @@ def plan_parts(plans: Sequence[TopicPlan], limits: Limits) -> list[ReadPart]:
         share = plan.bytes / total if total else 1 / len(plans)
         parts += plan.cut(max(1, round(wanted * share)), limits.max_records)
     return parts
-
-
-def _bytes_of(knot: tuple[int, float]) -> float:
-    return knot[1]
 
 
 def _nearest(offsets: Sequence[int], offset: int, reach: float) -> int:

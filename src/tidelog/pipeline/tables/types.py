@@ -189,11 +189,8 @@ def _widened_relative(known: pa.DataType, wanted: pa.DataType) -> pa.DataType:
 def contradictions(known: pa.DataType, wanted: pa.DataType) -> list[str]:
     """The fields of one struct that have a type in the other which no widening leads to."""
     before = {field.name: field.type for field in known}
-    return [field.name for field in wanted if field.name in before and _differ(before[field.name], field.type)]
-
-
-def _differ(known: pa.DataType, wanted: pa.DataType) -> bool:
-    return _family(known) != _family(wanted)
+    shared = [field for field in wanted if field.name in before]
+    return [field.name for field in shared if _family(before[field.name]) != _family(field.type)]
 
 
 def must_be_rewritten(known: pa.DataType, now: pa.DataType) -> bool:

@@ -420,7 +420,12 @@ def _offset_fetch(access: Access, context: RequestContext, request: Any) -> Deci
             response = _OFFSETS.all_refused(context.api_key, request, _GROUP)
             response.error_code = _GROUP
             return Decision(response)
-        return _committed(access, context, request, _OFFSETS, lambda response: response)
+        hidden = _OFFSETS.split(context.api_key, request, _code_of(access, _OFFSETS, None))
+
+        def hide(response: Any) -> None:
+            response.topics = [one for one in response.topics if access.topic(None, one.name)] + hidden
+
+        return Decision(amend=hide)
     amends, refused, kept = [], [], []
     for group in request.groups:
         if access.group(None, group.group_id):
@@ -441,18 +446,6 @@ def _offset_fetch(access: Access, context: RequestContext, request: Any) -> Deci
 _OFFSETS = Listed(
     "topics", "topics", "name", ("partition_indexes", "partitions"), values={"committed_offset": -1, "metadata": ""}
 )
-
-
-def _committed(
-    access: Access, context: RequestContext, request: Any, listed: Listed, within: Callable[[Any], Any]
-) -> Decision:
-    refused = listed.split(context.api_key, request, _code_of(access, listed, None))
-
-    def amend(response: Any) -> None:
-        answer = within(response)
-        answer.topics = [one for one in answer.topics if access.topic(None, one.name)] + refused
-
-    return Decision(amend=amend)
 
 
 def _hidden_topics(access: Access, group: Any) -> list[Any]:
