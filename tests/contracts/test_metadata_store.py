@@ -110,6 +110,32 @@ class TestEntries:
         assert store.get_many(keys) == {key: store.get(key) for key in keys[::10]}
         assert store.get_many([]) == {}
 
+    def test_a_watch_tells_what_is_there_and_then_each_change(self, store: MetadataStore, at: str) -> None:
+        """Entries that come, change and go below its prefix, and nothing else."""
+        store.put(at + "in/a", b"1")
+        store.put(at + "other", b"1")
+        watch = store.watch(at + "in/")
+        first = watch.next(60)
+        assert first is not None
+        assert first.is_whole
+        assert {key: entry and entry.value for key, entry in first.entries.items()} == {at + "in/a": b"1"}
+        store.put(at + "other", b"2")
+        version = store.put(at + "in/a", b"2")
+        store.put(at + "in/b", b"3")
+        store.delete(at + "in/b")
+        store.put(at + "in/c", b"4")
+        store.delete(at + "in/a")
+        seen: dict[str, bytes | None] = {}
+        while seen.get(at + "in/a", b"") is not None:
+            changes = watch.next(60)
+            assert changes is not None
+            for key, entry in changes.entries.items():
+                seen[key] = entry and entry.value
+                assert entry is None or key != at + "in/a" or entry.version == version
+        assert seen == {at + "in/a": None, at + "in/c": b"4"} | dict.fromkeys(seen.keys() & {at + "in/b"})
+        watch.close()
+        assert watch.next(60) is None
+
     def test_a_mark_changes_with_whatever_is_written(self, store: MetadataStore, at: str) -> None:
         """Where there is one: by this client or another, to any key."""
         marks = [store.change_mark(), store.change_mark()]

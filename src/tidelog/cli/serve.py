@@ -21,6 +21,7 @@ from tidelog.cli.session import Session, command
 from tidelog.errors import ConfigError
 
 if TYPE_CHECKING:
+    from tidelog.cluster.runtime import Cluster
     from tidelog.config.serve import ServeSettings
     from tidelog.engine.engine import Engine
     from tidelog.service.kafka.broker import BrokerSettings
@@ -65,6 +66,19 @@ CacheOption = Annotated[
         metavar="BYTES",
         parser=parse_size,
         help="Newest messages of all topics together that stay in memory; consumers that are behind them read files.",
+    ),
+]
+NodeOption = Annotated[
+    str | None,
+    typer.Option("--node", metavar="NAME", help="This node's name in its cluster [default: that of its directory]."),
+]
+ZoneOption = Annotated[
+    str | None, typer.Option("--zone", metavar="ZONE", help="Where this node is: partitions are spread over zones.")
+]
+ClusterOption = Annotated[
+    bool | None,
+    typer.Option(
+        "--cluster/--no-cluster", help="Whether it joins other nodes over the same store. [default: with etcd]"
     ),
 ]
 AuthOption = Annotated[
@@ -122,6 +136,9 @@ def serve(
     auto_create_topics: AutoCreateOption = True,
     default_partitions: PartitionsOption = 1,
     cache_bytes: CacheOption = 128 << 20,
+    node: NodeOption = None,
+    zone: ZoneOption = None,
+    cluster: ClusterOption = None,
     auth: AuthOption = None,
     tls_cert: TlsCertOption = None,
     tls_key: TlsKeyOption = None,
@@ -144,6 +161,9 @@ def serve(
     from tidelog.service.node import check_exposure, check_url, parse_address
 
     named = {
+        "node": node,
+        "zone": zone,
+        "cluster": cluster,
         "auth": auth,
         "tls_cert": tls_cert,
         "tls_key": tls_key,
@@ -211,6 +231,7 @@ async def _serve(
     protection: ServeSettings,
     engines: Mapping[str, Path],
 ) -> None:
+    from tidelog.cluster.joining import join
     from tidelog.service.auth.security import Security
     from tidelog.service.http.service import HttpSettings
     from tidelog.service.node import Node
@@ -222,15 +243,36 @@ async def _serve(
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stopping.set)
     opened = await asyncio.to_thread(_open_engines, directory, engines)
+    cluster = await asyncio.to_thread(_cluster_of, directory, protection)
     limits = HttpSettings(max_connections=protection.max_connections)
-    node = Node(directory, settings, http_settings=limits, security=security, engines=opened)
+    placement = None if cluster is None else cluster.placement
+    node = Node(directory, settings, http_settings=limits, security=security, engines=opened, placement=placement)
     reloading: set[asyncio.Task[None]] = set()
     loop.add_signal_handler(signal.SIGHUP, lambda: _begin(security.reload(), reloading))
     try:
-        _show(session, await node.start(kafka, http, advertised, advertised_http))
+        if cluster is not None:
+            await cluster.load()
+        listening = await node.start(kafka, http, advertised, advertised_http)
+        if cluster is not None:
+            await join(cluster, node, directory, listening)
+        _show(session, listening)
         await stopping.wait()
+        if cluster is not None:
+            await cluster.stop()
     finally:
+        if cluster is not None:
+            await cluster.leave()
         await node.stop()
+
+
+def _cluster_of(directory: LogDirectory, settings: ServeSettings) -> Cluster | None:
+    """The cluster that the node joins; None for a node by itself."""
+    import tidelog
+    from tidelog.cluster.joining import can_join, make_cluster
+
+    if settings.cluster is False or (settings.cluster is None and not can_join(directory)):
+        return None
+    return make_cluster(directory, settings.node, settings.zone, tidelog.__version__, settings.cluster_lease_seconds)
 
 
 def _begin(work: Coroutine[Any, Any, None], running: set[asyncio.Task[None]]) -> None:

@@ -15,6 +15,20 @@ _Seconds = Annotated[float, msgspec.Meta(ge=0.1)]
 class ServeSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """How the server is protected. Its addresses are options of the command."""
 
+    cluster: bool | None = None
+    """Whether this node joins the cluster of its store and metadata store. Default: it does where the metadata store is
+    etcd."""
+
+    node: str | None = None
+    """The name of this node in its cluster. Default: the name that its log directory got when it was made."""
+
+    zone: str = ""
+    """Where this node is, such as a rack or an availability zone: partitions of a topic are spread over zones."""
+
+    cluster_lease_seconds: Annotated[float, msgspec.Meta(ge=2)] = 10.0
+    """After so long without a sign of life a node's partitions are given to others. Shorter is faster after a crash,
+    and takes a node for dead sooner that is only slow; each third of it costs two small writes to etcd."""
+
     auth: Literal["off", "required"] = "off"
     """Whether clients must say who they are, and need grants (`tidelog auth`). `off`: everybody may do everything,
     which only addresses of this machine allow by themselves."""

@@ -25,6 +25,20 @@ Metadata, below a root that keeps several installations in one store apart:
     {root}/storage/producer-ids                                        the next id of a Kafka producer
     {root}/storage/pipelines/{name}                                    who runs a declared pipeline, and how far it is
 
+Of a cluster of nodes, what every node watches, and beside it what only some read:
+
+    {root}/cluster/nodes/{node}                a node that is alive: its addresses, zone and version, under its lease
+    {root}/cluster/node-ids/{node}             the number by which Kafka's clients know it, for ever
+    {root}/cluster/node-numbers/{number}       that the number is given
+    {root}/cluster/leader                      which node runs the load manager, under its lease
+    {root}/cluster/topics/{namespace}/{topic}  which node serves each partition
+    {root}/cluster/engines/{name}              which node serves an engine
+    {root}/cluster/coordinators                which node coordinates the groups and transactions of each slot
+    {root}/cluster/settings                    how the load manager decides
+    {root}/cluster/requests/{id}               what an operator asked for: the leader carries it out
+    {root}/cluster-loads/{node}                what a node has to do at present, under its lease
+    {root}/cluster-decisions/{time_us:020}     what the leader has decided, and why
+
 Objects, below the URL of the store:
 
     storage/store.json                                                              the id of the store
@@ -607,6 +621,48 @@ def kafka_group_configs_key(root: str = DEFAULT_ROOT) -> str:
 def accounts_key(root: str = DEFAULT_ROOT) -> str:
     """The users, tokens and grants of an installation."""
     return f"{check_part(root)}/storage/accounts"
+
+
+class ClusterKeys:
+    """The keys of a cluster of nodes."""
+
+    def __init__(self, root: str = DEFAULT_ROOT) -> None:
+        self.prefix = f"{check_part(root)}/cluster/"
+        """What every node watches."""
+        self.nodes_prefix = self.prefix + "nodes/"
+        self.node_ids_prefix = self.prefix + "node-ids/"
+        self.topics_prefix = self.prefix + "topics/"
+        self.engines_prefix = self.prefix + "engines/"
+        self.requests_prefix = self.prefix + "requests/"
+        self.leader = self.prefix + "leader"
+        self.coordinators = self.prefix + "coordinators"
+        self.settings = self.prefix + "settings"
+        self.loads_prefix = f"{root}/cluster-loads/"
+        self.decisions_prefix = f"{root}/cluster-decisions/"
+
+    def node(self, name: str) -> str:
+        return self.nodes_prefix + check_part(name)
+
+    def node_id(self, name: str) -> str:
+        return self.node_ids_prefix + check_part(name)
+
+    def node_number(self, number: int) -> str:
+        return f"{self.prefix}node-numbers/{_checked_number(number, 'a number')}"
+
+    def topic(self, namespace: str, name: str) -> str:
+        return f"{self.topics_prefix}{check_part(namespace)}/{check_part(name)}"
+
+    def engine(self, name: str) -> str:
+        return self.engines_prefix + check_part(name)
+
+    def request(self, name: str) -> str:
+        return self.requests_prefix + check_part(name)
+
+    def load(self, node: str) -> str:
+        return self.loads_prefix + check_part(node)
+
+    def decision(self, time_us: int) -> str:
+        return f"{self.decisions_prefix}{_checked_number(time_us, 'a time'):020d}"
 
 
 def topics_prefix(root: str = DEFAULT_ROOT) -> str:

@@ -34,6 +34,7 @@ from tidelog.errors import (
     TidelogError,
 )
 from tidelog.store.keys import check_key, check_prefix
+from tidelog.store.metadata.watch import PollingWatch, Watch
 
 # Leases: entries that vanish when their holder does.
 #
@@ -152,6 +153,10 @@ class MetadataStore(ABC):
     def change_mark(self) -> object | None:
         """Equal to an earlier mark if nothing was written since; None where it would cost as much as to look."""
         return None
+
+    def watch(self, prefix: str) -> Watch:
+        """Follows everything below a prefix (`watch.py`)."""
+        return PollingWatch(self, check_prefix(prefix))
 
     def range(self, prefix: str, *, start: str | None = None, limit: int | None = None) -> list[Entry]:
         """What is below a prefix, from the key `start` on (inclusive), at most `limit` entries."""
@@ -419,6 +424,9 @@ class DelegatingMetadata(MetadataStore):
 
     def change_mark(self) -> object | None:
         return self.store.change_mark()
+
+    def watch(self, prefix: str) -> Watch:
+        return self.store.watch(prefix)
 
     def floor(self, prefix: str, key: str) -> Entry | None:
         return self.store.floor(prefix, key)

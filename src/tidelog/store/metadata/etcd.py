@@ -13,8 +13,9 @@ Invariants
 from __future__ import annotations
 
 import contextlib
+import time
 from base64 import b64decode, b64encode
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from typing import Any
 
 from tidelog.clock import Clock, SystemClock
@@ -34,10 +35,12 @@ from tidelog.store.metadata.base import (
     settle,
 )
 from tidelog.store.metadata.etcd_client import Endpoint, EtcdClient
+from tidelog.store.metadata.watch import Changes, Watch
 from tidelog.store.settings import MetadataSettings
 
 REQUEST_TIMEOUT_SECONDS = 5.0
 _PAGE_ENTRIES = 200
+_SILENCE_SECONDS = 2.0
 _KEYS_AT_ONCE = 100  # etcd takes 128 operations in one transaction, unless it was told otherwise
 
 
@@ -87,6 +90,16 @@ class EtcdMetadataStore(MetadataStore):
         answer = self._client.ask("kv/range", {"key": _encoded(self._asked_key), "limit": 1, "keys_only": True})
         return int(answer["header"]["revision"])
 
+    def watch(self, prefix: str) -> Watch:
+        return _EtcdWatch(self._client, check_prefix(prefix), self.snapshot)
+
+    def snapshot(self, prefix: str) -> tuple[int, list[Entry]]:
+        """Everything below a prefix, and the revision of which it is."""
+        answer = self._client.ask("kv/range", {"key": _encoded(prefix), "limit": 1, "keys_only": True})
+        revision = int(answer["header"]["revision"])
+        found = self._pages(prefix, prefix, None, keys_only=False, revision=revision)
+        return revision, [_entry(one) for one in found]
+
     def floor(self, prefix: str, key: str) -> Entry | None:
         question = {
             "key": _encoded(check_prefix(prefix) or "\0"),
@@ -107,8 +120,10 @@ class EtcdMetadataStore(MetadataStore):
     def _keys(self, prefix: str, start: str, limit: int | None) -> list[str]:
         return [_decoded(found["key"]).decode("ascii") for found in self._pages(prefix, start, limit, keys_only=True)]
 
-    def _pages(self, prefix: str, start: str, limit: int | None, *, keys_only: bool) -> Iterator[dict[str, Any]]:
-        first, revision, left = start or "\0", 0, limit
+    def _pages(
+        self, prefix: str, start: str, limit: int | None, *, keys_only: bool, revision: int = 0
+    ) -> Iterator[dict[str, Any]]:
+        first, left = start or "\0", limit
         while left is None or left > 0:
             size = _PAGE_ENTRIES if left is None else min(left, _PAGE_ENTRIES)
             question = {"key": _encoded(first), "range_end": _encoded(end_of(prefix)), "limit": size}
@@ -170,6 +185,80 @@ class _EtcdLease(Lease):
     def _revoke(self) -> None:
         with contextlib.suppress(LeaseLostError):
             self._client.ask("lease/revoke", {"ID": self.lease_id})
+
+
+class _EtcdWatch(Watch):
+    """A stream of etcd's own, begun again where it ended.
+
+    A member that is cut off from the others keeps its streams and tells nothing: after each silence a member is asked
+    that answers for the whole cluster, and the next stream is that one's.
+    """
+
+    def __init__(self, client: EtcdClient, prefix: str, snapshot: Callable[[str], tuple[int, list[Entry]]]) -> None:
+        super().__init__()
+        self._client = client
+        self._prefix = prefix
+        self._snapshot = snapshot
+        self._revision: int | None = None
+        self._stream: Iterator[dict[str, Any]] | None = None
+
+    def next(self, timeout_seconds: float) -> Changes | None:
+        if self._revision is None and not self.is_closed:
+            self._revision, found = self._snapshot(self._prefix)
+            return Changes(True, {entry.key: entry for entry in found})
+        deadline = time.monotonic() + timeout_seconds
+        while not self.is_closed:
+            try:
+                changes = self._read()
+            except BaseException:
+                self._end_stream()
+                raise
+            if changes is not None:
+                return changes
+            if time.monotonic() >= deadline:
+                return None
+        self._end_stream()
+        return None
+
+    def _read(self) -> Changes | None:
+        """The next answer of the stream that says something; None when it was silent."""
+        if self._stream is None:
+            self._stream = self._client.stream("watch", {"create_request": self._question()}, _SILENCE_SECONDS)
+        for said in self._stream:
+            result = said.get("result", {})
+            if result.get("canceled") or int(result.get("compact_revision", 0)):
+                self._end_stream()
+                self._revision, found = self._snapshot(self._prefix)
+                return Changes(True, {entry.key: entry for entry in found})
+            events = result.get("events", [])
+            if events:
+                # Not that of the header, which may be ahead of what has been sent.
+                self._revision = max(int(event["kv"]["mod_revision"]) for event in events)
+                return Changes(False, dict(map(_changed, events)))
+        self._end_stream()
+        self._client.ask("kv/range", {"key": _encoded(self._prefix), "limit": 1, "keys_only": True})
+        return None
+
+    def _question(self) -> dict[str, Any]:
+        assert self._revision is not None
+        return {
+            "key": _encoded(self._prefix),
+            "range_end": _encoded(end_of(self._prefix)),
+            "start_revision": self._revision + 1,
+        }
+
+    def _end_stream(self) -> None:
+        stream, self._stream = self._stream, None
+        if isinstance(stream, Generator):
+            stream.close()
+
+
+def _changed(event: dict[str, Any]) -> tuple[str, Entry | None]:
+    found = event["kv"]
+    if event.get("type") == "DELETE":
+        return _decoded(found["key"]).decode("ascii"), None
+    entry = _entry(found)
+    return entry.key, entry
 
 
 def _compare(check: Check) -> dict[str, Any]:

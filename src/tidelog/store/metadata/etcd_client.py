@@ -15,7 +15,7 @@ Invariants
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from threading import Lock
 from typing import Any, NamedTuple
@@ -40,6 +40,7 @@ from tidelog.store.settings import MetadataSettings
 _CONNECT_SECONDS = 2.0  # a machine that is gone says nothing, and others are asked after it
 _API_PATH = "/v3/"
 _SHOWN_CHARACTERS = 200
+_OK = 200
 # Codes of gRPC, which etcd puts into its errors.
 _INVALID, _NOT_FOUND, _DENIED, _NOT_NOW, _UNAUTHENTICATED = 3, 5, 7, 9, 16
 _NEEDS_USER = "Set etcd_user and etcd_password, to a user whose role reaches the keys below metadata_root"
@@ -112,6 +113,48 @@ class EtcdClient:
         self._refuse_other_cluster(at, answer)
         return answer
 
+    def stream(self, path: str, question: Mapping[str, Any], idle_seconds: float) -> Iterator[dict[str, Any]]:
+        """The answers of one member, as they come; it ends when there was none for so long.
+
+        The member is the one that has answered last; StoreUnavailableError leaves it for the next one.
+        """
+        at = self._current
+        token, member = self._known_token(at), self._members[at]
+        headers = {} if token is None else {"Authorization": token}
+        try:
+            with _explained(member.base_url, path):
+                yield from self._lines(member.get_url(path), question, headers, idle_seconds)
+        except _TokenError:
+            if token is None:
+                raise
+            self._forget(token)
+        except StoreUnavailableError:
+            if self._current == at:
+                self._current = (at + 1) % len(self._members)
+            raise
+
+    def _lines(
+        self, url: str, question: Mapping[str, Any], headers: Mapping[str, str], idle_seconds: float
+    ) -> Iterator[dict[str, Any]]:
+        patience = (min(_CONNECT_SECONDS, idle_seconds), idle_seconds)
+        if self._is_closed:
+            raise ClosedError(f"{self.url} is closed")
+        answer = self._session.post(url, json=question, headers=headers, stream=True, timeout=patience)
+        with answer:
+            if answer.status_code != _OK:
+                raise _translate(answer.text, url, "watch")
+            try:
+                for line in _whole_lines(answer.iter_content(chunk_size=None)):
+                    said: dict[str, Any] = msgspec.json.decode(line, type=dict[str, Any])
+                    if isinstance(said.get("error"), dict):
+                        raise _translate(line.decode("utf-8", "replace"), url, "watch")
+                    yield said
+            except requests.ConnectionError as error:
+                if "timed out" not in str(error).lower():
+                    raise
+            except msgspec.MsgspecError as error:
+                raise DataError(f"{url}: an answer that etcd does not give") from error
+
     # Users
 
     def _known_token(self, at: int) -> str | None:
@@ -154,6 +197,13 @@ class EtcdClient:
                 f"{self._members[at].base_url} is a member of another etcd cluster than others of {self.url}",
                 hint="Name the members of one cluster",
             )
+
+
+def _whole_lines(chunks: Iterable[bytes]) -> Iterator[bytes]:
+    rest = b""
+    for chunk in chunks:
+        *lines, rest = (rest + chunk).split(b"\n")
+        yield from filter(None, map(bytes.strip, lines))
 
 
 def _session(settings: MetadataSettings, *, is_tls: bool) -> requests.Session:

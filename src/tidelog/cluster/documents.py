@@ -1,0 +1,360 @@
+"""The documents of a cluster, and the state of it as one node sees it.
+
+Keys are those of `ClusterKeys` (`store/keys.py`). Every document is JSON, and unknown fields are passed over: nodes of
+two versions share them while an installation is upgraded.
+
+Invariants
+- `nodes/`, `loads/` and `leader` hang on the lease of the node they are about: a node that dies is gone from all three
+  at once, and no clock of another machine is asked.
+- One document a topic, not a partition: a cluster costs as many documents as it has topics.
+- An entry that cannot be understood is passed over with a warning: one damaged document does not stop the cluster.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable
+from typing import Annotated, Literal, TypeVar
+
+import msgspec
+
+from tidelog.codec import JSON_ERRORS, from_json
+from tidelog.errors import InputError
+from tidelog.service.placement import SLOTS
+from tidelog.store.keys import ClusterKeys
+from tidelog.store.metadata.base import Entry
+from tidelog.store.metadata.watch import Changes
+from tidelog.topics.names import TopicName
+
+_logger = logging.getLogger("tidelog.cluster")
+Strategy = Literal["fair", "balanced", "weighted"]
+NOBODY = ""
+"""Instead of a node: nobody serves it."""
+
+
+class NodeInfo(msgspec.Struct, frozen=True, kw_only=True):
+    """A node that is alive."""
+
+    name: str
+    node_id: int
+    kafka: str
+    """HOST:PORT"""
+    http: str
+    """Its URL."""
+    zone: str = ""
+    version: str = ""
+    started_us: int = 0
+    session: str = ""
+    """Of the heartbeat of its log directory."""
+    directory: str = ""
+    """Names its log directory among all others."""
+    is_leaving: bool = False
+    """It is being stopped, and hands over what it has."""
+
+
+class NodeId(msgspec.Struct, frozen=True, kw_only=True):
+    """The number of a node in Kafka's protocol. `is_draining`: it gets nothing, whether it is alive or not."""
+
+    node_id: int
+    is_draining: bool = False
+
+
+class Leader(msgspec.Struct, frozen=True, kw_only=True):
+    """Who runs the load manager."""
+
+    node: str
+    since_us: int
+
+
+class Load(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What is done for something, a second."""
+
+    bytes_in: float = 0.0
+    bytes_out: float = 0.0
+    messages_in: float = 0.0
+    messages_out: float = 0.0
+
+
+class Unshipped(msgspec.Struct, frozen=True, kw_only=True):
+    """What is only on the disk of a node: that much would be missing if it died for good."""
+
+    messages: int
+    bytes: int
+    seconds: float
+    """How old the oldest of it is."""
+
+
+class NodeLoad(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What a node has to do."""
+
+    node: str
+    at_us: int
+    total: Load = Load()
+    cpu: float = 0.0
+    """Cores in use."""
+    memory_bytes: int = 0
+    disk_free_bytes: int = 0
+    cold_reads: int = 0
+    """Reads of the store under way."""
+    open: int = 0
+    """Partitions that are open."""
+    opening: int = 0
+    """Those that are assigned to it and not open yet."""
+    releasing: int = 0
+    """Those that it still has and that are not assigned to it any more."""
+    partitions: dict[str, Load] = {}
+    """Of the busiest partitions, `namespace/topic/number`."""
+    unshipped: dict[str, Unshipped] = {}
+    """By topic."""
+
+
+class TopicPlacement(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Who serves the partitions of a topic: a node for each, or NOBODY."""
+
+    id: str
+    created_us: int
+    partitions: tuple[str, ...]
+    pins: dict[int, str] = {}
+    settings: dict[str, object] = {}
+    """Those that it was created with."""
+    is_deleting: bool = False
+
+
+class EnginePlacement(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Who serves an engine."""
+
+    node: str = NOBODY
+    pin: str = NOBODY
+    arguments: dict[str, object] = {}
+
+
+class Coordinators(msgspec.Struct, frozen=True, kw_only=True):
+    """Who coordinates the groups and transactional ids of each slot."""
+
+    slots: tuple[str, ...] = (NOBODY,) * SLOTS
+
+
+class ClusterSettings(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """How the load manager decides. They are the installation's: `tidelog cluster settings` changes them for all."""
+
+    strategy: Strategy = "balanced"
+    """`fair`: as many partitions on each node; `balanced`: as many bytes a second; `weighted`: as much of what the
+    weights below say."""
+
+    hysteresis: Annotated[float, msgspec.Meta(ge=0.01, le=1)] = 0.1
+    """A node that has more than this over the average is relieved, until it has less than half of that over it."""
+
+    max_moves_at_once: Annotated[int, msgspec.Meta(ge=1)] = 16
+    """Partitions that are under way from one node to another for the sake of balance, drains and requests."""
+
+    max_moves_per_hour: Annotated[int, msgspec.Meta(ge=0)] = 200
+    """Partitions that are moved for the sake of balance. 0: nothing is, except on request."""
+
+    rest_seconds: Annotated[float, msgspec.Meta(ge=0)] = 300.0
+    """A partition that was moved for the sake of balance stays where it is for so long."""
+
+    settle_seconds: Annotated[float, msgspec.Meta(ge=0)] = 15.0
+    """After a node has come, nothing is moved for the sake of balance for so long: others may be coming too."""
+
+    weight_partition: Annotated[float, msgspec.Meta(ge=0)] = 1.0
+    """What a partition weighs by being there (`weighted`)."""
+    weight_bytes_in: Annotated[float, msgspec.Meta(ge=0)] = 1.0
+    """What a MB/s of produced data weighs (`weighted`), and so on."""
+    weight_bytes_out: Annotated[float, msgspec.Meta(ge=0)] = 0.5
+    weight_messages_in: Annotated[float, msgspec.Meta(ge=0)] = 0.1
+    """Of 1,000 messages a second."""
+    weight_messages_out: Annotated[float, msgspec.Meta(ge=0)] = 0.05
+
+    minimum_version: str = ""
+    """Nodes of an older version do not join, and get nothing. Raised once all nodes are upgraded."""
+
+
+class Request(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What an operator asked for."""
+
+    kind: Literal["move", "balance"]
+    asked_us: int
+    by: str = ""
+    topic: str = ""
+    partition: int = 0
+    node: str = NOBODY
+    pin: bool = False
+
+
+DecisionKind = Literal["assign", "failover", "drain", "pin", "move", "balance", "slot", "engine"]
+
+
+class Decision(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """One thing gets another node, and why."""
+
+    kind: DecisionKind
+    reason: str
+    to: str
+    source: str = NOBODY
+    topic: str = ""
+    partition: int = -1
+    slot: int = -1
+    engine: str = ""
+
+    @property
+    def subject(self) -> str:
+        """What it is about, for people."""
+        if self.topic:
+            return f"{self.topic}/{self.partition}"
+        return f"slot {self.slot}" if self.slot >= 0 else f"engine {self.engine}"
+
+
+class Decisions(msgspec.Struct, frozen=True, kw_only=True):
+    """What was decided in one round."""
+
+    at_us: int
+    leader: str
+    decisions: list[Decision]
+
+
+Document = TypeVar("Document", bound=msgspec.Struct)
+
+
+def version_tuple(text: str) -> tuple[int, ...]:
+    """What a version is compared by; one without numbers is the oldest."""
+    parts = text.split("+")[0].split(".")
+    digits = ("".join(character for character in part if character.isdigit()) for part in parts)
+    return tuple(int(part or 0) for part in digits) if text else ()
+
+
+def is_too_old(version: str, minimum: str) -> bool:
+    """Whether a node of this version may not take part."""
+    return bool(minimum) and version_tuple(version) < version_tuple(minimum)
+
+
+def topic_of_key(key: str, keys: ClusterKeys) -> TopicName:
+    """The topic whose placement is under this key."""
+    namespace, _, name = key.removeprefix(keys.topics_prefix).partition("/")
+    return TopicName(namespace, name)
+
+
+def split_address(text: str) -> tuple[str, int]:
+    """HOST:PORT of a document; InputError for anything else."""
+    host, _, port = text.rpartition(":")
+    if not host or not port.isdecimal():
+        raise InputError(f"{text!r} is not HOST:PORT")
+    return host.removeprefix("[").removesuffix("]"), int(port)
+
+
+class ClusterState:
+    """All documents that nodes watch, decoded, with the versions to replace them by. Changes come by `apply`."""
+
+    def __init__(self, keys: ClusterKeys) -> None:
+        self.keys = keys
+        self.is_known = False
+        """Whether anything was read yet."""
+        self.nodes: dict[str, NodeInfo] = {}
+        self.node_ids: dict[str, NodeId] = {}
+        self.topics: dict[TopicName, TopicPlacement] = {}
+        self.engines: dict[str, EnginePlacement] = {}
+        self.requests: dict[str, Request] = {}
+        self.leader: Leader | None = None
+        self.coordinators = Coordinators()
+        self.settings = ClusterSettings()
+        self.versions: dict[str, str] = {}
+
+    def apply(self, changes: Changes) -> set[str]:
+        """Takes in what a watch has said; returns the keys that have changed."""
+        changed = dict(changes.entries)
+        if changes.is_whole:
+            changed.update(dict.fromkeys(self.versions.keys() - changed.keys()))
+            self.is_known = True
+        for key, entry in changed.items():
+            self._take(key, entry)
+        return set(changed)
+
+    def copy(self) -> ClusterState:
+        """For another thread: the documents themselves never change."""
+        made = ClusterState(self.keys)
+        made.is_known, made.leader = self.is_known, self.leader
+        made.coordinators, made.settings = self.coordinators, self.settings
+        for name in ("nodes", "node_ids", "topics", "engines", "requests", "versions"):
+            setattr(made, name, dict(getattr(self, name)))
+        return made
+
+    def written(self, entries: Iterable[Entry]) -> None:
+        """What this node has written itself, before the watch says so."""
+        for entry in entries:
+            self._take(entry.key, entry)
+
+    def _take(self, key: str, entry: Entry | None) -> None:
+        if entry is None:
+            self.versions.pop(key, None)
+        elif int(self.versions.get(key, "0")) > int(entry.version):
+            return  # older than what this node has written itself
+        else:
+            self.versions[key] = entry.version
+        self._decode(key, entry)
+
+    def _decode(self, key: str, entry: Entry | None) -> None:
+        keys = self.keys
+        if key == keys.leader:
+            self.leader = decoded(entry, Leader)
+        elif key == keys.coordinators:
+            self.coordinators = decoded(entry, Coordinators) or Coordinators()
+        elif key == keys.settings:
+            self.settings = decoded(entry, ClusterSettings) or ClusterSettings()
+        elif key.startswith(keys.topics_prefix):
+            _set(self.topics, topic_of_key(key, keys), decoded(entry, TopicPlacement))
+        else:
+            self._decode_named(key, entry)
+
+    def _decode_named(self, key: str, entry: Entry | None) -> None:
+        keys = self.keys
+        if key.startswith(keys.nodes_prefix):
+            _set(self.nodes, key.removeprefix(keys.nodes_prefix), decoded(entry, NodeInfo))
+        elif key.startswith(keys.node_ids_prefix):
+            _set(self.node_ids, key.removeprefix(keys.node_ids_prefix), decoded(entry, NodeId))
+        elif key.startswith(keys.engines_prefix):
+            _set(self.engines, key.removeprefix(keys.engines_prefix), decoded(entry, EnginePlacement))
+        elif key.startswith(keys.requests_prefix):
+            _set(self.requests, key.removeprefix(keys.requests_prefix), decoded(entry, Request))
+
+    def is_usable(self, node: str) -> bool:
+        """Whether a node may be given something."""
+        info = self.nodes.get(node)
+        return (
+            info is not None
+            and not info.is_leaving
+            and not self.is_draining(node)
+            and not is_too_old(info.version, self.settings.minimum_version)
+        )
+
+    def is_draining(self, node: str) -> bool:
+        known = self.node_ids.get(node)
+        return known is not None and known.is_draining
+
+    def summary(self) -> dict[str, int]:
+        """How many partitions each living node has."""
+        counts = dict.fromkeys(self.nodes, 0)
+        for placement in self.topics.values():
+            for node in placement.partitions:
+                if node in counts:
+                    counts[node] += 1
+        return counts
+
+
+Key = TypeVar("Key")
+
+
+def _set(there: dict[Key, Document], key: Key, value: Document | None) -> None:
+    if value is None:
+        there.pop(key, None)
+    else:
+        there[key] = value
+
+
+def decoded(entry: Entry | None, kind: type[Document]) -> Document | None:
+    """The document of an entry; None where there is none, or it cannot be understood."""
+    if entry is None:
+        return None
+    try:
+        return from_json(entry.value, kind)
+    except JSON_ERRORS as error:
+        _logger.warning("%s in the metadata store cannot be understood, and is passed over: %s", entry.key, error)
+        return None

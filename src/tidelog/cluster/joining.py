@@ -1,0 +1,260 @@
+"""A serving node joins a cluster: its parts are made from its log directory, and what it does is measured.
+
+Invariants
+- A node joins what its log directory is bound to: the store, the metadata store and the root of its catalog. Nodes of
+  one cluster therefore have the same history, whatever they were started with.
+- Rates are smoothed over about a minute, so that a short burst moves nothing.
+- What is only on this disk is counted by topic (`restore point`): that much is missing if the disk is lost now.
+"""
+
+from __future__ import annotations
+
+import os
+import resource
+import shutil
+from collections import defaultdict
+from collections.abc import Mapping
+from typing import NamedTuple
+
+from tidelog.clock import Clock
+from tidelog.cluster.documents import Load, NodeLoad, Unshipped
+from tidelog.cluster.leader import TopicSeen
+from tidelog.cluster.load_manager import load_key
+from tidelog.cluster.member import Identity, Member
+from tidelog.cluster.runtime import Cluster
+from tidelog.cold.ownership import Ownership
+from tidelog.errors import ConfigError, TidelogError
+from tidelog.service.node import Listening, Node
+from tidelog.store.keys import ClusterKeys, is_part
+from tidelog.store.scheduler import in_store_thread
+from tidelog.topics.base import TopicStatistics
+from tidelog.topics.directory import LogDirectory
+from tidelog.topics.names import TopicName, parse_topic_name, read_topic_info
+from tidelog.topics.topic import Topic
+
+_SMOOTHED_SECONDS = 60.0
+_MAX_PARTITIONS = 500
+"""So many of the busiest partitions are told one by one."""
+_QUIET_BYTES = 1000.0
+"""A partition with less a second counts as idle."""
+
+
+def check_node_name(name: str) -> str:
+    """ConfigError for a name that cannot be part of a key."""
+    if not is_part(name):
+        raise ConfigError(f"{name!r} cannot be the name of a node", hint="Use letters, digits, `.`, `_` and `-`")
+    return name
+
+
+def can_join(directory: LogDirectory) -> bool:
+    """Whether its metadata store has what nodes agree by."""
+    if directory._tier is None:
+        return False
+    metadata, _ = directory._shared_metadata()
+    return metadata.supports_leases and metadata.url.startswith("etcd")
+
+
+def make_cluster(directory: LogDirectory, name: str | None, zone: str, version: str, lease_seconds: float) -> Cluster:
+    """The cluster of a log directory, before anything of it is read. ConfigError where there cannot be one."""
+    if directory._tier is None:
+        raise ConfigError("a cluster needs a store that all nodes reach", hint="Name one with --store s3://...")
+    metadata, root = directory._shared_metadata()
+    if not (metadata.supports_leases and metadata.supports_multi_key):
+        raise ConfigError(
+            f"{metadata.url} has no leases, which nodes need", hint="Name etcd: --metadata etcd://host:port"
+        )
+    directory._tier.lease.shorten(lease_seconds)  # others may open its partitions when they may have them
+    own = directory._info.node
+    identity = Identity(check_node_name(name or own), own, "", "", zone, version)
+    member = Member(metadata, ClusterKeys(root), directory._clock, identity, lease_seconds)
+    return Cluster(metadata, directory._clock, member)
+
+
+async def join(cluster: Cluster, node: Node, directory: LogDirectory, listening: Listening) -> None:
+    """Makes a node that listens a member."""
+    kafka = node.http.broker.address
+    host = f"[{kafka.host}]" if ":" in kafka.host else kafka.host
+    session = "" if directory._tier is None else directory._tier.lease.session
+    cluster.member.identity = cluster.member.identity._replace(
+        kafka=f"{host}:{kafka.port}", http=node.http.advertised or listening.http_url, session=session
+    )
+    meter = LoadMeter(node, directory._clock, cluster)
+    cluster.measure = meter.measure
+    cluster.known_topics = lambda: known_topics(directory)
+    await cluster.join(_Host(node))
+
+
+class _Host:
+    """A node as the agent sees it."""
+
+    def __init__(self, node: Node) -> None:
+        self._node = node
+        self.open_partition = node.open_partition
+        self.release_partition = node.release_partition
+
+    def renew(self) -> None:
+        tier = self._node.http.broker.directory._tier
+        if tier is not None:
+            tier.lease.renew()
+
+    async def fenced_partitions(self) -> list[tuple[TopicName, int]]:
+        opened = [
+            (served.name, number, tiered.owned.ownership)
+            for served in self._node.http.broker.topics()
+            for number, partition in served.open.items()
+            if (tiered := partition.topic._tiered) is not None
+        ]
+        return await in_store_thread(_fenced, opened)
+
+    async def acquire_slot(self, slot: int) -> None:
+        """Coordinators follow the placement by themselves."""
+
+    async def release_slot(self, slot: int) -> None:
+        """As above."""
+
+
+def _fenced(opened: list[tuple[TopicName, int, Ownership]]) -> list[tuple[TopicName, int]]:
+    """In a thread: which of these claims are not the last ones."""
+    if not opened:
+        return []
+    keys = [ownership.catalog.keys.owner for _, _, ownership in opened]
+    found = opened[0][2].catalog.metadata.get_many(keys)
+    return [
+        (topic, number)
+        for (topic, number, ownership), key in zip(opened, keys, strict=True)
+        if key not in found or found[key].version != ownership.version
+    ]
+
+
+def known_topics(directory: LogDirectory) -> dict[TopicName, TopicSeen]:
+    """In a thread: the topics of the catalog."""
+    found = {}
+    for text in directory.topics():
+        name = parse_topic_name(text)
+        info = read_topic_info(directory._files, name.directory(directory.root))
+        layout = directory._opener.layout(name)
+        if info is not None and not info.reliable:
+            continue
+        found[name] = TopicSeen(
+            directory._clock.now_us() if info is None else info.created_us, 1 if layout is None else layout.count
+        )
+    return found
+
+
+class _Sample(NamedTuple):
+    at: float
+    counts: Mapping[str, tuple[int, int]]
+    received_bytes: int
+    sent_bytes: int
+    cpu_seconds: float
+
+
+class LoadMeter:
+    """What a node does, measured from one call to the next. One thread at a time uses it."""
+
+    def __init__(self, node: Node, clock: Clock, cluster: Cluster) -> None:
+        self._node = node
+        self._clock = clock
+        self._cluster = cluster
+        self._last: _Sample | None = None
+        self._rates: dict[str, Load] = {}
+        self._total = Load()
+        self._cpu = 0.0
+
+    def measure(self) -> NodeLoad:
+        """In a thread."""
+        opened = self._opened()
+        statistics = {key: found for key, topic in opened.items() if (found := _statistics(topic)) is not None}
+        self._take(statistics)
+        agent = self._cluster.agent
+        busy = sorted(self._rates.items(), key=lambda each: -each[1].bytes_in)[:_MAX_PARTITIONS]
+        return NodeLoad(
+            node=self._cluster.member.name,
+            at_us=self._clock.now_us(),
+            total=self._total,
+            cpu=round(self._cpu, 3),
+            memory_bytes=_resident_bytes(),
+            disk_free_bytes=shutil.disk_usage(self._node.http.broker.directory.root).free,
+            cold_reads=self._node.http.broker.read_counts.store,
+            open=len(opened),
+            opening=0 if agent is None else agent.opening,
+            releasing=0 if agent is None else agent.releasing,
+            partitions={key: load for key, load in busy if load.bytes_in >= _QUIET_BYTES},
+            unshipped=unshipped_of(statistics),
+        )
+
+    def _opened(self) -> dict[str, Topic]:
+        return {
+            load_key(served.name, number): partition.topic
+            for served in self._node.http.broker.topics()
+            for number, partition in list(served.open.items())
+            if partition.is_open
+        }
+
+    def _take(self, statistics: Mapping[str, TopicStatistics]) -> None:
+        node = self._node.load()
+        usage = resource.getrusage(resource.RUSAGE_SELF)
+        sample = _Sample(
+            self._clock.monotonic(),
+            {key: (one.log.written_bytes, one.next_offset) for key, one in statistics.items() if one.log is not None},
+            node.received_bytes,
+            node.sent_bytes,
+            usage.ru_utime + usage.ru_stime,
+        )
+        last, self._last = self._last, sample
+        if last is None or sample.at <= last.at:
+            return
+        seconds = sample.at - last.at
+        part = min(1.0, seconds / _SMOOTHED_SECONDS)
+        rates = {}
+        for key, (written, offset) in sample.counts.items():
+            before = last.counts.get(key, (written, offset))
+            known = self._rates.get(key, Load())
+            rates[key] = Load(
+                bytes_in=_smoothed(known.bytes_in, (written - before[0]) / seconds, part),
+                messages_in=_smoothed(known.messages_in, (offset - before[1]) / seconds, part),
+            )
+        self._rates = rates
+        self._total = Load(
+            bytes_in=_smoothed(self._total.bytes_in, (node.received_bytes - last.received_bytes) / seconds, part),
+            bytes_out=_smoothed(self._total.bytes_out, (node.sent_bytes - last.sent_bytes) / seconds, part),
+            messages_in=sum(load.messages_in for load in rates.values()),
+        )
+        self._cpu = _smoothed(self._cpu, (sample.cpu_seconds - last.cpu_seconds) / seconds, part)
+
+
+def _smoothed(known: float, now: float, part: float) -> float:
+    return round(known + (max(0.0, now) - known) * part, 3)
+
+
+def _statistics(topic: Topic) -> TopicStatistics | None:
+    try:
+        return topic.statistics()
+    except TidelogError:
+        return None  # it was released meanwhile
+
+
+def unshipped_of(statistics: Mapping[str, TopicStatistics]) -> dict[str, Unshipped]:
+    """What is only on this disk, by topic."""
+    messages: dict[str, int] = defaultdict(int)
+    size: dict[str, int] = defaultdict(int)
+    seconds: dict[str, float] = defaultdict(float)
+    for key, one in statistics.items():
+        shipper = None if one.tier is None else one.tier.shipper
+        if shipper is not None and shipper.lag_messages:
+            topic = key.rpartition("/")[0]
+            messages[topic] += shipper.lag_messages
+            size[topic] += shipper.lag_bytes
+            seconds[topic] = max(seconds[topic], shipper.lag_seconds)
+    return {
+        topic: Unshipped(messages=count, bytes=size[topic], seconds=round(seconds[topic], 3))
+        for topic, count in messages.items()
+    }
+
+
+def _resident_bytes() -> int:
+    try:
+        with open("/proc/self/statm", encoding="ascii") as file:
+            return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    except OSError:
+        return 0  # another system

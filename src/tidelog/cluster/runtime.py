@@ -1,0 +1,270 @@
+"""A node's part in a cluster, running: it follows the documents, keeps its lease, and leads if it is elected.
+
+    watch (a thread) ──> state ──> placement (the service asks it), agent (opens and releases)
+    heartbeat (a thread)           leader (a task): loads ──> plan ──> documents
+
+Invariants
+- The state belongs to the event loop. The watch hands changes over; the leader plans on a copy, in a thread.
+- The heartbeat has a thread of its own: no plan, upload or opening keeps it from being in time.
+- A store that does not answer changes nothing here, until the lease has run out: then nothing is ours (`is_alive`).
+- Stopping hands over what the node has, as long as others are there to take it, and then leaves at once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import threading
+import time
+import uuid
+from collections.abc import Callable, Mapping
+from typing import TypeVar
+
+from tidelog.clock import Clock
+from tidelog.cluster.agent import Agent, EngineHost, Host
+from tidelog.cluster.documents import ClusterState, NodeLoad
+from tidelog.cluster.leader import LeaderRounds, TopicSeen, read_loads
+from tidelog.cluster.member import Member
+from tidelog.cluster.placement import ClusterPlacement
+from tidelog.errors import ConflictError, HeldError, LeaseLostError, TidelogError
+from tidelog.store.metadata.base import Entry, MetadataStore
+from tidelog.store.metadata.watch import Changes
+from tidelog.store.scheduler import Background, in_store_thread
+from tidelog.topics.names import TopicName
+
+_logger = logging.getLogger("tidelog.cluster")
+_WATCH_SECONDS = 5.0
+_RETRY_SECONDS = 0.2
+_ROUND_SECONDS = 1.0
+"""A leader looks at the loads this often, and at once when a document has changed."""
+_REPORT_SECONDS = 5.0
+_PROGRESS_SECONDS = 0.2
+"""A change of what is being opened is reported after this."""
+_ADOPT_SECONDS = (0.0, 30.0, 600.0)
+"""When a leader looks for topics that the cluster does not know, the last of them again and again: it costs a request a
+topic."""
+_TRIM_SECONDS = 60.0
+_HAND_OVER_SECONDS = 30.0
+Result = TypeVar("Result")
+
+
+class Cluster:
+    """One node's membership. `load` first, then `join`, when the node listens; `stop` before it stops listening."""
+
+    def __init__(self, metadata: MetadataStore, clock: Clock, member: Member) -> None:
+        self._metadata = metadata
+        self._clock = clock
+        self.member = member
+        self.state = ClusterState(member.keys)
+        self.placement = ClusterPlacement(metadata, clock, self.state, member)
+        self.agent: Agent | None = None
+        self.measure: Callable[[], NodeLoad] | None = None
+        """Called in a thread: what this node has to do."""
+        self.known_topics: Callable[[], Mapping[TopicName, TopicSeen]] | None = None
+        """Called in a thread: the topics of the catalog."""
+        self.rounds = LeaderRounds(metadata, member.keys, clock, member.name)
+        self._watch = metadata.watch(member.keys.prefix)
+        self._heartbeat = Background(1, "tidelog-cluster-lease")
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._tasks: list[asyncio.Task[None]] = []
+        self._wake = asyncio.Event()
+        self._progress = asyncio.Event()
+        self._loaded = asyncio.Event()
+        self._is_late = False
+        self._is_over = False
+        self._adopted = 0
+        self._adopted_at = self._trimmed_at = float("-inf")
+
+    # Beginning
+
+    async def load(self) -> None:
+        """Learns who the node is, and reads all documents: from here on the placement answers."""
+        self._loop = asyncio.get_running_loop()
+        await in_store_thread(self.member.prepare)
+        threading.Thread(target=self._follow, name="tidelog-cluster-watch", daemon=True).start()
+        await self._loaded.wait()
+
+    async def join(self, host: Host, engines: EngineHost | None = None) -> None:
+        """Becomes a member; what is assigned to it is opened from here on."""
+        self.agent = Agent(self.member.name, host, engines)
+        self.agent.on_progress = self._progress.set
+        await self._join()
+        self._heartbeat.add(self._beat, self.member.beat_seconds)
+        self.agent.follow(self.state, list(self.state.versions))
+        self._tasks = [asyncio.ensure_future(self._lead()), asyncio.ensure_future(self._report())]
+
+    async def _join(self) -> None:
+        """The name may be that of a node whose lease has not run out."""
+        deadline = self._clock.monotonic() + self.member.lease_seconds + 2
+        while True:
+            try:
+                return await in_store_thread(self.member.join)
+            except HeldError:
+                if self._clock.monotonic() > deadline:
+                    raise
+            await asyncio.sleep(_RETRY_SECONDS)
+
+    def _beat(self) -> float:
+        begin = self._clock.monotonic()
+        try:
+            try:
+                self.member.beat()
+            except LeaseLostError:
+                self._rejoin()
+        except (TidelogError, TimeoutError) as error:
+            if not self._is_late:
+                _logger.warning("the lease of %s is not renewed, and is tried again: %s", self.member.name, error)
+            self._is_late = True
+            return min(_RETRY_SECONDS, self.member.beat_seconds)
+        if self._is_late:
+            _logger.warning("the lease of %s is renewed again", self.member.name)
+        self._is_late = False
+        return max(0.0, self.member.beat_seconds - (self._clock.monotonic() - begin))
+
+    def _rejoin(self) -> None:
+        """What others have claimed meanwhile is given up first: the documents may give it back at any time, and then
+        nothing would tell that what is open here is not it any more."""
+        assert self._loop is not None and self.agent is not None
+        self.agent.renew()
+        asyncio.run_coroutine_threadsafe(self.agent.drop_fenced(), self._loop).result(self.member.lease_seconds)
+        self.member.join()
+        self._in_loop(self._wake.set)
+
+    # Following
+
+    def _follow(self) -> None:
+        """In a thread: hands over what has changed."""
+        while not self._is_over:
+            try:
+                changes = self._watch.next(_WATCH_SECONDS)
+            except TidelogError as error:
+                _logger.info("the documents of the cluster cannot be followed, and are tried again: %s", error)
+                time.sleep(_RETRY_SECONDS)
+                continue
+            if changes is not None:
+                self._in_loop(lambda changes=changes: self._take(changes))  # type: ignore[misc]
+
+    def _in_loop(self, work: Callable[[], None]) -> None:
+        assert self._loop is not None
+        with contextlib.suppress(RuntimeError):  # the loop is closed: the process ends
+            self._loop.call_soon_threadsafe(work)
+
+    def _take(self, changes: Changes) -> None:
+        changed = self.state.apply(changes)
+        self._loaded.set()
+        self._changed(changed)
+
+    def _wrote(self, entries: list[Entry]) -> None:
+        self.state.written(entries)
+        self._changed({entry.key for entry in entries})
+
+    def _changed(self, changed: set[str]) -> None:
+        if not changed:
+            return
+        if self.member.keys.leader in changed:
+            self.member.seen_leader(self.state.versions.get(self.member.keys.leader))
+        self.placement.follow(changed)
+        if self.agent is not None:
+            self.agent.follow(self.state, changed)
+        self._wake.set()
+
+    # Leading
+
+    @property
+    def leads(self) -> bool:
+        return self.member.leads_by is not None
+
+    async def _lead(self) -> None:
+        while not self._is_over:  # a cancelled `wait_for` may return as if nothing had happened
+            try:
+                if self.state.leader is None:
+                    await self._campaign()
+                if self.member.is_alive:
+                    await self._round()
+            except ConflictError:
+                _logger.info("the documents of the cluster were changed meanwhile")
+            except TidelogError as error:
+                _logger.warning("the cluster is not led for the moment: %s", error)
+                await asyncio.sleep(_RETRY_SECONDS)
+            await self._pause()
+
+    async def _round(self) -> None:
+        leads_by = self.member.leads_by
+        if leads_by is None:
+            self.rounds.forget()
+            self._adopted = 0
+            return
+        now = self._clock.monotonic()
+        if now - self._adopted_at >= _ADOPT_SECONDS[min(self._adopted, len(_ADOPT_SECONDS) - 1)]:
+            self._adopted_at = now
+            self._adopted += 1
+            await self._adopt()
+        loads = await in_store_thread(read_loads, self._metadata, self.member.keys)
+        self._wrote(await in_store_thread(self.rounds.round, self.state.copy(), loads, leads_by))
+        if now - self._trimmed_at >= _TRIM_SECONDS:
+            self._trimmed_at = now
+            await in_store_thread(self.rounds.trim)
+
+    async def _pause(self) -> None:
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self._wake.wait(), _ROUND_SECONDS)
+        self._wake.clear()
+
+    async def _campaign(self) -> None:
+        entry = await in_store_thread(self.member.campaign)
+        if entry is not None:
+            _logger.info("%s leads the cluster", self.member.name)
+            self._wrote([entry])
+
+    async def _adopt(self) -> None:
+        leads_by = self.member.leads_by
+        if self.known_topics is None or leads_by is None:
+            return
+        seen = await in_store_thread(self.known_topics)
+        state = self.state.copy()
+        written = await in_store_thread(self.rounds.adopt, state, seen, leads_by, lambda: uuid.uuid4().hex)
+        self._wrote(written)
+
+    # Reporting
+
+    async def _report(self) -> None:
+        while not self._is_over:
+            self._progress.clear()
+            if self.measure is not None:
+                try:
+                    await in_store_thread(self.member.report, await in_store_thread(self.measure))
+                except TidelogError as error:
+                    _logger.info("the load of %s was not reported: %s", self.member.name, error)
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._progress.wait(), _REPORT_SECONDS)
+                await asyncio.sleep(_PROGRESS_SECONDS)
+
+    # Ending
+
+    async def stop(self) -> None:
+        """Hands over what the node has, if there is another node for it, and leaves."""
+        agent = self.agent
+        if agent is not None and self.member.is_alive and self._has_others():
+            try:
+                await in_store_thread(self.member.begin_to_leave)
+                if not await agent.rest(_HAND_OVER_SECONDS, self._has_others):
+                    _logger.warning("%s leaves with %d pieces not handed over", self.member.name, len(agent.held))
+            except TidelogError as error:
+                _logger.warning("%s leaves without handing over: %s", self.member.name, error)
+        self._is_over = True
+        self._watch.close()
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        if agent is not None:
+            await agent.stop()
+
+    async def leave(self) -> None:
+        """After everything is closed: others see this node gone at once."""
+        await asyncio.to_thread(self._heartbeat.close)
+        await in_store_thread(self.member.leave)
+
+    def _has_others(self) -> bool:
+        """Whether another node could take what this one has."""
+        return any(self.state.is_usable(name) for name in self.state.nodes if name != self.member.name)

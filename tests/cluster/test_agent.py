@@ -1,0 +1,184 @@
+"""The agent: a node has open what the documents assign to it, whatever happens on the way."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+
+import msgspec
+
+from tidelog.cluster.agent import Agent, Piece
+from tidelog.cluster.documents import NOBODY, ClusterState, Coordinators, TopicPlacement
+from tidelog.errors import HeldError, StoreUnavailableError, TidelogError
+from tidelog.service.placement import SLOTS
+from tidelog.store.document import encode_json
+from tidelog.store.keys import ClusterKeys
+from tidelog.store.metadata.base import Entry
+from tidelog.store.metadata.watch import Changes
+from tidelog.topics.names import TopicName
+
+KEYS = ClusterKeys()
+ORDERS = TopicName("shop", "orders")
+WAIT_SECONDS = 60
+
+
+class FakeHost:
+    """A node that remembers what it was asked for; each opening may fail first, or wait."""
+
+    def __init__(self) -> None:
+        self.open: set[tuple[str, int]] = set()
+        self.failures: list[TidelogError] = []
+        self.gate: asyncio.Event | None = None
+        self.fenced: list[tuple[TopicName, int]] = []
+        self.calls: list[str] = []
+
+    async def open_partition(self, topic: TopicName, number: int) -> None:
+        self.calls.append(f"open {number}")
+        if self.gate is not None:
+            await self.gate.wait()
+        if self.failures:
+            raise self.failures.pop(0)
+        self.open.add((str(topic), number))
+
+    async def release_partition(self, topic: TopicName, number: int) -> None:
+        self.calls.append(f"release {number}")
+        self.open.discard((str(topic), number))
+
+    async def acquire_slot(self, slot: int) -> None:
+        self.open.add(("slot", slot))
+
+    async def release_slot(self, slot: int) -> None:
+        self.open.discard(("slot", slot))
+
+    def renew(self) -> None:
+        self.calls.append("renew")
+
+    async def fenced_partitions(self) -> Sequence[tuple[TopicName, int]]:
+        return self.fenced
+
+
+class Documents:
+    """What the cluster says, and an agent that follows it."""
+
+    def __init__(self, host: FakeHost) -> None:
+        self.state = ClusterState(KEYS)
+        self.agent = Agent("a", host)
+        self._version = 0
+
+    def _say(self, key: str, document: msgspec.Struct | None) -> None:
+        self._version += 1
+        entry = None if document is None else Entry(key, encode_json(document), str(self._version))
+        self.agent.follow(self.state, self.state.apply(Changes(False, {key: entry})))
+
+    def place(self, *nodes: str, is_deleting: bool = False) -> None:
+        self._say(KEYS.topic(*ORDERS), TopicPlacement(id="00", created_us=1, partitions=nodes, is_deleting=is_deleting))
+
+    def slots(self, *ours: int) -> None:
+        self._say(KEYS.coordinators, Coordinators(slots=tuple("a" if n in ours else NOBODY for n in range(SLOTS))))
+
+    async def settled(self) -> None:
+        """Until nothing is left to be done."""
+        async with asyncio.timeout(WAIT_SECONDS):
+            while self.agent._working:
+                await asyncio.sleep(0.001)
+
+
+def parts(host: FakeHost) -> set[int]:
+    return {number for name, number in host.open if name == str(ORDERS)}
+
+
+def test_agent_opens_what_is_assigned_and_releases_what_is_not() -> None:
+    """Partitions and slots come and go with the documents."""
+
+    async def run() -> None:
+        host = FakeHost()
+        documents = Documents(host)
+        documents.place("a", "b", "a")
+        documents.slots(3, 5)
+        await documents.settled()
+        assert host.open == {(str(ORDERS), 0), (str(ORDERS), 2), ("slot", 3), ("slot", 5)}
+        documents.place("b", "a", "a")
+        documents.slots(5)
+        await documents.settled()
+        assert host.open == {(str(ORDERS), 1), (str(ORDERS), 2), ("slot", 5)}
+        documents.place("a", "a", "a", is_deleting=True)
+        await documents.settled()
+        assert host.open == {("slot", 5)}
+
+    asyncio.run(run())
+
+
+def test_agent_asks_again_for_what_another_node_holds() -> None:
+    """And for what failed in another way, which is said once."""
+
+    async def run() -> None:
+        host = FakeHost()
+        host.failures = [HeldError("b has it"), HeldError("b has it"), StoreUnavailableError("no answer")]
+        documents = Documents(host)
+        documents.place("a")
+        assert documents.agent.opening == 1
+        await documents.settled()
+        assert (parts(host), documents.agent.opening, documents.agent.failures) == ({0}, 0, {})
+        assert host.calls == ["open 0"] * 4
+
+    asyncio.run(run())
+
+
+def test_agent_releases_what_was_moved_away_while_it_was_opened() -> None:
+    """The last word of the documents counts."""
+
+    async def run() -> None:
+        host = FakeHost()
+        host.gate = asyncio.Event()
+        documents = Documents(host)
+        documents.place("a")
+        async with asyncio.timeout(WAIT_SECONDS):
+            while not host.calls:
+                await asyncio.sleep(0)
+        documents.place("b")
+        host.gate.set()
+        await documents.settled()
+        assert (parts(host), host.calls) == (set(), ["open 0", "release 0"])
+        assert not documents.agent.held
+
+    asyncio.run(run())
+
+
+def test_agent_reopens_what_others_have_claimed_while_it_was_away() -> None:
+    """The documents name this node again, as before: what it has open is fenced all the same."""
+
+    async def run() -> None:
+        host = FakeHost()
+        documents = Documents(host)
+        documents.place("a", "a")
+        documents.slots(1)
+        await documents.settled()
+        host.calls.clear()
+        host.fenced = [(ORDERS, 1)]
+        documents.agent.renew()
+        await documents.agent.drop_fenced()
+        await documents.settled()
+        assert host.calls == ["renew", "release 1", "open 1"]
+        assert (parts(host), documents.agent.held) == (
+            {0, 1},
+            {Piece("partition", ORDERS, 0), Piece("partition", ORDERS, 1), Piece("slot", number=1)},
+        )
+
+    asyncio.run(run())
+
+
+def test_agent_that_is_stopped_begins_nothing() -> None:
+    """What it has stays open; what it was about to open is not."""
+
+    async def run() -> None:
+        host = FakeHost()
+        host.gate = asyncio.Event()
+        documents = Documents(host)
+        documents.place("a")
+        await asyncio.sleep(0)
+        await documents.agent.stop()
+        documents.place("a", "a")
+        assert not documents.agent._working
+        assert parts(host) == set()
+
+    asyncio.run(run())

@@ -1,0 +1,199 @@
+"""What the load manager decides, and why."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+
+import msgspec
+import pytest
+
+from tidelog.cluster.documents import (
+    ClusterSettings,
+    Coordinators,
+    Decision,
+    EnginePlacement,
+    Load,
+    Request,
+    TopicPlacement,
+)
+from tidelog.cluster.load_manager import Candidate, Situation, imbalance, plan
+from tidelog.service.placement import SLOTS
+from tidelog.topics.names import TopicName
+
+NOW_US = 10**15
+ORDERS = TopicName("shop", "orders")
+FAIR = ClusterSettings(strategy="fair")
+
+
+def nodes(*names: str, zones: Sequence[str] = ("",)) -> dict[str, Candidate]:
+    return {name: Candidate(name, zones[number % len(zones)]) for number, name in enumerate(names)}
+
+
+def topic(*owners: str, pins: Mapping[int, str] | None = None) -> TopicPlacement:
+    return TopicPlacement(id="00", created_us=1, partitions=owners, pins=dict(pins or {}))
+
+
+def settled(*names: str) -> Coordinators:
+    return Coordinators(slots=tuple(names[slot % len(names)] for slot in range(SLOTS)))
+
+
+def situation(
+    there: Mapping[str, Candidate],
+    topics: Mapping[TopicName, TopicPlacement],
+    settings: ClusterSettings = FAIR,
+    **more: object,
+) -> Situation:
+    """A cluster whose coordinators are fine, unless something else is said."""
+    found = Situation(now_us=NOW_US, settings=settings, nodes=there, topics=topics, coordinators=settled(*there))
+    return msgspec.structs.replace(found, **more)
+
+
+def carried_out(before: Situation, decisions: Sequence[Decision]) -> Situation:
+    """The same cluster with the decisions made."""
+    placed = {name: list(placement.partitions) for name, placement in before.topics.items()}
+    for decision in decisions:
+        if decision.topic:
+            placed[TopicName(*decision.topic.split("/"))][decision.partition] = decision.to
+    topics = {
+        name: msgspec.structs.replace(placement, partitions=tuple(placed[name]))
+        for name, placement in before.topics.items()
+    }
+    return msgspec.structs.replace(before, topics=topics)
+
+
+def counts(found: Situation) -> Counter[str]:
+    return Counter(node for placement in found.topics.values() for node in placement.partitions)
+
+
+def test_new_partitions_are_spread_over_nodes_and_zones() -> None:
+    """Each node gets its share of a topic, and each zone too."""
+    there = nodes("a", "b", "c", "d", "e", "f", zones=("x", "y", "z"))
+    before = situation(there, {ORDERS: topic(*[""] * 6), TopicName("shop", "small"): topic("", "", "")})
+    decisions = plan(before)
+    assert {decision.kind for decision in decisions} == {"assign"}
+    after = carried_out(before, decisions)
+    assert Counter(after.topics[ORDERS].partitions) == dict.fromkeys(there, 1)
+    zones = Counter(there[node].zone for node in after.topics[TopicName("shop", "small")].partitions)
+    assert zones == {"x": 1, "y": 1, "z": 1}
+
+
+def test_partitions_of_a_dead_node_go_to_the_living_with_the_reason() -> None:
+    """At once, without a limit, and nothing else is moved."""
+    before = situation(nodes("a", "b"), {ORDERS: topic("dead", "a", "dead", "b")}, under_way=10_000)
+    decisions = plan(before)
+    assert [(one.kind, one.partition, one.source) for one in decisions] == [
+        ("failover", 0, "dead"),
+        ("failover", 2, "dead"),
+    ]
+    assert {one.to for one in decisions} == {"a", "b"}
+    assert all(one.reason == "dead is not alive" for one in decisions)
+
+
+def test_nothing_is_decided_without_a_usable_node() -> None:
+    """There is nobody to give it to."""
+    assert plan(situation({"a": Candidate("a", "", False)}, {ORDERS: topic("dead")})) == []
+
+
+def test_a_draining_node_is_emptied_as_fast_as_the_limit_allows() -> None:
+    """Moves that are under way count."""
+    there = {**nodes("a", "b"), "c": Candidate("c", "", False, "c is being drained")}
+    settings = ClusterSettings(strategy="fair", max_moves_at_once=3)
+    before = situation(
+        there, {ORDERS: topic("c", "c", "c", "c", "a", "b")}, settings, under_way=1, coordinators=settled("a")
+    )
+    decisions = [one for one in plan(before) if one.topic]
+    assert [(one.kind, one.reason) for one in decisions] == [("drain", "c is being drained")] * 2
+
+
+def test_a_pinned_partition_goes_to_its_node_and_stays() -> None:
+    """Also when its node has more than others; while that is not alive, elsewhere."""
+    pinned = {ORDERS: topic("a", "a", "a", "a", pins={0: "b", 1: "b", 2: "b", 3: "b"})}
+    before = situation(nodes("a", "b"), pinned)
+    after = carried_out(before, plan(before))
+    assert after.topics[ORDERS].partitions == ("b", "b", "b", "b")
+    assert plan(after) == []
+    assert {one.kind for one in plan(before)} == {"pin"}
+    without = situation(nodes("a", "c"), {ORDERS: topic("b", "a", pins={0: "b"})})
+    assert [(one.kind, one.to) for one in plan(without)] == [("failover", "c")]
+
+
+def test_a_requested_move_is_made_once_and_by_whom_is_said() -> None:
+    """Only if the node can serve."""
+    request = Request(kind="move", asked_us=1, by="ops", topic="shop/orders", partition=1, node="b")
+    before = situation(nodes("a", "b"), {ORDERS: topic("b", "a")}, requests={"1": request}, is_settled=False)
+    assert [(one.kind, one.partition, one.to, one.reason) for one in plan(before)] == [
+        ("move", 1, "b", "asked for by ops")
+    ]
+    elsewhere = msgspec.structs.replace(request, node="nowhere")
+    assert plan(msgspec.structs.replace(before, requests={"1": elsewhere})) == []
+
+
+@pytest.mark.parametrize("strategy", ["fair", "balanced", "weighted"])
+def test_balancing_ends_within_the_band_and_then_rests(strategy: str) -> None:
+    """From one node with everything to all nodes with about the same."""
+    settings = msgspec.convert(
+        {"strategy": strategy, "max_moves_at_once": 1000, "max_moves_per_hour": 1000}, ClusterSettings
+    )
+    before = situation(nodes("a", "b", "c", "d"), {ORDERS: topic(*["a"] * 80)}, settings)
+    loads = {f"shop/orders/{number}": Load(bytes_in=1e5 * (number % 7), messages_in=number) for number in range(80)}
+    before = msgspec.structs.replace(before, loads=loads)
+    after = carried_out(before, plan(before))
+    assert imbalance(before) > 1
+    assert imbalance(after) <= settings.hysteresis / 2 + 0.02
+    assert plan(after) == []
+
+
+def test_fair_counts_partitions_and_balanced_counts_bytes() -> None:
+    """One busy partition weighs as much as many idle ones by its bytes, and as one by its number."""
+    loads = {"shop/orders/0": Load(bytes_in=10e6)}
+    owners = ["a", "b", "b", "b", "b"]
+    fair = situation(nodes("a", "b"), {ORDERS: topic(*owners)}, loads=loads)
+    assert [(one.source, one.to) for one in plan(fair)] == [("b", "a")]
+    by_load = msgspec.structs.replace(fair, settings=ClusterSettings(strategy="balanced"))
+    assert plan(by_load) == []
+
+
+def test_hysteresis_leaves_small_differences_alone() -> None:
+    """Within the band nothing is moved; outside of it everything down to half of it."""
+    close = situation(nodes("a", "b"), {ORDERS: topic(*["a"] * 53, *["b"] * 47)})
+    assert plan(close) == []
+    apart = situation(nodes("a", "b"), {ORDERS: topic(*["a"] * 60, *["b"] * 40)})
+    assert counts(carried_out(apart, plan(apart))) == {"a": 52, "b": 48}
+
+
+def test_balance_respects_rest_settling_and_the_hourly_limit() -> None:
+    """Each of them alone keeps partitions where they are."""
+    moved_us = {f"shop/orders/{number}": NOW_US - 1 for number in range(10)}
+    before = situation(nodes("a", "b"), {ORDERS: topic(*["a"] * 10)})
+    assert len(plan(before)) == 5
+    assert plan(msgspec.structs.replace(before, is_settled=False)) == []
+    assert plan(msgspec.structs.replace(before, moved_us=moved_us)) == []
+    limited = ClusterSettings(strategy="fair", max_moves_per_hour=3)
+    spent = {"shop/other/0": NOW_US - 1, "shop/other/1": NOW_US - 3_600_000_001}
+    assert len(plan(msgspec.structs.replace(before, settings=limited, moved_us=spent))) == 2
+
+
+def test_a_request_for_balance_ignores_rest_and_the_hourly_limit() -> None:
+    """An operator has asked for it."""
+    asked = Request(kind="balance", asked_us=1)
+    settings = ClusterSettings(strategy="fair", max_moves_per_hour=0)
+    before = situation(nodes("a", "b"), {ORDERS: topic(*["a"] * 10)}, settings, requests={"1": asked})
+    assert counts(carried_out(before, plan(before))) == {"a": 5, "b": 5}
+
+
+def test_coordinator_slots_and_engines_follow_the_living() -> None:
+    """Each slot has a node, and each node about as many."""
+    engines = {"photos": EnginePlacement(node="dead"), "maps": EnginePlacement(node="a", pin="b")}
+    before = situation(nodes("a", "b"), {}, coordinators=settled("dead", "a"), engines=engines)
+    decisions = plan(before)
+    slots = Counter(one.to for one in decisions if one.kind == "slot")
+    assert slots["b"] == SLOTS // 2
+    assert sum(slots.values()) == SLOTS // 2
+    assert {(one.engine, one.to) for one in decisions if one.kind == "engine"} == {("photos", "a"), ("maps", "b")}
+
+
+def test_topics_that_are_being_deleted_are_left_alone() -> None:
+    """Nobody is to open them again."""
+    going = msgspec.structs.replace(topic("dead", ""), is_deleting=True)
+    assert plan(situation(nodes("a"), {ORDERS: going})) == []

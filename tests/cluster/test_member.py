@@ -1,0 +1,148 @@
+"""Membership: leases, names, numbers, the version gate and the election."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from tidelog.clock import ManualClock
+from tidelog.cluster.documents import ClusterSettings, ClusterState, NodeInfo, NodeLoad, decoded, is_too_old
+from tidelog.cluster.leader import read_loads
+from tidelog.cluster.member import Identity, Member, changed_drain
+from tidelog.errors import ConfigError, HeldError, LeaseLostError
+from tidelog.store.document import encode_json
+from tidelog.store.keys import ClusterKeys
+from tidelog.store.metadata.memory import MemoryMetadataStore
+from tidelog.store.metadata.watch import PollingWatch
+
+KEYS = ClusterKeys()
+
+
+@pytest.fixture
+def clock() -> ManualClock:
+    return ManualClock()
+
+
+@pytest.fixture
+def etcd(clock: ManualClock) -> MemoryMetadataStore:
+    return MemoryMetadataStore(clock)
+
+
+def member(
+    etcd: MemoryMetadataStore, clock: ManualClock, name: str, directory: str = "", version: str = "1.2"
+) -> Member:
+    return Member(etcd, KEYS, clock, Identity(name, directory or name, "127.0.0.1:1", "http://x", "z", version), 10)
+
+
+def alive(one: Member) -> bool:
+    """Asked anew each time."""
+    return one.is_alive
+
+
+def leads(one: Member) -> bool:
+    return one.leads_by is not None
+
+
+def test_a_member_is_seen_until_its_lease_runs_out(etcd: MemoryMetadataStore, clock: ManualClock) -> None:
+    """And stops to believe in itself before others stop to see it."""
+    one = member(etcd, clock, "a")
+    one.join()
+    found = decoded(etcd.get(KEYS.node("a")), NodeInfo)
+    assert found is not None
+    assert (found.name, found.kafka, found.zone, found.version) == ("a", "127.0.0.1:1", "z", "1.2")
+    clock.advance(9)
+    one.beat()
+    clock.advance(9)
+    assert alive(one)
+    clock.advance(1)
+    assert not alive(one)
+    assert etcd.get(KEYS.node("a")) is None
+    with pytest.raises(LeaseLostError):
+        one.beat()
+    one.join()
+    assert alive(one)
+    assert (one.leases_lost, one.node_id) == (1, 1)
+
+
+def test_leaving_ends_a_membership_at_once(etcd: MemoryMetadataStore, clock: ManualClock) -> None:
+    """With everything that hung on its lease."""
+    one = member(etcd, clock, "a")
+    one.join()
+    one.campaign()
+    one.report(NodeLoad(node="a", at_us=1, open=3))
+    assert read_loads(etcd, KEYS)["a"].open == 3
+    one.begin_to_leave()
+    found = decoded(etcd.get(KEYS.node("a")), NodeInfo)
+    assert found is not None
+    assert found.is_leaving
+    one.leave()
+    assert [etcd.get(key) for key in (KEYS.node("a"), KEYS.leader, KEYS.load("a"))] == [None, None, None]
+
+
+def test_a_name_belongs_to_one_directory_at_a_time(etcd: MemoryMetadataStore, clock: ManualClock) -> None:
+    """The same directory, started again, replaces what its last process left."""
+    member(etcd, clock, "a", "one").join()
+    with pytest.raises(HeldError, match="another node of this cluster is called a"):
+        member(etcd, clock, "a", "two").join()
+    again = member(etcd, clock, "a", "one")
+    again.join()
+    assert alive(again)
+    clock.advance(10)
+    member(etcd, clock, "a", "two").join()
+
+
+def test_numbers_of_nodes_are_given_once(etcd: MemoryMetadataStore, clock: ManualClock) -> None:
+    """Nodes that come at the same moment get different ones, and keep them."""
+    members = [member(etcd, clock, f"n{number}") for number in range(12)]
+    with ThreadPoolExecutor(12) as pool:
+        list(pool.map(Member.join, members))
+    assert sorted(one.node_id for one in members) == list(range(1, 13))
+    again = member(etcd, clock, "n3")
+    again.join()
+    assert again.node_id == members[3].node_id
+
+
+def test_one_node_at_a_time_is_elected(etcd: MemoryMetadataStore, clock: ManualClock) -> None:
+    """Another one follows when its lease has run out."""
+    one, other = member(etcd, clock, "a"), member(etcd, clock, "b")
+    one.join()
+    clock.advance(5)
+    other.join()
+    assert one.campaign() is not None
+    assert other.campaign() is None
+    assert not leads(other)
+    clock.advance(5)
+    entry = other.campaign()
+    assert entry is not None
+    assert leads(one)  # it does not know yet, and its commits check the document
+    one.seen_leader(entry.version)
+    assert not leads(one)
+    other.seen_leader(entry.version)
+    assert leads(other)
+
+
+def test_a_node_that_is_too_old_does_not_join(etcd: MemoryMetadataStore, clock: ManualClock) -> None:
+    """The version gate is raised when all nodes are upgraded."""
+    etcd.put(KEYS.settings, encode_json(ClusterSettings(minimum_version="1.10")))
+    with pytest.raises(ConfigError, match=r"the cluster requires 1\.10"):
+        member(etcd, clock, "a", version="1.9.3").join()
+    member(etcd, clock, "a", version="1.10.0").join()
+    assert [is_too_old(version, "1.10") for version in ("", "1.2.dev0", "1.10", "2.0", "1.10.1+local")] == [
+        *(True, True, False, False, False)
+    ]
+
+
+def test_draining_is_remembered_of_known_nodes_only(etcd: MemoryMetadataStore, clock: ManualClock) -> None:
+    """Alive or not; the state of every node says so."""
+    one = member(etcd, clock, "a")
+    one.join()
+    with pytest.raises(ConfigError, match="never had a node b"):
+        changed_drain(etcd, KEYS, "b", is_draining=True)
+    assert changed_drain(etcd, KEYS, "a", is_draining=True)
+    assert not changed_drain(etcd, KEYS, "a", is_draining=True)
+    state = ClusterState(KEYS)
+    changes = PollingWatch(etcd, KEYS.prefix).look()
+    assert changes is not None
+    state.apply(changes)
+    assert (state.is_draining("a"), state.is_usable("a")) == (True, False)
