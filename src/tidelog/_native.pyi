@@ -302,3 +302,61 @@ def transaction_marks(
 def payload_transaction_marks(
     first_offset: int, payloads: Sequence[bytes], /
 ) -> list[tuple[int, int, int, int, int]] | None: ...
+
+# tree_rows.c
+
+def survey_rows(
+    keys: _BytesColumn,
+    cells: _BytesColumn,
+    count: int,
+    seq: int,
+    every: int,
+    settled: bytes,
+    bucket_ends: Buffer,
+    bucket_names: Buffer,
+    bucket_seqs: Buffer,
+    bucket_orders: Buffer,
+    /,
+) -> tuple[bytes, int, bytes, list[bytes]]: ...
+def judge_rows(
+    keys: _BytesColumn,
+    cells: _BytesColumn,
+    count: int,
+    horizon: int,
+    keep_versions: int,
+    bucket_ends: Buffer,
+    bucket_names: Buffer,
+    bucket_seqs: Buffer,
+    bucket_orders: Buffer,
+    /,
+) -> bytes: ...
+def point_rows(
+    keys: _BytesColumn, cells: _BytesColumn, count: int, window_bytes: int, cuts: Buffer, /
+) -> tuple[int, tuple[bytes, bytes, bytes]]: ...
+def place_units(keys: _BytesColumn, count: int, window_bytes: int, cuts: Buffer, /) -> tuple[bytes, bytes]: ...
+def merge_values(
+    positions: Buffer, keys: _BytesColumn, values: _BytesColumn, count: int, /
+) -> tuple[int, tuple[bytes, ...]]: ...
+def gather_values(
+    first_lsn: int,
+    buffer: Buffer,
+    positions: Buffer,
+    lengths: Buffer,
+    lsns: Buffer,
+    sizes: Buffer,
+    stored: Buffer,
+    crcs: Buffer,
+    codecs: Buffer,
+    start: int,
+    stop: int,
+    /,
+) -> tuple[bytes, bytes]: ...
+def block_rows(raw: bytes, has_places: bool, /) -> tuple[int, tuple[bytes, bytes, bytes, bytes, bytes]]: ...
+def pack_rows(
+    keys: _BytesColumn, values: _BytesColumn, count: int, start: int, target_bytes: int, after_key: bytes, /
+) -> tuple[int, bytes]: ...
+def file_numbers(keys: _BytesColumn, count: int, cuts: tuple[bytes, ...], /) -> bytes: ...
+def join_versions(cells: _BytesColumn, pointers: _BytesColumn, count: int, /) -> tuple[bytes, bytes]: ...
+def encode_pointers(codecs: Buffer, blob_files: Buffer, places: Buffer, stored: Buffer, /) -> bytes: ...
+def blob_directory(positions: Buffer, stored: Buffer, crcs: Buffer, /) -> bytes: ...
+def position_keys(positions: Buffer, /) -> bytes: ...

@@ -3,7 +3,7 @@
 #ifndef TIDELOG_ENVELOPES_PARTITIONS_H
 #define TIDELOG_ENVELOPES_PARTITIONS_H
 
-#include "envelopes_arrow.h"
+#include "arrow.h"
 #include "murmur2.h"
 
 typedef struct {

@@ -9,7 +9,7 @@
 
 #include "frame.h"
 #include "native.h"
-#include "envelopes_arrow.h"
+#include "arrow.h"
 #include "envelopes_encode.h"
 #include "envelopes_parse.h"
 

@@ -17,9 +17,10 @@ import struct
 from collections.abc import Iterable
 from typing import Final, NamedTuple
 
+from tidelog._native import blob_directory
 from tidelog.engine.wal.value import CODEC_NONE, CODEC_ZSTD, MAX_VALUE_BYTES
 from tidelog.errors import CorruptionError, DataError, InputError
-from tidelog.log.frame import crc32
+from tidelog.log.frame import Buffer, crc32
 from tidelog.store.keys import digest_of, parse_data_name
 
 MAGIC = b"TBLB"
@@ -75,6 +76,18 @@ def encode_blob_file(values: Iterable[tuple[int, bytes]]) -> EncodedBlobFile:
     listed = b"".join(directory)
     data = b"".join((*written, listed, _TAIL.pack(len(places), crc32(listed), END_MAGIC)))
     return EncodedBlobFile(data, digest_of(data), places)
+
+
+def encode_blob_columns(values: bytes, positions: Buffer, lengths: Buffer, crcs: Buffer) -> EncodedBlobFile:
+    """The same from columns: the stored values one after the other, and arrays of u64, u32 and u32. `places` is empty:
+    who has columns knows them.
+    """
+    listed = blob_directory(positions, lengths, crcs)
+    if not listed:
+        raise InputError("a blob file has at least one value")
+    tail = _TAIL.pack(len(listed) // _ENTRY.size, crc32(listed), END_MAGIC)
+    data = b"".join((_HEAD.pack(MAGIC, VERSION), values, listed, tail))
+    return EncodedBlobFile(data, digest_of(data), [])
 
 
 def _directory_begin(tail: memoryview, size: int) -> int:

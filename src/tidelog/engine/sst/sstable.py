@@ -33,11 +33,13 @@ from tidelog._native import check_rows, find_row
 from tidelog.cold.fetch import ByteSource, ColdCache, coalesced, fetch_many
 from tidelog.engine.sst.block import (
     HEADER_BYTES,
+    PackedRows,
     Row,
     block_bytes,
     count_of,
     decode_block,
-    encode_blocks,
+    encode_packed_blocks,
+    pack_rows,
     rows_in,
 )
 from tidelog.errors import CorruptionError, DataError, InputError
@@ -138,9 +140,14 @@ class EncodedSSTable(NamedTuple):
 
 def encode_sstable(kind: RowKind, rows: Iterable[Row], level: int = 3) -> EncodedSSTable:
     """Encodes rows, in key order and at least one, as a file."""
+    return encode_packed(kind, pack_rows(_in_order(rows), TARGET_BLOCK_BYTES), level)
+
+
+def encode_packed(kind: RowKind, blocks: Iterable[PackedRows], level: int = 3) -> EncodedSSTable:
+    """Encodes rows that are packed into blocks already, in key order, as a file."""
     digest, places = hashlib.blake2b(digest_size=_DIGEST_BYTES), list[BlockHandle]()
     written, byte = [_HEAD.pack(MAGIC, VERSION)], _HEAD.size
-    for block in encode_blocks(_in_order(rows), level, TARGET_BLOCK_BYTES):
+    for block in encode_packed_blocks(blocks, level):
         digest.update(block.raw)
         places.append(BlockHandle(byte, len(block.data), block.count, block.first_key, block.last_key))
         written.append(block.data)

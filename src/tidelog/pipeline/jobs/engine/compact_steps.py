@@ -26,16 +26,6 @@ from tidelog.pipeline.flow import Flow, Rows
 from tidelog.pipeline.jobs.engine.blobs import (
     DEFAULT_BLOB_FILE_BYTES,
     DEFAULT_LARGE_BYTES,
-    VALUE_SCHEMA,
-    Bodiless,
-    Builder,
-    BuildSettings,
-    BuiltBlobFile,
-    Counting,
-    Grouping,
-    OldPlaces,
-    Pointing,
-    ValueCodec,
     ValuePlan,
     WindowCount,
     plan_values,
@@ -60,6 +50,18 @@ from tidelog.pipeline.jobs.engine.rows import (
     state_proof,
     told_by,
     write_files,
+)
+from tidelog.pipeline.jobs.engine.values import (
+    VALUE_SCHEMA,
+    Bodiless,
+    Builder,
+    BuildSettings,
+    BuiltBlobFile,
+    Counting,
+    Grouping,
+    OldPlaces,
+    Pointing,
+    ValueCodec,
 )
 from tidelog.pipeline.jobs.job import JobReport
 from tidelog.pipeline.location import EngineLocation

@@ -21,13 +21,13 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 import msgspec
 
-from tidelog.engine.mvcc.cells import BUCKETS, MAX_SEQ, OBJECTS, SEQ_BYTES
+from tidelog.engine.mvcc.cells import BUCKETS, OBJECTS, SEQ_BYTES
 from tidelog.engine.mvcc.digest import Digest
 from tidelog.engine.mvcc.vacuum_rules import Rule
 from tidelog.engine.mvcc.versions import BucketVersion
-from tidelog.engine.sst.blob_file import cell_of
 from tidelog.engine.sst.sstable import RowPart, SSTable
 from tidelog.errors import DataError, GapError, NotFoundError, TidelogError
+from tidelog.pipeline.jobs.engine.columns import FileRows, file_rows, one_array
 from tidelog.pipeline.jobs.engine.rows import (
     TOLD_SCHEMA,
     LastOfEach,
@@ -84,13 +84,22 @@ def batches_of(item: RowItem) -> Iterator[pa.RecordBatch]:
         if isinstance(item, LogPart):
             yield from _log_batches(item)
         else:
-            file = SSTable(item.place.opened().objects, item.part, kind="versions")
-            rows = ((item.source, key, 0, 0, cell_of(value)) for key, value in file.rows())
-            yield from as_batches(rows, ROW_SCHEMA)
+            for rows in file_rows(SSTable(item.place.opened().objects, item.part, kind="versions")):
+                yield _file_batch(rows, item.source)
     except (DataError, GapError, NotFoundError) as error:
         source = LOG if isinstance(item, LogPart) else item.source
         unreadable = Unreadable(_place_of(item, error), error.reason, source)
         yield from as_batches([(DAMAGE, b"", 0, 0, msgspec.msgpack.encode(unreadable))], ROW_SCHEMA)
+
+
+def _file_batch(rows: FileRows, source: int) -> pa.RecordBatch:
+    import pyarrow as pa
+
+    def same(number: int, kind: pa.DataType) -> pa.Array:
+        return pa.repeat(pa.scalar(number, kind), len(rows.keys))
+
+    arrays = [same(source, pa.int32()), rows.keys, same(0, pa.int64()), same(0, pa.int32()), rows.values]
+    return pa.RecordBatch.from_arrays(arrays, names=[field.split()[0] for field in ROW_SCHEMA.split(", ")])
 
 
 def _place_of(item: RowItem, error: TidelogError) -> str:
@@ -203,7 +212,6 @@ class _ColumnSums:
         self._others: list[pa.RecordBatch] = []
         """Rows of buckets, and notes: few, and before all objects. They are taken together."""
         self._last = LastOfEach()
-        self._name = b""
 
     def take(self, rows: pa.RecordBatch) -> None:
         """The next rows, in order of key, LSN and step."""
@@ -227,23 +235,10 @@ class _ColumnSums:
         self._others = []
 
     def _add(self, settled: pa.Table) -> None:
-        import pyarrow as pa
         import pyarrow.compute as pc
 
         there = settled.filter(pc.is_valid(settled.column("cell")))
-        keys = there.column("key")
-        # Keys end with what is left to the greatest seq: a version that is not after the seq has as much or more.
-        oldest = pa.scalar((MAX_SEQ - self._merge.seq).to_bytes(SEQ_BYTES, "big"), pa.binary())
-        early = there.filter(pc.greater_equal(pc.binary_slice(keys, -SEQ_BYTES), oldest))
-        seen = 0
-        if early.num_rows:
-            names = pc.binary_slice(early.column("key"), 0, -SEQ_BYTES).combine_chunks()
-            before = pa.concat_arrays([pa.array([self._name], pa.binary()), names.slice(0, len(names) - 1)])
-            shown = early.filter(pc.not_equal(names, before))
-            seen, self._name = shown.num_rows, names[len(names) - 1].as_py()
-            for key, cell in zip(shown.column("key").to_pylist(), shown.column("cell").to_pylist(), strict=True):
-                self._merge.add(key, cell)
-        self._merge.pass_over(there.num_rows - seen)
+        self._merge.add_objects(one_array(there.column("key")), one_array(there.column("cell")))
 
 
 class InRow(NamedTuple):
@@ -277,7 +272,6 @@ class PartMerge:
     """One part: keys one after the other, names one after the other."""
 
     def __init__(self, seq: int, horizon_seq: int, counts_buckets: bool, compares: bool) -> None:
-        self.seq = seq
         self._horizon_seq = horizon_seq
         self._compares = compares
         self._expected = StateSum(seq, counts_buckets=counts_buckets)
@@ -299,13 +293,13 @@ class PartMerge:
             else:
                 self._take_notes(group)
 
-    def add(self, key: bytes, cell: bytes) -> None:
-        """A row of the state that is expected, when nothing is compared."""
-        self._note(self._expected, key, cell, BASE)
-
-    def pass_over(self, rows: int) -> None:
-        """So many rows of it that are not to be seen."""
-        self._expected.pass_over(rows)
+    def add_objects(self, keys: pa.Array, cells: pa.Array) -> None:
+        """Rows of objects in the state that is expected, when nothing is compared."""
+        try:
+            self._expected.add_objects(keys, cells)
+        except DataError:  # one after the other, to say which
+            for key, cell in zip(keys.to_pylist(), cells.to_pylist(), strict=True):
+                self._note(self._expected, key, cell, BASE)
 
     def result(self, rows: Iterable[InRow]) -> PartResult:
         self.take(rows)

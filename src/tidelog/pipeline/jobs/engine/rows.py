@@ -11,10 +11,8 @@ Invariants
 from __future__ import annotations
 
 import hashlib
-from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from itertools import groupby
 from typing import TYPE_CHECKING, Literal, NamedTuple, TypeVar
 
 import msgspec
@@ -26,14 +24,26 @@ from tidelog.engine.mvcc.cells import BUCKETS, OBJECTS, SEQ_BYTES, Cell, decode_
 from tidelog.engine.mvcc.digest import Digest
 from tidelog.engine.mvcc.vacuum_rules import Rule, judged
 from tidelog.engine.mvcc.versions import Buckets, BucketVersion
-from tidelog.engine.sst.blob_file import cell_of, encode_version
 from tidelog.engine.sst.block import Row
 from tidelog.engine.sst.snapshot import StoredState
 from tidelog.engine.sst.sorted_index import Compaction, SortedIndex
-from tidelog.engine.sst.sstable import RowKind, RowPart, SSTable, encode_sstable
+from tidelog.engine.sst.sstable import TARGET_BLOCK_BYTES, RowKind, RowPart, SSTable, encode_packed
 from tidelog.engine.wal.replay import ShippedLog, counting, first_counting, history_start_in
 from tidelog.errors import CorruptionError, DataError
 from tidelog.log.frame import crc32
+from tidelog.pipeline.jobs.engine.columns import (
+    CreatedColumns,
+    file_numbers,
+    file_rows,
+    going_rows,
+    numbers,
+    one_array,
+    packed_rows,
+    survey_rows,
+    version_values,
+    whole_groups,
+    whole_names,
+)
 from tidelog.pipeline.jobs.job import Reconciliation, Totals, told_in_our_words
 from tidelog.pipeline.location import EngineLocation
 from tidelog.pipeline.source.entry_batches import LogPart
@@ -160,13 +170,13 @@ class PartWork(msgspec.Struct, frozen=True, kw_only=True):
 
 def part_batches(work: PartWork) -> Iterator[pa.RecordBatch]:
     """The rows of such a file as changes that came before every record of the log."""
-    rows = SSTable(work.place.opened().objects, work.part, kind="versions").rows()
-    return as_changes((key, cell_of(value)) for key, value in rows)
+    import pyarrow as pa
 
-
-def as_changes(rows: Iterable[Row]) -> Iterator[pa.RecordBatch]:
-    """Rows of a tree as changes of LSN 0: whatever the log says of the same key comes later."""
-    return as_batches(((key, 0, 0, cell, part_of(key)) for key, cell in rows), CHANGE_SCHEMA)
+    names = [field.split()[0] for field in CHANGE_SCHEMA.split(", ")]
+    for rows in file_rows(SSTable(work.place.opened().objects, work.part, kind="versions")):
+        count = len(rows.keys)
+        lsns, steps = pa.repeat(pa.scalar(0, pa.int64()), count), pa.repeat(pa.scalar(0, pa.int32()), count)
+        yield pa.RecordBatch.from_arrays([rows.keys, lsns, steps, rows.values, rows.parts], names=names)
 
 
 def settled_rows(flow: Flow, base: Rows | None, log: list[LogPart], tasks: int) -> Rows:
@@ -231,11 +241,6 @@ def rows_of(batches: Iterable[pa.RecordBatch]) -> Iterator[tuple[bytes, bytes]]:
     return tuples_in(batches, "key", "cell")
 
 
-def as_rows(rows: Iterable[Row]) -> Iterator[pa.RecordBatch]:
-    """Rows as batches of `ROW_SCHEMA`."""
-    return as_batches(rows, ROW_SCHEMA)
-
-
 # Results that tasks return to the driver.
 
 
@@ -282,7 +287,10 @@ class BucketRow(msgspec.Struct, frozen=True):
 
 def bucket_rows(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     """The rows of buckets, for the driver."""
-    return as_told(BucketRow(key, cell) for key, cell in rows_of(batches) if key.startswith(BUCKETS))
+    import pyarrow.compute as pc
+
+    some = (batch.filter(pc.starts_with(batch.column("key"), pattern=BUCKETS)) for batch in batches)
+    return as_told(BucketRow(key, cell) for key, cell in rows_of(some))
 
 
 def buckets_in(rows: Rows) -> Buckets:
@@ -342,31 +350,39 @@ class Retained:
         below_lsn: int | None = None,
         packed: CompactedValues | None = None,
     ) -> None:
-        self._rule = Rule(horizon, keep_versions, dict(created))
+        self._rule = horizon, keep_versions, CreatedColumns.of(created)
         self._below_lsn = below_lsn
         self._packed = packed
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        return as_rows(self.kept(rows_of(batches)))
+        import pyarrow.compute as pc
 
-    def kept(self, rows: Iterable[Row]) -> Iterator[Row]:
-        for _, versions in groupby(rows, key=_name_of):
-            name = list(versions)
-            gone = {seq for verdict in judged(name, self._rule, _nothing) for seq in verdict.seqs}
-            yield from (row for row in name if seq_of(row[0]) not in gone or self._stays(row)) if gone else name
+        for rows in whole_names(batches):
+            keys, cells = one_array(rows.column("key")), one_array(rows.column("cell"))
+            going = going_rows(keys, cells, *self._rule)
+            if self._below_lsn is not None:
+                going = self._without_value(cells, going, self._below_lsn)
+            yield from rows.filter(pc.invert(going)).to_batches()
 
-    def _stays(self, row: Row) -> bool:
-        """Whether a version stays although the rule lets it go."""
-        if self._below_lsn is None:
-            return False
-        return not is_pointer(row[1]) or self._has_value(decode_cell(row[1]), self._below_lsn)
+    def _without_value(self, cells: pa.Array, going: pa.Array, below_lsn: int) -> pa.Array:
+        """Those of the rows that go whose value is not to be had any more; the others stay although the rule lets them
+        go."""
+        import pyarrow as pa
+        import pyarrow.compute as pc
+
+        gone = [
+            index for index in pc.indices_nonzero(going).to_pylist() if self._is_lost(cells[index].as_py(), below_lsn)
+        ]
+        mask = bytearray(len(cells))
+        for index in gone:
+            mask[index] = 1
+        return numbers(pa.uint8(), bytes(mask), len(cells)).cast(pa.bool_())
+
+    def _is_lost(self, cell: bytes, below_lsn: int) -> bool:
+        return is_pointer(cell) and not self._has_value(decode_cell(cell), below_lsn)
 
     def _has_value(self, cell: Cell, below_lsn: int) -> bool:
         return cell.lsn >= below_lsn or (self._packed is not None and self._packed.has(cell.position))
-
-
-def _name_of(row: Row) -> bytes:
-    return row[0][:-SEQ_BYTES]
 
 
 def doomed(versions: list[Row], rule: Rule) -> set[bytes]:
@@ -428,6 +444,11 @@ class Sum(msgspec.Struct, frozen=True):
     things: int = 0
     rows: int = 0
 
+    @classmethod
+    def of(cls, digest: Digest, rows: int) -> Sum:
+        """What was added up."""
+        return cls(digest.total.to_bytes(_DIGEST_BYTES, "little"), digest.count, rows)
+
     def digest(self) -> Digest:
         """The part as it is added up."""
         return Digest(int.from_bytes(self.total, "little"), self.things)
@@ -436,20 +457,17 @@ class Sum(msgspec.Struct, frozen=True):
 class StateSum:
     """The digest of the state at a seq, from all rows in order of key.
 
-    The buckets that are there are found in the rows, counted or not, unless they are given as `created`. `settled` is
-    the name whose visible version came before the first of these rows.
+    The buckets that are there are found in the rows, counted or not.
     """
 
-    def __init__(
-        self, seq: int, *, counts_buckets: bool = False, created: Created | None = None, settled: bytes = b""
-    ) -> None:
+    def __init__(self, seq: int, *, counts_buckets: bool = False) -> None:
         self._seq = seq
         self._counts_buckets = counts_buckets
-        self._finds_buckets = created is None
         self._digest = Digest()
         self._rows = 0
-        self._created = dict(created or {})
-        self._settled = settled
+        self._created: dict[bytes, BucketVersion] = {}
+        self._created_columns: CreatedColumns | None = None
+        self._settled = b""
 
     def add(self, key: bytes, cell: bytes) -> None:
         prefix, seq = key[:-SEQ_BYTES], seq_of(key)
@@ -458,19 +476,24 @@ class StateSum:
         if seq > self._seq or prefix == self._settled:
             return
         self._settled = prefix
-        if is_bucket and self._finds_buckets:
+        if is_bucket:
             self._add_bucket(prefix[1:-1], seq, cell)
         elif prefix[:1] == OBJECTS:
             self._add_object(prefix, seq, cell)
-        elif not is_bucket:
+        else:
             raise DataError("index key belongs neither to a bucket nor to an object")
 
-    def pass_over(self, rows: int) -> None:
-        """So many rows of objects that are not to be seen."""
-        self._rows += rows
+    def add_objects(self, keys: pa.Array, cells: pa.Array) -> None:
+        """The next rows, all of objects. DataError when one of them is not sound: then nothing was added."""
+        if self._created_columns is None:
+            self._created_columns = CreatedColumns.of(self._created)
+        found = survey_rows(keys, cells, self._seq, self._created_columns, settled=self._settled)
+        self._digest.add(Digest(found.total, found.things))
+        self._rows += len(keys)
+        self._settled = found.settled
 
     def _add_bucket(self, name: bytes, seq: int, cell: bytes) -> None:
-        version = decode_bucket(cell)
+        version, self._created_columns = decode_bucket(cell), None
         if not version.is_deleted:
             self._created[name] = BucketVersion(seq, version.order, False)
             if self._counts_buckets:
@@ -484,7 +507,7 @@ class StateSum:
         self._digest.add_object(bucket, name, seq, version.size, version.crc)
 
     def sum(self) -> Sum:
-        return Sum(self._digest.total.to_bytes(_DIGEST_BYTES, "little"), self._digest.count, self._rows)
+        return Sum.of(self._digest, self._rows)
 
 
 class Seen(msgspec.Struct, frozen=True, kw_only=True):
@@ -511,22 +534,23 @@ class Surveyor:
     """Looks at the rows of a task, which has all versions of a name."""
 
     def __init__(self, created: Created, seq: int, every: int) -> None:
-        self._created = created
+        self._created = CreatedColumns.of(created)
         self._seq = seq
         self._every = every
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        return as_told([self.seen(rows_of(batches))])
+        return as_told([self.seen((batch.column("key"), batch.column("cell")) for batch in batches)])
 
-    def seen(self, rows: Iterable[Row], settled: bytes = b"") -> Seen:
-        """What these rows are, in order of key."""
-        live, count, samples = StateSum(self._seq, created=self._created, settled=settled), 0, list[bytes]()
-        for key, cell in rows:
-            live.add(key, cell)
-            count += 1
-            if self._every and not crc32(key) % self._every:
-                samples.append(key)
-        return Seen(rows=count, sum=live.sum(), samples=tuple(samples))
+    def seen(self, rows: Iterable[tuple[pa.Array, pa.Array]], settled: bytes = b"") -> Seen:
+        """What these rows are: keys and cells, in order of key."""
+        digest, count, samples = Digest(), 0, list[bytes]()
+        for keys, cells in rows:
+            found = survey_rows(keys, cells, self._seq, self._created, every=self._every, settled=settled)
+            digest.add(Digest(found.total, found.things))
+            count += len(keys)
+            samples += found.samples
+            settled = found.settled
+        return Seen(rows=count, sum=Sum.of(digest, count), samples=tuple(samples))
 
 
 def survey(rows: Rows, created: Created, seq: int, rows_per_file: int = ROWS_PER_FILE) -> Survey:
@@ -577,9 +601,13 @@ VERSION_ROW, VALUE_ROW, TOLD_ROW = 0, 1, 2
 _RANGE_BYTES = 8 << 20
 
 
-def as_filed(rows: Iterable[Row], cuts: Sequence[bytes], kind: int = VERSION_ROW) -> Iterator[pa.RecordBatch]:
-    """Rows of a row file with the number of the file that they belong to, as batches of `FILED_SCHEMA`."""
-    return as_batches(((kind, bisect_right(cuts, key), key, value) for key, value in rows), FILED_SCHEMA)
+def as_filed(keys: pa.Array, values: pa.Array, cuts: Sequence[bytes], kind: int = VERSION_ROW) -> pa.RecordBatch:
+    """Rows of a row file with the number of the file that they belong to, as a batch of `FILED_SCHEMA`."""
+    import pyarrow as pa
+
+    kinds = pa.repeat(pa.scalar(kind, pa.int32()), len(keys))
+    names = [field.split()[0] for field in FILED_SCHEMA.split(", ")]
+    return pa.RecordBatch.from_arrays([kinds, file_numbers(keys, cuts), keys, values], names=names)
 
 
 class Unplaced:
@@ -593,7 +621,8 @@ class Unplaced:
         return rows.mapped(self, FILED_SCHEMA)
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        return as_filed(((key, encode_version(cell, None)) for key, cell in rows_of(batches)), self._cuts)
+        for batch in batches:
+            yield as_filed(batch.column("key"), version_values(batch.column("cell")), self._cuts)
 
 
 class FileNames(msgspec.Struct, frozen=True, kw_only=True):
@@ -630,12 +659,13 @@ class FileWriter:
         return as_told(self._parts(batches))
 
     def _parts(self, batches: Iterator[pa.RecordBatch]) -> Iterator[RowPart]:
-        rows = tuples_in(batches, "file", "key", "value")
-        for _, of_file in groupby(rows, key=lambda row: row[0]):
-            yield self.written((key, value) for _, key, value in of_file)
+        for _, rows in whole_groups(batches, "file"):
+            yield self.written(rows)
 
-    def written(self, rows: Iterable[Row]) -> RowPart:
-        opened, encoded = self._place.opened(), encode_sstable(self._names.row_kind, rows)
+    def written(self, rows: pa.Table) -> RowPart:
+        opened = self._place.opened()
+        blocks = packed_rows(one_array(rows.column("key")), one_array(rows.column("value")), TARGET_BLOCK_BYTES)
+        encoded = encode_packed(self._names.row_kind, blocks)
         key = self._names.key(opened.keys, encoded.digest)
         write_checked(opened.objects, key, encoded.data, encoded.digest)
         return encoded.part(key)
@@ -680,9 +710,9 @@ class _ReadBack:
         self._surveyor = Surveyor(created, seq, every=0)
 
     def __call__(self, work: ReadBackWork) -> Iterator[pa.RecordBatch]:
-        rows = SSTable(work.place.opened().objects, work.part, kind="versions").rows()
+        rows = file_rows(SSTable(work.place.opened().objects, work.part, kind="versions"))
         settled = work.before[:-SEQ_BYTES]
-        return as_told([self._surveyor.seen(((key, cell_of(value)) for key, value in rows), settled)])
+        return as_told([self._surveyor.seen(((one.keys, one.values) for one in rows), settled)])
 
 
 def read_back(flow: Flow, place: EngineLocation, parts: Sequence[RowPart], created: Created, seq: int) -> Survey:

@@ -1,9 +1,9 @@
 /* Arrow's columns as they come from Python: buffers that are held, whose every number is a claim until it was checked. */
 
-#ifndef TIDELOG_ENVELOPES_ARROW_H
-#define TIDELOG_ENVELOPES_ARROW_H
+#ifndef TIDELOG_ARROW_H
+#define TIDELOG_ARROW_H
 
-#include "envelopes_parse.h"
+#include "arguments.h"
 
 /* A column of bytes, of lists (without data) or of numbers (without ends). `rows` are those that the buffers have room
    for, counted from `first`. */
@@ -13,7 +13,7 @@ typedef struct {
     int is_wide; /* ends have 8 bytes rather than 4 */
 } Column;
 
-static void column_release(Column *column) {
+static inline void column_release(Column *column) {
     PyBuffer_Release(&column->validity);
     PyBuffer_Release(&column->ends);
     PyBuffer_Release(&column->data);
@@ -24,7 +24,7 @@ static inline size_t rows_after(size_t rows, size_t first) {
     return rows > first ? rows - first : 0;
 }
 
-static int column_take_validity(Column *column, PyObject *validity, PyObject *first) {
+static inline int column_take_validity(Column *column, PyObject *validity, PyObject *first) {
     if (parse_index(first, "first", &column->first) < 0) {
         return -1;
     }
@@ -39,7 +39,7 @@ static int column_take_validity(Column *column, PyObject *validity, PyObject *fi
     return 0;
 }
 
-static int column_take_ends(Column *column, PyObject *ends, PyObject *end_bytes) {
+static inline int column_take_ends(Column *column, PyObject *ends, PyObject *end_bytes) {
     size_t width;
     if (parse_index(end_bytes, "end_bytes", &width) < 0 || PyObject_GetBuffer(ends, &column->ends, PyBUF_SIMPLE) < 0) {
         return -1;
@@ -55,7 +55,7 @@ static int column_take_ends(Column *column, PyObject *ends, PyObject *end_bytes)
     return 0;
 }
 
-static int expect_fields(PyObject *tuple, Py_ssize_t count) {
+static inline int expect_fields(PyObject *tuple, Py_ssize_t count) {
     if (PyTuple_Check(tuple) && PyTuple_GET_SIZE(tuple) == count) {
         return 0;
     }
@@ -64,7 +64,7 @@ static int expect_fields(PyObject *tuple, Py_ssize_t count) {
 }
 
 /* (validity, ends, data, first, end_bytes) */
-static int column_take_bytes(Column *column, PyObject *tuple) {
+static inline int column_take_bytes(Column *column, PyObject *tuple) {
     return expect_fields(tuple, 5) < 0 ||
                    column_take_validity(column, PyTuple_GET_ITEM(tuple, 0), PyTuple_GET_ITEM(tuple, 3)) < 0 ||
                    column_take_ends(column, PyTuple_GET_ITEM(tuple, 1), PyTuple_GET_ITEM(tuple, 4)) < 0 ||
@@ -74,7 +74,7 @@ static int column_take_bytes(Column *column, PyObject *tuple) {
 }
 
 /* (validity, numbers, first) */
-static int column_take_numbers(Column *column, PyObject *tuple) {
+static inline int column_take_numbers(Column *column, PyObject *tuple) {
     if (expect_fields(tuple, 3) < 0 ||
         column_take_validity(column, PyTuple_GET_ITEM(tuple, 0), PyTuple_GET_ITEM(tuple, 2)) < 0 ||
         PyObject_GetBuffer(PyTuple_GET_ITEM(tuple, 1), &column->data, PyBUF_SIMPLE) < 0) {
