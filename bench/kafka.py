@@ -152,7 +152,10 @@ class Bench:
         asked = scratch / "request"
         asked.write_bytes(_produce_request(topic))
         used = self.tidelog.cpu_seconds()
-        command = [_load_client(scratch), *map(str, (*_host(self.tidelog), asked, connections, in_flight, seconds))]
+        command = [
+            _compiled(scratch, "kafka_load"),
+            *map(str, (*_host(self.tidelog), asked, connections, in_flight, seconds)),
+        ]
         said = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True).stdout.split()
         used = self.tidelog.cpu_seconds() - used
         rate = float(said[0])
@@ -208,12 +211,13 @@ def _fetch_request(topic: str) -> bytes:
     return bytes(encode_request(FETCH, 12, 1, "bench", request))
 
 
-def _load_client(scratch: Path) -> str:
-    """bench/kafka_load.c, compiled: a client in Python would cost more than the server."""
-    program = scratch / "kafka_load"
+def _compiled(scratch: Path, name: str) -> str:
+    """A program of bench/, compiled: a client in Python would cost more than the server."""
+    program = scratch / name
     if not program.exists():
-        source = Path(__file__).with_name("kafka_load.c")
-        subprocess.run([os.environ.get("CC", "cc"), "-O2", "-o", str(program), str(source)], check=True)
+        source = Path(__file__).with_name(f"{name}.c")
+        compiler = os.environ.get("CC", "cc")
+        subprocess.run([compiler, "-O2", "-pthread", "-o", str(program), str(source)], check=True)
     return str(program)
 
 
@@ -227,6 +231,22 @@ def raw_synced(directory: Path, group: int = 64, seconds: float = 3.0) -> float:
             os.fdatasync(file.fileno())
             groups += 1
         return groups * group / (time.perf_counter() - begin)
+
+
+def floor_rate(scratch: Path, request: bytes, connections: int, in_flight: int, seconds: float = 3.0) -> float:
+    """What the same client reaches against a server in C that only receives, writes, syncs and answers."""
+    (scratch / "floor-data").mkdir(exist_ok=True)
+    asked = scratch / "request"
+    asked.write_bytes(request)
+    command = [_compiled(scratch, "kafka_floor"), str(scratch / "floor-data")]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as server:
+        assert server.stdout is not None
+        assert server.stdin is not None
+        address = ("127.0.0.1", server.stdout.readline().strip())
+        client = [_compiled(scratch, "kafka_load"), *map(str, (*address, asked, connections, in_flight, seconds))]
+        said = subprocess.run(client, stdout=subprocess.PIPE, text=True, check=True).stdout.split()
+        server.stdin.close()
+    return float(said[0])
 
 
 def open_partitions(directory: Path, count: int = 2000) -> tuple[float, int]:
@@ -252,14 +272,19 @@ NOT_SYNCED = {"flush.messages": "9223372036854775807"}
 
 
 def synced_figures(bench: Bench, scratch: Path) -> list[Figure]:
-    """64 producers with one message on its way each, and with five, beside write and fdatasync of 64 in rounds."""
+    """64 producers with one message on its way each, and with five, beside write and fdatasync of 64 in rounds, and
+    beside the least that a server does."""
     found = []
     for in_flight in (1, 5):
-        rounds = [(bench.synced_producers(scratch, 64, in_flight), raw_synced(scratch)) for _ in range(bench.rounds)]
-        ours, raw = (sorted(rounds, key=lambda one: one[0].rate / one[1]))[len(rounds) // 2]
+        rounds = []
+        for _ in range(bench.rounds):
+            ours, raw = bench.synced_producers(scratch, 64, in_flight), raw_synced(scratch)
+            rounds.append((ours, raw, floor_rate(scratch, _produce_request("synced"), 64, in_flight)))
+        ours, raw, floor = sorted(rounds, key=lambda one: one[0].rate / one[1])[len(rounds) // 2]
         words = f"{ours.rate:,.0f}/s ({ours.server_us:.0f} us of CPU a message, the client {ours.client_us:.0f})"
         name = "64 synced producers" if in_flight == 1 else f"the same, {in_flight} on their way"
         found.append(at_least(name, words, f"{raw:,.0f}/s", ours.rate / raw, 0.5))
+        found.append(at_least(f"{name}, server in C", words, f"{floor:,.0f}/s", ours.rate / floor, 0.5))
     return found
 
 

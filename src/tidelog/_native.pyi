@@ -13,6 +13,7 @@ from tidelog.engine.mvcc.versions import Other, Pointer, Seen
 from tidelog.engine.sst.sstable import Source
 from tidelog.log.frame import Buffer
 
+_PlainProduce = tuple[tuple[str, int, int, int], int, int, int, int, int, int, int, int, int, int, int]
 _T = TypeVar("_T")
 _BytesColumn = tuple[Buffer | None, Buffer, Buffer, int, int]
 _ListsColumn = tuple[Buffer | None, Buffer, _BytesColumn, _BytesColumn, int, int]
@@ -282,6 +283,8 @@ def records_to_frames(
     max_payload: int,
     /,
 ) -> tuple[bytearray, bytes, bytes] | tuple[int, int]: ...
+def produce_requests(received: list[bytes], max_payload: int, /) -> list[tuple[list[_PlainProduce], int]]: ...
+def batches_to_frames(batches: list[tuple[bytes, int, int]], max_payload: int, /) -> tuple[bytearray, bytes, bytes]: ...
 def frames_to_batches(
     first_offset: int,
     buffer: Buffer,

@@ -113,10 +113,11 @@ class Stopwatch:
         self._total_seconds = 0.0
         self._max_seconds = 0.0
 
-    def add(self, seconds: float) -> None:
+    def add(self, seconds: float, count: int = 1) -> None:
+        """So many took so long each."""
         bucket = min(int(seconds * 1_000_000).bit_length(), self._BUCKETS - 1)
-        self._counts[bucket] += 1
-        self._total_seconds += seconds
+        self._counts[bucket] += count
+        self._total_seconds += seconds * count
         self._max_seconds = max(self._max_seconds, seconds)
 
     def snapshot(self) -> Histogram:

@@ -7,6 +7,7 @@
    - The work is done without the GIL on buffers that are held; whoever writes into one meanwhile gets other content or
      an error, never a read or a write outside of what was checked. */
 
+#include "produce_requests.h"
 #include "record_batches.h"
 #include "record_batches_encode.h"
 #include "record_batches_frames.h"
@@ -28,6 +29,13 @@ PyMethodDef record_batch_methods[] = {
     METHOD("records_to_frames", records_to_frames,
            "records_to_frames(records, count, first_offset, base_timestamp_ms, time_us, is_atomic, producer, max_payload): "
            "(frames, payload positions, payload lengths), or (fault, index of the record)."),
+    METHOD("produce_requests", produce_requests,
+           "produce_requests(received, max_payload): for the bytes of each connection ([(key, version, correlation id, begin, "
+           "start, stop, producer id, epoch, sequence, count, largest payload, max timestamp ms)], end of them), key being (topic, "
+           "partition, acks, timeout ms), begin that of the request, start to stop the batch; as far as requests are plain."),
+    METHOD("batches_to_frames", batches_to_frames,
+           "batches_to_frames([(bytes, start, stop)], max_payload): (frames, payload positions, payload lengths) of batches "
+           "that produce_requests found, one after the other."),
     METHOD("frames_to_batches", frames_to_batches,
            "frames_to_batches(first_offset, buffer, positions, lengths, start, stop, max_batch_bytes, leader_epoch): "
            "batches, one after the other."),

@@ -204,9 +204,10 @@ static RecordFault measure_records(const FramesPlan *plan, Slice rest, uint64_t 
     return rest.size > 0 ? RECORD_REST : RECORD_SOUND;
 }
 
+/* The first frame is written at `*at` of `frames`, which is afterwards where the last one ends. */
 static RecordFault write_frames(const FramesPlan *plan, Slice rest, const uint8_t *lengths, uint8_t *positions,
-                                uint8_t *frames, size_t *index) {
-    uint64_t position = 0;
+                                uint8_t *frames, uint64_t *at, size_t *index) {
+    uint64_t position = *at;
     for (*index = 0; *index < plan->count; (*index)++) {
         Record record;
         RecordFault fault = take_record(plan, *index, &rest, &record);
@@ -222,6 +223,7 @@ static RecordFault write_frames(const FramesPlan *plan, Slice rest, const uint8_
         memcpy(positions + 8 * *index, &position, 8);
         position += length;
     }
+    *at = position;
     return RECORD_SOUND;
 }
 
@@ -277,8 +279,9 @@ static PyObject *build_frames(const FramesPlan *plan, Slice records) {
             goto done;
         }
         uint8_t *frames_at = (uint8_t *)PyByteArray_AS_STRING(frames);
+        uint64_t at = 0;
         saved = release_gil_for(total);
-        fault = write_frames(plan, records, lengths_at, positions_at, frames_at, &index);
+        fault = write_frames(plan, records, lengths_at, positions_at, frames_at, &at, &index);
         take_gil_back(saved);
     }
     result = fault == RECORD_SOUND ? PyTuple_Pack(3, frames, positions, lengths)

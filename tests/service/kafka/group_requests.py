@@ -364,3 +364,10 @@ async def _run(work: Callable[[Bench], Coroutine[Any, Any, None]], settings: Coo
         await asyncio.gather(*bench.tasks, return_exceptions=True)
         await bench.coordinator.stop()
     assert asyncio.all_tasks() == {asyncio.current_task()}
+
+
+async def started(bench: Bench) -> None:
+    """Two topics, and the coordinator serves."""
+    bench.topics.make(ORDERS, 2)
+    bench.topics.make(AUDIT)
+    await bench.coordinator.start()

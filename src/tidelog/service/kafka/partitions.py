@@ -12,12 +12,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from typing import NamedTuple
 
 from tidelog.clock import to_microseconds
 from tidelog.errors import ClosedError, TidelogError
 from tidelog.log.frame import Frames, encode_many
+from tidelog.log.log import Log
 from tidelog.service.kafka.configs import Serving
 from tidelog.service.kafka.error_codes import ErrorCode
 from tidelog.service.kafka.partition_reader import ColdReads, EncodedBatches, PartitionReader
@@ -75,6 +76,7 @@ class Partition:
         self.max_message_bytes = self._log._settings.max_message_bytes
         self._loop = asyncio.get_running_loop()
         self._turn = asyncio.Lock()
+        self._delays = 0
         self._waiting: set[asyncio.Future[None]] = set()
         self._for_files: list[tuple[int, Settle]] = []
         self._for_disk: list[tuple[int, Settle]] = []
@@ -136,8 +138,8 @@ class Partition:
         self, batch: DecodedBatch, *, sync: bool, verify: Callable[[], ErrorCode] | None = None
     ) -> Appended | None:
         """As `append` where nothing has to be waited for, else None. With `sync`, it is on the disk soon: `on_disk`."""
-        log = self.topic._appendable_at_once()
-        if log is None or self._turn.locked() or self._unrecorded_from is not None:
+        log = self._log_at_once()
+        if log is None:
             return None
         header, frames = batch.header, batch.frames
         if not header.has_producer:
@@ -156,6 +158,55 @@ class Partition:
             return None
         return self._recorded(batch, first)
 
+    def _log_at_once(self) -> Log | None:
+        """None where something has to be waited for first."""
+        if self._turn.locked() or self._delays or self._unrecorded_from is not None:
+            return None
+        return self.topic._appendable_at_once()
+
+    def append_joined(
+        self, frames: Frames, batches: Sequence[tuple[int, int, int, int, int, int]], *, sync: bool
+    ) -> int | None:
+        """Batches that were checked, one after the other, as `append_at_once`: the offset of the first message.
+
+        Each has messages before it, messages, producer (-1: none), epoch, sequence and its newest time (ms); no two are
+        of the same producer.
+        """
+        log = self._log_at_once()
+        first = None if log is None else log.append_frames_at_once(frames, sync=sync)
+        if first is None:
+            return None
+        now_us, has_producer = 0, False
+        for before, count, producer_id, epoch, sequence, newest_ms in batches:
+            if producer_id >= 0:
+                now_us = now_us or self.topic._clock.now_us()
+                has_producer = True
+                start = first + before
+                who = (producer_id, epoch, sequence)
+                stored = StoredBatch(start, start + count - 1, *who, False, False, False, newest_ms * 1000)
+                self.producers.record(stored, now_us)
+        if has_producer:
+            self._stored.appended(self.producers)
+        return first
+
+    @property
+    def is_delayed(self) -> bool:
+        """Whether a task has the next turn."""
+        return self._delays > 0
+
+    def delay(self) -> None:
+        """Nothing is appended at once until the task that is made for it next has had its `delayed_turn`."""
+        self._delays += 1
+
+    @contextlib.asynccontextmanager
+    async def delayed_turn(self) -> AsyncIterator[None]:
+        """For `append_in_turn`, after `delay`."""
+        try:
+            async with self._turn:
+                yield
+        finally:
+            self._delays -= 1
+
     async def append(
         self, batch: DecodedBatch, timeout_seconds: float | None = None, verify: Callable[[], ErrorCode] | None = None
     ) -> Appended:
@@ -164,21 +215,27 @@ class Partition:
         `verify` is asked last before a transactional batch is appended: a marker that is written after it said yes
         comes after the batch.
         """
-        header = batch.header
         async with self._turn:
-            if not header.has_producer:
-                first = await self.topic.append_frames_async(batch.frames, timeout=timeout_seconds)
-                return Appended(ErrorCode.NONE, first, first + batch.frames.count)
-            await self._settle()
-            who = (header.producer_id, header.producer_epoch, header.base_sequence)
-            verdict = self.producers.check(*who, header.record_count)
-            if verdict.error is not ErrorCode.NONE:
-                return Appended(verdict.error)
-            if verdict.duplicate_offset is not None:
-                return await self._again(batch, verdict.duplicate_offset)
-            if verify is not None and (refusal := verify()) is not ErrorCode.NONE:
-                return Appended(refusal)
-            return self._recorded(batch, await self._append_recorded(batch.frames, timeout_seconds))
+            return await self.append_in_turn(batch, timeout_seconds, verify)
+
+    async def append_in_turn(
+        self, batch: DecodedBatch, timeout_seconds: float | None = None, verify: Callable[[], ErrorCode] | None = None
+    ) -> Appended:
+        """As `append`, for a caller whose turn it is."""
+        header = batch.header
+        if not header.has_producer:
+            first = await self.topic.append_frames_async(batch.frames, timeout=timeout_seconds)
+            return Appended(ErrorCode.NONE, first, first + batch.frames.count)
+        await self._settle()
+        who = (header.producer_id, header.producer_epoch, header.base_sequence)
+        verdict = self.producers.check(*who, header.record_count)
+        if verdict.error is not ErrorCode.NONE:
+            return Appended(verdict.error)
+        if verdict.duplicate_offset is not None:
+            return await self._again(batch, verdict.duplicate_offset)
+        if verify is not None and (refusal := verify()) is not ErrorCode.NONE:
+            return Appended(refusal)
+        return self._recorded(batch, await self._append_recorded(batch.frames, timeout_seconds))
 
     def _recorded(self, batch: DecodedBatch, first: int) -> Appended:
         header = batch.header

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Protocol
 
 from tidelog.errors import InputError, TidelogError
 from tidelog.service.kafka.broker import Broker, error_code
@@ -35,6 +35,27 @@ _FIRST_WITH_PRODUCER_FENCED = 9  # clients before it know only INVALID_PRODUCER_
 
 Verify = Callable[[int, int, str, int, int], ErrorCode]
 """Whether a batch of a producer and an epoch may be appended to a topic's partition, for a version of the request."""
+
+
+class LaterAnswer:
+    """An answer that is not there yet, in its place among the answers of a connection. No abstract class: asking an
+    object whether it is one costs too much."""
+
+    __slots__ = ()
+    is_done: bool
+
+    def encode(self) -> Buffer | None:
+        """Its bytes once it is done; None when the client expects none."""
+        raise NotImplementedError
+
+
+class Timed(Protocol):
+    """What is answered as timed out when its time has come."""
+
+    @property
+    def deadline(self) -> float: ...
+
+    def time_out(self) -> None: ...
 
 
 class PendingProduce:
@@ -91,7 +112,7 @@ class Produce:
         self.verify: Verify | None = None
         """Asked before a transactional batch is appended; without it, none is."""
         self._module = wire(PRODUCE)
-        self._pending: set[PendingProduce] = set()
+        self._pending: set[Timed] = set()
         self._timer: asyncio.TimerHandle | None = None
 
     def begin(self, context: RequestContext, request: Any) -> PendingProduce:
@@ -125,8 +146,7 @@ class Produce:
     def _begun(self, pending: PendingProduce) -> None:
         pending.settled()
         if not pending.is_done:
-            self._pending.add(pending)
-            self._watch(pending.deadline)
+            self.watch(pending)
 
     def _append_at_once(self, pending: PendingProduce, name: str, part: Any, answer: Any) -> None:
         try:
@@ -175,7 +195,7 @@ class Produce:
                 _refuse(answer, error)
             pending.settled()
             if pending.is_done:
-                self._pending.discard(pending)
+                self.unwatch(pending)
 
         syncs = pending.acks == _ALL and partition.serving.syncs_all
         if (partition.on_disk if syncs else partition.in_files)(appended.next_offset, settle):
@@ -202,6 +222,14 @@ class Produce:
         )
 
     # Timeouts: one timer for all requests, since few are ever reached
+
+    def watch(self, pending: Timed) -> None:
+        """Calls its `time_out` when its time has come, unless `unwatch` is called first."""
+        self._pending.add(pending)
+        self._watch(pending.deadline)
+
+    def unwatch(self, pending: Timed) -> None:
+        self._pending.discard(pending)
 
     def _watch(self, deadline: float) -> None:
         if self._timer is not None:

@@ -50,13 +50,15 @@ from tidelog.service.kafka.groups.share_fetch import SHARE_FETCH
 from tidelog.service.kafka.metadata import Metadata
 from tidelog.service.kafka.offsets import Offsets
 from tidelog.service.kafka.primitives import Buffer, ProtocolError
-from tidelog.service.kafka.produce import PRODUCE, PendingProduce, Produce, Verify
+from tidelog.service.kafka.produce import PRODUCE, LaterAnswer, PendingProduce, Produce, Verify
+from tidelog.service.kafka.produce_runs import ProduceRuns
 from tidelog.service.kafka.quotas import FETCH_RATE, PRODUCE_RATE, ClientQuotas
 from tidelog.service.kafka.requests import Handler, RequestContext
 from tidelog.service.kafka.session import SASL_AUTHENTICATE, SASL_HANDSHAKE, ClientSession
 
 _logger = logging.getLogger("tidelog.kafka")
 _SIZE = struct.Struct(">i")
+_SIZE_AND_KEY = struct.Struct(">ih")
 _RECEIVE_BYTES = 256 << 10
 _FIRST_PIECE_BYTES = 64 << 10
 _MAX_PENDING = 100
@@ -66,6 +68,7 @@ _STOP_SECONDS = 10.0
 _AUTHENTICATION_SECONDS = 30.0
 _TLS_SECONDS = 15.0
 _LONGEST_ERROR = 300
+_GATHERED_BYTES = 64 << 10
 _WITH_RECORDS = (FETCH, SHARE_FETCH)
 
 Answer = list[Buffer] | Buffer | None
@@ -91,6 +94,7 @@ class KafkaServer:
         self.security = security or Security()
         self.security.on_change(self._end_revoked)
         self._produce = Produce(broker)
+        self._runs = ProduceRuns(broker, self._produce, self.took)
         self._handlers: dict[int, Handler] = {FETCH: Fetch(broker).handle, API_VERSIONS: self._api_versions}
         self._handlers |= Metadata(broker).handlers()
         self._handlers |= Offsets(broker).handlers()
@@ -155,17 +159,17 @@ class KafkaServer:
         taken = {_title(key): watch.snapshot() for key, watch in sorted(self._request_seconds.items())}
         return KafkaStatistics(
             connections=len(self._connections),
-            received_bytes=self._received_bytes,
+            received_bytes=self._received_bytes + self._runs.received_bytes,
             sent_bytes=self.sent_bytes,
             request_seconds=taken,
         )
 
-    def took(self, api_key: int, began: float) -> None:
-        """A request was handled that began then: Fetch with its wait for messages, Produce with that for the disk."""
+    def took(self, api_key: int, began: float, count: int = 1) -> None:
+        """Requests were handled that began then: Fetch with its wait for messages, Produce with that for the disk."""
         watch = self._request_seconds.get(api_key)
         if watch is None:
             watch = self._request_seconds[api_key] = Stopwatch()
-        watch.add(time.perf_counter() - began)
+        watch.add(time.perf_counter() - began, count)
 
     # For connections
 
@@ -189,6 +193,16 @@ class KafkaServer:
             self._by_host[host] -= 1
             if not self._by_host[host]:
                 del self._by_host[host]
+
+    @property
+    def asks_nobody(self) -> bool:
+        """Whether everybody may do everything, as often as they like."""
+        quotas = self.quotas
+        return not self.security.is_required and (quotas is None or not quotas.is_needed)
+
+    def gather(self, connection: Connection, data: bytes) -> None:
+        """Bytes of a connection that begin with a Produce request."""
+        self._runs.add(connection, data)
 
     def _end_revoked(self) -> None:
         """Closes the connections of users that were removed, and of passwords that were changed."""
@@ -237,7 +251,7 @@ class KafkaServer:
             if decision.amend is not None:
                 decision.amend(pending.response)
             pending.response.throttle_time_ms = self._throttled(PRODUCE_RATE, context, size, mute)
-            later = LaterAnswer(header, pending, self.took)
+            later = ProduceAnswer(header, pending, self.took)
             return self._append_later(later) if pending.later else later
         handler = self._handlers.get(header.api_key)
         if handler is None:
@@ -258,7 +272,7 @@ class KafkaServer:
         )
         return rule.decide(access, context, request)
 
-    async def _append_later(self, answer: LaterAnswer) -> LaterAnswer:
+    async def _append_later(self, answer: ProduceAnswer) -> LaterAnswer:
         await self._produce.append_later(answer.pending)
         return answer
 
@@ -295,8 +309,8 @@ def _title(api_key: int) -> str:
     return APIS[api_key].name.title().replace("_", "")
 
 
-class LaterAnswer:
-    """An answer that is not there yet, in its place among the answers of a connection."""
+class ProduceAnswer(LaterAnswer):
+    """The answer to a Produce that was begun by itself."""
 
     __slots__ = ("_began", "_header", "_took", "pending")
 
@@ -306,9 +320,14 @@ class LaterAnswer:
         self._took = took
         self.pending = pending
 
-    def encode(self) -> Answer:
+    @property
+    def is_done(self) -> bool:  # type: ignore[override]
+        return self.pending.is_done
+
+    def encode(self) -> Buffer | None:
         self._took(self._header.api_key, self._began)
-        return encode(self._header, self.pending.answer)
+        answer = self.pending.answer
+        return None if answer is None else encode_response(self._header, answer)
 
 
 Begun = Answer | LaterAnswer | Coroutine[Any, Any, Answer | LaterAnswer]
@@ -385,7 +404,7 @@ class Connection(asyncio.BufferedProtocol):
             self._worker.cancel()
         # A Produce that was begun is appended whether or not its client hears of it.
         for answer in self._answers:
-            if isinstance(answer, LaterAnswer):
+            if isinstance(answer, ProduceAnswer):
                 answer.pending.answered = None
         self._answers.clear()
         self._frames.clear()
@@ -406,12 +425,37 @@ class Connection(asyncio.BufferedProtocol):
     def buffer_updated(self, nbytes: int) -> None:
         try:
             if self._frame is None:
-                self._cut_frames(self._server.receive_view[:nbytes])
+                received = self._server.receive_view[:nbytes]
+                if nbytes <= _GATHERED_BYTES and self._begins_with_produce(received):
+                    self._last_request_at = self._loop.time()
+                    self._server.gather(self, bytes(received))
+                else:
+                    self._cut_frames(received)
                 return
             self._filled += nbytes
             if self._filled == self._size:
                 frame, self._frame = self._frame, None
                 self._received(frame)
+        except ProtocolError as error:
+            self.abort(error.message)
+
+    def _begins_with_produce(self, received: memoryview) -> bool:
+        """Whether these bytes begin with a whole Produce request that is looked at together with others."""
+        if self._begun or len(received) < _SIZE_AND_KEY.size:
+            return False
+        size, api_key = _SIZE_AND_KEY.unpack_from(received)
+        return api_key == PRODUCE and size <= len(received) - _SIZE.size and self._server.asks_nobody
+
+    def takes_at_once(self, count: int) -> bool:
+        is_idle = self._worker is None and self._frame is None and not self._begun and not self._is_stopping
+        return is_idle and self._may_begin and len(self._answers) + count <= _MAX_PENDING
+
+    def feed(self, data: bytes) -> None:
+        """Begins the requests in bytes that were received."""
+        if self._transport.is_closing():
+            return
+        try:
+            self._cut_frames(data)
         except ProtocolError as error:
             self.abort(error.message)
 
@@ -488,7 +532,7 @@ class Connection(asyncio.BufferedProtocol):
         if isinstance(begun, Coroutine):
             self._worker = self._loop.create_task(self._work(begun))
             return
-        self._queue(begun)
+        self.queue(begun)
         if self._mute_seconds:
             self._worker = self._loop.create_task(self._work(None))
 
@@ -519,7 +563,7 @@ class Connection(asyncio.BufferedProtocol):
     async def _finish(self, begun: Begun) -> None:
         answer = await begun if isinstance(begun, Coroutine) else begun
         if answer is not None:
-            self._queue(answer)
+            self.queue(answer)
         if self._session.is_over:
             self.stop()
         if self._mute_seconds:
@@ -539,20 +583,27 @@ class Connection(asyncio.BufferedProtocol):
                 await self._unmuted.wait()
         self._read_on_if_room()
 
-    def _queue(self, answer: Answer | LaterAnswer) -> None:
+    def queue(self, answer: Answer | LaterAnswer) -> None:
         if self._transport.is_closing():
             return
         self._answers.append(answer)
         if len(self._answers) >= _MAX_PENDING:
             self._room.clear()
-        if isinstance(answer, LaterAnswer) and not answer.pending.is_done:
-            answer.pending.answered = self._answered
+        if isinstance(answer, LaterAnswer) and not answer.is_done:
+            if isinstance(answer, ProduceAnswer):
+                answer.pending.answered = self.answered
         elif len(self._answers) == 1:
             self._send()
 
-    def _answered(self) -> None:
+    def queue_later(self, answer: LaterAnswer) -> None:
+        self._answers.append(answer)
+        if len(self._answers) >= _MAX_PENDING:
+            self._room.clear()
+
+    def answered(self) -> None:
+        """Sends the answers that are complete."""
         first = self._answers[0] if self._answers else None
-        if isinstance(first, LaterAnswer) and first.pending.is_done:
+        if isinstance(first, LaterAnswer) and first.is_done:
             self._send()
 
     def _send(self) -> None:
@@ -561,7 +612,7 @@ class Connection(asyncio.BufferedProtocol):
         while self._answers:
             answer = self._answers[0]
             if isinstance(answer, LaterAnswer):
-                if not answer.pending.is_done:
+                if not answer.is_done:
                     break
                 answer = answer.encode()
             self._answers.popleft()
