@@ -595,7 +595,7 @@ def test_the_doctor_finds_the_catalog_of_another_store(cli: Cli, tmp_path: Path)
         for check in cli("doctor", "--json", "--store", f"file://{tmp_path / 'two'}", *shared).json
     }
     assert checks["metadata"]["status"] == "fail"
-    assert "metadata_root" in checks["metadata"]["fix"]
+    assert "TIDELOG_METADATA_ROOT" in checks["metadata"]["fix"]
 
 
 def test_the_doctor_fails_where_no_store_answers(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:

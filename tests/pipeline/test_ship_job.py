@@ -13,12 +13,12 @@ from tests.servers import ACCESS_KEY_ID, SECRET_ACCESS_KEY, S3Server
 import tidelog
 from tidelog.cli.app import run
 from tidelog.cold.settings import TierSettings
-from tidelog.cold.upload import plan_upload
+from tidelog.cold.upload import Piece, UploadPlan, plan_upload
 from tidelog.errors import ConflictError, InputError, LockedError, NotFoundError, NotSupportedError
 from tidelog.pipeline.address import Root, find_root
 from tidelog.pipeline.jobs.gc import apply_gc, plan_gc
 from tidelog.pipeline.jobs.job import Progress
-from tidelog.pipeline.jobs.ship import FileRun, SendWork, send_object, ship, work_of
+from tidelog.pipeline.jobs.ship import SendWork, send_object, ship
 from tidelog.pipeline.location import TopicLocation
 from tidelog.pipeline.report.report import make_report
 from tidelog.store.keys import ObjectId, TopicKeys
@@ -78,7 +78,9 @@ def test_what_a_killed_run_has_sent_is_sent_again_and_goes(spark: SparkSession, 
         place = root.place
         assert place is not None
         log_id = tiered.owned.ownership.owner.log_id
-        sent = send_object(work_of(NAMES[0], place, keys.object(name), shipment, TierSettings(), log_id))
+        settings, key = TierSettings(), keys.object(name)
+        work = SendWork(topic=NAMES[0], place=place, key=key, shipment=shipment, settings=settings, log_id=log_id)
+        sent = send_object(work)
     assert sent.went_in == sent.came_out
     assert sent.went_in.messages == shipment.next_offset
     report = ship(spark, root, [NAMES[0]])
@@ -138,10 +140,10 @@ def test_what_cannot_be_shipped_is_named(spark: SparkSession, root: Root, tmp_pa
     with pytest.raises(NotSupportedError, match="no store"):
         ship(spark, find_root(tmp_path / "local"))
     place = TopicLocation((tmp_path / "store").as_uri(), StoreSettings(), "bucket", "tidelog")
-    gone = FileRun(0, str(tmp_path / "elsewhere" / "wal.0.log"), 0, 10, 0, 1)
+    gone = UploadPlan((Piece(0, tmp_path / "elsewhere" / "wal.0.log", 0, 10, 0, 1),))
     settings = TierSettings()
     with pytest.raises(InputError, match="a worker does not see"):
-        send_object(SendWork(topic="a/b", place=place, key="k", runs=(gone,), settings=settings, log_id="00" * 16))
+        send_object(SendWork(topic="a/b", place=place, key="k", shipment=gone, settings=settings, log_id="00" * 16))
 
 
 def test_a_bucket_is_shipped_to_looked_at_and_swept(spark: SparkSession, s3_server: S3Server, tmp_path: Path) -> None:

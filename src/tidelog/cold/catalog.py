@@ -526,6 +526,12 @@ class Catalog:
         found = self.document(self.keys.state, SealedMarker).read()
         return None if found is None else found[0]
 
+    def sealed_by(self, owner: Owner | None) -> SealedMarker | None:
+        """The marker of a topic that is sealed now; one of an earlier owner is not believed."""
+        marker = None if owner is None else self.sealed()
+        is_believed = marker is not None and owner is not None and marker.sealed and marker.epoch == owner.epoch
+        return marker if is_believed else None
+
     def start_mark(self) -> tuple[StartMark, str] | None:
         return self.document(self.keys.start, StartMark).read()
 

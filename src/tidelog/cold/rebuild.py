@@ -278,11 +278,8 @@ class _Rebuild:
         """HeldError while another node has the topic open. A sealed topic is held by nobody."""
         catalog = Catalog(self._metadata, self._keys)
         with contextlib.suppress(DataError):
-            found, marker = catalog.owner(), catalog.sealed()
-            is_sealed = (
-                found is not None and marker is not None and (marker.sealed, marker.epoch) == (True, found[0].epoch)
-            )
-            if found is not None and not is_sealed:
+            found = catalog.owner()
+            if found is not None and catalog.sealed_by(found[0]) is None:
                 lease.refuse_held(found[0], self._keys.noun, Path(self._keys.subject))
 
     def refuse_deleted_topic(self) -> None:

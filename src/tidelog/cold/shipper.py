@@ -33,7 +33,16 @@ from tidelog.cold.catalog import Descriptor
 from tidelog.cold.ownership import OwnedCatalog
 from tidelog.cold.settings import ShipperStatistics, TierSettings, with_live
 from tidelog.cold.stale_catalog import refuse_stale_catalog
-from tidelog.cold.upload import Place, Uploaded, UploadPlan, bytes_behind, plan_upload, upload_of, whole_groups
+from tidelog.cold.upload import (
+    Place,
+    Uploaded,
+    UploadPlan,
+    bytes_behind,
+    describe_object,
+    plan_upload,
+    upload_of,
+    whole_groups,
+)
 from tidelog.errors import (
     ClosedError,
     DataError,
@@ -419,24 +428,11 @@ class Shipper:
 
     def _describe(self, name: ObjectId, shipment: UploadPlan, uploaded: Uploaded) -> Descriptor:
         times = [time for time in (self._reached_time_us, uploaded.last_time_us) if time is not None]
-        return Descriptor(
-            object_id=str(name),
-            start_offset=name.start,
-            end_offset=name.end,
-            first_time_us=uploaded.first_time_us,
-            last_time_us=uploaded.last_time_us,
+        return describe_object(
+            *(name, shipment, uploaded, self._settings.ship_compression, self._log_id),
             reached_time_us=max(times, default=None),
-            size=uploaded.info.size,
-            raw_size=shipment.raw_bytes,
-            etag=uploaded.info.etag,
-            checksum=uploaded.checksum,
-            codec=self._settings.ship_compression,
-            epoch=name.epoch,
             created_us=self._clock.now_us(),
-            log_id=self._log_id,
-            offset_index=uploaded.offset_index,
             position=msgspec.UNSET if self._position is None else self._position,
-            largest_bytes=uploaded.largest_bytes,
         )
 
     def _learn_from_newest(self) -> None:

@@ -297,7 +297,7 @@ class Takeover:
     def _admitted(self, take_over: bool) -> tuple[FoundOwner, SealedMarker | None]:
         """The owner document to claim on, with the marker that belongs to it."""
         found = self.catalog.owner()
-        marker = self._believed_marker(None if found is None else found[0])
+        marker = self.catalog.sealed_by(None if found is None else found[0])
         if found is not None and marker is None and not take_over:
             if self._tail_policy.refuses:
                 self._tail_policy.before_claim(self)
@@ -341,12 +341,6 @@ class Takeover:
     def has_files(self) -> bool:
         """Whether there are messages in the directory."""
         return bool(wal_files(self.files.list(self.directory)))
-
-    def _believed_marker(self, owner: Owner | None) -> SealedMarker | None:
-        marker = self.catalog.sealed()
-        if marker is None or owner is None or not marker.sealed or marker.epoch != owner.epoch:
-            return None
-        return marker
 
     def _check_marker(self, marker: SealedMarker | None, next_offset: int | None) -> None:
         if marker is None:

@@ -19,7 +19,7 @@ from typing import NamedTuple
 import msgspec
 
 from tidelog.cold.blocks import TARGET_BLOCK_BYTES, block_compressor, encode_block
-from tidelog.cold.catalog import Codec, largest_frame_bytes
+from tidelog.cold.catalog import Codec, Descriptor, largest_frame_bytes
 from tidelog.cold.settings import TierSettings
 from tidelog.errors import CorruptionError, DataError, OffsetOutOfRangeError
 from tidelog.files import Files
@@ -29,6 +29,7 @@ from tidelog.log.binding import encode_binding
 from tidelog.log.frame import HEADER_BYTES, Frames, crc32
 from tidelog.log.recovery import REPAIR_HINT
 from tidelog.log.segment import FilePart, FileScanner, byte_of_offset, last_boundary
+from tidelog.store.keys import ObjectId
 from tidelog.store.object_store import ObjectInfo, ObjectStore, ObjectWriter
 
 
@@ -260,7 +261,7 @@ class OffsetIndexBuilder:
 _RAW_CHUNK_BYTES = 4 << 20
 
 
-class Uploaded(NamedTuple):
+class Uploaded(msgspec.Struct, frozen=True):
     """An object that is in the store and in no catalog yet."""
 
     info: ObjectInfo
@@ -269,6 +270,39 @@ class Uploaded(NamedTuple):
     first_time_us: int | None
     last_time_us: int | None
     largest_bytes: int | msgspec.UnsetType = msgspec.UNSET
+
+
+def describe_object(
+    name: ObjectId,
+    shipment: UploadPlan,
+    uploaded: Uploaded,
+    codec: Codec,
+    log_id: str,
+    reached_time_us: int | None,
+    *,
+    created_us: int = 0,
+    position: int | msgspec.UnsetType = msgspec.UNSET,
+) -> Descriptor:
+    """The descriptor of an object that was uploaded."""
+    return Descriptor(
+        object_id=str(name),
+        start_offset=name.start,
+        end_offset=name.end,
+        first_time_us=uploaded.first_time_us,
+        last_time_us=uploaded.last_time_us,
+        reached_time_us=reached_time_us,
+        size=uploaded.info.size,
+        raw_size=shipment.raw_bytes,
+        etag=uploaded.info.etag,
+        checksum=uploaded.checksum,
+        codec=codec,
+        epoch=name.epoch,
+        created_us=created_us,
+        log_id=log_id,
+        offset_index=uploaded.offset_index,
+        position=position,
+        largest_bytes=uploaded.largest_bytes,
+    )
 
 
 class Upload:

@@ -253,8 +253,7 @@ def _may_own(catalog: Catalog, own_node: str | None) -> bool:
     found = catalog.owner()
     if found is None or found[0].node == own_node or _NODE.fullmatch(found[0].node) is not None:
         return True
-    marker = catalog.sealed()
-    return marker is not None and marker.sealed and marker.epoch == found[0].epoch
+    return catalog.sealed_by(found[0]) is not None
 
 
 def _host() -> str:

@@ -171,6 +171,35 @@ def _error_of(answer: _Answer) -> TidelogError:
     return error
 
 
+# Topics that a job works on at once, in threads of the driver.
+
+_LOOK_SECONDS = 0.2
+
+
+def run_in_threads(
+    work: Callable[[Item], None], items: Sequence[Item], at_once: int, look: Callable[[], None], *, waits: bool
+) -> Iterator[tuple[Item, TidelogError]]:
+    """Does the work for all items, some at once, and yields those that fail, with their errors.
+
+    `look` is called in the calling thread, now and then and at the end. With `waits` nothing runs any more when this
+    ends, also when it is given up.
+    """
+    pool = ThreadPoolExecutor(at_once, thread_name_prefix="tidelog-job")
+    try:
+        items_of = {pool.submit(work, item): item for item in items}
+        running = set(items_of)
+        while running:
+            done, running = wait(running, _LOOK_SECONDS, FIRST_COMPLETED)
+            look()
+            for future in done:
+                try:
+                    future.result()
+                except TidelogError as error:
+                    yield items_of[future], error
+    finally:
+        pool.shutdown(wait=waits, cancel_futures=True)
+
+
 # Signs of life of a job that others wait for.
 
 RENEW_SECONDS = 20.0

@@ -800,6 +800,19 @@ def _opened(open_tier: OpenTier | None, info: DirectoryInfo) -> Tier:
     return open_tier(info)
 
 
+def why_not_ours(log: LogDirectory, name: str) -> str | None:
+    """Why opening a topic here would take it from another node, which it fences; None if it would not."""
+    parsed = parse_topic_name(name)
+    catalog = None if log._tier is None else log._tier.catalog(parsed.namespace, parsed.name)
+    found = None if catalog is None else catalog.owner()
+    if catalog is None or found is None:
+        return None
+    owner = found[0]
+    if catalog.sealed_by(owner) is not None:
+        return f"{name} is sealed for its next owner"
+    return None if owner.node == log._info.node else f"{owner.node} owns {name}, with epoch {owner.epoch}"
+
+
 def fewer_partitions(topic: str, count: int) -> InputError:
     """For a number of partitions below that of a topic that exists."""
     return InputError(f"{topic} has {count} partitions, and cannot have fewer", hint="Take another name")

@@ -20,7 +20,6 @@ from tidelog.cli.topic.names import (
     is_live,
     open_log,
     require_topic,
-    sealed_marker,
     topic_names,
     usage,
 )
@@ -437,7 +436,7 @@ def _in_store(log: LogDirectory, topic: Topic, catalog: Catalog) -> dict[str, ob
         "owner": None if owner is None else owner.node,
         "is_owner_here": owner is not None and owner.node == log._info.node,
         "epoch": None if owner is None else owner.epoch,
-        "sealed": sealed_marker(catalog, owner) is not None,
+        "sealed": catalog.sealed_by(owner) is not None,
         "objects": len(descriptors),
         "object_bytes": sum(descriptor.size for descriptor in descriptors),
         "lag_messages": max(0, end - shipped),

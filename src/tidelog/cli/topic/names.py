@@ -18,7 +18,7 @@ import typer
 from tidelog.cli.errors import ExitCode, hint_of, text_of
 from tidelog.cli.output import Row
 from tidelog.cli.session import Session
-from tidelog.cold.catalog import Catalog, Owner, SealedMarker
+from tidelog.cold.catalog import Catalog
 from tidelog.cold.tiered_log import Tier
 from tidelog.errors import (
     ConflictError,
@@ -33,7 +33,7 @@ from tidelog.files import LocalFiles
 from tidelog.log.directory import wal_files
 from tidelog.log.verify import LogFindings, verify_files
 from tidelog.topics.columns import unreadable_frames
-from tidelog.topics.directory import LogDirectory
+from tidelog.topics.directory import LogDirectory, why_not_ours
 from tidelog.topics.message import TIMESTAMP_FIELD
 from tidelog.topics.names import TOPIC_FILE, TopicName, is_name_part, parse_topic_name, read_topic_info
 from tidelog.topics.partitioned import PartitionedTopic
@@ -158,30 +158,11 @@ def owned_log(log: LogDirectory, name: str, take_over: bool) -> Topic:
     return open_log(log, name, take_over=take_over)
 
 
-def sealed_marker(catalog: Catalog, owner: Owner | None) -> SealedMarker | None:
-    """The marker of a topic that is sealed now; one of an earlier owner is not believed."""
-    marker = catalog.sealed()
-    is_believed = marker is not None and marker.sealed and owner is not None and marker.epoch == owner.epoch
-    return marker if is_believed else None
-
-
 def is_sealed(log: LogDirectory, name: str) -> bool:
     """Whether the topic waits for its next owner."""
     catalog = catalog_of(log, name)
     found = None if catalog is None else catalog.owner()
-    return catalog is not None and found is not None and sealed_marker(catalog, found[0]) is not None
-
-
-def why_not_ours(log: LogDirectory, name: str) -> str | None:
-    """Why opening a topic here would take it from another node; None if it would not."""
-    catalog = catalog_of(log, name)
-    found = None if catalog is None else catalog.owner()
-    if catalog is None or found is None:
-        return None
-    owner = found[0]
-    if sealed_marker(catalog, owner) is not None:
-        return f"{name} is sealed for its next owner"
-    return None if owner.node == log._info.node else f"{owner.node} owns {name}, with epoch {owner.epoch}"
+    return catalog is not None and found is not None and catalog.sealed_by(found[0]) is not None
 
 
 def require_ours(log: LogDirectory, name: str, take_over: bool) -> None:

@@ -13,10 +13,10 @@ import typer
 
 from tidelog.cli.output import counted, json_lines
 from tidelog.cli.session import Session, confirm
-from tidelog.cli.topic.names import TopicArgument, why_not_ours
+from tidelog.cli.topic.names import TopicArgument
 from tidelog.clock import to_datetime
 from tidelog.errors import ConflictError, InputError, NotFoundError, offsets_text
-from tidelog.topics.directory import LogDirectory
+from tidelog.topics.directory import LogDirectory, why_not_ours
 from tidelog.topics.names import parse_topic_name
 from tidelog.topics.rescue import RescuableTail, Rescue
 

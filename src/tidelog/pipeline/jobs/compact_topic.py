@@ -19,10 +19,9 @@ from __future__ import annotations
 from array import array
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from itertools import islice
-from queue import SimpleQueue
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
@@ -40,7 +39,7 @@ from tidelog.cold.rewrite import (
     plan_rewrites,
 )
 from tidelog.cold.rewrite_commit import Rewrite, RewriteCommit, begin, finish
-from tidelog.errors import CorruptionError, DataError, InputError, TidelogError
+from tidelog.errors import CorruptionError, DataError, InputError
 from tidelog.findings import Finding
 from tidelog.log.transactions import Transactions
 from tidelog.pipeline.address import Root
@@ -66,7 +65,7 @@ from tidelog.pipeline.jobs.job import (
 )
 from tidelog.pipeline.jobs.tally import cataloged_topics, chosen_logs, notes_on, read_rows, store_of
 from tidelog.pipeline.location import TopicLocation
-from tidelog.pipeline.work import kept_alive, run_on_workers
+from tidelog.pipeline.work import kept_alive, run_in_threads, run_on_workers
 from tidelog.store.document import decode_json
 from tidelog.store.metadata.base import MetadataStore
 from tidelog.store.object_store import ObjectStore
@@ -268,9 +267,9 @@ class TopicCompaction:
         if superseded is not None:
             self._superseded = self._without_anchor(superseded)
             self._superseded_messages = superseded.count(self._catalog.start_offset(), self._catalog.next_offset())
-            self._rounds(self._plan_rewrites, "zstd")
+            self._rounds(partial(plan_rewrites, self._catalog, self._is_dirty), "zstd")
             self._superseded = None
-        self._rounds(self._plan_merges, None)
+        self._rounds(partial(plan_merges, self._catalog), None)
         if not self._options.is_dry_run:
             collector = Collector(
                 *(self._catalog, self._objects, self._clock.now_us()),
@@ -293,28 +292,6 @@ class TopicCompaction:
                 superseded = superseded.without(max(0, snapshot.as_of_offset - 1))
         return superseded
 
-    # Planning
-
-    def _plan_merges(self, from_offset: int) -> Planned:
-        options = self._options
-        return plan_merges(
-            self._catalog,
-            target_bytes=options.target_bytes,
-            keep_newest=options.keep_newest,
-            from_offset=from_offset,
-            max_runs=_RUNS_AT_ONCE,
-        )
-
-    def _plan_rewrites(self, from_offset: int) -> Planned:
-        options = self._options
-        return plan_rewrites(
-            *(self._catalog, self._is_dirty),
-            target_bytes=options.target_bytes,
-            keep_newest=options.keep_newest,
-            from_offset=from_offset,
-            max_runs=_RUNS_AT_ONCE,
-        )
-
     def _is_dirty(self, descriptor: Descriptor) -> bool:
         assert self._superseded is not None, "asked by key only"
         count = self._superseded.count(descriptor.start_offset, descriptor.next_offset)
@@ -322,17 +299,18 @@ class TopicCompaction:
 
     # Rounds
 
-    def _rounds(self, plan: Callable[[int], Planned], codec: Codec | None) -> None:
+    def _rounds(self, plan: Callable[..., Planned], codec: Codec | None) -> None:
+        limits = {"target_bytes": self._options.target_bytes, "keep_newest": self._options.keep_newest}
         from_offset: int | None = 0
         while from_offset is not None:
-            planned = plan(from_offset)
+            planned = plan(from_offset=from_offset, max_runs=_RUNS_AT_ONCE, **limits)
             if planned.runs and self._options.is_dry_run:
                 self._replaced += [run for run in planned.runs if not self._is_counted(run)]
             elif planned.runs:
                 # Again, now that no other run compacts: what was planned before may have been replaced.
                 work = begin(self._catalog, self._objects, self._clock, take_over=self._options.take_over)
                 with work.abandoned_on_error():
-                    planned = plan(from_offset)
+                    planned = plan(from_offset=from_offset, max_runs=_RUNS_AT_ONCE, **limits)
                     self._round(work, planned.runs, codec)
                     work.abandon()  # does nothing where there was something to switch to
             from_offset = planned.next_offset
@@ -445,14 +423,6 @@ _LAST_TIME_US = 253_402_300_799_999_999  # the end of the year 9999
 __all__ = ["CompactOptions", "CompactReport", "CompactedTopic", "compact"]
 
 
-class _News(NamedTuple):
-    """What the threads tell: objects that are planned, objects that are made, the end of a topic."""
-
-    planned: int = 0
-    done: int = 0
-    is_end: bool = False
-
-
 class CompactReport(JobReport, frozen=True, kw_only=True):
     """What became of every topic; of a dry run, what would."""
 
@@ -506,43 +476,24 @@ class _Job:
         self._on_progress = on_progress
         self._done: list[TopicCompaction] = []
         self._problems: list[Finding] = []
-        self._news: SimpleQueue[_News] = SimpleQueue()
+        self._planned: list[BuildWork] = []
+        self._built: list[BuildDone] = []
 
     def compact_all(self, topics: Sequence[str]) -> None:
         """Returns when all are done. Progress is reported from the calling thread."""
-        pool = ThreadPoolExecutor(_TOPICS_AT_ONCE, "tidelog-compact")
-        try:
-            running = [pool.submit(self._compact, topic) for topic in topics]
-            for future in running:
-                future.add_done_callback(lambda _: self._news.put(_News(is_end=True)))
-            self._tell(len(running))
-            for future in running:
-                future.result()
-        finally:
-            pool.shutdown(wait=False, cancel_futures=True)
+        for topic, error in run_in_threads(self._compact, topics, _TOPICS_AT_ONCE, self._tell, waits=False):
+            self._problems.append(Finding(subject=topic, message=str(error)))
 
-    def _tell(self, topics: int) -> None:
-        done = total = 0
-        while topics:
-            news = self._news.get()
-            topics -= news.is_end
-            done, total = done + news.done, total + news.planned
-            if total and not news.is_end:
-                self._on_progress(Progress("compacting", done, total))
+    def _tell(self) -> None:
+        if self._planned:
+            self._on_progress(Progress("compacting", len(self._built), len(self._planned)))
 
     def _compact(self, topic: str) -> None:
         catalog = Catalog(self._metadata, self._place.keys(topic))
-        try:
-            options = msgspec.structs.replace(self._options, by_key=self._is_by_key(catalog))
-            compaction = TopicCompaction(
-                *(topic, self._place, catalog, self._objects, options, self._clock),
-                self._build,
-            )
-            compaction.run(self._superseded(topic, catalog) if options.by_key else None)
-        except TidelogError as error:
-            self._problems.append(Finding(subject=topic, message=str(error)))
-        else:
-            self._done.append(compaction)
+        options = msgspec.structs.replace(self._options, by_key=self._is_by_key(catalog))
+        compaction = TopicCompaction(topic, self._place, catalog, self._objects, options, self._clock, self._build)
+        compaction.run(self._superseded(topic, catalog) if options.by_key else None)
+        self._done.append(compaction)
 
     def _is_by_key(self, catalog: Catalog) -> bool:
         """What is asked for; else what the topic is marked as, by itself or by its directory."""
@@ -575,9 +526,9 @@ class _Job:
         return stable_end(run_on_workers(self._spark, find_transactions, works), end)
 
     def _build(self, works: Sequence[BuildWork]) -> Iterator[BuildDone]:
-        self._news.put(_News(planned=len(works)))
+        self._planned += works
         for done in run_on_workers(self._spark, build_run, works):
-            self._news.put(_News(done=1))
+            self._built.append(done)
             yield done
 
     def report(self, notes: Iterable[str]) -> CompactReport:

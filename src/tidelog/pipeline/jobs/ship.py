@@ -16,16 +16,13 @@ Invariants
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
-from pathlib import Path
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import msgspec
 
-from tidelog.cold.catalog import Descriptor
 from tidelog.cold.settings import TierSettings
-from tidelog.cold.upload import Piece, Uploaded, UploadPlan, upload_of
+from tidelog.cold.upload import Uploaded, UploadPlan, describe_object, upload_of
 from tidelog.errors import (
     ConflictError,
     DataError,
@@ -53,9 +50,9 @@ from tidelog.pipeline.jobs.job import (
 from tidelog.pipeline.jobs.tally import chosen_logs, tally_frames
 from tidelog.pipeline.jobs.verify import ObjectWork, TopicObject, check_topic_object
 from tidelog.pipeline.location import TopicLocation
-from tidelog.pipeline.work import run_on_workers
+from tidelog.pipeline.work import run_in_threads, run_on_workers
 from tidelog.store.keys import parse_object_id
-from tidelog.store.object_store import ObjectInfo
+from tidelog.topics.directory import LogDirectory, why_not_ours
 from tidelog.topics.message import TIMESTAMP_FIELD
 from tidelog.topics.names import parse_topic_name
 from tidelog.wiring import open_directory
@@ -64,7 +61,6 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
     from tidelog.cold.tiered_log import TieredLog
-    from tidelog.topics.directory import LogDirectory
 
 
 # Executor task of `ship`: uploads the frames of one object from the files, and reads the object back.
@@ -78,24 +74,13 @@ if TYPE_CHECKING:
 _READ_BYTES = 4 << 20
 
 
-class FileRun(msgspec.Struct, frozen=True):
-    """Frames in one file, as `cold/upload.py` has them."""
-
-    seq: int
-    path: str
-    byte: int
-    end_byte: int
-    first_offset: int
-    next_offset: int
-
-
 class SendWork(msgspec.Struct, frozen=True, kw_only=True):
     """An object to send: which frames, and as what."""
 
     topic: str
     place: TopicLocation
     key: str
-    runs: tuple[FileRun, ...]
+    shipment: UploadPlan
     settings: TierSettings
     log_id: str
 
@@ -103,58 +88,24 @@ class SendWork(msgspec.Struct, frozen=True, kw_only=True):
 class Sent(msgspec.Struct, frozen=True, kw_only=True):
     """An object that is in the store: what the driver has to know to publish it, and what went in and came out."""
 
-    info: ObjectInfo
-    checksum: str
-    offset_index: tuple[tuple[int, int], ...]
-    first_time_us: int | None
-    last_time_us: int | None
-    largest_bytes: int | msgspec.UnsetType = msgspec.UNSET
+    uploaded: Uploaded
     went_in: Totals
     came_out: Totals
-
-    @property
-    def uploaded(self) -> Uploaded:
-        """As the shipper knows it."""
-        times = self.first_time_us, self.last_time_us
-        return Uploaded(self.info, self.checksum, self.offset_index, *times, self.largest_bytes)
-
-
-def work_of(
-    topic: str, place: TopicLocation, key: str, shipment: UploadPlan, settings: TierSettings, log_id: str
-) -> SendWork:
-    """A shipment as it goes to a worker."""
-    runs = tuple(
-        FileRun(one.seq, str(one.path), one.byte, one.end_byte, one.first_offset, one.next_offset)
-        for one in shipment.pieces
-    )
-    return SendWork(topic=topic, place=place, key=key, runs=runs, settings=settings, log_id=log_id)
 
 
 def send_object(work: SendWork) -> Sent:
     """Runs on a worker, which must see the files under the same path."""
-    gone = next((run.path for run in work.runs if not Path(run.path).exists()), None)
+    gone = next((piece.path for piece in work.shipment.pieces if not piece.path.exists()), None)
     if gone is not None:
         raise InputError(
             f"a worker does not see {gone}",
             operation="ship",
             hint="The directory must be at the same path on every worker; one that is here alone: --master local[*]",
         )
-    shipment = UploadPlan(tuple(Piece(**{**msgspec.structs.asdict(run), "path": Path(run.path)}) for run in work.runs))
-    went_in = _tally(shipment)
-    uploaded = upload_of(BoundFiles(), shipment, work.log_id, work.settings, TIMESTAMP_FIELD).send(
-        work.place.objects, work.key
-    )
-    found = _read_back(work, shipment, uploaded)
-    return Sent(
-        info=uploaded.info,
-        checksum=uploaded.checksum,
-        offset_index=uploaded.offset_index,
-        first_time_us=uploaded.first_time_us,
-        last_time_us=uploaded.last_time_us,
-        largest_bytes=uploaded.largest_bytes,
-        went_in=went_in,
-        came_out=found.totals,
-    )
+    went_in = _tally(work.shipment)
+    upload = upload_of(BoundFiles(), work.shipment, work.log_id, work.settings, TIMESTAMP_FIELD)
+    uploaded = upload.send(work.place.objects, work.key)
+    return Sent(uploaded=uploaded, went_in=went_in, came_out=_read_back(work, uploaded).totals)
 
 
 def _tally(shipment: UploadPlan) -> Totals:
@@ -171,42 +122,20 @@ def _tally(shipment: UploadPlan) -> Totals:
     return tally
 
 
-def _read_back(work: SendWork, shipment: UploadPlan, uploaded: Uploaded) -> TopicObject:
+def _read_back(work: SendWork, uploaded: Uploaded) -> TopicObject:
     """Every frame of the object, and that it is as it is going to be described; DataError when it is not."""
-    found = check_topic_object(
-        ObjectWork(topic=work.topic, place=work.place, descriptor=_descriptor(work, shipment, uploaded))
-    )
+    name = parse_object_id(work.key.rpartition("/")[2])
+    assert name is not None, "the driver has named it"
+    codec = work.settings.ship_compression
+    descriptor = describe_object(name, work.shipment, uploaded, codec, work.log_id, uploaded.last_time_us)
+    found = check_topic_object(ObjectWork(topic=work.topic, place=work.place, descriptor=descriptor))
     if found.is_gone or found.findings:
         what = "it is gone" if found.is_gone else str(found.findings[0])
         raise DataError(f"{work.key} differs from what was uploaded: {what}", operation="ship")
     return found
 
 
-def _descriptor(work: SendWork, shipment: UploadPlan, uploaded: Uploaded) -> Descriptor:
-    name = parse_object_id(work.key.rpartition("/")[2])
-    assert name is not None, "the driver has named it"
-    return Descriptor(
-        object_id=str(name),
-        start_offset=name.start,
-        end_offset=name.end,
-        first_time_us=uploaded.first_time_us,
-        last_time_us=uploaded.last_time_us,
-        reached_time_us=uploaded.last_time_us,
-        size=uploaded.info.size,
-        raw_size=shipment.raw_bytes,
-        etag=uploaded.info.etag,
-        checksum=uploaded.checksum,
-        codec=work.settings.ship_compression,
-        epoch=name.epoch,
-        created_us=0,
-        log_id=work.log_id,
-        offset_index=uploaded.offset_index,
-        largest_bytes=uploaded.largest_bytes,
-    )
-
-
 _TOPICS_AT_ONCE = 32
-_LOOK_SECONDS = 0.2
 
 
 class ShippedTopic(msgspec.Struct, frozen=True, kw_only=True):
@@ -273,26 +202,13 @@ def _chosen(log: LogDirectory, topics: Sequence[str] | None) -> tuple[list[str],
     """Those that are this directory's, and what is said about the others."""
     known = chosen_logs(log, log.topics(), topics or None, str(log.root))
     for name in known if topics else ():
-        if (why := _why_not_ours(log, name)) is not None:
+        if (why := why_not_ours(log, name)) is not None:
             raise ConflictError(why, hint="Ship it where it is owned")
     if topics:
         return known, []
-    reasons = {name: _why_not_ours(log, name) for name in known if (log.root / name).is_dir()}
+    reasons = {name: why_not_ours(log, name) for name in known if (log.root / name).is_dir()}
     ours = [name for name, why in reasons.items() if why is None]
     return ours, [f"left out: {why}" for why in reasons.values() if why is not None]
-
-
-def _why_not_ours(log: LogDirectory, name: str) -> str | None:
-    """Opening a topic claims it and fences its previous owner. That must not happen by accident."""
-    assert log._tier is not None, "there is a store"
-    parsed = parse_topic_name(name)
-    catalog = log._tier.catalog(parsed.namespace, parsed.name)
-    found, marker = catalog.owner(), catalog.sealed()
-    if found is None:
-        return None
-    if marker is not None and marker.sealed and marker.epoch == found[0].epoch:
-        return f"{name} is sealed for its next owner"
-    return None if found[0].node == log._info.node else f"{found[0].node} owns {name}"
 
 
 # Shipping them
@@ -335,13 +251,15 @@ class _Shipping:
         assert self._tiered is not None, "an open topic ships"
         settings = self._tiered.settings
         log_id = self._tiered.owned.ownership.owner.log_id
-        work = work_of(self.name, self._place, key, shipment, settings, log_id)
+        work = SendWork(
+            topic=self.name, place=self._place, key=key, shipment=shipment, settings=settings, log_id=log_id
+        )
         (sent,) = run_on_workers(self._spark, send_object, [work])
         self.went_in.append(sent.went_in)
         self.came_out.append(sent.came_out)
         self.done_bytes += shipment.raw_bytes
         self._objects += 1
-        self._sent_bytes += sent.info.size
+        self._sent_bytes += sent.uploaded.info.size
         return sent.uploaded
 
     def proof(self) -> Reconciliation:
@@ -368,25 +286,9 @@ def _ship_all(shippings: Sequence[_Shipping], on_progress: OnProgress) -> list[F
             opened.append(one)
         except TidelogError as error:
             problems.append(Finding(subject=one.name, message=str(error)))
-    return [*problems, *_run_all(opened, total_bytes, on_progress)]
 
+    def tell() -> None:
+        on_progress(Progress("shipping", min(total_bytes, sum(one.done_bytes for one in opened)), total_bytes))
 
-def _run_all(shippings: Sequence[_Shipping], total_bytes: int, on_progress: OnProgress) -> Iterator[Finding]:
-    pool = ThreadPoolExecutor(_TOPICS_AT_ONCE, thread_name_prefix="tidelog-ship")
-    try:
-        names = {pool.submit(one.run): one.name for one in shippings}
-        running: set[Future[None]] = set(names)
-        while running:
-            done, running = wait(running, _LOOK_SECONDS, FIRST_COMPLETED)
-            on_progress(Progress("shipping", min(total_bytes, sum(one.done_bytes for one in shippings)), total_bytes))
-            yield from _problems_of(done, names)
-    finally:
-        pool.shutdown(wait=True, cancel_futures=True)
-
-
-def _problems_of(done: set[Future[None]], names: dict[Future[None], str]) -> Iterator[Finding]:
-    for future in done:
-        try:
-            future.result()
-        except TidelogError as error:
-            yield Finding(subject=names[future], message=str(error))
+    failed = run_in_threads(_Shipping.run, opened, _TOPICS_AT_ONCE, tell, waits=True)
+    return [*problems, *(Finding(subject=one.name, message=str(error)) for one, error in failed)]
