@@ -27,7 +27,7 @@ from tidelog.engine.mvcc.vacuum_rules import Rule
 from tidelog.engine.mvcc.versions import BucketVersion
 from tidelog.engine.sst.sstable import RowPart, SSTable
 from tidelog.errors import DataError, GapError, NotFoundError, TidelogError
-from tidelog.pipeline.jobs.engine.columns import FileRows, file_rows, one_array
+from tidelog.pipeline.jobs.engine.columns import FileRows, file_rows, one_array, whole_groups
 from tidelog.pipeline.jobs.engine.rows import (
     TOLD_SCHEMA,
     LastOfEach,
@@ -171,8 +171,15 @@ class Merge:
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         found = summed_parts(batches, self._merge_of)
         if self._compares:
-            found = (self._merge_of(part.number).result(part.rows) for part in parts_in(batches))
+            found = (self._compared(number, rows) for number, rows in whole_groups(batches, "part"))
         return as_told(found)
+
+    def _compared(self, number: int, rows: pa.Table) -> PartResult:
+        """A part, by columns where both sides are the same; otherwise row by row, to say what differs."""
+        by_columns = _same_on_both_sides(self._merge_of(number), rows)
+        if by_columns is not None:
+            return by_columns
+        return self._merge_of(number).result(InRow(*row) for row in tuples_in(rows.to_batches(), *InRow._fields))
 
     def _merge_of(self, part: int) -> PartMerge:
         return PartMerge(self._seq, self._horizon_seq, part == 0, self._compares)
@@ -190,6 +197,28 @@ def summed_parts(batches: Iterator[pa.RecordBatch], merge_of: Callable[[int], Pa
             sums.take(rows)
     if sums is not None:
         yield sums.result()
+
+
+def _same_on_both_sides(merge: PartMerge, rows: pa.Table) -> PartResult | None:
+    """The result of a part whose objects are the same on both sides; None where they are not, or cannot be read."""
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    is_object = pc.equal(pc.binary_slice(rows.column("key"), 0, 1), pa.scalar(OBJECTS, pa.binary()))
+    objects = rows.filter(is_object)
+    is_actual = pc.equal(objects.column("source"), ACTUAL)
+    last = LastOfEach()
+    expected = pa.concat_tables([last.take(objects.filter(pc.invert(is_actual)).select(["key", "cell"])), last.rest()])
+    expected = expected.filter(pc.is_valid(expected.column("cell"))).combine_chunks()
+    actual = objects.filter(is_actual).select(["key", "cell"]).combine_chunks()
+    if not expected.equals(actual):
+        return None
+    merge.take(InRow(*row) for row in tuples_in(rows.filter(pc.invert(is_object)).to_batches(), *InRow._fields))
+    try:
+        merge.add_same(one_array(actual.column("key")), one_array(actual.column("cell")))
+    except DataError:
+        return None
+    return merge.result(())
 
 
 def _by_part(batch: pa.RecordBatch) -> Iterator[tuple[int, pa.RecordBatch]]:
@@ -300,6 +329,12 @@ class PartMerge:
         except DataError:  # one after the other, to say which
             for key, cell in zip(keys.to_pylist(), cells.to_pylist(), strict=True):
                 self._note(self._expected, key, cell, BASE)
+
+    def add_same(self, keys: pa.Array, cells: pa.Array) -> None:
+        """Rows of objects that both sides have."""
+        self._end_name()
+        for side in (self._expected, self._actual):
+            side.add_objects(keys, cells)
 
     def result(self, rows: Iterable[InRow]) -> PartResult:
         self.take(rows)
