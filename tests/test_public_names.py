@@ -17,10 +17,11 @@ from tidelog.errors import NotFoundError, NotSupportedError
 # others begin with an underscore.
 ATTRIBUTES = {
     "RemoteEngine": """
-        applied_seq apply apply_async apply_many apply_many_async collect_garbage collect_garbage_async
-        create_checkpoint create_checkpoint_async digest digest_async high_water_mark list_buckets
-        list_buckets_async list_objects low_water_mark name plan_garbage plan_garbage_async read read_async
-        rollback_to rollback_to_async scan scan_async ship ship_async stat stat_async truncation_mark
+        applied_seq apply apply_async apply_many apply_many_async changes collect_garbage
+        collect_garbage_async compact compact_async compact_index compact_index_async create_checkpoint
+        create_checkpoint_async digest digest_async high_water_mark list_buckets list_buckets_async
+        list_objects low_water_mark name plan_garbage plan_garbage_async read read_async rollback_to
+        rollback_to_async scan scan_async ship ship_async stat stat_async truncation_mark
         update_low_water_mark update_low_water_mark_async verify verify_async versions versions_async
     """,
     "Client": """

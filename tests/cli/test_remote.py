@@ -109,6 +109,36 @@ class TestCommands:
         assert "tidelog serve" in ran.err
 
 
+class TestMore:
+    def test_tail_is_rescued_into_another_topic(self, tmp_path: Path, cli: Cli) -> None:
+        """What was accepted here and not shipped before a takeover is appended by the server, and discarded."""
+        store = (tmp_path / "store").as_uri()
+        with tidelog.open(tmp_path / "data", store=store, metadata="bucket") as log:
+            log.topic("shop/orders", ship_on_close=False, ship_max_delay_seconds=3600).append(b"kept", sync=True)
+        with tidelog.open(tmp_path / "other", store=store, metadata="bucket") as other:
+            other.topic("shop/orders", take_over=True).append(b"theirs", sync="shipped")
+            other.topic("shop/orders").seal()
+        where = ["--dir", str(tmp_path / "data")]
+        with serving(tmp_path / "data", store=store) as served:
+            served.ok("GET", "/v1/topics/shop/orders")
+            (tail,) = cli("topic", "rescue", "shop/orders", "--json", *where).json
+            assert tail["messages"] == 1
+            served.ok("PUT", "/v1/topics/shop/saved", {})
+            done = cli("topic", "rescue", "shop/orders", "--into", "shop/saved", "--json", *where).json
+            assert done[0]["appended"] == 1
+            assert cli("topic", "rescue", "shop/orders", "--discard", "--yes", *where).code == 0
+            assert cli("topic", "rescue", "shop/orders", "--json", *where).json == []
+            assert cli("consume", "shop/saved", *where).out == b"kept\n"
+
+    def test_server_verifies_its_topics(self, served: Served, tmp_path: Path, cli: Cli) -> None:
+        """From a machine that has no file of it."""
+        served.produce("shop/orders", *"abc")
+        server = ["--dir", str(tmp_path / "none"), "--server", f"http://127.0.0.1:{served.address.port}"]
+        (found,) = cli("verify", "--json", *server).json
+        assert (found["target"], found["frames"], found["ok"]) == ("shop/orders", 3, True)
+        assert cli("verify", "shop/none", *server).code == 3
+
+
 class TestPlans:
     def test_retention_deletes_what_the_plan_has_shown(self, tmp_path: Path, cli: Cli) -> None:
         """--dry-run shows it with an id, and --plan deletes that; a second time it is a conflict."""

@@ -67,6 +67,40 @@ def test_garbage_is_planned_and_collected_through_the_server(where: list[str], s
     assert cli("engine", "gc", *where).code == 0
 
 
+def test_entries_are_applied_and_listed_through_the_server(where: list[str], served: Served, cli: Cli) -> None:
+    """apply and changes: the same lines as without a server, and a line that is wrong names itself."""
+    lines = b'{"seq": 5, "op": "put_object", "bucket": "photos", "key": "new", "data": "x"}\n'
+    assert cli("engine", "apply", "--low-water-mark", *where, stdin=lines).code == 0
+    assert served.ok("GET", "/v1/engines/main")["low_water_mark"] == 5
+    assert cli("engine", "get", "photos", "new", *where).out == b"x"
+    wrong = cli("engine", "apply", *where, stdin=lines + b'{"seq": 4, "op": "create_bucket", "bucket": "late"}\n')
+    assert (wrong.code, "line 2" in wrong.err) == (2, True)
+    listed = cli("engine", "changes", "--start-seq", 4, "--values", *where).out.decode().splitlines()
+    assert [line.split("\t")[0] for line in listed[1:]] == ["4", "5"]
+
+
+def test_upkeep_is_done_by_the_server(where: list[str], cli: Cli) -> None:
+    """checkpoint, compact --index and verify; what needs a store is refused in the words of the library."""
+    assert cli("engine", "checkpoint", "--json", *where).json["seq"] == 4
+    assert cli("engine", "compact", "--index", "--json", *where).json["cells"] > 0
+    assert cli("engine", "verify", "--json", *where).json["ok"] is True
+    for command in ("ship", "compact"):
+        refused = cli("engine", command, *where)
+        assert (refused.code, "store" in refused.err) == (2, True), command
+
+
+def test_shipping_and_compaction_of_a_store_are_done_by_the_server(tmp_path: Path, cli: Cli) -> None:
+    """The report is that of the owner."""
+    with tidelog.open_engine(tmp_path / "engine", store=(tmp_path / "store").as_uri()) as engine:
+        engine.apply(1, CreateBucket("photos"))
+    where = ["--dir", str(tmp_path / "engine")]
+    with serving(tmp_path / "data", engine=tmp_path / "engine"):
+        shipped = cli("engine", "ship", "--low-water-mark", 1, "--json", *where).json
+        assert (shipped["high_water_mark"], shipped["low_water_mark"]) == (1, 1)
+        assert cli("engine", "compact", "--grace-seconds", 0, "--json", *where).json["waiting_objects"] == 0
+        assert cli("engine", "verify", *where).code == 0
+
+
 def test_status_has_the_marks(where: list[str], cli: Cli) -> None:
     """From the files where they are here, from the server where it is named."""
     shown = cli("engine", "status", "--json", *where).json

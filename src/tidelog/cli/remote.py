@@ -35,6 +35,8 @@ from tidelog.cli.session import Session, confirm
 from tidelog.cli.topic.admin import DUE_COLUMNS, due_row, orphans_of, tell_orphans
 from tidelog.cli.topic.group import parse_own_settings
 from tidelog.cli.topic.names import exit_if_any_failed, rows_of_each
+from tidelog.cli.topic.rescue import COLUMNS
+from tidelog.cli.verify import show_reports
 from tidelog.client.client import Client
 from tidelog.client.topic import RemotePartitionedTopic, RemoteTopic
 from tidelog.client.transport import ended_operation, path_of
@@ -376,6 +378,58 @@ def remove_orphans(
         return {**found[0], **_joined(found), "plan": planned["id"]}
 
     tell_orphans(session, rows_of_each(session, chosen, one), apply)
+
+
+def rescue(
+    session: Session,
+    client: Client,
+    topic: str,
+    tail: str | None,
+    output: Path | None,
+    into: str | None,
+    discard: bool,
+    yes: bool,
+    take_over: bool,
+) -> None:
+    """`tidelog topic rescue`."""
+    _refuse("--output", output, "append them with --into, and consume that topic")
+    if into is not None and discard:
+        raise InputError("--into and --discard cannot be combined", hint="Give one of them")
+    tails = [one for one in _ask(client, "GET", _path(topic, "rescue"))["tails"] if tail in (None, one["name"])]
+    if tail is not None and not tails:
+        raise NotFoundError(f"there is no tail {tail}", hint=f"`tidelog topic rescue {topic}` lists them")
+    if into is None and not discard:
+        session.output.rows(COLUMNS, [_tail_row(one) for one in tails])
+        return
+    count = sum(one["next_offset"] - one["first_offset"] for one in tails)
+    if discard:
+        text = f"Delete {counted(len(tails), 'tail')} of {topic} ({counted(count, 'message')}) for good?"
+        confirm(session, yes, text, f"delete the tails of {topic}")
+    rows: list[Row] = []
+    for one in tails:
+        wanted = {"name": one["name"], "partition": one["partition"], "discard": discard, "into": into}
+        done = client._bridge.wait(ended_operation(client._http, _path(topic, "rescue"), document=wanted))
+        rows.append({"tail": one["name"], "into": into, **done["result"]})
+    session.output.rows(("tail", "discarded") if discard else ("tail", "into", "appended", "lost"), rows)
+
+
+def _tail_row(one: Any) -> Row:
+    count = one["next_offset"] - one["first_offset"]
+    return {
+        "tail": one["name"],
+        "epoch": one["epoch"],
+        "first_offset": one["first_offset"] if count else None,
+        "last_offset": one["next_offset"] - 1 if count else None,
+        "messages": count,
+        "file_bytes": one["bytes"],
+        "set_aside": one["is_set_aside"],
+    }
+
+
+def verify(session: Session, client: Client, targets: list[str] | None, cold: bool) -> None:
+    """`tidelog verify`."""
+    reports = [_existing(client, name).verify(cold=cold) for name in targets or client.topics()]
+    show_reports(session, reports, cold)
 
 
 def _orphan_plan(client: Client, plan_id: str) -> Any:

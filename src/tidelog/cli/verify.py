@@ -35,7 +35,7 @@ _COLD_COLUMNS = ("target", "files", "frames", "bytes", "objects", "object_messag
 
 def add_to(app: typer.Typer) -> None:
     """Registers both commands."""
-    command(app, "verify")(verify)
+    command(app, "verify", remote="verify", is_local_beside=True)(verify)
     command(app, "repair")(repair)
 
 
@@ -55,7 +55,7 @@ def verify(
     torn tail, which a killed process leaves, counts too, though the next opening truncates it by itself.
 
     With --cold the objects in the store are read too, all of them: frames, order, sizes and checksums, the catalog, and
-    that no offset is missing between them.
+    that no offset is missing between them. --server has a server verify its topics.
     """
     named = [one for target in targets or () for one in find_targets(session, target)]
     found = named if targets else all_targets(session)
@@ -65,6 +65,11 @@ def verify(
         with session.look() as log:
             require_store(log)
             reports = [_verify(session, target, log) for target in found]
+    show_reports(session, reports, cold)
+
+
+def show_reports(session: Session, reports: list[VerifyReport], cold: bool) -> None:
+    """A row for each, then the findings; leaves with 1 if there are any."""
     columns = _COLD_COLUMNS if cold else _COLUMNS
     rows = [{**dict.fromkeys(columns), "target": one.subject, **one.read} for one in reports]
     if session.as_json:

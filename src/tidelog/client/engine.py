@@ -18,7 +18,11 @@ import msgspec
 from tidelog.client.bridge import Bridge, both
 from tidelog.client.transport import Http, ended_operation, operate, path_of
 from tidelog.codec import JSON_ERRORS
+from tidelog.cold.gc import DEFAULT_GRACE_SECONDS
+from tidelog.engine.changes import Change
 from tidelog.engine.cold.garbage import GarbagePlan, GarbageReport
+from tidelog.engine.cold.merge import CompactionReport
+from tidelog.engine.core import IndexCompactionReport
 from tidelog.engine.entry import (
     Batch,
     Entry,
@@ -69,6 +73,11 @@ class _Stat(msgspec.Struct, frozen=True, kw_only=True):
     seq: int
     tier: str
     crc: int
+
+
+class _Changes(msgspec.Struct, frozen=True):
+    changes: list[Change]
+    next_seq: int
 
 
 class ServedPlan(GarbagePlan, frozen=True, kw_only=True):
@@ -287,21 +296,59 @@ class RemoteEngine:
         query: dict[str, object] = {"start": start, "end": end, "prefix": prefix or None, "seq": at}
         return _Scan(self._http, path, query | {"reverse": reverse, "with_values": with_values}, limit)
 
+    # The log
+
+    def changes(
+        self,
+        start_seq: int = 1,
+        *,
+        prefix: str = "",
+        with_values: bool = False,
+        committed: bool = False,
+    ) -> Iterator[Change]:
+        """The entries that were applied from a seq on, and what became of each, up to the last one of now."""
+        query = {"prefix": prefix, "with_values": with_values, "committed": committed, "limit": _PAGE}
+        while True:
+            page = self._bridge.wait(self._changes({"start_seq": max(1, start_seq), **query}))
+            yield from page.changes
+            if len(page.changes) < _PAGE:
+                return
+            start_seq = page.next_seq
+
+    async def _changes(self, query: dict[str, object]) -> _Changes:
+        found: _Changes = await self._http.json("GET", f"{self._path}/changes", query=query, kind=_Changes)
+        return found
+
     # Operations
 
     async def _create_checkpoint(self) -> int:
-        """Writes a checkpoint; returns its LSN."""
-        lsn: int = (await operate(self._http, f"{self._path}/checkpoint"))["lsn"]
-        return lsn
+        """Writes a checkpoint; returns its seq."""
+        seq: int = (await operate(self._http, f"{self._path}/checkpoint"))["seq"]
+        return seq
+
+    async def _compact(self, grace_seconds: float = DEFAULT_GRACE_SECONDS) -> CompactionReport:
+        """Has the server merge small objects of the log in the store; see `Engine.compact`."""
+        found = await operate(self._http, f"{self._path}/compact", {"grace_seconds": grace_seconds})
+        return _converted(found, CompactionReport)
+
+    async def _compact_index(self) -> IndexCompactionReport:
+        """Has the server rewrite the version index in full pages."""
+        found = await operate(self._http, f"{self._path}/compact", {"index": True})
+        return _converted(found, IndexCompactionReport)
+
+    async def _statistics_of(self) -> dict[str, Any]:
+        """All statistics, as the server tells them."""
+        found: dict[str, Any] = (await self._http.json("GET", self._path))["statistics"]
+        return found
 
     async def _ship(self) -> int:
         """Ships everything at or below the low-water mark; returns the high-water mark."""
         mark: int = (await operate(self._http, f"{self._path}/ship"))["high_water_mark"]
         return mark
 
-    async def _verify(self) -> VerifyReport:
-        """Has the server read and check the files of the engine and what its store has of it."""
-        found = await operate(self._http, f"{self._path}/verify")
+    async def _verify(self, *, cold: bool = True) -> VerifyReport:
+        """Has the server read and check the files of the engine and, with `cold`, what its store has of it."""
+        found = await operate(self._http, f"{self._path}/verify", {"cold": cold})
         return msgspec.convert({name: found[name] for name in VerifyReport.__struct_fields__}, VerifyReport)
 
     async def _plan_garbage(self, horizon: int | None = None) -> GarbagePlan:
@@ -332,6 +379,8 @@ class RemoteEngine:
     plan_garbage, plan_garbage_async = both(_plan_garbage)
     collect_garbage, collect_garbage_async = both(_collect_garbage)
     create_checkpoint, create_checkpoint_async = both(_create_checkpoint)
+    compact, compact_async = both(_compact)
+    compact_index, compact_index_async = both(_compact_index)
     ship, ship_async = both(_ship)
     verify, verify_async = both(_verify)
 

@@ -450,10 +450,14 @@ async def operate(http: Http, path: str, query: Mapping[str, object] | None = No
 
 
 async def ended_operation(
-    http: Http, path: str, query: Mapping[str, object] | None = None, method: str = "POST"
+    http: Http,
+    path: str,
+    query: Mapping[str, object] | None = None,
+    method: str = "POST",
+    document: object = None,
 ) -> Any:
     """The same, with the id of the operation: a plan is applied by that."""
-    found = await http.json(method, path, query={"wait": _OPERATION_SECONDS, **(query or {})}, **_WAITING)
+    found = await http.json(method, path, document, query={"wait": _OPERATION_SECONDS, **(query or {})}, **_WAITING)
     while found["state"] == "running":
         place = path_of("operations", found["id"])
         found = await http.json("GET", place, query={"wait": _OPERATION_SECONDS}, **_WAITING)

@@ -117,6 +117,24 @@ def test_permissions_are_those_of_the_route(guarded: Guarded) -> None:
     assert [one["name"] for one in listed["topics"]] == ["secret/ledger"]
 
 
+def test_findings_name_files_of_the_server_for_administrators_only(guarded: Guarded, tmp_path: Path) -> None:
+    """Who may read a topic sees that it is damaged, and nothing of the disk that it is on."""
+    (file,) = (tmp_path / "data" / "secret" / "ledger").glob("wal.*.log")
+    data = bytearray(file.read_bytes())
+    data[-1] ^= 1
+    file.write_bytes(data)
+    path = "/v1/topics/secret/ledger/verify?wait=60"
+    started = guarded.served.call("POST", path, b"", guarded.header("root")).json
+    for operation in (f"/v1/operations/{started['id']}?wait=60", "/v1/operations"):
+        seen = guarded.served.call("GET", operation, None, guarded.header("root"))
+        assert file.name.encode() in seen.body
+        shown = guarded.served.call("GET", operation, None, guarded.header("reader"))
+        assert shown.status == 200
+        assert not [one for one in (file.name, str(tmp_path)) if one.encode() in shown.body]
+        found = shown.json.get("operations", [shown.json])[0]["result"]
+        assert (found["verdict"], len(found["findings"])) == ("damaged", 1)
+
+
 def test_revoked_token_is_refused_without_a_restart(guarded: Guarded) -> None:
     """A revoked token and those of a removed user count no more once accounts are read again."""
     served = guarded.served

@@ -15,6 +15,7 @@ import typer
 from tidelog.cli.engine.session import (
     TakeOverOption,
     changing,
+    changing_anywhere,
     cold_reading,
     described,
     engine_config,
@@ -26,6 +27,7 @@ from tidelog.cli.engine.session import (
     require_store,
     restore_hint,
     served,
+    statistics_of,
 )
 from tidelog.cli.engine.show import info_of, is_open
 from tidelog.cli.errors import ExitCode
@@ -47,17 +49,17 @@ def checkpoint(session: Session, take_over: TakeOverOption = False) -> None:
 
     A restore begins with the newest state in the store.
     """
-    with changing(session, take_over=take_over) as engine:
+    with changing_anywhere(session, take_over=take_over) as engine:
         started = time.perf_counter()
         seq = engine.create_checkpoint()
-        found = engine.statistics()
-        shipping = found.shipping
+        found = statistics_of(engine)
+        shipping = found["shipping"] or {}
         record = {
             "seq": seq,
             "seconds": time.perf_counter() - started,
-            "redo_lsn": found.redo_lsn,
-            "state_seq": None if shipping is None else shipping.newest_checkpoint_seq,
-            "states": None if shipping is None else shipping.checkpoints,
+            "redo_lsn": found["redo_lsn"],
+            "state_seq": shipping.get("newest_checkpoint_seq"),
+            "states": shipping.get("checkpoints"),
         }
     session.output.record(record)
 
@@ -77,24 +79,23 @@ def ship(
     The low-water mark is the orchestrator's to say. With --low-water-mark it is raised first: what is at or below it is
     never rolled back afterwards.
     """
-    with changing(session, take_over=take_over) as engine:
+    with changing_anywhere(session, take_over=take_over) as engine:
         require_store(engine, session)
         if low_water_mark is not None:
             engine.update_low_water_mark(low_water_mark)
         started = time.perf_counter()
         mark = engine.ship()
-        shipping = engine.statistics().shipping
-        assert shipping is not None
-        shipper = shipping.shipper
+        shipping = statistics_of(engine)["shipping"]
+        shipper = shipping["shipper"] or {"objects_created": 0, "bytes_uploaded": 0}
         record = {
-            "store": shipping.store,
+            "store": shipping["store"],
             "high_water_mark": mark,
             "low_water_mark": engine.low_water_mark,
             "applied_seq": engine.applied_seq,
-            "objects": 0 if shipper is None else shipper.objects_created,
-            "shipped_bytes": 0 if shipper is None else shipper.bytes_uploaded,
-            "lag_bytes": shipping.lag_bytes,
-            "purged_bytes": shipping.purged_bytes,
+            "objects": shipper["objects_created"],
+            "shipped_bytes": shipper["bytes_uploaded"],
+            "lag_bytes": shipping["lag_bytes"],
+            "purged_bytes": shipping["purged_bytes"],
             "seconds": time.perf_counter() - started,
         }
     session.output.record(record)
@@ -329,7 +330,7 @@ def compact(
     Replaced objects stay for a while, for current readers, and are deleted by a later run. With --index the page file
     is rewritten instead, which frees space after versions were removed.
     """
-    with changing(session, take_over=take_over) as engine:
+    with changing_anywhere(session, take_over=take_over) as engine:
         if index:
             report: object = engine.compact_index()
         else:
@@ -355,9 +356,12 @@ def verify(
     marks and the last checkpoint against the log; and in the store every object, the manifest and the states.
 
     Problems are listed on stderr, and the exit code is then 1. A torn tail, which a killed process leaves behind,
-    counts too, though the next opening cuts it off by itself. While another process has the engine open, only
-    --read-only works: it leaves out what needs a recovered engine.
+    counts too, though the next opening cuts it off by itself. A server that has the engine open verifies it. While
+    another process has it open, only --read-only works: it leaves out what needs a recovered engine.
     """
+    if not read_only and (found := _verified_by_server(session, cold)) is not None:
+        _show(session, engine_root(session) if session.server is None else None, found)
+        return
     root = find_engine(session)
     damaged: list[str] = []
     info = info_of(session, root, damaged)
@@ -375,6 +379,11 @@ def verify(
         if cold and info.store is not None:
             _check_store(session, info, applied_seq, check)
     _show(session, root, check.report())
+
+
+def _verified_by_server(session: Session, cold: bool) -> VerifyReport | None:
+    with served(session) as remote:
+        return None if remote is None else remote.verify(cold=cold)
 
 
 def _check_state(
@@ -402,13 +411,14 @@ def _fix(session: Session, info: EngineDirectory) -> str:
     return f"{restore_hint(session)} makes a new copy from the store; what is damaged there is read from replicas"
 
 
-def _show(session: Session, root: Path, report: VerifyReport) -> None:
+def _show(session: Session, root: Path | None, report: VerifyReport) -> None:
     from tidelog.cli.verify import documents, tell_findings
 
     if session.as_json:
         verdict = {"ok": report.ok, "verdict": report.verdict, "problems": len(report.findings)}
         found = documents(report.findings)
-        session.output.document({"directory": str(root), **report.read, **verdict, "findings": found})
+        place = {} if root is None else {"directory": str(root)}
+        session.output.document({**place, **report.read, **verdict, "findings": found})
     else:
         session.output.record({**report.read, "problems": len(report.findings)})
     tell_findings(session, list(report.findings))

@@ -9,12 +9,12 @@ import sys
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated, Any, BinaryIO
+from typing import TYPE_CHECKING, Annotated, Any, BinaryIO
 
 import msgspec
 import typer
 
-from tidelog.cli.engine.session import TakeOverOption, changing
+from tidelog.cli.engine.session import TakeOverOption, changing_anywhere
 from tidelog.cli.errors import command_hint
 from tidelog.cli.output import plain_text
 from tidelog.cli.session import Session
@@ -31,6 +31,9 @@ from tidelog.engine.entry import (
     Result,
 )
 from tidelog.errors import InputError
+
+if TYPE_CHECKING:
+    from tidelog.client.engine import RemoteEngine
 
 _BATCH_ENTRIES = 256
 _BATCH_BYTES = 4 << 20
@@ -59,7 +62,7 @@ def apply_entries(
     command with code 2; those before it are applied.
     """
     refused = total = 0
-    with _lines(session, file) as lines, changing(session, take_over=take_over, creates=True) as engine:
+    with _lines(session, file) as lines, changing_anywhere(session, take_over=take_over, creates=True) as engine:
         if not session.as_json:
             print("\t".join(_COLUMNS))
         for result in _applied(engine, lines):
@@ -72,7 +75,7 @@ def apply_entries(
     session.output.note(f"{total} entries, {refused} refused; the engine is at seq {applied_seq}")
 
 
-def _applied(engine: Engine, lines: Iterable[bytes]) -> Iterator[Result]:
+def _applied(engine: Engine | RemoteEngine, lines: Iterable[bytes]) -> Iterator[Result]:
     """The result of each line; a wrong line is reported after those before it are on disk."""
     waiting: list[tuple[int, int, Entry]] = []
     waiting_bytes = 0
@@ -91,7 +94,7 @@ def _applied(engine: Engine, lines: Iterable[bytes]) -> Iterator[Result]:
     yield from _apply(engine, waiting)
 
 
-def _apply(engine: Engine, lines: list[tuple[int, int, Entry]]) -> Iterator[Result]:
+def _apply(engine: Engine | RemoteEngine, lines: list[tuple[int, int, Entry]]) -> Iterator[Result]:
     """All with one sync; if one of them cannot be, those before it are."""
     try:
         yield from engine.apply_many((seq, entry) for _, seq, entry in lines)

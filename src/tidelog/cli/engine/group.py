@@ -14,7 +14,7 @@ import typer
 
 from tidelog.cli.engine.admin import checkpoint, compact, gc, rebuild_manifest, restore, ship, verify
 from tidelog.cli.engine.apply import apply_entries
-from tidelog.cli.engine.session import SeqOption, engine_command, reading, reading_anywhere
+from tidelog.cli.engine.session import SeqOption, engine_command, reading_anywhere
 from tidelog.cli.engine.show import dump_page, dump_wal, status
 from tidelog.cli.output import plain_text
 from tidelog.cli.session import Session, command_group
@@ -157,7 +157,7 @@ def changes(
     """Lists what was applied, with its result. From the log on this disk and in the store, a line for each operation;
     with --json a document for each entry.
     """
-    with reading(session) as engine:
+    with reading_anywhere(session) as engine:
         found = islice(engine.changes(start_seq, prefix=prefix, with_values=values, committed=committed), limit)
         if session.as_json:
             _write_lines(session, (), map(_entry_document, found))
@@ -235,7 +235,10 @@ _OTHERS: dict[str, Callable[..., None]] = {
     "dump-page": dump_page,
 }
 
-_THROUGH_A_SERVER = ("get", "stat", "ls", "scan", "versions", "digest", "status", "gc")
+_THROUGH_A_SERVER = (
+    *("get", "stat", "ls", "scan", "versions", "digest", "status", "changes"),
+    *("apply", "checkpoint", "ship", "compact", "gc", "verify"),
+)
 COMMANDS = (*_ABOUT_A_DIRECTORY, *_OTHERS)
 
 
@@ -246,5 +249,5 @@ def add_to(app: typer.Typer) -> None:
         engine_command(group, name, work, takes_place=True, takes_server=name in _THROUGH_A_SERVER)
     for name, work in _OTHERS.items():
         engine_command(group, name, work, takes_server=name in _THROUGH_A_SERVER)
-    engine_command(group, "put-log", apply_entries, is_hidden=True)  # its name before
+    engine_command(group, "put-log", apply_entries, is_hidden=True, takes_server=True)  # its name before
     app.add_typer(group, name="engine")

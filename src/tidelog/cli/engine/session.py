@@ -205,6 +205,22 @@ def changing(session: Session, *, take_over: bool, creates: bool = False) -> Ite
 
 
 @contextmanager
+def changing_anywhere(session: Session, *, take_over: bool, creates: bool = False) -> Iterator[Engine | RemoteEngine]:
+    """The engine for changing it: through its server where there is one, else as `changing` has it."""
+    with ExitStack() as opened:
+        remote = opened.enter_context(served(session))
+        yield remote or opened.enter_context(changing(session, take_over=take_over, creates=creates))
+
+
+def statistics_of(engine: Engine | RemoteEngine) -> dict[str, Any]:
+    """All statistics, as a server tells them."""
+    if isinstance(engine, Engine):
+        found: dict[str, Any] = msgspec.to_builtins(engine.statistics())
+        return found
+    return engine._bridge.wait(engine._statistics_of())
+
+
+@contextmanager
 def served(session: Session) -> Iterator[RemoteEngine | None]:
     """The engine behind the server that was named, or behind the one that serves its directory; None where there is
     neither.
@@ -320,9 +336,9 @@ def cold_reading(session: Session, core: Core, info: EngineDirectory) -> Iterato
             reader.close()
 
 
-def require_store(engine: Engine, session: Session) -> None:
-    """ConfigError for an engine that is on this disk alone."""
-    if engine._upkeep.cold is None:
+def require_store(engine: Engine | RemoteEngine, session: Session) -> None:
+    """ConfigError for an engine that is on this disk alone. A server says so itself."""
+    if isinstance(engine, Engine) and engine._upkeep.cold is None:
         raise ConfigError(
             f"the engine in {engine_root(session)} has no store",
             hint="Name one: --store s3://bucket/prefix; the directory remembers it",

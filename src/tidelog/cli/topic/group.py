@@ -48,6 +48,7 @@ _REMOTE = {
     "seal": "seal",
     "prune": "prune",
     "remove-orphans": "remove_orphans",
+    "rescue": "rescue",
 }
 
 

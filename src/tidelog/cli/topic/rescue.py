@@ -20,7 +20,7 @@ from tidelog.topics.directory import LogDirectory, why_not_ours
 from tidelog.topics.names import parse_topic_name
 from tidelog.topics.rescue import RescuableTail, Rescue
 
-_COLUMNS = ("tail", "epoch", "first_offset", "last_offset", "messages", "file_bytes", "set_aside")
+COLUMNS = ("tail", "epoch", "first_offset", "last_offset", "messages", "file_bytes", "set_aside")
 
 
 class _Action(NamedTuple):
@@ -74,7 +74,7 @@ def rescue(
 def _list(session: Session, topic: str, wanted: str | None) -> None:
     with session.look() as log:
         tails = _chosen(Rescue(log, topic).tails(), wanted)
-    session.output.rows(_COLUMNS, [_row(tail) for tail in tails])
+    session.output.rows(COLUMNS, [_row(tail) for tail in tails])
     if not tails:
         session.output.note(f"there is nothing of {topic} to rescue in {log.root}")
 

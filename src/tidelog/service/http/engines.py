@@ -15,6 +15,7 @@ from typing import Annotated, Any
 
 import msgspec
 
+from tidelog.cold.gc import DEFAULT_GRACE_SECONDS
 from tidelog.engine.changes import Change
 from tidelog.engine.engine import Engine
 from tidelog.engine.entry import (
@@ -32,9 +33,9 @@ from tidelog.engine.entry import (
 )
 from tidelog.errors import InputError, NotFoundError
 from tidelog.service.auth.access import Kind, Permission, Resource
-from tidelog.service.http.admin import report_of
+from tidelog.service.http.admin import VerifyQuery, report_of
 from tidelog.service.http.call import Call, Reply
-from tidelog.service.http.operations import Report, begun, starting
+from tidelog.service.http.operations import Report, WaitQuery, begun, starting
 from tidelog.service.http.routes import BYTES, RouteTable
 
 routes = RouteTable("Engines")
@@ -166,6 +167,15 @@ class Stat(msgspec.Struct, frozen=True, kw_only=True):
     """`hot`: its data is on the server's disk; `cold`: in the store."""
     crc: int
     """The checksum of data and metadata."""
+
+
+class CompactQuery(WaitQuery, forbid_unknown_fields=True, frozen=True, kw_only=True):
+    """What to compact."""
+
+    index: bool = False
+    """The index on the disk, instead of the log in the store."""
+    grace_seconds: Annotated[float, msgspec.Meta(ge=0)] = DEFAULT_GRACE_SECONDS
+    """Objects that were replaced longer ago than this are deleted."""
 
 
 class PutQuery(msgspec.Struct, forbid_unknown_fields=True, frozen=True, kw_only=True):
@@ -466,10 +476,10 @@ async def _begun(call: Call, kind: str, work: Callable[[Engine], Any]) -> Reply:
 
 @starting(routes, "POST", f"{_ENGINE}/checkpoint", Kind.ENGINE)
 async def checkpoint(call: Call) -> Reply:
-    """Writes a checkpoint; the result has its LSN."""
+    """Writes a checkpoint; the result has its seq."""
 
     async def work(engine: Engine) -> dict[str, int]:
-        return {"lsn": await engine.create_checkpoint_async()}
+        return {"seq": await engine.create_checkpoint_async()}
 
     return await _begun(call, "checkpoint", work)
 
@@ -484,14 +494,31 @@ async def ship_engine(call: Call) -> Reply:
     return await _begun(call, "ship", work)
 
 
-@starting(routes, "POST", f"{_ENGINE}/verify", Kind.ENGINE)
+@starting(routes, "POST", f"{_ENGINE}/verify", Kind.ENGINE, VerifyQuery)
 async def verify_engine(call: Call) -> Reply:
-    """Reads and checks the files of an engine and what its store has of it."""
+    """Reads and checks the files of an engine and, with `cold`, what its store has of it."""
+    cold = call.query.cold
 
     async def work(engine: Engine) -> dict[str, Any]:
-        return report_of(await engine.verify_async())
+        return report_of(await engine.verify_async(cold=cold))
 
     return await _begun(call, "verify", work)
+
+
+@starting(routes, "POST", f"{_ENGINE}/compact", Kind.ENGINE, CompactQuery)
+async def compact_engine(call: Call) -> Reply:
+    """Merges small objects of the engine's log in the store, or rewrites its index; the result is the report.
+
+    Replaced objects stay for a while, for those who read them, and are deleted by a later run.
+    """
+    query: CompactQuery = call.query
+
+    async def work(engine: Engine) -> Any:
+        if query.index:
+            return await engine.compact_index_async()
+        return await engine.compact_async(query.grace_seconds)
+
+    return await _begun(call, "compact", work)
 
 
 @routes.add(

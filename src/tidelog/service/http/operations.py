@@ -3,7 +3,8 @@
 Invariants
 - An operation goes on when its client is gone: what was begun with a topic is finished.
 - Its outcome is kept until `_KEPT` later ones have ended, or the server stops. Those who may see what it is about may
-  see it. The last `_KEPT_PLANS` plans are kept as they were made, so that they are applied as they were shown.
+  see it, without the files and bytes of findings, which are for administrators.
+- The last `_KEPT_PLANS` plans are kept as they were made, so that they are applied as they were shown.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ from tidelog.service.http.routes import RouteTable
 routes = RouteTable("Operations")
 _logger = logging.getLogger("tidelog.http")
 _KEPT = 1000
+_FOR_READERS = ("subject", "kind", "severity", "first_offset", "last_offset", "unit")
 _KEPT_PLANS = 100
 _encode = msgspec.json.Encoder().encode
 
@@ -184,8 +186,22 @@ async def begun(
 @routes.add("GET", "/v1/operations", None, OperationList)
 async def list_operations(call: Call) -> OperationList:
     """Lists operations about what the client may see, newest first."""
-    found = [one for one, resource in call.service.operations.all() if call.allows(Permission.READ, resource)]
+    found = [
+        _visible(call, one, resource)
+        for one, resource in call.service.operations.all()
+        if call.allows(Permission.READ, resource)
+    ]
     return OperationList(operations=found)
+
+
+def _visible(call: Call, operation: Operation, resource: Resource) -> Operation:
+    """What the client may see of an operation: findings name files of the server for administrators only."""
+    if not isinstance(operation.result, dict) or "findings" not in operation.result:
+        return operation
+    if call.allows(Permission.ADMIN, resource):
+        return operation
+    findings = [{name: one[name] for name in _FOR_READERS} for one in operation.result["findings"]]
+    return msgspec.structs.replace(operation, result={**operation.result, "findings": findings, "notes": []})
 
 
 @routes.add("GET", "/v1/operations/{operation}", None, Operation, query=WaitQuery, mode="wait")
@@ -196,4 +212,4 @@ async def describe_operation(call: Call) -> Operation:
         call.check(Permission.READ, SERVER)  # others do not learn which operations there are
         raise NotFoundError("there is no such operation", hint="The newest 1000 are kept, until the server stops")
     await call.service.unless_stopping(call.service.operations.wait(found[0].id, call.query.wait))
-    return found[0]
+    return _visible(call, *found)

@@ -154,9 +154,9 @@ function verified(report) {
     columns: [
       { key: "severity", label: "Severity", value: (row) => row.severity, cell: (row) => h("span", { class: row.severity === "error" ? "badge bad" : "badge" }, row.severity) },
       { key: "kind", label: "Checked", value: (row) => row.kind },
-      { key: "message", label: "What is wrong", value: (row) => row.message, cell: (row) => [row.message, row.fix && h("div", { class: "hint" }, row.fix)] },
+      { key: "message", label: "What is wrong", value: (row) => row.message || "", cell: (row) => [row.message || "Administrators see what and where.", row.fix && h("div", { class: "hint" }, row.fix)] },
       { key: "offsets", label: "Concerns", value: (row) => row.first_offset ?? -1, cell: (row) => (row.first_offset === null ? "–" : `${row.unit}s ${count(row.first_offset)} to ${row.last_offset === null ? "the end" : count(row.last_offset)}`) },
-      { key: "path", label: "Where", value: (row) => row.path || "", cell: (row) => h("code", { class: "long" }, row.path ? `${row.path}${row.byte === null ? "" : `, byte ${count(row.byte)}`}` : "–") },
+      { key: "path", label: "Where", value: (row) => row.path || "", cell: (row) => h("code", { class: "long" }, row.path ? `${row.path}${(row.byte ?? null) === null ? "" : `, byte ${count(row.byte)}`}` : "–") },
     ],
   });
   table.update(report.findings);
