@@ -27,7 +27,7 @@ from tidelog.log.frame import scan
 
 BATCH = 256
 NEVER_SECONDS = 86400
-PARTS = ["puts", "large", "versions", "listing", "recovery", "zipf"]
+PARTS = ["puts", "large", "versions", "listing", "recovery", "zipf", "stream", "scan"]
 TARGETS = {"lmdb": 1.0, "sqlite": 3.0, "slatedb": 20.0}
 PEERS: dict[str, Callable[[Path], Peer]] = {
     "rocksdb": RocksPeer,
@@ -54,6 +54,9 @@ class EnginePeer:
 
     def listed(self) -> int:
         return len(list(self.engine.list_objects("b")))
+
+    def scanned(self) -> int:
+        return sum(1 for _ in self.engine.scan("b", with_values=True))
 
     def close(self) -> None:
         self.engine.close()
@@ -270,6 +273,85 @@ def zipf(root: Path, objects: int, reads: int) -> list[Figure]:
     ]
 
 
+def streams(root: Path, megabytes: int) -> list[Figure]:
+    """A value from a file and back into one, against a plain copy of that file with fsync; and what memory it takes."""
+    source, noise = root / "source", os.urandom(4 << 20)
+    with source.open("wb") as file:
+        for _ in range(megabytes // 4):
+            file.write(noise)
+    size = source.stat().st_size
+    ours, plain = [], []
+    for number in range(3):
+        settle()
+        plain.append(timed(lambda: plain_copy(source, root / "copy")))
+        with tidelog.open_engine(root / f"stream-{number}") as engine, source.open("rb") as file:
+            engine.apply(1, tidelog.CreateBucket("b"))
+            settle()
+            entry = tidelog.PutObject("b", "k", file)
+            ours.append(timed(lambda: engine.apply(2, entry)))  # noqa: B023
+        shutil.rmtree(root / f"stream-{number}")
+    with multiprocessing.get_context("spawn").Pool(1) as pool:
+        growth = pool.apply(stream_growth, (str(source), str(root / "growing")))
+    rate, peer = size / statistics.median(ours) / 1e6, size / statistics.median(plain) / 1e6
+    return [
+        at_least(f"a stream of {size >> 20} MiB", f"{rate:,.0f} MB/s", f"copy {peer:,.0f} MB/s", rate / peer, 0.7),
+        at_most("memory for it, in and out", f"{growth:.0f} MiB", "limit 64 MiB", growth, 64, " MiB"),
+    ]
+
+
+def plain_copy(source: Path, target: Path) -> None:
+    """What `cp` does, and a sync."""
+    with source.open("rb") as read, target.open("wb") as write:
+        shutil.copyfileobj(read, write, 1 << 20)
+        write.flush()
+        os.fsync(write.fileno())
+
+
+def stream_growth(source: str, directory: str) -> float:
+    """By how many MiB a process grows that puts a file, reads it here, ships it and reads it from the store."""
+    store = f"file://{directory}-store"
+    with tidelog.open_engine(directory, store=store, local_retention_bytes=0) as engine:
+        engine.apply(1, tidelog.CreateBucket("b"))
+        engine.apply(2, tidelog.PutObject("b", "warm", bytes(1 << 20)))
+        engine.update_low_water_mark(2)
+        engine.ship()
+        before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        with Path(source).open("rb") as file:
+            engine.apply(3, tidelog.PutObject("b", "k", file))
+        read_through(engine, "hot")
+        engine.update_low_water_mark(3)
+        engine.ship()
+        read_through(engine, "cold")
+        return (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1024
+
+
+def read_through(engine: tidelog.Engine, tier: str) -> None:
+    """Reads all of an object, piece by piece."""
+    with engine.open_object("b", "k") as file:
+        assert file.tier == tier
+        while file.read(1 << 20):
+            pass
+
+
+def scans(root: Path, entries: int) -> list[Figure]:
+    """A scan with values of 100 bytes, hot, in key order, against RocksDB's iterator."""
+    batches = workload(entries, 100)
+    rates: dict[str, float] = {}
+    for name in ("engine", "rocksdb"):
+        directory = root / f"scan-{name}"
+        try:
+            peer: Peer = EnginePeer(directory) if name == "engine" else PEERS[name](directory)
+        except ImportError:
+            continue  # it is in the extra `bench`
+        puts_per_second(peer, batches)
+        scan_all = peer.scanned if isinstance(peer, EnginePeer) else peer.listed
+        rates[name] = entries / min(timed(scan_all) for _ in range(3))
+        peer.close()
+        shutil.rmtree(directory)
+    ours, theirs = rates["engine"], rates.get("rocksdb", float("nan"))
+    return [at_least("scan with values of 100 bytes", f"{ours:,.0f}/s", f"rocksdb {theirs:,.0f}/s", ours / theirs, 0.3)]
+
+
 def main() -> None:
     """Runs it."""
     parser = parser_for(__doc__)
@@ -278,6 +360,8 @@ def main() -> None:
     parser.add_argument("--recovery-megabytes", type=int, default=1024)
     parser.add_argument("--zipf-objects", type=int, default=1_000_000)
     parser.add_argument("--zipf-reads", type=int, default=100_000)
+    parser.add_argument("--stream-megabytes", type=int, default=1024)
+    parser.add_argument("--scan-entries", type=int, default=1_000_000)
     parser.add_argument("--only", choices=PARTS, action="append")
     arguments = parser.parse_args()
     parts = arguments.only or PARTS
@@ -293,10 +377,10 @@ def main() -> None:
             figures.append(old_versions(root))
         if "listing" in parts:
             figures += listings(root, arguments.entries, arguments.rounds)
-        if "recovery" in parts:
-            figures += recovery(root, arguments.recovery_megabytes)
-        if "zipf" in parts:
-            figures += zipf(root, arguments.zipf_objects, arguments.zipf_reads)
+        figures += recovery(root, arguments.recovery_megabytes) if "recovery" in parts else []
+        figures += zipf(root, arguments.zipf_objects, arguments.zipf_reads) if "zipf" in parts else []
+        figures += streams(root, arguments.stream_megabytes) if "stream" in parts else []
+        figures += scans(root, arguments.scan_entries) if "scan" in parts else []
     report("engine", figures, {"entries": arguments.entries}, as_json=arguments.json)
 
 

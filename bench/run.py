@@ -35,7 +35,7 @@ BENCHMARKS = {
     "ship": ["--megabytes", "64", "--rounds", "1", "--seconds", "1"],
     "engine": [
         *("--entries", "5120", "--rounds", "1", "--recovery-megabytes", "32", "--zipf-objects", "20000"),
-        *("--zipf-reads", "5000"),
+        *("--zipf-reads", "5000", "--stream-megabytes", "64", "--scan-entries", "20480"),
     ],
     "engine_pipeline": ["--entries", "20000", "--keys", "4000"],
 }

@@ -83,15 +83,16 @@ ATTRIBUTES = {
         collect_garbage collect_garbage_async compact compact_async compact_index compact_index_async
         create_checkpoint create_checkpoint_async digest digest_async find_object find_object_async has_bucket
         has_bucket_async high_water_mark list_buckets list_buckets_async list_objects list_objects_async
-        low_water_mark pin plan_garbage plan_garbage_async read read_async read_many read_many_async
-        rollback_to rollback_to_async scan scan_async ship ship_async stat stat_async statistics transaction
-        truncation_mark update_low_water_mark update_low_water_mark_async verify verify_async versions
-        versions_async
+        low_water_mark open_object open_object_async pin plan_garbage plan_garbage_async read read_async
+        read_many read_many_async rollback_to rollback_to_async scan scan_async ship ship_async stat stat_async
+        statistics transaction truncation_mark update_low_water_mark update_low_water_mark_async verify verify_async
+        versions versions_async
     """,
     "EngineReader": """
         applied_seq changes changes_async close close_async digest digest_async find_object find_object_async
         has_bucket has_bucket_async history_start_seq list_buckets list_buckets_async list_objects
-        list_objects_async pin read read_async read_many read_many_async refresh refresh_async scan scan_async
+        list_objects_async open_object open_object_async pin read read_async read_many read_many_async refresh
+        refresh_async scan scan_async
         stat stat_async statistics versions versions_async
     """,
     "Finding": """
@@ -122,6 +123,10 @@ ATTRIBUTES = {
     """,
     "Message": """
         deliver_at header_list headers key offset partition timestamp value
+    """,
+    "ObjectFile": """
+        close closed detach fileno flush isatty metadata mode name peek raw read read1 readable readinto
+        readinto1 readline readlines seek seekable seq size tell tier truncate writable write writelines
     """,
     "ObjectInfo": """
         is_prefix key seq size
@@ -158,9 +163,9 @@ ATTRIBUTES = {
     """,
     "RestoringEngine": """
         applied_seq close close_async digest digest_async find_object find_object_async has_bucket
-        has_bucket_async is_restored list_buckets list_buckets_async list_objects list_objects_async progress
-        read read_async read_many read_many_async scan scan_async stat stat_async versions versions_async wait
-        wait_async
+        has_bucket_async is_restored list_buckets list_buckets_async list_objects list_objects_async
+        open_object open_object_async progress read read_async read_many read_many_async scan scan_async stat
+        stat_async versions versions_async wait wait_async
     """,
     "Result": """
         applied reason seq status

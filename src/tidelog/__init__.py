@@ -93,6 +93,7 @@ if TYPE_CHECKING:
         StoredObject,
         VersionInfo,
     )
+    from tidelog.engine.object_file import ObjectFile
     from tidelog.engine.orchestrator.base import Orchestrator, drive
     from tidelog.engine.orchestrator.topic import TopicOrchestrator
     from tidelog.engine.reader import EngineReader
@@ -154,6 +155,7 @@ __all__ = [
     "MessageTooLargeError",
     "NotFoundError",
     "NotSupportedError",
+    "ObjectFile",
     "ObjectInfo",
     "ObjectRead",
     "ObjectStat",
@@ -213,6 +215,7 @@ _LATER = {
         *("Batch", "CopyObject", "CreateBucket", "DeleteBucket", "DeleteObject", "PutObject"),
         *("ObjectInfo", "ObjectStat", "Result", "ScannedObject", "StoredObject", "VersionInfo"),
     ),
+    "tidelog.engine.object_file": ("ObjectFile",),
     "tidelog.engine.orchestrator.base": ("Orchestrator", "drive"),
     "tidelog.engine.orchestrator.topic": ("TopicOrchestrator",),
     "tidelog.engine.reader": ("EngineReader",),

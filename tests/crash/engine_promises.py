@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from tests.engine.engines import SMALL, assert_same, open_local
+from tests.engine.engines import WITH_VALUE_FILES, assert_same, open_local
 from tests.engine.model import Model
 
 from tidelog.engine.engine import Engine
@@ -59,7 +59,9 @@ Step = Apply | RollBack | Mark | Checkpoint | CompactIndex | Reopen
 class Workload:
     """Steps on one engine, and what may be found after some of them."""
 
-    def __init__(self, steps: Sequence[Step], settings: EngineSettings = SMALL, crashes_in_recovery: int = 1) -> None:
+    def __init__(
+        self, steps: Sequence[Step], settings: EngineSettings = WITH_VALUE_FILES, crashes_in_recovery: int = 1
+    ) -> None:
         self._steps = steps
         self._settings = settings
         self._crashes_in_recovery = crashes_in_recovery

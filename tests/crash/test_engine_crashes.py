@@ -8,7 +8,7 @@ import random
 import pytest
 from tests.campaign import every
 from tests.crash.engine_promises import Apply, Checkpoint, CompactIndex, Mark, Reopen, RollBack, Step, Workload
-from tests.engine.engines import SMALL, RandomEntries
+from tests.engine.engines import SMALL, WITH_VALUE_FILES, RandomEntries
 from tests.engine.model import batch
 
 from tidelog.engine.entry import CopyObject, CreateBucket, DeleteBucket, DeleteObject, Entry, PutObject
@@ -46,7 +46,7 @@ def test_every_workload_of_up_to_three_entries(first: str) -> None:
 
 def random_steps(seed: int, entries: int) -> list[Step]:
     """Entries in batches of all sizes, with rollbacks, marks, checkpoints and openings between them."""
-    chance, source = random.Random(f"steps {seed}"), RandomEntries(seed, largest=700)
+    chance, source = random.Random(f"steps {seed}"), RandomEntries(seed, largest=1100)
     left, seq, mark = entries, 0, 0
     steps: list[Step] = []
     while left > 0:
@@ -90,7 +90,7 @@ def test_an_index_that_is_written_anew_is_the_old_or_the_new_one() -> None:
         CompactIndex(),
         Apply(((40, PUT),)),
     ]
-    workload = Workload(steps, SMALL)
+    workload = Workload(steps, WITH_VALUE_FILES)
     crash_everywhere(workload.run, workload.check, CrashPlan(policies=("lose", "tear", "reorder"), every=every(11)))
 
 

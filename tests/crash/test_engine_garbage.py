@@ -21,7 +21,7 @@ from tests.crash.engine_promises import (
     _crash_in_recovery,
 )
 from tests.crash.test_engine_crashes import random_steps
-from tests.engine.engines import SMALL, assert_state, open_local
+from tests.engine.engines import WITH_VALUE_FILES, assert_state, open_local
 from tests.engine.model import Model
 
 from tidelog.engine.engine import Engine
@@ -40,7 +40,8 @@ class GarbageWorkload(Workload):
     """Steps with vacuums between them. What is kept is found whole after a crash, and what is not is told as gone."""
 
     def __init__(self, steps: Sequence[Step | Vacuum], keep_versions: int | None = None) -> None:
-        super().__init__(steps, msgspec.structs.replace(SMALL, keep_versions=keep_versions))  # type: ignore[arg-type]
+        settings = msgspec.structs.replace(WITH_VALUE_FILES, keep_versions=keep_versions)
+        super().__init__(steps, settings)  # type: ignore[arg-type]
         self._all: Sequence[Step | Vacuum] = steps
 
     def _do(self, engine: Engine, step: Step | Vacuum, files: FaultyFiles) -> Engine:

@@ -6,6 +6,7 @@ import random
 import shutil
 from pathlib import Path
 
+import msgspec
 from tests.engine.model import Model
 
 from tidelog.clock import Clock, ManualClock
@@ -28,6 +29,8 @@ from tidelog.files import Files, LocalFiles
 
 SMALL = EngineSettings(rotate_max_bytes=16 << 10, buffer_pool_bytes=64 * 8192, checks_invariants=True)
 """Files that end soon and few pages: what is rare with the defaults happens all the time."""
+WITH_VALUE_FILES = msgspec.structs.replace(SMALL, large_value_bytes=1024)
+"""The same, and what the log has no room for is common."""
 
 
 def open_local(

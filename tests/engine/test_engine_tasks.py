@@ -88,6 +88,8 @@ def test_every_twin_does_what_it_is_the_twin_of(tmp_path: Path) -> None:
         assert await twin("create_checkpoint") == 15
         assert await twin("read", "b", "k0", 9) == engine.read("b", "k0", 9)
         assert await twin("stat", "b", "k0", 9) == engine.stat("b", "k0", 9)
+        with await twin("open_object", "b", "k0", 9) as file:
+            assert file.read() == engine.read("b", "k0", 9).data
         assert await twin("find_object", "b", "k0", 9) == engine.find_object("b", "k0", 9)
         assert await twin("has_bucket", "b") is True
         assert await twin("versions", "b", "k0") == engine.versions("b", "k0")

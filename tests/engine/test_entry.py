@@ -116,7 +116,7 @@ def test_the_longest_names_are_accepted() -> None:
 @pytest.mark.parametrize("data", [bytearray(b"abc"), memoryview(b"abc"), memoryview(bytearray(b"abc"))])
 def test_data_that_could_change_is_copied(data: bytearray | memoryview) -> None:
     """What the caller does to its buffer afterwards does not reach the entry."""
-    entry = PutObject("b", "k", data)  # type: ignore[arg-type]
+    entry = PutObject("b", "k", data)
     assert type(entry.data) is bytes
     if isinstance(data, bytearray):
         data[0] = 0
@@ -125,8 +125,10 @@ def test_data_that_could_change_is_copied(data: bytearray | memoryview) -> None:
 
 def test_text_as_data_is_refused_with_the_cure() -> None:
     """Who gives text hears that it is to be encoded."""
-    assert "data must be bytes, not str; encode text first" in problem(PutObject, "b", "k", "text")
-    assert "data must be bytes, not int" in problem(PutObject, "b", "k", 5)
+    wanted = "data must be bytes, a file object or an iterator of bytes"
+    assert f"{wanted}, not str; encode text first" in problem(PutObject, "b", "k", "text")
+    assert f"{wanted}, not int" in problem(PutObject, "b", "k", 5)
+    assert f"{wanted}, not list" in problem(PutObject, "b", "k", [b"a"])
 
 
 def test_too_much_data_is_refused_before_it_is_copied(monkeypatch: pytest.MonkeyPatch) -> None:

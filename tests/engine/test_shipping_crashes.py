@@ -21,7 +21,7 @@ from tidelog.clock import ManualClock
 from tidelog.errors import FencedError, TidelogError
 from tidelog.testing import Crash, World
 
-SETTINGS: dict[str, Any] = {"local_retention_bytes": 0, "rotate_max_bytes": 4 << 10}
+SETTINGS: dict[str, Any] = {"local_retention_bytes": 0, "rotate_max_bytes": 4 << 10, "large_value_bytes": 1024}
 EVERY = every(15)
 
 

@@ -18,7 +18,13 @@ from tidelog.engine.entry import Entry
 
 KILLS = examples(2)
 ENTRIES = 1500
-SMALL = {"WAL_SEGMENT_SIZE": 64 << 10, "BUFFER_POOL_SIZE": 64 * 8192, "HOT_TIER_BYTES": 0, "KEEP_VERSIONS": 2}
+SMALL = {
+    "WAL_SEGMENT_SIZE": 64 << 10,
+    "BUFFER_POOL_SIZE": 64 * 8192,
+    "HOT_TIER_BYTES": 0,
+    "KEEP_VERSIONS": 2,
+    "LARGE_VALUE_BYTES": 1024,
+}
 
 # It tells the last seq of each batch once that is on the disk, by one write a line.
 CHILD = """

@@ -40,7 +40,7 @@ from tidelog.log.frame import Buffer
 
 _LENGTH = struct.Struct("<I")
 _PUT_OBJECT = 4
-_CODEC_ZSTD = 1
+_CODEC_FILE = 2
 # Which names each op has besides its bucket: key, src_bucket, src_key.
 _NAMES = {
     1: (False, False, False),
@@ -219,7 +219,7 @@ def _checked(record: memoryview, lsn: int) -> OperationHead:
     bucket, *names, _ = head.lengths
     has_value = head.op == _PUT_OBJECT and not head.flags & REFUSED
     has_names = head.op in _NAMES and _NAMES[head.op] == tuple(map(bool, names)) and bool(bucket)
-    if not has_names or not head.seq or head.codec > _CODEC_ZSTD or bool(head.stored_bytes) != has_value:
+    if not has_names or not head.seq or head.codec > _CODEC_FILE or bool(head.stored_bytes) != has_value:
         raise DataError(f"a record that cannot be an operation, LSN {lsn}")
     return head
 

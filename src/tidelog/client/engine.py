@@ -188,9 +188,14 @@ class RemoteEngine:
 
     # Objects
 
-    async def _read(self, bucket: str, key: str, seq: int | None = None) -> StoredObject:
-        """Returns an object as of a seq; by default the last applied one."""
-        answer = await self._http.ask("GET", self._object(bucket, key), {"seq": seq}, accept="application/octet-stream")
+    async def _read(
+        self, bucket: str, key: str, seq: int | None = None, *, offset: int = 0, length: int | None = None
+    ) -> StoredObject:
+        """Returns an object as of a seq; by default the last applied one. With `offset` and `length`, its data from
+        that byte on, so many bytes at most.
+        """
+        query = {"seq": seq, "offset": offset or None, "length": length}
+        answer = await self._http.ask("GET", self._object(bucket, key), query, accept="application/octet-stream")
         said = [answer.headers.get(f"x-tidelog-{name}", "") for name in ("metadata", "seq", "tier")]
         try:
             metadata = msgspec.json.decode(said[0], type=dict[str, Any])

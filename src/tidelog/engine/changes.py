@@ -28,6 +28,7 @@ import msgspec
 from tidelog.engine.aio import TaskThreads
 from tidelog.engine.cold.manifest import Manifest
 from tidelog.engine.cold.reader import ColdReader
+from tidelog.engine.cold.value_store import ColdValue
 from tidelog.engine.core import Core
 from tidelog.engine.entry import (
     Batch,
@@ -41,6 +42,8 @@ from tidelog.engine.entry import (
 )
 from tidelog.engine.mvcc.retention import History, Marks, rolled_back
 from tidelog.engine.reads import News, Standing, check_names, checked_seq
+from tidelog.engine.sst.value_file import PIECE_BYTES, Reference, decode_reference
+from tidelog.engine.value_files import OpenValue
 from tidelog.engine.wal.operations import PUT_OBJECT, OperationRecord, decode_operation, operation_of
 from tidelog.engine.wal.record_header import PART_OF_BATCH, decode_header
 from tidelog.engine.wal.replay import (
@@ -56,6 +59,7 @@ from tidelog.engine.wal.replay import (
     records_of,
 )
 from tidelog.engine.wal.ship_watermark import SeqIndex
+from tidelog.engine.wal.value import CODEC_FILE
 from tidelog.errors import GapError, NotFoundError, OffsetOutOfRangeError
 from tidelog.store.aio import twin_of
 from tidelog.store.scheduler import Lazy
@@ -91,6 +95,10 @@ class FeedLog(Protocol):
 
     def check(self) -> None:
         """Raises if the engine is closed."""
+        ...
+
+    def open_value(self, reference: Reference) -> OpenValue | ColdValue:
+        """A value that has a file of its own."""
         ...
 
     def piece(self, first_seq: int, last_seq: int, lsn: int | None) -> Piece:
@@ -174,7 +182,18 @@ class Feed:
     def _operation(self, record: OperationRecord, lsn: int) -> Operation:
         if record.op == PUT_OBJECT and (record.is_refused or not self._with_values):
             return PutObject(record.bucket, record.key, b"")
+        if record.codec == CODEC_FILE:
+            reference = decode_reference(record.stored, record.size, record.crc, lsn)
+            with contextlib.closing(self._log.open_value(reference)) as value:
+                return PutObject(record.bucket, record.key, _pieces(self._log, reference), value.metadata())
         return operation_of(record, lsn)
+
+
+def _pieces(log: FeedLog, reference: Reference) -> Iterator[bytes]:
+    """The data of a value file, read when it is asked for."""
+    with contextlib.closing(log.open_value(reference)) as value:
+        for offset in range(0, reference.name.size, PIECE_BYTES):
+            yield value.data(offset, PIECE_BYTES)
 
 
 def _change(records: list[OperationRecord], parts: list[Operation]) -> Change:
@@ -211,6 +230,7 @@ class ChangeLog:
         self.marks = core.marks
         self.history = core.history
         self._wal = core.wal
+        self._values = core.values
         self._entry_ends = core.entry_ends
         self._cold = cold
         self._standing = standing
@@ -224,6 +244,13 @@ class ChangeLog:
         """Raises if the engine is closed."""
         if self._standing.is_closed:
             raise self._standing.closed_error()
+
+    def open_value(self, reference: Reference) -> OpenValue | ColdValue:
+        """As `FeedLog` says."""
+        here = self._values.open(reference)
+        if here is not None or self._cold is not None:
+            return here or self._cold.open_value(reference)  # type: ignore[union-attr]
+        raise NotFoundError(f"{reference.name} is no longer there", hint="Its version was removed since")
 
     def piece(self, first_seq: int, last_seq: int, lsn: int | None) -> Piece:
         """As `FeedLog` says."""
@@ -263,6 +290,10 @@ class StoredChangeLog:
         self.history = history
         self.check = check
         self._cold = cold
+
+    def open_value(self, reference: Reference) -> OpenValue | ColdValue:
+        """As `FeedLog` says."""
+        return self._cold.open_value(reference)
 
     def piece(self, first_seq: int, last_seq: int, lsn: int | None) -> Piece:
         """As `FeedLog` says."""
@@ -340,7 +371,8 @@ class ChangeCalls:
         it waits for more. Refused entries are among them; their puts have no data.
 
         `committed` stays at or below `low_water_mark`: that is never rolled back. `prefix` selects entries that write
-        objects whose "bucket/key" starts with it. Puts have data and metadata with `with_values`, otherwise none.
+        objects whose "bucket/key" starts with it. Puts have data and metadata with `with_values`, otherwise none; data
+        that has a file of its own (`large_value_bytes`) is an iterator of bytes.
         If what was yielded is rolled back, the feed ends with ConflictError; GapError if the log does not reach back.
         """
         feed = self._feed(start_seq, follow=follow, prefix=prefix, with_values=with_values, committed=committed)

@@ -1,6 +1,7 @@
 """The hot tier of an engine: its WAL, its pages and the structures on top of them, opened and recovered.
 
     wal/          the WAL: records of entries, with their values
+    values/       values too large for the WAL, each a file
     pages.db      the version index
     engine.ckpt   the last complete checkpoint
 
@@ -40,6 +41,7 @@ from tidelog.engine.recovery.recovery import (
     refuse_older_than_pages,
 )
 from tidelog.engine.settings import EngineSettings
+from tidelog.engine.value_files import VALUES, ValueFiles
 from tidelog.engine.wal.files import Anchor
 from tidelog.engine.wal.record_header import CHECKPOINT_END
 from tidelog.engine.wal.records import (
@@ -51,7 +53,7 @@ from tidelog.engine.wal.records import (
     encode_structure,
 )
 from tidelog.engine.wal.ship_watermark import EntryEnd, SeqIndex
-from tidelog.engine.wal.wal import FIRST, Wal
+from tidelog.engine.wal.wal import FIRST, Wal, files_in_mode
 from tidelog.errors import CorruptionError, DataError, GapError, LockedError
 from tidelog.events import tell
 from tidelog.files import Files, explained
@@ -175,6 +177,10 @@ class Core:
         self.buckets.load(self.tree)
         self.versions = Versions(self.tree, self.buckets)
         found = recovery.found
+        self.values = ValueFiles(
+            files_in_mode(files, settings.wal_sync_mode), directory / VALUES, settings.large_value_bytes
+        )
+        self.values.load(found.applied_seq)
         self.marks = Marks(found.applied_seq, found.low_water_mark, found.high_water_mark)
         self.applier = Lazy(lambda: Applier(self.tree, wal, self.versions, settings, clock))
         self.entry_ends = Lazy(lambda: SeqIndex(wal.batches, EntryEnd(0, 0), wal.first_lsn))
@@ -269,6 +275,11 @@ class Core:
             )
         self.use_new_index(new)
 
+    @property
+    def written_bytes(self) -> int:
+        """How much was written for entries: the log, and value files since the engine was opened."""
+        return self.wal.next_position + self.values.installed_bytes
+
     def note_low_water_mark(self, seq: int) -> None:
         """Persists the low-water mark: nothing at or below it is ever rolled back. Does not wait for a sync."""
         self.wal.add(encode_marks(seq))
@@ -278,6 +289,7 @@ class Core:
         """Undoes every entry above a seq."""
         self.undo.roll_back(seq)
         self.buckets.load(self.tree)
+        self.values.remove_above(seq)
 
     def _log_structure(self, updates: bytes) -> int:
         return self.wal.add(encode_structure(updates))

@@ -326,7 +326,11 @@ class Engine(EngineScans, ChangeCalls, GarbageCalls, CompactionCalls, ClosedAtEx
     # Reading, in tasks
 
     @twin_of(EngineStat.read)
-    async def read_async(self, bucket: str, key: str, seq: int | None = None) -> StoredObject:
+    async def read_async(
+        self, bucket: str, key: str, seq: int | None = None, *, offset: int = 0, length: int | None = None
+    ) -> StoredObject:
+        if offset or length is not None:
+            return await self._tasks().read_cold(lambda: self.read(bucket, key, seq, offset=offset, length=length))
         return await self._tasks().read_here_or_cold(
             lambda: self._read_here(bucket, key, seq), lambda: self.read(bucket, key, seq)
         )
@@ -372,6 +376,7 @@ class Engine(EngineScans, ChangeCalls, GarbageCalls, CompactionCalls, ClosedAtEx
         async for one in iterated(self, scan, reading_cold if with_values else reading):
             yield one
 
+    open_object_async = twin(EngineStat.open_object, reading_cold)
     has_bucket_async = twin(EngineStat.has_bucket, reading)
     find_object_async = twin(EngineStat.find_object, reading)
     list_objects_async = twin_iterator(EngineStat.list_objects, reading)
@@ -393,8 +398,17 @@ class Engine(EngineScans, ChangeCalls, GarbageCalls, CompactionCalls, ClosedAtEx
         return await self._tasks().apply(self, seq, entry)
 
     def apply_many(self, entries: Iterable[tuple[int, Carried]]) -> list[Result]:
-        """Applies entries in order, each by itself, with one sync."""
-        wanted = checked_entries(entries)
+        """Applies entries in order, each by itself, with one sync. Data from a file object or an iterator is read
+        first: if that fails, none of them is applied.
+        """
+        wanted, has_large = checked_entries(entries, self._core.values.large_value_bytes)
+        if not has_large:
+            return self._apply_checked(wanted)
+        self._check_open()
+        with self._core.values.staged(wanted, lambda seq: seq > self._marks.accepted_seq) as staged:
+            return self._apply_checked(staged)
+
+    def _apply_checked(self, wanted: list[tuple[int, Carried]]) -> list[Result]:
         self._turns.give_way()
         with self._applying:
             began = time.perf_counter()
@@ -408,7 +422,7 @@ class Engine(EngineScans, ChangeCalls, GarbageCalls, CompactionCalls, ClosedAtEx
             seconds = time.perf_counter() - began
             self._turns.entries_took(seconds)
             self._apply_seconds.add(seconds)
-            wait_seconds = self._upkeep.grown(self._wal.next_position, seconds)
+            wait_seconds = self._upkeep.grown(self._core.written_bytes, seconds)
         if wait_seconds:
             time.sleep(wait_seconds)
         return results
@@ -446,6 +460,7 @@ class Engine(EngineScans, ChangeCalls, GarbageCalls, CompactionCalls, ClosedAtEx
         else:
             self._core.tree.take_back()
             self._core.buckets.load(self._core.tree)
+            self._core.values.remove_above(self._marks.accepted_seq)
 
     def _commit(self) -> None:
         """Waits for the sync, then makes the accepted entries visible."""

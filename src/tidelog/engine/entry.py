@@ -6,7 +6,8 @@
 
 Invariants
 - Every entry is valid: names, lengths and types are checked when it is constructed, and it is immutable. Data and
-  metadata are copied if the caller could change them.
+  metadata are copied if the caller could change them. Data that is a file object or an iterator is read once, by the
+  engine that applies the entry; such an entry cannot be encoded.
 - Names are UTF-8 without NUL, so that tree keys can be composed from them; 255 bytes for a bucket and 1024 for a key,
   so that several tree keys fit into a page.
 - A batch contains single operations, at least one, and no batch.
@@ -16,8 +17,8 @@ Invariants
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any, Final, Literal
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Final, Literal
 
 import msgspec
 from msgspec.structs import force_setattr
@@ -27,7 +28,9 @@ from tidelog.errors import InputError
 MAX_BUCKET_BYTES: Final = 255
 MAX_KEY_BYTES: Final = 1024
 MAX_DATA_BYTES: Final = 1000 << 20
-"""A record must fit into a frame of the log, its metadata and page updates included."""
+"""Of data that is given as bytes: a record must fit into a frame of the log."""
+MAX_STREAM_BYTES: Final = 5 << 30
+"""Of data that is read from a file object or an iterator."""
 MAX_METADATA_BYTES: Final = 1 << 20
 MAX_BATCH_OPERATIONS: Final = 1 << 20
 _MAX_SEQ: Final = (1 << 64) - 1
@@ -36,6 +39,13 @@ _INTEGERS: Final = range(-(1 << 63), 1 << 64)
 
 MetadataValue = str | int | float | bool | None | bytes
 _pack = msgspec.msgpack.Encoder(order="deterministic").encode
+_READ_BYTES: Final = 256 << 10
+
+if TYPE_CHECKING:
+    Data = Any
+    """Bytes, a file object that is open for reading bytes, or an iterator of bytes."""
+else:
+    Data = bytes  # what is decoded is bytes
 
 
 class Matching(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, repr_omit_defaults=True):
@@ -92,12 +102,14 @@ class DeleteBucket(msgspec.Struct, frozen=True, tag=True):
 class PutObject(Conditional, frozen=True, tag=True, omit_defaults=True, repr_omit_defaults=True):
     """Puts a new version of an object. Metadata is a small dict of text to text, numbers, booleans, None or bytes.
 
+    `data` is bytes, a file object that is open for reading bytes, or an iterator of bytes, of up to 5 GiB. A file
+    object or an iterator is read once, piece by piece, where the entry is applied; if it fails, nothing is applied.
     With `if_absent=True`, `if_match=seq` or `if_match_crc=crc` it is refused unless that is true of the object before.
     """
 
     bucket: str
     key: str
-    data: bytes
+    data: Data
     metadata: dict[str, Any] = {}
 
     def __post_init__(self) -> None:
@@ -122,6 +134,15 @@ class PutObject(Conditional, frozen=True, tag=True, omit_defaults=True, repr_omi
             force_setattr(self, "metadata", metadata)
         if self.if_absent is not False or self.if_match is not None or self.if_match_crc is not None:
             self._check_conditions()
+
+
+class PutFile(PutObject, frozen=True, tag=True, kw_only=True):
+    """A put whose value is in a value file by now, of this size and with this checksum. Only inside of an engine."""
+
+    file: Any
+    """The file as it was staged (`engine/value_files.py`)."""
+    size: int
+    crc: int
 
 
 class DeleteObject(Matching, frozen=True, tag=True, omit_defaults=True, repr_omit_defaults=True):
@@ -248,14 +269,49 @@ def _plain_number(field: str, value: float) -> int | float:
     return float(value)
 
 
-def _checked_data(data: object) -> bytes:
+def _checked_data(data: object) -> object:
     if not isinstance(data, bytes | bytearray | memoryview):
-        hint = "; encode text first" if isinstance(data, str) else ""
-        raise _wrong("data", f"must be bytes, not {_kind(data)}{hint}")
+        if isinstance(data, str) or not (callable(getattr(data, "read", None)) or isinstance(data, Iterator)):
+            hint = "; encode text first" if isinstance(data, str) else ""
+            raise _wrong("data", f"must be bytes, a file object or an iterator of bytes, not {_kind(data)}{hint}")
+        return data
     size = data.nbytes if isinstance(data, memoryview) else len(data)
     if size > MAX_DATA_BYTES:
-        raise _wrong("data", f"has {size} bytes and may have {MAX_DATA_BYTES}; put it into several objects")
+        raise _wrong("data", f"has {size} bytes and may have {MAX_DATA_BYTES}; give larger data as a file object")
     return bytes(data)
+
+
+def is_large(data: object, large_bytes: int) -> bool:
+    """Whether the data of a put has more bytes than this, or may have."""
+    return type(data) is not bytes or len(data) > large_bytes
+
+
+def pieces_of(data: object) -> Iterator[bytes | memoryview]:
+    """The bytes of a put, piece by piece, each until the next is asked for; InputError if a file object or an iterator
+    yields something else.
+    """
+    if isinstance(data, bytes):
+        yield data
+        return
+    pieces = _read_pieces(data) if callable(getattr(data, "read", None)) else data
+    for piece in pieces:  # type: ignore[attr-defined]
+        if not isinstance(piece, bytes | bytearray | memoryview):
+            hint = "; open the file in binary mode" if isinstance(piece, str) else ""
+            raise _wrong("data", f"must yield bytes, not {_kind(piece)}{hint}")
+        yield memoryview(piece).cast("B") if len(piece) else b""
+
+
+def _read_pieces(file: Any) -> Iterator[object]:
+    """One buffer is filled again and again where the file can do that: memory that is new each time costs as much as
+    writing what is in it.
+    """
+    if not callable(getattr(file, "readinto", None)):
+        while piece := file.read(_READ_BYTES):
+            yield piece
+        return
+    buffer = memoryview(bytearray(_READ_BYTES))
+    while size := file.readinto(buffer):
+        yield buffer[:size]
 
 
 def _check_name(field: str, name: object, max_bytes: int) -> None:

@@ -94,7 +94,7 @@ class Maintenance:
             if forgets_versions(core.settings):
                 self._collecting = self._repeat("garbage was not collected", self._collect)
                 self._due_bytes = min(core.settings.rotate_max_bytes, _FIRST_GROWTH_BYTES)
-                self._collects_at = core.wal.next_position + self._due_bytes
+                self._collects_at = core.written_bytes + self._due_bytes
             self.add_compaction()
 
     def add_compaction(self) -> None:
@@ -103,8 +103,9 @@ class Maintenance:
             self._repeat("nothing was compacted", lambda: self.compaction().compact(DEFAULT_GRACE_SECONDS))
 
     def grown(self, position: int, seconds: float) -> float:
-        """The log has grown up to here, with entries that took so long. Returns how long the next ones should wait: if
-        they make garbage faster than it is collected, they are slowed down, and disk and store stay bounded.
+        """Log and value files have grown up to here, with entries that took so long. Returns how long the next ones
+        should wait: if they make garbage faster than it is collected, they are slowed down, and disk and store stay
+        bounded.
 
         Garbage is collected when there may be much of it, however long ago it was.
         """
@@ -124,7 +125,7 @@ class Maintenance:
             garbage.collect()
         finally:
             self._due_bytes = garbage.next_due_bytes
-            self._collects_at = self._core.wal.next_position + self._due_bytes
+            self._collects_at = self._core.written_bytes + self._due_bytes
             self._is_collecting = False
 
     def _repeat(self, failed: str, work: Callable[[], object]) -> Task | None:

@@ -38,6 +38,7 @@ from tidelog.engine.scan import EngineScans
 from tidelog.engine.settings import EngineSettings
 from tidelog.engine.sst.snapshot import StoredState, named_states
 from tidelog.engine.sst.stored_index import StoredFiles, StoredIndex, StoredVersions
+from tidelog.engine.value_files import NoValueFiles
 from tidelog.engine.wal.replay import Replay, ShippedLog, log_range
 from tidelog.errors import ClosedError, DataError, NotFoundError, TidelogError
 from tidelog.store.aio import ClosedAtExit, twin, twin_iterator, twin_of
@@ -100,6 +101,7 @@ class StoreFollower:
         self._replay = Replay(self._log, self, 1)
         self._refreshing = Lock()
         self.wal = _NoDisk()
+        self.values = NoValueFiles()
         self.marks = Marks()
         self.history = History(self._start)
         self.buckets = Buckets()
@@ -302,6 +304,7 @@ class EngineReader(EngineScans, ChangeCalls, ClosedAtExit):
     # Reading, in tasks. Every read may wait for the store, and has threads of its own.
 
     read_async = twin(EngineStat.read, reading_cold)
+    open_object_async = twin(EngineStat.open_object, reading_cold)
     stat_async = twin(EngineStat.stat, reading_cold)
     has_bucket_async = twin(EngineStat.has_bucket, reading_cold)
     find_object_async = twin(EngineStat.find_object, reading_cold)

@@ -23,6 +23,7 @@ from typing import Protocol
 from tidelog._native import plain_data
 from tidelog.clock import Stopwatch
 from tidelog.engine.cold.reader import ColdReader, Value
+from tidelog.engine.cold.value_store import ColdValue
 from tidelog.engine.core import Core
 from tidelog.engine.entry import (
     MAX_METADATA_BYTES,
@@ -33,14 +34,18 @@ from tidelog.engine.entry import (
     StoredObject,
     Tier,
     VersionInfo,
+    is_large,
     operations,
 )
 from tidelog.engine.mvcc.cells import MAX_SEQ, Cell
 from tidelog.engine.mvcc.digest import Digest
 from tidelog.engine.mvcc.retention import History, Marks, Pin, forgotten
 from tidelog.engine.mvcc.versions import INFO, WITH_CRC, Buckets, BucketVersion, Found, Pointer, Row
+from tidelog.engine.object_file import ObjectFile, RawObject, ReadAheadValue, ReadData
+from tidelog.engine.sst.value_file import reference_of
 from tidelog.engine.txn.read_set import Carried, batch_of
-from tidelog.engine.wal.value import CODEC_NONE, LENGTH_BYTES, decode_metadata, decode_value, object_crc
+from tidelog.engine.value_files import ValueFiles
+from tidelog.engine.wal.value import CODEC_FILE, CODEC_NONE, LENGTH_BYTES, decode_metadata, decode_value, object_crc
 from tidelog.errors import (
     ClosedError,
     GapError,
@@ -66,26 +71,34 @@ def checked_seq(seq: int, *, least: int = 1) -> int:
     return seq
 
 
-def checked_entries(entries: object) -> list[tuple[int, Carried]]:
-    """Returns the entries if they are valid and their seqs increase. Exceptions raised by the iterable itself
-    propagate.
+def checked_entries(entries: object, large_bytes: int) -> tuple[list[tuple[int, Carried]], bool]:
+    """Returns the entries if they are valid and their seqs increase, and whether one of them may have data of more
+    bytes than this. Exceptions raised by the iterable itself propagate.
     """
     if not hasattr(entries, "__iter__"):
         raise InputError(f"entries must be pairs of a seq and an entry, not {type(entries).__name__}")
     wanted: list[tuple[int, Carried]] = list(entries)
-    before = 0
+    before, has_large = 0, False
     try:
         for seq, entry in wanted:
             if checked_seq(seq) <= before:
                 raise InputError(f"seq {seq} comes after {before}: entries must be in the order of their seqs")
             if type(entry) is not PutObject:
-                operations(batch_of(entry))
+                has_large |= _may_be_large(entry, large_bytes)
+            elif type(entry.data) is not bytes or len(entry.data) > large_bytes:
+                has_large = True
             before = seq
     except InputError:  # a ValueError that says by itself what is wrong with the entry
         raise
     except (TypeError, ValueError) as error:
         raise InputError(f"entries must be pairs of a seq and an entry: {error}") from error
-    return wanted
+    return wanted, has_large
+
+
+def _may_be_large(entry: Carried, large_bytes: int) -> bool:
+    """Whether an entry is one, and whether it puts data of more bytes than this."""
+    parts = operations(batch_of(entry))
+    return any(isinstance(part, PutObject) and is_large(part.data, large_bytes) for part in parts)
 
 
 def check_names(bucket: object, key: object = "") -> None:
@@ -247,6 +260,9 @@ class ReadParts(Protocol):
     @property
     def wal(self) -> LocalValues: ...
 
+    @property
+    def values(self) -> ValueFiles: ...
+
 
 class ReadStanding(Protocol):
     """Whether an engine is closed."""
@@ -278,9 +294,16 @@ class EngineReading:
         self._find_in = parts.versions.find_in
         self._pointer = parts.versions.pointer
         self._read_stored = parts.wal.read_stored
+        self._value_files = parts.values
 
-    def read(self, bucket: str, key: str, seq: int | None = None) -> StoredObject:
-        """Returns an object as of a seq; by default the last applied one."""
+    def read(
+        self, bucket: str, key: str, seq: int | None = None, *, offset: int = 0, length: int | None = None
+    ) -> StoredObject:
+        """Returns an object as of a seq; by default the last applied one. With `offset` and `length`, its data from
+        that byte on, so many bytes at most.
+        """
+        if offset or length is not None:
+            return self._read_range(bucket, key, seq, offset, length)
         self._reads = reads = self._reads + 1
         if not reads % _TIMED_EVERY:
             return self._timed_read(bucket, key, seq)
@@ -357,7 +380,84 @@ class EngineReading:
 
     def _stored_here(self, cell: Cell) -> bytes | None:
         """The stored value, if it is on this disk."""
-        return self._read_stored(cell.position, cell.stored_bytes) if cell.inline is None else cell.inline
+        if cell.inline is None:
+            return self._read_stored(cell.position, cell.stored_bytes)
+        if cell.codec != CODEC_FILE:
+            return cell.inline
+        opened = self._value_files.open(reference_of(cell))
+        if opened is None:
+            return None
+        with contextlib.closing(opened):
+            return opened.value()
+
+    # Parts of an object
+
+    def open_object(self, bucket: str, key: str, seq: int | None = None) -> ObjectFile:
+        """Opens an object as of a seq (by default the last applied one) as a file object: buffered, seekable, read by
+        pieces. It has `size`, `metadata`, `seq` and `tier`, and shows this version until it is closed.
+        """
+        check_names(bucket, key)
+        pin = self.pin(seq)
+        try:
+            found = self._versions.find(bucket, key, pin.seq)
+            if found is None:
+                raise self._not_found(bucket, key, pin.seq)
+            return self._opened(found, bucket, key, pin)
+        except BaseException:
+            pin.release()
+            raise
+
+    def _opened(self, found: Found, bucket: str, key: str, pin: Pin) -> ObjectFile:
+        cell, tier, close = found.cell, self._tier_of(found.cell), _nothing
+        assert tier is not None  # a deletion is not found
+        if cell.codec != CODEC_FILE:
+            whole = self.read(bucket, key, pin.seq)
+            metadata, tier, view = whole.metadata, whole.tier, memoryview(whole.data)
+            raw = RawObject(cell.size, lambda offset, length: view[offset : offset + length], pin, _nothing)
+            return ObjectFile(raw, size=cell.size, metadata=metadata, seq=found.seq, tier=tier)
+        reference = reference_of(cell)
+        opened = self._value_files.open(reference)
+        if opened is not None:
+            read: ReadData = opened.data
+            metadata, tier, close = opened.metadata(), "hot", opened.close
+        else:
+            value = self._cold_value(cell)
+            ahead = ReadAheadValue(value, cell.size)
+            read, metadata, tier, close = ahead.read, value.metadata(), "cold", ahead.forget
+        return ObjectFile(
+            RawObject(cell.size, read, pin, close), size=cell.size, metadata=metadata, seq=found.seq, tier=tier
+        )
+
+    def _read_range(self, bucket: str, key: str, seq: int | None, offset: int, length: int | None) -> StoredObject:
+        """Only the blocks of a value file that have these bytes are read; any other value is read whole."""
+        for what, number in (("offset", offset), ("length", length)):
+            if number is not None and (type(number) is not int or number < 0):
+                raise InputError(f"{what} must be a whole number from 0 on, not {number!r}")
+        check_names(bucket, key)
+        with self.pin(seq) as at:
+            found = self._versions.find(bucket, key, at)
+            if found is None or found.cell.codec != CODEC_FILE:
+                whole = self.read(bucket, key, at)
+                stop = None if length is None else offset + length
+                return StoredObject(whole.data[offset:stop], whole.metadata, whole.seq, whole.tier)
+            cell = found.cell
+            opened = self._value_files.open(reference_of(cell))
+            with contextlib.closing(opened or self._cold_value(cell)) as value:
+                data = value.data(offset, cell.size if length is None else length)
+                tier: Tier = "cold" if opened is None else "hot"
+                return StoredObject(data, value.metadata(), found.seq, tier)
+
+    def _cold_value(self, cell: Cell) -> ColdValue:
+        if self._cold is None:
+            raise self._left(f"value file {reference_of(cell).name}")
+        return self._cold.open_value(reference_of(cell))
+
+    def _left(self, what: str) -> NotFoundError:
+        return NotFoundError(
+            f"the {what} has left this disk, and no store is known",
+            path=self._directory,
+            hint="Open the engine with the store that it was shipped to",
+        )
 
     def _kept_from(self) -> int:
         """The first seq whose values are in the store: another process may have moved it while a state was pinned
@@ -376,11 +476,7 @@ class EngineReading:
 
     def _read_cold(self, cell: Cell) -> Value:
         if self._cold is None:
-            raise NotFoundError(
-                f"the value at position {cell.position} has left this disk, and no store is known",
-                path=self._directory,
-                hint="Open the engine with the store that it was shipped to",
-            )
+            raise self._left(f"value at position {cell.position}")
         return self._cold.read(cell)
 
     def list_objects(
@@ -483,7 +579,10 @@ class EngineReading:
     def _tier_of(self, cell: Cell) -> Tier | None:
         if cell.is_tombstone:
             return None
-        return "hot" if cell.inline is not None or cell.position >= self._local.first_position else "cold"
+        if cell.inline is None:
+            return "hot" if cell.position >= self._local.first_position else "cold"
+        is_here = cell.codec != CODEC_FILE or self._value_files.has(reference_of(cell).name)
+        return "hot" if is_here else "cold"
 
     def _checked_read_seq(self, seq: int) -> int:
         start = self._history.start_seq
@@ -524,7 +623,7 @@ class EngineReading:
 # Object metadata without the data: from the version index, and if there is user metadata, from the value.
 #
 # Invariants
-# - An object without metadata needs no read of its value, wherever that is.
+# - An object without metadata needs no read of its value, wherever that is. Of a value file the first block is enough.
 # - Metadata of a large, uncompressed value on this disk is read alone. The checksum covers the whole value and is not
 #   verified then; lengths are, against the index. Everything else is read and verified as by `read`.
 
@@ -539,11 +638,25 @@ class EngineStat(EngineReading):
     def stat(self, bucket: str, key: str, seq: int | None = None) -> ObjectStat:
         """Returns an object as of a seq (by default the last applied one), without its data."""
         known = self._stat_alone(bucket, key, seq)
-        return _stat_of(self.read(bucket, key, seq)) if known is None else known
+        if known is not None:
+            return known
+        found = self._large_object(bucket, key, seq)
+        if found is None:
+            return _stat_of(self.read(bucket, key, seq))
+        metadata = self._cold_value(found.cell).metadata()
+        return ObjectStat(found.cell.size, metadata, found.seq, "cold", found.cell.crc)
+
+    def _large_object(self, bucket: str, key: str, seq: int | None) -> Found | None:
+        """A version whose value has a file of its own."""
+        at = self._checked_seq(self._marks.applied_seq if seq is None else seq)
+        found = self._versions.find(bucket, key, at)
+        return None if found is None or found.cell.codec != CODEC_FILE else found
 
     def _stat_here(self, bucket: str, key: str, seq: int | None) -> ObjectStat | None:
         """Like `stat`, without asking the store; None if that has to be asked."""
         known = self._stat_alone(bucket, key, seq)
+        if known is None and self._large_object(bucket, key, seq) is not None:
+            return None
         whole = self._read_here(bucket, key, seq) if known is None else None
         return known if whole is None else _stat_of(whole)
 
@@ -558,7 +671,9 @@ class EngineStat(EngineReading):
         return ObjectStat(found.cell.size, known, found.seq, self._where(found), found.cell.crc)
 
     def _metadata_alone(self, cell: Cell) -> dict[str, MetadataValue] | None:
-        """Returns the metadata, if it can be read without the whole value."""
+        """Returns the metadata, if it can be read without the whole value, and without the store."""
+        if cell.codec == CODEC_FILE:
+            return self._metadata_in_file(cell)
         head_bytes = cell.stored_bytes - cell.size
         if cell.codec != CODEC_NONE or not LENGTH_BYTES <= head_bytes <= LENGTH_BYTES + MAX_METADATA_BYTES:
             return None
@@ -569,10 +684,24 @@ class EngineStat(EngineReading):
         head = self._read_stored(cell.position, head_bytes)
         return None if head is None else decode_metadata(head, cell.lsn)
 
+    def _metadata_in_file(self, cell: Cell) -> dict[str, MetadataValue] | None:
+        reference = reference_of(cell)
+        if not reference.metadata_bytes:
+            return {}
+        opened = self._value_files.open(reference)
+        if opened is None:
+            return None
+        with contextlib.closing(opened):
+            return opened.metadata()
+
     def _where(self, found: Found) -> Tier:
         tier = self._tier_of(found.cell)
         assert tier is not None  # a deletion is not found
         return tier
+
+
+def _nothing() -> None:
+    """There is nothing to close."""
 
 
 def _stat_of(whole: StoredObject) -> ObjectStat:

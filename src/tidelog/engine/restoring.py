@@ -106,6 +106,7 @@ class RestoringEngine(ClosedAtExit):
     # Reading
 
     read = _read(EngineReader.read)
+    open_object = _read(EngineReader.open_object)
     read_many = _read(EngineReader.read_many)
     stat = _read(EngineReader.stat)
     scan = _read(EngineReader.scan)
@@ -117,6 +118,7 @@ class RestoringEngine(ClosedAtExit):
     digest = _read(EngineReader.digest)
 
     read_async = _read(EngineReader.read_async)
+    open_object_async = _read(EngineReader.open_object_async)
     read_many_async = _read(EngineReader.read_many_async)
     stat_async = _read(EngineReader.stat_async)
     scan_async = _read(EngineReader.scan_async)

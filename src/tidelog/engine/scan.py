@@ -207,7 +207,7 @@ def _some(wanted: Iterator[_Wanted], most_rows: int) -> list[_Wanted]:
     left = _BATCH_BYTES
     for one in islice(wanted, most_rows):
         taken.append(one)
-        left -= one.cell.stored_bytes
+        left -= max(one.cell.size, one.cell.stored_bytes)
         if left <= 0:
             break
     return taken

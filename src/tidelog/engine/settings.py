@@ -60,6 +60,10 @@ class EngineSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     """Objects up to this size, metadata included, are kept in the index itself: read without a second look at the log,
     at the price of a larger index. 0 keeps none there."""
 
+    large_value_bytes: Annotated[int, msgspec.Meta(ge=1024, le=512 * MIB)] = 8 * MIB
+    """Objects of more data than this have a file of their own, here and in the store, and not a record of the log: they
+    are put and read piece by piece, and never moved. Smaller makes more files, each of which costs some syncs."""
+
     # The index
 
     buffer_pool_bytes: Annotated[int, msgspec.Meta(ge=64 * PAGE_BYTES)] = 256 * MIB
@@ -198,6 +202,7 @@ class EngineOptions(TypedDict, total=False):
     wal_compression: Literal["none", "zstd"]
     wal_compression_level: int
     inline_value_bytes: int | str
+    large_value_bytes: int | str
     buffer_pool_bytes: int | str
     page_size: Literal[8192, "8192", "8KB", "8KiB"]
     eviction_policy: Literal["lru"]

@@ -11,7 +11,7 @@
 #include "native.h"
 #include "operation.h"
 
-#define CODEC_ZSTD 1
+#define CODEC_FILE 2
 
 #define STILL_OPEN 0
 #define COUNTS 1
@@ -199,7 +199,7 @@ static int has_right_names(const Operation *operation) {
 
 static int check_operation(NativeState *state, const Operation *operation, uint64_t lsn) {
     int has_value = operation->op == OP_PUT_OBJECT && !(operation->flags & RECORD_FLAG_REFUSED);
-    if (!has_right_names(operation) || operation->seq == 0 || operation->codec > CODEC_ZSTD ||
+    if (!has_right_names(operation) || operation->seq == 0 || operation->codec > CODEC_FILE ||
         (operation->stored.size != 0) != has_value) {
         return complain(state, "a record that cannot be an operation", lsn);
     }

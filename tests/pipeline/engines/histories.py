@@ -32,7 +32,7 @@ class History:
 
     def open(self) -> Engine:
         """The engine, open."""
-        settings: dict[str, Any] = {"rotate_max_bytes": 16 << 10, **self._settings}
+        settings: dict[str, Any] = {"rotate_max_bytes": 16 << 10, "large_value_bytes": 1500, **self._settings}
         return tidelog.open_engine(self.directory, store=self.store, read_only=False, **settings)
 
     def grow(self, engine: Engine, entries: int = 60, *, rolls_back: bool = True) -> None:

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Callable, Iterable, Sequence
 from itertools import islice
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, BinaryIO
 
 import msgspec
 import typer
@@ -18,17 +18,24 @@ from tidelog.cli.engine.session import SeqOption, engine_command, reading_anywhe
 from tidelog.cli.engine.show import dump_page, dump_wal, status
 from tidelog.cli.output import plain_text
 from tidelog.cli.session import Session, command_group
+from tidelog.client.engine import RemoteEngine
 from tidelog.engine.changes import Change
+from tidelog.engine.engine import Engine
 from tidelog.engine.entry import (
     CopyObject,
     CreateBucket,
     DeleteBucket,
     DeleteObject,
+    ObjectStat,
     Operation,
     PutObject,
     ScannedObject,
     operations,
 )
+from tidelog.engine.reader import EngineReader
+from tidelog.errors import ConflictError
+
+_PIECE_BYTES = 64 << 20
 
 # `tidelog engine get`, `stat`, `ls`, `versions` and `digest`: read an engine, now or at an earlier seq.
 
@@ -52,14 +59,29 @@ def get(
     (bytes in metadata are in base64). -o puts the data into a file in both cases.
     """
     with reading_anywhere(session) as engine:
-        found = engine.read(bucket, key, seq)
-    if output is not None:
-        output.write_bytes(found.data)
+        found = engine.stat(bucket, key, seq)
+        if output is not None:
+            with output.open("wb") as target:
+                _copy(engine, (bucket, key, seq), found, target)
+        elif not session.as_json:
+            _copy(engine, (bucket, key, seq), found, sys.stdout.buffer)
     if session.as_json:
-        about = {"bucket": bucket, "key": key, "seq": found.seq, "size": len(found.data), "tier": found.tier}
+        about = {"bucket": bucket, "key": key, "seq": found.seq, "size": found.size, "tier": found.tier}
         session.output.document({**about, "metadata": found.metadata})
-    elif output is None:
-        sys.stdout.buffer.write(found.data)
+
+
+def _copy(
+    engine: Engine | EngineReader | RemoteEngine,
+    wanted: tuple[str, str, int | None],
+    found: ObjectStat,
+    target: BinaryIO,
+) -> None:
+    """Writes the data of a version, in pieces if there is much of it."""
+    for offset in range(0, found.size, _PIECE_BYTES):
+        piece = engine.read(*wanted, offset=offset, length=_PIECE_BYTES)
+        if piece.seq != found.seq:
+            raise ConflictError("the object was put again while it was read", hint="Try again, or name a --seq")
+        target.write(piece.data)
 
 
 def stat(session: Session, bucket: BucketArgument, key: KeyArgument, seq: SeqOption = None) -> None:
@@ -193,10 +215,11 @@ def _operation_document(operation: Operation) -> dict[str, object]:
 def _value_of(one: ScannedObject | PutObject) -> dict[str, object]:
     if one.data is None or (isinstance(one, PutObject) and not one.data):
         return {}
+    whole = one.data if isinstance(one.data, bytes) else b"".join(one.data)
     try:
-        data: dict[str, object] = {"data": one.data.decode()}
+        data: dict[str, object] = {"data": whole.decode()}
     except UnicodeDecodeError:
-        data = {"data_base64": base64.b64encode(one.data).decode()}
+        data = {"data_base64": base64.b64encode(whole).decode()}
     return {**data, "metadata": one.metadata}
 
 

@@ -30,7 +30,7 @@ import logging
 import time
 from abc import ABC, abstractmethod
 from bisect import bisect_right
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from threading import Lock
 from typing import Literal, NamedTuple, Self, cast
@@ -44,13 +44,15 @@ from tidelog.engine.cold.manifest import KeptFrom, Manifest, read_manifest
 from tidelog.engine.cold.shipping import Shipping
 from tidelog.engine.cold.store_link import take_over_start
 from tidelog.engine.core import Core
-from tidelog.engine.mvcc.cells import decode_cell, is_pointer, seq_of
+from tidelog.engine.mvcc.cells import INLINE, decode_cell, is_pointer, seq_of
 from tidelog.engine.mvcc.relocation import Moved, Relocation
 from tidelog.engine.mvcc.retention import Retention
 from tidelog.engine.mvcc.retention_time import LocalTimes, ShippedTimes
 from tidelog.engine.mvcc.vacuum import Vacuum, Vacuumed
 from tidelog.engine.mvcc.vacuum_rules import Rule
+from tidelog.engine.sst.value_file import ValueName, reference_of
 from tidelog.engine.wal.record_header import OPERATION, decode_header
+from tidelog.engine.wal.value import CODEC_FILE
 from tidelog.errors import TidelogError
 from tidelog.events import tell
 from tidelog.log.frame import Frames
@@ -65,6 +67,8 @@ _LEAST_GARBAGE_BYTES = 16 << 20
 _LEAST_FREE_BYTES = 64 << 20
 _BETTER_BY = 0.1
 _CHECK_EVERY = 4096
+_IN_FILE = INLINE | CODEC_FILE << 4
+"""How a cell begins whose value has a file of its own."""
 _LONGEST_PAUSE_SECONDS = 1.0
 
 Fate = Literal["drop", "live", "replay", "behind", "newest"]
@@ -179,6 +183,8 @@ class Usage:
         self.pieces = pieces
         self._starts = [piece.first_lsn for piece in pieces]
         self._live = [0] * len(pieces)
+        self.value_files: set[ValueName] = set()
+        """Those that kept versions refer to."""
 
     def note(self, value: bytes) -> None:
         """Counts a kept cell. It may point after all pieces, or before them."""
@@ -187,6 +193,8 @@ class Usage:
             index = bisect_right(self._starts, cell.lsn) - 1
             if index >= 0 and cell.lsn < self.pieces[index].next_lsn:
                 self._live[index] += cell.stored_bytes
+        elif value and value[0] == _IN_FILE:
+            self.value_files.add(reference_of(decode_cell(value)).name)
 
     def judged(self, needed_from_lsn: int, compacted_lsn: int = 0) -> tuple[PieceUse, ...]:
         """Decides about each piece. Records from `needed_from_lsn` on are needed regardless; values of records below
@@ -273,6 +281,10 @@ class Pieces(ABC):
 
     def finish(self) -> None:
         """Resumes an interrupted collection."""
+        return
+
+    def remove_value_files(self, used: Collection[ValueName], up_to_seq: int) -> None:
+        """Removes the value files of entries up to a seq that no version refers to, where they are not on this disk."""
         return
 
     def prepare(self) -> None:
@@ -370,6 +382,9 @@ class StorePieces(Pieces):
         """
         self._core.checkpointer.checkpoint()  # the disk too: what was shipped may go when redo does not need it
         self._shipping.write_state()
+
+    def remove_value_files(self, used: Collection[ValueName], up_to_seq: int) -> None:
+        self._shipping.remove_unused_values(used, up_to_seq)
 
     def knows_moves(self) -> bool:
         """Only a version that was moved points behind the last entry that its own entry is not behind."""
@@ -594,8 +609,9 @@ class Garbage:
         begin = self._core.clock.monotonic()
         self._place.finish()
         start_seq = self._history.start_seq if wanted is None else self._move_start(self.retention.horizon(wanted))
-        usage = Usage(self._place.pieces())
+        usage, applied_seq = Usage(self._place.pieces()), self._core.marks.applied_seq
         found = self._vacuum.run(self._rule(0 if wanted is None else start_seq), usage.note)
+        self._remove_value_files(usage.value_files, applied_seq)
         uses = self._judged(usage)
         if moves and self._is_much(uses):
             self._place.prepare()
@@ -622,6 +638,14 @@ class Garbage:
             moved_values=moved.values,
             moved_bytes=moved.bytes,
         )
+
+    def _remove_value_files(self, used: set[ValueName], up_to_seq: int) -> None:
+        """Removes the value files that no version refers to. One that is put meanwhile has a later seq; only versions
+        that were counted are copied.
+        """
+        here = self._core.values
+        here.remove(name for name in here.names() if name.seq <= up_to_seq and name not in used)
+        self._place.remove_value_files(used, up_to_seq)
 
     def _drop(self, below_lsn: int) -> tuple[int, int]:
         """Drops pieces; returns their number and bytes. What a restore would not find moved is not dropped yet."""

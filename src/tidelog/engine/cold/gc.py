@@ -466,7 +466,8 @@ class EngineUploads(UnfinishedUploads):
     @property
     def prefixes(self) -> tuple[str, ...]:
         keys = cast(EngineCollector, self._collector).keys
-        return keys.objects_prefix, keys.blobs_prefix, keys.index_prefix, keys.checkpoints_prefix, keys.data_prefix
+        of_compaction = keys.blobs_prefix, keys.index_prefix, keys.data_prefix
+        return keys.objects_prefix, keys.checkpoints_prefix, keys.values_prefix, *of_compaction
 
 
 ENGINE_RULES = (ReplacedObjects, CompactedLog, LogObjects, EngineUploads, CompactedFiles, DataFiles)

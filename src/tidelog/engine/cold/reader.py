@@ -17,7 +17,7 @@ import contextlib
 import time
 from bisect import bisect_right, insort
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from itertools import groupby
 from operator import attrgetter
@@ -40,12 +40,14 @@ from tidelog.cold.fetch import (
     neighbours,
 )
 from tidelog.engine.cold.manifest import Manifest, StoredCompaction, read_manifest
+from tidelog.engine.cold.value_store import ColdValue
 from tidelog.engine.mvcc.cells import Cell
 from tidelog.engine.sst.blob_file import BlobPointer, Place
 from tidelog.engine.sst.sorted_index import SortedIndex, read_compaction
+from tidelog.engine.sst.value_file import Reference, reference_of
 from tidelog.engine.wal.record_header import decode_header
 from tidelog.engine.wal.replay import ShippedLog
-from tidelog.engine.wal.value import CODEC_NONE, decode_value, decompressed
+from tidelog.engine.wal.value import CODEC_FILE, CODEC_NONE, decode_value, decompressed
 from tidelog.errors import CorruptionError, DataError, GapError, NotFoundError, OtherLogError, RetryError, TidelogError
 from tidelog.log.frame import Frames
 from tidelog.store.keys import EngineKeys
@@ -536,6 +538,8 @@ class ColdReader:
         """Returns data and metadata of the value that a cell points to."""
         began = time.perf_counter()
         self._counters.reads += 1
+        if cell.codec == CODEC_FILE:
+            return self._decoded(self.open_value(reference_of(cell)).value(), cell.codec, cell)
         self._counters.bytes_used += cell.stored_bytes
         window_bytes = self._read_ahead.noticed(cell.position, cell.stored_bytes)
         value = self._from_cache(cell) or self._decoded(*self._shared(cell, window_bytes), cell)
@@ -559,7 +563,8 @@ class ColdReader:
         spans: list[_Span] = []
         for index, cell in enumerate(cells):
             if cell.inline is not None:
-                values[index] = self._decoded(cell.inline, cell.codec, cell)
+                if cell.codec != CODEC_FILE:  # that is read alone, in as many pieces as it takes
+                    values[index] = self._decoded(cell.inline, cell.codec, cell)
             elif not cell.is_tombstone:
                 values[index] = self._from_cache(cell)
                 with contextlib.suppress(TidelogError):  # reading it alone tells of it
@@ -584,6 +589,17 @@ class ColdReader:
             return None
         self._counters.requests += self._headers.check(self.store, found)
         return _Span(found.key, byte, cell.stored_bytes, cell.codec, index)
+
+    def open_value(self, reference: Reference) -> ColdValue:
+        """A value that has a file of its own, to be read by ranges. Asks for nothing yet."""
+        return ColdValue(self.keys, reference, self._copies, self._fetchers.submit, self.used)
+
+    def _copies(self) -> Iterator[_CountedSource]:
+        """The store, then its replicas."""
+        yield _CountedSource(self.store, self._count_request)
+        for replica in self._replicas():
+            self._counters.from_replicas += 1
+            yield _CountedSource(replica, self._count_request)
 
     def manifest(self) -> Manifest | None:
         found = read_manifest(self.catalog.metadata, self.keys)

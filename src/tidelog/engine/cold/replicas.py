@@ -1,6 +1,6 @@
 """What a replica of an engine has besides its log: snapshots, the files of a compaction, and the manifest.
 
-    files of compaction and snapshots -> snapshots -> manifest -> deletion of what it no longer names
+    files of compaction and snapshots, value files -> snapshots -> manifest -> deletion of what it no longer names
 
 Invariants
 - The manifest is written last, and references only what is there.
@@ -25,6 +25,7 @@ from tidelog.cold.catalog import StartMark
 from tidelog.cold.replicas import Goal, Origin, Replica, damage, ranges
 from tidelog.engine.cold.gc import DataFile, data_files, is_superseded
 from tidelog.engine.cold.manifest import Manifest, Pin, PublishedManifest, read_manifest
+from tidelog.engine.cold.value_store import copy_values, delete_values
 from tidelog.engine.entry import MAX_METADATA_BYTES
 from tidelog.engine.sst.snapshot import StoredState
 from tidelog.engine.sst.sorted_index import Compaction, read_compaction
@@ -232,6 +233,7 @@ class EngineDocuments:
     def copy(self, goal: Goal, replica: Replica, origin: Origin) -> None:
         manifest, files = goal.manifest, self._files_of(replica)
         files.copy(manifest, origin.objects, self._keys)
+        copy_values(origin.objects, replica.objects, self._keys, manifest.high_water_mark, replica.count_copied)
         for state in manifest.checkpoints:
             if not replica.has(state.key, state.size):
                 files.copy_named(origin.objects, self._keys, state.key, state.size)
@@ -245,6 +247,7 @@ class EngineDocuments:
         self._delete_old_states(manifest, replica.objects)
         files.copy(manifest, origin.objects, self._keys)  # they are there; which ones is to be known
         files.delete_superseded(manifest, self._keys)
+        delete_values(origin.objects, replica.objects, self._keys, manifest.high_water_mark)
 
     def _delete_old_states(self, manifest: Manifest, objects: ObjectStore) -> None:
         """Deletes snapshots that the manifest no longer names; newer ones belong to somebody else."""

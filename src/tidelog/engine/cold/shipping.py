@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import closing
 from threading import Lock
 
@@ -37,10 +37,12 @@ from tidelog.engine.cold.manifest import Manifest, StoredCheckpoint, without_old
 from tidelog.engine.cold.reader import ColdReader, ColdStatistics
 from tidelog.engine.cold.replicas import EngineDocuments, goal_of
 from tidelog.engine.cold.store_link import StoreLink, claim_engine, take_over_start
+from tidelog.engine.cold.value_store import ValueStore
 from tidelog.engine.core import WAL, Core, ShippedPieces
 from tidelog.engine.mvcc.cells import MAX_SEQ, SEQ_BYTES, decode_cell, is_pointer
 from tidelog.engine.sst.block import Row
 from tidelog.engine.sst.snapshot import write_parts_state, write_row_parts
+from tidelog.engine.sst.value_file import ValueName
 from tidelog.engine.wal.files import WalSpan
 from tidelog.engine.wal.record_header import OPERATION, decode_operation_head
 from tidelog.engine.wal.wal import Wal
@@ -322,6 +324,7 @@ class Shipping(Policy):
             threads=settings.cold_read_threads,
         )
         """Reads values that have left the disk. It needs no claim."""
+        self._values = ValueStore(node.objects, keys, core.values)
         self._states = StoredSnapshots(core, node.objects, keys)
         self._eviction = Lazy(lambda: Eviction(core.wal.log, node.objects, self._unwanted_below, core.wal.remove_below))
         self._lag = Lag(core.wal, core.clock)
@@ -375,7 +378,10 @@ class Shipping(Policy):
         )
 
     def _gate(self) -> int:
-        return self._claimed.gate()
+        """What names a value file that is not in the store waits for it."""
+        link, mark = self._claimed, self._core.marks.low_water_mark
+        pending = self._values.pending(link.published.high_water_mark, mark)
+        return link.gate(pending[0].seq - 1 if pending else mark)
 
     def settle_in(self, taken: Taken, shipper: Shipper) -> None:
         with explained("claim", self._core.directory):
@@ -414,6 +420,9 @@ class Shipping(Policy):
 
     def ship(self) -> int:
         """Ships everything up to the low-water mark now; returns the new high-water mark."""
+        if self._core.values.names():
+            with self.linked() as link:
+                self._values.upload(link.published.high_water_mark, self._core.marks.low_water_mark)
         self.owner.ship()
         self.purge()
         return self._claimed.published.high_water_mark
@@ -443,7 +452,15 @@ class Shipping(Policy):
     def purge(self) -> int:
         """Evicts files from the disk that may go; returns the bytes freed."""
         with self.linked() as link:
-            return self._eviction().run(link.owned)
+            freed = self._eviction().run(link.owned)
+            core, stored_seq = self._core, link.published.high_water_mark
+            room = core.settings.local_retention_bytes - core.wal.statistics().file_bytes
+            return freed + core.values.evict(max(0, room), lambda name: name.seq <= stored_seq)
+
+    def remove_unused_values(self, used: Collection[ValueName], up_to_seq: int) -> None:
+        """Deletes the value files of entries up to a seq that no version refers to, from the store."""
+        with self.linked() as link:
+            self._values.remove_unused(used, up_to_seq, link.owned.ownership.verify)
 
     def _unwanted_below(self) -> int:
         """Nothing from the beginning of the last complete checkpoint on: redo starts there."""

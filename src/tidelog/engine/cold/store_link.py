@@ -162,10 +162,11 @@ class StoreLink:
         last = EntryEnd(published.high_water_mark, published.high_water_lsn)
         self._index = Lazy(lambda: SeqIndex(core.wal.batches, last, published.shipped_lsn))
 
-    def gate(self) -> int:
-        """The first LSN that may not be shipped yet."""
-        low_water_mark = self._core.marks.low_water_mark  # before the durable LSN: see `engine/wal/ship_watermark.py`
-        return self._index().gate(low_water_mark, self._core.wal.log.durable_offset)
+    def gate(self, last_seq: int) -> int:
+        """The first LSN that may not be shipped yet, if entries up to a seq may. That was decided before the durable
+        LSN is looked at here: see `engine/wal/ship_watermark.py`.
+        """
+        return self._index().gate(last_seq, self._core.wal.log.durable_offset)
 
     @property
     def is_behind(self) -> bool:

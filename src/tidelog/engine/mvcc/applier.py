@@ -8,7 +8,8 @@ Invariants
   the buffer pool ensures that (write-ahead logging).
 - All operations of an entry are validated before the first is written, and so are the reads of a guarded one. A refused
   entry is logged as refused, and changes nothing.
-- A value is written once, in its record. Copies and later versions of the tree point to it.
+- A value is written once, in its record, or in a value file that is durable before its record. Copies and later
+  versions of the tree point to it.
 """
 
 from __future__ import annotations
@@ -35,6 +36,7 @@ from tidelog.engine.entry import (
     Entry,
     ObjectInfo,
     Operation,
+    PutFile,
     PutObject,
     Result,
     has_condition,
@@ -56,11 +58,13 @@ from tidelog.engine.mvcc.known_results import NOTHING_KNOWN, KnownResults, Resul
 from tidelog.engine.mvcc.versions import BucketVersion, Versions
 from tidelog.engine.settings import EngineSettings
 from tidelog.engine.sst.snapshot import StoredState
+from tidelog.engine.sst.value_file import encode_reference
 from tidelog.engine.txn.read_set import Carried, Guarded, batch_of
+from tidelog.engine.value_files import StagedFile
 from tidelog.engine.wal.operations import OperationRecord, decode_operation, encode_operation, names_of, same_entry
 from tidelog.engine.wal.record_header import LAST, PART_OF_BATCH, REFUSED, decode_operation_head
 from tidelog.engine.wal.ship_watermark import LsnRange, SeqIndex
-from tidelog.engine.wal.value import StoredValue, ValueEncoder, object_crc
+from tidelog.engine.wal.value import CODEC_FILE, StoredValue, ValueEncoder, size_and_crc
 from tidelog.engine.wal.wal import Wal
 from tidelog.errors import DataError, InputError, InternalError, NotFoundError, OffsetOutOfRangeError
 from tidelog.store.object_store import ObjectStore
@@ -212,7 +216,7 @@ class _Object(NamedTuple):
     def crc(self) -> int:
         """The checksum of data and metadata."""
         value = self.value
-        return object_crc(value.data, value.metadata) if isinstance(value, PutObject) else value.crc
+        return size_and_crc(value)[1] if isinstance(value, PutObject) else value.crc
 
 
 _NO_VALUE = StoredValue(b"", 0, 0, 0)
@@ -282,7 +286,9 @@ class Applier:
         shared = REFUSED | (PART_OF_BATCH if last else 0)
         for order, operation in enumerate(parts):
             value = _NO_VALUE
-            if isinstance(operation, PutObject):
+            if isinstance(operation, PutFile):
+                value = StoredValue(b"", CODEC_FILE, operation.size, operation.crc)
+            elif isinstance(operation, PutObject):
                 value = self._values.store(operation.data, operation.metadata)
             previous_lsn = self._wal.add(
                 encode_operation(
@@ -317,8 +323,11 @@ class Applier:
     def _put_any(self, seq: int, operation: PutObject, flags: int, previous_lsn: int, order: int) -> None:
         wal, bucket, name = self._wal, operation.bucket, operation.key
         key = object_key(bucket, name, seq)
-        stored, codec, size, crc = self._values.store(operation.data, operation.metadata)
-        is_inline = len(stored) <= self._inline_bytes
+        if isinstance(operation, PutFile):
+            stored, codec, size, crc = self._installed(operation, seq, order)
+        else:
+            stored, codec, size, crc = self._values.store(operation.data, operation.metadata)
+        is_inline = codec == CODEC_FILE or len(stored) <= self._inline_bytes
         room = MAX_INLINE_HEAD_BYTES + len(stored) if is_inline else MAX_POINTER_BYTES
         page, old = self._prepare(key, room, order)
         record, value = stored_record(
@@ -342,6 +351,11 @@ class Applier:
             updates = encode(Update(page, REPLACE, key, value, old))
             record = record[: decode_operation_head(record, 0).updates_offset] + updates
         self._change(page, key, value, old, wal.add(record))
+
+    def _installed(self, operation: PutFile, seq: int, order: int) -> StoredValue:
+        """Gives a staged file its name, which is durable before the record is."""
+        staged: StagedFile = operation.file
+        return StoredValue(encode_reference(staged.install(seq, order)), CODEC_FILE, operation.size, operation.crc)
 
     def _delete(self, seq: int, operation: DeleteObject, flags: int, previous_lsn: int, order: int) -> bool:
         """Whether there was something to delete; the record is written in any case, the seq is used."""
@@ -510,7 +524,7 @@ class Replayed:
     def _check_made(self, operation: Operation, seq: int) -> None:
         if isinstance(operation, PutObject):
             found = self._made(operation.bucket, operation.key, seq)
-            put = len(operation.data), object_crc(operation.data, operation.metadata)
+            put = size_and_crc(operation)
             if found is not None and found != put:
                 name = f"{operation.bucket!r}/{operation.key!r}"
                 raise _refused(seq, f"it was applied long ago, and put something else as {name}")

@@ -84,10 +84,10 @@ class Gathered:
 
 
 def data_bytes(entry: Carried) -> int:
-    """Bytes of data in an entry."""
-    if isinstance(entry, PutObject):
-        return len(entry.data)
-    return sum(len(part.data) for part in operations(batch_of(entry)) if isinstance(part, PutObject))
+    """Bytes of data in an entry. One whose data is read where it is applied counts as a whole batch."""
+    puts = (entry,) if isinstance(entry, PutObject) else operations(batch_of(entry))
+    data = [put.data for put in puts if isinstance(put, PutObject)]
+    return sum(len(one) if isinstance(one, bytes) else BATCH_BYTES for one in data)
 
 
 # Turns: one driver of an engine at a time, of threads and of tasks.

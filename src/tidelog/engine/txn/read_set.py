@@ -28,7 +28,7 @@ from typing import Final, Protocol
 
 import msgspec
 
-from tidelog.engine.entry import Batch, Entry, ObjectInfo, StoredObject, has_condition, operations
+from tidelog.engine.entry import Batch, Entry, ObjectInfo, PutObject, StoredObject, has_condition, operations
 from tidelog.errors import DataError, InputError, NotFoundError
 
 _DIGEST_BYTES = 16
@@ -215,6 +215,11 @@ def encode_entry(entry: Carried) -> bytes:
     """The bytes of an entry."""
     parts = operations(batch_of(entry))
     has_conditions = any(has_condition(part) for part in parts)
+    if any(isinstance(part, PutObject) and not isinstance(part.data, bytes) for part in parts):
+        raise InputError(
+            "data from a file object or an iterator is read where the entry is applied, and cannot be carried by a log",
+            hint="Read it, and put bytes; or apply the entry to the engine",
+        )
     return (_CONDITIONAL_PREFIX if has_conditions else _PREFIX) + _encode(entry)
 
 

@@ -131,6 +131,11 @@ class WriteSet:
 
     def put(self, bucket: str, key: str, data: bytes, metadata: Mapping[str, object] | None) -> None:
         entry = PutObject(bucket, key, data, dict(metadata or {}))
+        if not isinstance(entry.data, bytes):
+            raise InputError(
+                "a transaction puts bytes: it may read what it has put",
+                hint="Apply a PutObject, or read the data first",
+            )
         self._note(entry, bucket, key, entry)
 
     def delete(self, bucket: str, key: str) -> None:

@@ -10,6 +10,7 @@ from typing import Any
 from tidelog.engine.btree.page import Update
 from tidelog.engine.btree.page import decode as decode_updates
 from tidelog.engine.mvcc.cells import BUCKETS, OBJECTS, SEQ_BYTES, Cell, decode_bucket, decode_cell, parse
+from tidelog.engine.sst.value_file import reference_of
 from tidelog.engine.wal.operations import OperationRecord
 from tidelog.engine.wal.record_header import PART_OF_BATCH
 from tidelog.engine.wal.records import (
@@ -25,6 +26,7 @@ from tidelog.engine.wal.records import (
     VacuumRecord,
     decode_record,
 )
+from tidelog.engine.wal.value import CODEC_FILE
 from tidelog.errors import DataError
 from tidelog.log.repair import is_lost
 
@@ -37,7 +39,7 @@ _OPS = {
     6: "copy_object",
 }
 _WHATS = {1: "insert", 2: "replace", 3: "remove", 4: "image", 5: "truncate", 7: "split"}
-_CODECS = {0: "none", 1: "zstd"}
+_CODECS = {0: "none", 1: "zstd", 2: "file"}
 _SHOWN_BYTES = 32
 
 Words = dict[str, Any]
@@ -212,8 +214,11 @@ def describe_version(cell: Cell) -> Words:
         "order": cell.order,
         "size": cell.size,
         "crc32": f"{cell.crc:08x}",
-        "codec": _CODECS[cell.codec & 1],
+        "codec": _CODECS.get(cell.codec, "unknown"),
     }
+    if cell.codec == CODEC_FILE:
+        name = str(reference_of(cell).name)
+        return {**words, "file": name, "text": f"{cell.size} bytes, in {name}"}
     if cell.inline is not None:
         shown = cell.inline[4 : 4 + _SHOWN_BYTES]
         return {**words, "inline_bytes": len(cell.inline), "text": f"{cell.size} bytes, here: {shown!r}"}

@@ -12,6 +12,7 @@ Invariants
 
 from __future__ import annotations
 
+import contextlib
 import struct
 import time
 from collections.abc import Callable
@@ -21,6 +22,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from tidelog.engine.btree.page import PAGE_BYTES, check_page, verify_crc
 from tidelog.engine.mvcc.cells import BUCKETS, Cell, decode_bucket, decode_cell, seq_of
 from tidelog.engine.recovery.checkpoint import read_master
+from tidelog.engine.sst.value_file import reference_of
 from tidelog.engine.verify.describe import describe_key
 from tidelog.engine.verify.store import FIX, about_engine, checked_record, verify_store
 from tidelog.engine.wal.operations import OperationRecord
@@ -31,7 +33,7 @@ from tidelog.engine.wal.records import (
     Record,
     RollbackEndRecord,
 )
-from tidelog.engine.wal.value import decode_value
+from tidelog.engine.wal.value import CODEC_FILE, decode_value
 from tidelog.errors import DataError, NotFoundError, TidelogError
 from tidelog.files import File, Files, LocalFiles
 from tidelog.findings import About, Finding, OnStep, VerifyReport, ignore_step
@@ -421,6 +423,9 @@ class StateCheck:
 
     def _check_value(self, key: bytes, value: bytes, cell: Cell) -> None:
         stored = cell.inline
+        if cell.codec == CODEC_FILE:
+            self._check_file(cell)
+            return
         if stored is None:
             stored = self._core.wal.read_stored(cell.position, cell.stored_bytes)
         if stored is not None:
@@ -430,6 +435,20 @@ class StateCheck:
             raise NotFoundError(f"its value, at position {cell.position}, has left this disk, and no store is known")
         elif self._reads_store:
             self._waiting.append(_Waiting(cell.position, key, value, cell))
+
+    def _check_file(self, cell: Cell) -> None:
+        """A value with a file of its own, which is read piece by piece."""
+        reference = reference_of(cell)
+        opened = self._core.values.open(reference)
+        if opened is not None:
+            with contextlib.closing(opened):
+                opened.verify()
+            self.hot_values += 1
+        elif self._reader is None:
+            raise NotFoundError(f"its value, in {reference.name}, has left this disk, and no store is known")
+        elif self._reads_store:
+            self._reader.open_value(reference).verify()
+            self.cold_values += 1
 
     def _read_waiting(self) -> None:
         """In the order of the log: neighbours come with one request."""

@@ -2,7 +2,8 @@
 
 Invariants
 - Nothing is changed, and no lock is taken: it runs beside the owner, and beside jobs that change the store.
-- Every record is decoded with its page updates, and every value in a record is compared with its checksum.
+- Every record is decoded with its page updates, and every value in a record or in a file of its own is compared with
+  its checksum.
 - Descriptors follow each other in LSNs and in positions; the manifest's marks are where the objects end, and the record
   at the high-water LSN completes the entry of the high-water mark.
 - From the oldest snapshot on every record is present: otherwise a restore from it would fail.
@@ -14,6 +15,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 from collections.abc import Callable, Iterator
+from functools import partial
 
 import msgspec
 
@@ -22,12 +24,14 @@ from tidelog.cold.verify import LOOKS, ColdCheck, ObjectFinding, check_object
 from tidelog.engine.btree.page import Update
 from tidelog.engine.btree.page import decode as decode_updates
 from tidelog.engine.cold.manifest import Manifest, read_manifest
+from tidelog.engine.cold.value_store import stored_values
 from tidelog.engine.sst.snapshot import StoredState
 from tidelog.engine.sst.sorted_index import read_compaction
 from tidelog.engine.sst.sstable import RowPart
+from tidelog.engine.sst.value_file import check_value_file, decode_reference
 from tidelog.engine.wal.operations import OperationRecord
 from tidelog.engine.wal.records import Record, decode_record
-from tidelog.engine.wal.value import decode_value
+from tidelog.engine.wal.value import CODEC_FILE, decode_value
 from tidelog.errors import DataError, NotFoundError
 from tidelog.findings import About, Finding, OnStep, VerifyReport, ignore_step
 from tidelog.log.frame import Frames
@@ -54,6 +58,14 @@ def checked_record(payload: bytes, lsn: int) -> tuple[Record, list[Update]]:
         raise DataError(f"LSN {lsn}: a record that a repair could not save")
     record = decode_record(payload, lsn)
     return record, list(decode_updates(getattr(record, "updates", b""), lsn))
+
+
+def check_stored(record: OperationRecord, lsn: int) -> None:
+    """Checks the value in a record, or the reference to its file; DataError says what is wrong."""
+    if record.codec == CODEC_FILE:
+        decode_reference(record.stored, record.size, record.crc, lsn)
+    else:
+        decode_value(record.stored, record.codec, record.size, record.crc, lsn)
 
 
 class LogObject(ObjectFinding, frozen=True, kw_only=True):
@@ -117,7 +129,7 @@ class _Records:
             if lsn == self._high_water_lsn:
                 self.high_water_seq = record.transaction
         if record.stored_bytes:
-            decode_value(record.stored, record.codec, record.size, record.crc, lsn)
+            check_stored(record, lsn)
             self.values += 1
 
 
@@ -244,6 +256,7 @@ class _StoreCheck:
         self._log = EngineLog(metadata, keys)
         self._findings: list[Finding] = []
         self._snapshots = 0
+        self._value_files = 0
 
     def run(self, applied_seq: int | None) -> VerifyReport:
         self._read_log()
@@ -255,6 +268,7 @@ class _StoreCheck:
                 self._findings.append(self._about.finding("manifest", self._keys.engine_manifest, reason))
             self._read_snapshots(manifest)
             self._read_index(manifest)
+        self._read_values()
         read = [one for one in self._log.read() if not one.is_gone]
         return VerifyReport(
             subject=self._about.subject,
@@ -264,6 +278,7 @@ class _StoreCheck:
                 "object_bytes": sum(one.size for one in read),
                 "records_in_store": sum(one.records for one in read),
                 "states": self._snapshots,
+                "value_files": self._value_files,
             },
         )
 
@@ -311,6 +326,19 @@ class _StoreCheck:
                 if newest is None or listed in newest.checkpoints:  # else it was superseded while it was read
                     found = self._about.finding_of(error, "snapshot")
                     self._findings.append(msgspec.structs.replace(found, path=listed.key))
+
+    def _read_values(self) -> None:
+        """Every value file has what its name says."""
+        for name, size in stored_values(self._objects, self._keys).items():
+            key = self._keys.values_prefix + str(name)
+            try:
+                for _ in check_value_file(name, size, partial(self._objects.read_range, key), key):
+                    pass
+                self._value_files += 1
+            except NotFoundError:
+                continue  # nobody refers to it any more
+            except DataError as error:
+                self._findings.append(self._about.finding_of(error, "value", key))
 
     def _read_index(self, manifest: Manifest) -> None:
         if manifest.compacted is None:

@@ -40,7 +40,7 @@ from tidelog.engine.wal.record_header import (
     decode_header,
     decode_operation_head,
 )
-from tidelog.engine.wal.value import CODEC_ZSTD, StoredValue, decode_value, object_crc
+from tidelog.engine.wal.value import CODEC_FILE, StoredValue, decode_value, size_and_crc
 from tidelog.errors import DataError, InputError
 
 CREATE_BUCKET: Final = 1
@@ -142,8 +142,8 @@ def same_entry(records: Sequence[OperationRecord], entry: Entry) -> bool:
 def identity_of(operation: Operation, order: int) -> Identity:
     """The identity in the record of an operation, given its number in its entry."""
     if isinstance(operation, PutObject):
-        crc = object_crc(operation.data, operation.metadata)
-        return Identity(order, names_of(operation), crc, len(operation.data))
+        size, crc = size_and_crc(operation)
+        return Identity(order, names_of(operation), crc, size)
     return Identity(order, names_of(operation), 0, 0)
 
 
@@ -226,7 +226,7 @@ def _check(record: OperationRecord, lsn: int) -> None:
     op, flags = record.op, record.flags
     if op not in _NAMES or _NAMES[op] != (bool(record.key), bool(record.src_bucket), bool(record.src_key)):
         raise DataError(f"an operation has op {op} with names that do not go with it, LSN {lsn}")
-    if not record.bucket or not record.transaction or record.codec > CODEC_ZSTD:
+    if not record.bucket or not record.transaction or record.codec > CODEC_FILE:
         raise DataError(f"an operation has no bucket, or codec {record.codec} or seq {record.transaction}, LSN {lsn}")
     if bool(record.stored_bytes) != (op == PUT_OBJECT and not flags & REFUSED):
         raise DataError(f"an operation has op {op} with a value of {record.stored_bytes} bytes, LSN {lsn}")
@@ -235,7 +235,9 @@ def _check(record: OperationRecord, lsn: int) -> None:
 
 
 def operation_of(record: OperationRecord, lsn: int) -> Operation:
-    """Returns the operation itself, with data and metadata. A refused put has lost them: DataError."""
+    """Returns the operation itself, with data and metadata. A refused put has lost them, and those of one with a value
+    file are there: DataError.
+    """
     try:
         return _operation_of(record, lsn)
     except InputError as error:

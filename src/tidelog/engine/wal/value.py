@@ -8,6 +8,7 @@
 
     codec 0   the value as it is
     codec 1   one zstd frame that states its content size
+    codec 2   a reference to a value file, which has the value as it is, in blocks (`engine/sst/value_file.py`)
 
 Invariants
 - The same data and metadata produce the same value, in whatever order the metadata came; no metadata takes no bytes.
@@ -26,7 +27,14 @@ from typing import Any, Final, Literal, NamedTuple
 import msgspec
 import zstandard
 
-from tidelog.engine.entry import MAX_DATA_BYTES, MAX_METADATA_BYTES, checked_metadata, packed_metadata
+from tidelog.engine.entry import (
+    MAX_DATA_BYTES,
+    MAX_METADATA_BYTES,
+    PutFile,
+    PutObject,
+    checked_metadata,
+    packed_metadata,
+)
 from tidelog.errors import DataError, InputError
 from tidelog.log.frame import crc32
 
@@ -35,6 +43,7 @@ Buffer = bytes | memoryview
 
 CODEC_NONE: Final = 0
 CODEC_ZSTD: Final = 1
+CODEC_FILE: Final = 2
 MAX_VALUE_BYTES: Final = 4 + MAX_METADATA_BYTES + MAX_DATA_BYTES
 # Below this size, the overhead of a zstd frame outweighs its gain.
 _MIN_COMPRESSED_BYTES = 64
@@ -69,6 +78,13 @@ def object_crc(data: bytes, metadata: dict[str, Any] | None = None) -> int:
     return crc32(encode_value(data, checked_metadata(metadata or {})))
 
 
+def size_and_crc(put: PutObject) -> tuple[int, int]:
+    """Size of the data of a put, and checksum of its value."""
+    if isinstance(put, PutFile):
+        return put.size, put.crc
+    return len(put.data), object_crc(put.data, put.metadata)
+
+
 class ValueEncoder:
     """Encodes and compresses values for storage. Not thread-safe."""
 
@@ -87,8 +103,10 @@ class ValueEncoder:
 
 
 def decode_value(stored: Buffer, codec: int, size: int, crc: int, lsn: int) -> tuple[bytes, dict[str, Any]]:
-    """Returns data and metadata; `lsn` is for the error."""
-    value = stored if codec == CODEC_NONE else decompressed(stored, codec, size, lsn)
+    """Returns data and metadata; `lsn` is for the error. Of a value with a file of its own, `stored` is the value in
+    it.
+    """
+    value = stored if codec in (CODEC_NONE, CODEC_FILE) else decompressed(stored, codec, size, lsn)
     if crc32(value) != crc:
         raise DataError(f"the checksum of the object's value does not match, LSN {lsn}")
     if len(value) == size + 4 and value[:4] == _NO_METADATA:

@@ -18,6 +18,7 @@ from pyarrow import compute
 
 from tidelog.cold.catalog import Catalog, Descriptor, PlannedCatalog
 from tidelog.engine.cold.manifest import Manifest
+from tidelog.engine.cold.value_store import value_of
 from tidelog.engine.wal.operations import PUT_OBJECT, decode_operation
 from tidelog.engine.wal.record_header import COPY_OBJECT, REFUSED
 from tidelog.engine.wal.replay import (
@@ -36,8 +37,7 @@ from tidelog.engine.wal.replay import (
     missing_records,
     packed_ranges,
 )
-from tidelog.engine.wal.value import decode_value
-from tidelog.errors import CorruptionError, DataError
+from tidelog.errors import CorruptionError, DataError, NotFoundError
 from tidelog.log.frame import Frames
 from tidelog.pipeline.location import EngineLocation
 
@@ -233,7 +233,8 @@ ENTRY_TYPES: dict[str, pa.DataType] = {
 class _Rows:
     """Columns of some operations, with the frames that they came from."""
 
-    def __init__(self, columns: EntryColumns, frames: Frames, indexes: bytes) -> None:
+    def __init__(self, columns: EntryColumns, frames: Frames, indexes: bytes, place: EngineLocation) -> None:
+        self._place = place
         self.columns = columns
         self.count = columns.count
         self.ops = _numbers(columns.ops, self.count, pa.uint8())
@@ -255,7 +256,11 @@ class _Rows:
         record = decode_operation(self._frames.payloads(index, index + 1)[0], lsn)
         if not record.stored_bytes:
             return None
-        return decode_value(record.stored, record.codec, record.size, record.crc, lsn)
+        opened = self._place.opened()
+        try:
+            return value_of(opened.objects, opened.keys, record, lsn)
+        except NotFoundError:  # it had a file of its own, which no version refers to any more
+            return None
 
 
 def read_entry_batches(
@@ -268,7 +273,7 @@ def read_entry_batches(
         wanted |= _WANTED.get(name, 0)
     for frames, indexes in _chosen(part, skips_gaps=skips_gaps):
         for columns, taken in gather_entries(frames, indexes, wanted, max_rows, _MAX_BATCH_BYTES):
-            batch = _record_batch(_Rows(columns, frames, taken), schema, includes_refused)
+            batch = _record_batch(_Rows(columns, frames, taken, part.place), schema, includes_refused)
             if batch.num_rows:
                 yield batch
 

@@ -8,6 +8,7 @@ Invariants
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import Callable
 from http import HTTPStatus
@@ -30,6 +31,7 @@ from tidelog.engine.entry import (
     Result,
     ScannedObject,
     VersionInfo,
+    operations,
 )
 from tidelog.errors import InputError, NotFoundError
 from tidelog.service.auth.access import Kind, Permission, Resource
@@ -47,6 +49,7 @@ _MAX_SEQ = (1 << 64) - 1
 Seq = Annotated[int, msgspec.Meta(ge=1)]
 AnyOperation = CreateBucket | DeleteBucket | PutObject | DeleteObject | CopyObject
 AnyEntry = AnyOperation | Batch
+_MAX_CHANGE_BYTES = 64 << 20
 
 
 class EngineMarks(msgspec.Struct, frozen=True, kw_only=True):
@@ -105,6 +108,15 @@ class AsOf(msgspec.Struct, forbid_unknown_fields=True, frozen=True, kw_only=True
 
     seq: Seq | None = None
     """Default: the last that was applied."""
+
+
+class ObjectQuery(AsOf, forbid_unknown_fields=True, frozen=True, kw_only=True):
+    """Which bytes of an object."""
+
+    offset: Annotated[int, msgspec.Meta(ge=0)] = 0
+    """The first byte."""
+    length: Annotated[int, msgspec.Meta(ge=0)] | None = None
+    """How many at most. Default: all that follow."""
 
 
 class ScanQuery(AsOf, forbid_unknown_fields=True, frozen=True, kw_only=True):
@@ -363,10 +375,16 @@ def _item(found: ScannedObject | ObjectInfo) -> ScannedItem:
     return ScannedItem(key=found.key, size=found.size, seq=found.seq, crc=found.crc, data=found.data, metadata=metadata)
 
 
-@routes.add("GET", _OBJECT, Permission.READ, resource=Kind.ENGINE, query=AsOf, response_types=(BYTES,))
+@routes.add("GET", _OBJECT, Permission.READ, resource=Kind.ENGINE, query=ObjectQuery, response_types=(BYTES,))
 async def read_object(call: Call) -> Reply:
-    """Reads an object as of a seq. Headers have its `x-tidelog-seq`, `x-tidelog-tier` and `x-tidelog-metadata`."""
-    found = await engine_of(call).read_async(call.path["bucket"], call.path["key"], call.query.seq)
+    """Reads an object as of a seq. Headers have its `x-tidelog-seq`, `x-tidelog-tier` and `x-tidelog-metadata`.
+
+    With `offset` and `length`, some bytes of it: that is how a large one is read.
+    """
+    query: ObjectQuery = call.query
+    found = await engine_of(call).read_async(
+        call.path["bucket"], call.path["key"], query.seq, offset=query.offset, length=query.length
+    )
     metadata = json.dumps(msgspec.to_builtins(found.metadata))
     headers = (("x-tidelog-seq", str(found.seq)), ("x-tidelog-tier", found.tier), ("x-tidelog-metadata", metadata))
     return Reply(found.data, BYTES, headers=headers)
@@ -435,7 +453,7 @@ async def read_changes(call: Call) -> Changes:
     )
     try:
         async for change in feed:
-            found.append(change)
+            found.append(await asyncio.to_thread(_with_bytes, change) if query.with_values else change)
             if len(found) == query.limit:
                 break
     finally:
@@ -459,6 +477,27 @@ def _shown_operation(operation: AnyOperation, with_values: bool) -> OperationSho
         return operation
     fields = msgspec.structs.asdict(operation)
     return PutObjectShown(**{**fields, "data": operation.data if with_values else None})
+
+
+def _with_bytes(change: Change) -> Change:
+    """The same change, with data that was to be read from a value file."""
+    parts = [_with_data(part) for part in operations(change.entry)]
+    entry = Batch(parts) if isinstance(change.entry, Batch) else parts[0]
+    return Change(change.seq, entry, change.result)
+
+
+def _with_data(operation: AnyOperation) -> AnyOperation:
+    if not isinstance(operation, PutObject) or isinstance(operation.data, bytes):
+        return operation
+    data = bytearray()
+    for piece in operation.data:
+        data += piece
+        if len(data) > _MAX_CHANGE_BYTES:
+            raise InputError(
+                f"the value of {operation.bucket}/{operation.key} has more than {_MAX_CHANGE_BYTES} bytes",
+                hint="Read the changes without values, and the object by ranges",
+            )
+    return PutObject(operation.bucket, operation.key, bytes(data), operation.metadata)
 
 
 # Operations

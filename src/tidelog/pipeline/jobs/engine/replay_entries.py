@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
 
+from tidelog.engine.cold.value_store import value_of
 from tidelog.engine.entry import Batch, CreateBucket, DeleteBucket, DeleteObject, Entry, Operation, PutObject
 from tidelog.engine.mvcc.cells import OBJECTS, Cell, decode_bucket, decode_cell, parse
 from tidelog.engine.mvcc.versions import BucketVersion
@@ -30,6 +31,7 @@ from tidelog.engine.txn.read_set import Carried, Guarded, NeverTrue, decode_entr
 from tidelog.engine.wal.operations import PUT_OBJECT, OperationRecord, decode_operation, operation_of
 from tidelog.engine.wal.record_header import PART_OF_BATCH
 from tidelog.engine.wal.replay import counting, first_counting, records_of
+from tidelog.engine.wal.value import CODEC_FILE
 from tidelog.pipeline.location import EngineLocation
 from tidelog.pipeline.source.entry_batches import LogPart
 from tidelog.pipeline.source.object_batches import read_values
@@ -77,7 +79,7 @@ def entries_of(part: LogPart) -> Iterator[LoggedEntry]:
     """The entries of a part, one after the other."""
     gathered: list[Operation] = []
     for record, lsn in _records(part):
-        gathered.append(_operation(record, lsn))
+        gathered.append(_operation(record, lsn, part.place))
         if record.is_last:
             yield LoggedEntry(record.transaction, record.time_us, encode_entry(_entry(record, gathered)))
             gathered = []
@@ -100,9 +102,12 @@ def _records(part: LogPart) -> Iterator[tuple[OperationRecord, int]]:
             yield decode_operation(bytes(record), lsn), lsn
 
 
-def _operation(record: OperationRecord, lsn: int) -> Operation:
+def _operation(record: OperationRecord, lsn: int, place: EngineLocation) -> Operation:
     if record.is_refused and record.op == PUT_OBJECT:
         return PutObject(record.bucket, record.key, b"")
+    if record.codec == CODEC_FILE:
+        opened = place.opened()
+        return PutObject(record.bucket, record.key, *value_of(opened.objects, opened.keys, record, lsn))
     return operation_of(record, lsn)
 
 

@@ -1,0 +1,140 @@
+"""`open_object`: an object as a file object, which is read by pieces.
+
+    ObjectFile (buffered, seekable) -> value file on this disk, or ranges of it in the store, the next ones ahead
+                                    -> the value in memory, where it has no file of its own: it is small
+
+Invariants
+- It shows one version of the object: its seq is pinned until it is closed. If that is rolled back, reading ends with
+  ConflictError.
+- Memory is bounded by `_AHEAD + 2` pieces of 4 MiB and a buffer, however large the object is.
+- Nothing is fetched ahead of a reader that jumps.
+"""
+
+from __future__ import annotations
+
+import io
+from collections import deque
+from collections.abc import Callable
+from concurrent.futures import Future
+from typing import Any, Protocol
+
+from tidelog.engine.entry import MetadataValue, Tier
+from tidelog.engine.mvcc.retention import Pin
+from tidelog.engine.sst.value_file import PIECE_BYTES
+from tidelog.errors import InputError
+
+_BUFFER_BYTES = 256 << 10
+_AHEAD = 4
+
+ReadData = Callable[[int, int], bytes | memoryview]
+"""Data from an offset on, of at most so many bytes."""
+
+
+class RawObject(io.RawIOBase):
+    """The unbuffered file object. `close_source` is called once."""
+
+    def __init__(self, size: int, read: ReadData, pin: Pin, close_source: Callable[[], None]) -> None:
+        self._size = size
+        self._read = read
+        self._pin = pin
+        self._close_source = close_source
+        self._at = 0
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        self._pin.check()
+        view = memoryview(buffer).cast("B")
+        found = self._read(self._at, min(len(view), PIECE_BYTES))
+        view[: len(found)] = found
+        self._at += len(found)
+        return len(found)
+
+    def readall(self) -> bytes:
+        pieces = []
+        while piece := bytes(self._read(self._at, PIECE_BYTES)):
+            self._pin.check()
+            self._at += len(piece)
+            pieces.append(piece)
+        return b"".join(pieces)
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        if whence not in (io.SEEK_SET, io.SEEK_CUR, io.SEEK_END):
+            raise InputError(f"whence must be 0, 1 or 2, not {whence!r}")
+        at = offset + (0, self._at, self._size)[whence]
+        if at < 0:
+            raise InputError(f"byte {at} is before the beginning of the object")
+        self._at = at
+        return at
+
+    def tell(self) -> int:
+        return self._at
+
+    def close(self) -> None:
+        if not self.closed:
+            try:
+                self._close_source()
+            finally:
+                self._pin.release()
+                super().close()
+
+
+class ObjectFile(io.BufferedReader):
+    """An object that is read like a file, with its `size`, `metadata`, `seq` and `tier`. Close it, or use `with`."""
+
+    def __init__(self, raw: RawObject, *, size: int, metadata: dict[str, MetadataValue], seq: int, tier: Tier) -> None:
+        super().__init__(raw, _BUFFER_BYTES)
+        self.size = size
+        self.metadata = metadata
+        self.seq = seq
+        self.tier = tier
+
+
+class ColdPieces(Protocol):
+    """A value in the store, which is fetched in pieces of `PIECE_BYTES`."""
+
+    def data(self, offset: int, length: int) -> bytes: ...
+
+    def fetch(self, offset: int, length: int) -> Future[bytes]: ...
+
+
+class ReadAheadValue:
+    """Reads a value in the store, and from the second of consecutive reads on some pieces ahead. For one thread at a
+    time.
+    """
+
+    def __init__(self, value: ColdPieces, size: int) -> None:
+        self._value = value
+        self._size = size
+        self._end = -1
+        self._ahead: deque[tuple[int, Future[bytes]]] = deque()
+        self._piece: tuple[int, bytes] = (0, b"")
+
+    def read(self, offset: int, length: int) -> memoryview:
+        """Data from an offset on, at least one byte of it if there is any."""
+        begin = offset - self._piece[0]
+        if not 0 <= begin < len(self._piece[1]):
+            self._piece, begin = (offset, self._fetched(offset, length)), 0
+        found = memoryview(self._piece[1])[begin : begin + length]
+        self._end = offset + len(found)
+        return found
+
+    def _fetched(self, offset: int, length: int) -> bytes:
+        if offset != self._end:
+            self.forget()
+            return self._value.data(offset, length)
+        last = offset if not self._ahead else self._ahead[-1][0] + PIECE_BYTES
+        while len(self._ahead) <= _AHEAD and last < self._size:
+            self._ahead.append((last, self._value.fetch(last, PIECE_BYTES)))
+            last += PIECE_BYTES
+        return self._ahead.popleft()[1].result() if self._ahead else b""
+
+    def forget(self) -> None:
+        """Nobody wants what is on its way."""
+        for _, one in self._ahead:
+            one.cancel()
+        self._ahead.clear()
