@@ -130,6 +130,7 @@ def test_a_restore_needs_an_empty_place_and_an_engine(cli: Cli, store: str, tmp_
     """What is there stays, and a store without an engine is told as such."""
     result = cli("engine", "restore", "engine", "--store", store)
     assert (result.code, "empty directory" in result.err) == (2, True)
+    (tmp_path / "other").mkdir()
     result = cli("engine", "restore", "new", "--store", f"file://{tmp_path}/other")
     assert (result.code, "there is no engine" in result.err) == (3, True)
     assert cli("engine", "verify").code == 0
