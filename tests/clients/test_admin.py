@@ -40,7 +40,7 @@ from confluent_kafka.admin import (
 from tests.clients.conftest import Service
 
 import tidelog
-from tidelog.service.kafka.codec import WITH_AUTHENTICATION, decode_response, encode_request, wire
+from tidelog.service.kafka.codec import AMONG_NODES, WITH_AUTHENTICATION, decode_response, encode_request, wire
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore", DeprecationWarning)
@@ -399,7 +399,7 @@ def test_requests_that_are_served_are_those_of_the_reference(service: Service) -
     page = Path(__file__).resolve().parents[2] / "docs" / "reference" / "kafka.md"
     rows = re.findall(r"^\| (\d+) \| \w+ \| (\d+)(?:-(\d+))?", page.read_text("utf-8"), re.MULTILINE)
     promised = {int(key): (int(first), int(last or first)) for key, first, last in rows}
-    assert all(promised.pop(key) for key in WITH_AUTHENTICATION)
+    assert all(promised.pop(key) for key in (*WITH_AUTHENTICATION, *AMONG_NODES))
     found = ask(service, 18, 0, wire(18).ApiVersionsRequest()).api_keys
     assert {one.api_key: (one.min_version, one.max_version) for one in found} == promised
 

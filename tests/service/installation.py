@@ -16,8 +16,10 @@ from tests.service.kafka.test_server import LOOPBACK, WAIT_SECONDS, Client
 import tidelog
 from tidelog.errors import ConflictError, NotFoundError
 from tidelog.service.kafka.broker import BrokerSettings
+from tidelog.service.kafka.groups.classic import GroupSettings
+from tidelog.service.kafka.groups.table import CoordinatorSettings
 from tidelog.service.node import Node
-from tidelog.service.placement import NodeAddress, TopicFacts, slot_of
+from tidelog.service.placement import SLOTS, NodeAddress, TopicFacts, slot_of
 from tidelog.topics.names import TopicName, parse_topic_name
 
 
@@ -88,7 +90,8 @@ class Installation:
             store=f"file://{self._root}/bucket",
             metadata=f"sqlite://{self._root}/catalog.db",
         )
-        node = Node(directory, BrokerSettings(**settings), placement=HandPlacement(self, number))
+        groups = CoordinatorSettings(classic=GroupSettings(initial_rebalance_delay_ms=0))
+        node = Node(directory, BrokerSettings(**settings), groups, placement=HandPlacement(self, number))
         listening = await node.start(LOOPBACK, LOOPBACK)
         self.nodes[number] = node
         self.addresses[number] = NodeAddress(f"node{number}", number, listening.kafka, listening.http_url)
@@ -133,6 +136,9 @@ class Installation:
         await self._assign(name, 0, partitions)
         return facts
 
+    async def create_topic(self, topic: str, partitions: int) -> None:
+        await self.create(parse_topic_name(topic), partitions, {})
+
     async def _assign(self, name: TopicName, first: int, stop: int) -> None:
         for partition in range(first, stop):
             numbers = sorted(self.nodes)
@@ -156,6 +162,23 @@ class Installation:
             if number is not None and number in self.nodes:
                 await self.nodes[number].release_partition(name, partition)
         await remove()
+
+    async def give_slots(self, number: int) -> None:
+        """One node coordinates everything that is not coordinated yet, or was by a node that has ended."""
+        free = [slot for slot in range(SLOTS) if self.slots.get(slot) not in self.nodes]
+        self.slots |= dict.fromkeys(free, number)
+        self._changed()
+        await asyncio.gather(*(self.nodes[number].acquire_slot(slot) for slot in free))
+
+    async def move_slot(self, key: str, number: int) -> None:
+        """The slot of a group or a transactional id goes to a node."""
+        slot = slot_of(key)
+        before = self.slots.get(slot)
+        self.slots[slot] = number
+        self._changed()
+        if before in self.nodes:
+            await self.nodes[before].release_slot(slot)
+        await self.nodes[number].acquire_slot(slot)
 
     async def move(self, topic: str, partition: int, number: int) -> None:
         """A planned move."""

@@ -21,7 +21,7 @@ from urllib.parse import urlsplit
 from tidelog.client.local_socket import socket_of
 from tidelog.config.serve import ServeSettings
 from tidelog.engine.engine import Engine
-from tidelog.errors import ConfigError, InputError
+from tidelog.errors import ConfigError, DataError, InputError, TidelogError
 from tidelog.service.auth.access import LOCAL, Principal, Resource
 from tidelog.service.auth.security import Security
 from tidelog.service.console.pages import console_routes
@@ -36,19 +36,25 @@ from tidelog.service.kafka.broker import Broker, BrokerSettings
 from tidelog.service.kafka.groups.coordinator import BrokerNode, GroupCoordinator
 from tidelog.service.kafka.groups.group_configs import GroupConfigs
 from tidelog.service.kafka.groups.share_fetch import ShareGroups
-from tidelog.service.kafka.groups.store import GroupStore
+from tidelog.service.kafka.groups.store import GroupRecord, GroupStore, SlotGroupStore
 from tidelog.service.kafka.groups.table import CoordinatorSettings
+from tidelog.service.kafka.peers import Peers, shared_secret
 from tidelog.service.kafka.quotas import ClientQuotas
 from tidelog.service.kafka.server import KafkaServer
+from tidelog.service.kafka.slots import Slots
 from tidelog.service.kafka.transactions.coordinator import TransactionService
+from tidelog.service.kafka.transactions.remote import MarkerRequests, RemoteCoordinators, Verification
+from tidelog.service.kafka.transactions.state_machine import TransactionRecord
 from tidelog.service.kafka.transactions.store import TransactionStore
 from tidelog.service.metrics import Exposition, now
-from tidelog.service.placement import Address, Alone, Placement
+from tidelog.service.placement import Address, Alone, Placement, slot_of
 from tidelog.store.scheduler import in_store_thread
 from tidelog.topics.directory import LogDirectory
-from tidelog.topics.names import TopicName
+from tidelog.topics.names import TopicName, parse_topic_name
+from tidelog.topics.subscription.group_offsets import CoordinatedOffsets, GroupOffset, OffsetKey
 
 _logger = logging.getLogger("tidelog.http")
+_FOLLOW_SECONDS = 2.0
 
 
 class NodeLoad(NamedTuple):
@@ -147,22 +153,24 @@ class Node:
         self._broker = Broker(directory, settings, placement)
         self.placement = self._broker.placement
         self._kafka = KafkaServer(self._broker, self.security)
-        self._groups = GroupCoordinator(
-            directory._group_offsets,
-            GroupStore(directory._shared_metadata, directory._info.node or "local"),
-            self._broker,
-            self._coordinator,
-            group_settings,
-        )
+        self._peers = Peers(self.security)
+        self._slots: Slots | None = None
+        self._shared_offsets: CoordinatedOffsets | None = None
+        self._shared_records: SlotGroupStore | None = None
+        self._groups = self._group_coordinator(group_settings)
         self._kafka.add(self._groups.handlers())
-        self._broker.on_open = self._groups.partition_opened
+        self._broker.on_open = self._partition_opened
         self._group_configs = GroupConfigs()
         self._kafka.add(Admin(self._broker, self._group_configs).handlers())
-        self._shares = ShareGroups(self._broker, self._group_configs)
+        self._shares = ShareGroups(self._broker, self._group_configs, slots=self._slots)
         self._kafka.add(self._shares.handlers())
         if self.security.is_required:
             self._kafka.add(AccountRequests(self.security, directory._clock.now_us).handlers())
         self._transactions: TransactionService | None = None
+        self._transaction_store: TransactionStore | None = None
+        self._verification: Verification | None = None
+        self._quotas: ClientQuotas | None = None
+        self._following: asyncio.Task[None] | None = None
         self.http = Service(self._broker, http_settings)
         self.http.authenticate = self._authenticated
         self.http.authorizer = self.security.authorizer
@@ -185,10 +193,67 @@ class Node:
         for api, histogram in statistics.request_seconds.items():
             exposition.add_histogram("tidelog_kafka_request_seconds", histogram, (("api", api),))
 
-    def _coordinator(self) -> BrokerNode:
-        return BrokerNode(self._broker.node_id, *self._broker.address)
+    def _group_coordinator(self, settings: CoordinatorSettings | None) -> GroupCoordinator:
+        """Of all groups, or of those whose slots this node gets."""
+        directory, broker = self._directory, self._broker
+        shared = directory._shared_metadata
+        node = directory._info.node or "local"
+        if self.placement.is_alone:
+            records = GroupStore(shared, node)
+            return GroupCoordinator(directory._group_offsets, records, broker, self._coordinator_of, settings)
+        slots = self._slots = Slots(shared, node, self._load_slots)
+
+        def count_of(topic: str) -> int:
+            served = broker.find(parse_topic_name(topic))
+            return 0 if served is None else served.count
+
+        offsets = self._shared_offsets = CoordinatedOffsets(
+            directory,
+            lambda group: slots.check(slot_of(group)),
+            lambda group, error: slots.conflict(slot_of(group), error),
+            count_of,
+        )
+        broker.on_change(offsets.topics_changed)
+        shared_records = self._shared_records = SlotGroupStore(shared, slots)
+        return GroupCoordinator(offsets, shared_records, broker, self._coordinator_of, settings, slots=slots)
+
+    def _coordinator_of(self, key: str) -> BrokerNode | None:
+        node = self.placement.coordinator(key)
+        return None if node is None else BrokerNode(node.node_id, *node.kafka)
+
+    def _partition_opened(self, topic: str, partition: int, next_offset: int) -> None:
+        self._groups.partition_opened(topic, partition, next_offset)
+        if self._verification is not None:
+            self._verification.opened(topic, partition)
 
     # For the placement of an installation
+
+    async def acquire_slot(self, slot: int) -> None:
+        """Coordinates the groups and transactional ids of a slot from now on, with what the store has of them."""
+        assert self._slots is not None, "a node by itself has no slots"
+        await self._slots.acquire(slot)
+
+    async def _load_slots(self, slots: frozenset[int]) -> None:
+        offsets, records, store = self._shared_offsets, self._shared_records, self._transaction_store
+        assert offsets is not None and records is not None and store is not None, "it was started"
+
+        def load() -> tuple[dict[OffsetKey, GroupOffset | DataError], dict[str, GroupRecord], list[TransactionRecord]]:
+            found = {key: one for key, one in offsets.load().items() if slot_of(key.group) in slots}
+            return found, records.load_slots(slots), store.load()
+
+        found, groups, transactions = await in_store_thread(load)
+        assert self._transactions is not None
+        self._groups.take_over(found, groups)
+        self._transactions.take_over(transactions)
+
+    async def release_slot(self, slot: int) -> None:
+        """Another node coordinates a slot from now on."""
+        assert self._slots is not None, "a node by itself has no slots"
+        self._slots.release(slot)
+        if self._transactions is not None:
+            self._transactions.hand_over(slot)
+        await self._groups.hand_over(slot)
+        self._slots.forget(slot)
 
     async def open_partition(self, topic: TopicName, number: int) -> None:
         """Opens a partition that was assigned to this node; HeldError while another node has it open."""
@@ -270,25 +335,53 @@ class Node:
         """What was decided before is carried out from here on, beside the requests."""
         metadata, root = await in_store_thread(self._directory._shared_metadata)
         clock = self._directory._clock
-        store = TransactionStore(metadata, root, clock)
-        self._transactions = TransactionService(store, self._broker, self._groups, lambda: clock.now_us() // 1000)
+        store = self._transaction_store = TransactionStore(metadata, root, clock, self._slots)
+        now_ms = lambda: clock.now_us() // 1000  # noqa: E731
+        if self._slots is None:
+            self._transactions = TransactionService(store, self._broker, self._groups, now_ms)
+            self._kafka.verify_with(self._transactions.verify)
+        else:
+            remote = RemoteCoordinators(self._broker, self._peers)
+            self._transactions = TransactionService(
+                store, self._broker, self._groups, now_ms, slots=self._slots, remote=remote
+            )
+            self._verification = Verification(store, self._transactions)
+            self._broker.on_marker = self._verification.ended
+            self._broker.write_marker_elsewhere = remote.write_marker
+            self._kafka.add(MarkerRequests(self._broker, clock.now_us).handlers())
+            self._kafka.verify_with(self._verification.verify, self._verification)
+            if self.security.is_required:
+                self.security.node_secret = await in_store_thread(shared_secret, metadata, root)
         self._kafka.add(self._transactions.handlers())
-        self._kafka.verify_with(self._transactions.verify)
         await self._transactions.start()
 
     async def _start_quotas(self) -> None:
-        quotas = ClientQuotas(*await in_store_thread(self._directory._shared_metadata))
+        quotas = self._quotas = ClientQuotas(*await in_store_thread(self._directory._shared_metadata))
         await quotas.start()
         self._kafka.quotas = quotas
         self._kafka.add(quotas.handlers())
+        if not self.placement.is_alone:
+            self._following = asyncio.create_task(self._follow_documents())
+
+    async def _follow_documents(self) -> None:
+        """What other nodes change counts here soon: quotas, and configs of groups. Accounts are followed anyway."""
+        while True:
+            await asyncio.sleep(_FOLLOW_SECONDS)
+            with contextlib.suppress(TidelogError):  # the next look finds it
+                if self._quotas is not None:
+                    await self._quotas.start()
+                await self._group_configs.start(*await in_store_thread(self._directory._shared_metadata))
 
     async def stop(self) -> None:
         """Returns once everything is closed and on the disk."""
         self.http.begin_to_stop()
         self._groups.release()
+        if self._following is not None:
+            self._following.cancel()
         await asyncio.gather(self._kafka.stop(), self._http.stop())
         if self._transactions is not None:
             await self._transactions.stop()
+        await self._peers.close()
         await self._groups.stop()
         await self._shares.stop()
         await self._broker.stop()

@@ -595,6 +595,16 @@ def transaction_key(transactional_id: str, root: str = DEFAULT_ROOT) -> str:
     return transactions_prefix(root) + check_part(name)
 
 
+def slot_key(slot: int, root: str = DEFAULT_ROOT) -> str:
+    """Who coordinates the groups and transactional ids of a slot."""
+    return f"{check_part(root)}/storage/slots/{slot:02d}"
+
+
+def node_secret_key(root: str = DEFAULT_ROOT) -> str:
+    """What the nodes of an installation prove themselves to each other with."""
+    return f"{check_part(root)}/storage/node-secret"
+
+
 def producer_ids_key(root: str = DEFAULT_ROOT) -> str:
     """Which ids of Kafka producers are given already."""
     return f"{check_part(root)}/storage/producer-ids"

@@ -48,8 +48,9 @@ from tidelog.log import shutdown as stopping
 from tidelog.log.binding import bound
 from tidelog.log.reader import check_first_offset
 from tidelog.store.aio import ClosedAtExit, twin
+from tidelog.store.document import encode_json
 from tidelog.store.keys import DEFAULT_ROOT, TopicKeys
-from tidelog.store.metadata.base import MetadataStore
+from tidelog.store.metadata.base import Delete, MetadataStore, Put
 from tidelog.store.metadata.memory import MemoryMetadataStore
 from tidelog.store.metadata.sqlite import SqliteMetadataStore
 from tidelog.store.scheduler import Background, in_parallel
@@ -560,6 +561,14 @@ class LogDirectory(ClosedAtExit):
         if self._tier is None:
             return self._local_cursors(log_name).group_cursors()
         return self._tier.catalog(log_name.namespace, log_name.name).group_cursors()
+
+    def _group_cursor_write(self, log_name: TopicName, name: str, cursor: Cursor | None) -> Put | Delete:
+        """What stores the position of a consumer group in a log of the store, whoever owns that, or deletes it."""
+        assert self._tier is not None, "groups are shared by nodes with a store"
+        key = self._tier.catalog(log_name.namespace, log_name.name).keys.subscription(name)
+        if cursor is None:
+            return Delete(key)
+        return Put(key, encode_json(msgspec.structs.replace(cursor, moved_us=self._clock.now_us())))
 
     def _metadata(self, make: bool) -> MetadataStore | None:
         """The metadata file of a directory without a store, for subscriptions and staged commits of other processes;

@@ -178,7 +178,7 @@ class Bench:
         self.records = FakeRecords()
         self.clock = ManualClock()
         self.coordinator = GroupCoordinator(
-            self.store, self.records, self.topics, lambda: BrokerNode(1, "broker", 9092), settings, clock=self.clock
+            self.store, self.records, self.topics, lambda _: BrokerNode(1, "broker", 9092), settings, clock=self.clock
         )
         self.handlers = self.coordinator.handlers()
         self.tasks: list[asyncio.Task[Any]] = []
@@ -193,7 +193,7 @@ class Bench:
         else:
             await old.stop()
         self.coordinator = GroupCoordinator(
-            self.store, self.records, self.topics, lambda: BrokerNode(1, "broker", 9092), SETTINGS, clock=self.clock
+            self.store, self.records, self.topics, lambda _: BrokerNode(1, "broker", 9092), SETTINGS, clock=self.clock
         )
         self.handlers = self.coordinator.handlers()
         await self.coordinator.start()

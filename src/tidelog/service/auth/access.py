@@ -102,10 +102,14 @@ class Principal(NamedTuple):
         return f"User:{self.name}"
 
 
-_NONE, _SOCKET = "none", "socket"
+_NONE, _SOCKET, _NODE = "none", "socket", "node"
+_TRUSTED = (_SOCKET, _NODE)
 ANONYMOUS = Principal("ANONYMOUS", _NONE)
 LOCAL = Principal("LOCAL", _SOCKET)
 """Whoever can open the socket in the log directory, and could read the files beside it: may do everything."""
+
+NODE = Principal("NODE", _NODE)
+"""Another node of the installation, which has proven that with the secret of all nodes: may do everything."""
 
 
 def check_principal_name(name: str) -> str:
@@ -113,7 +117,7 @@ def check_principal_name(name: str) -> str:
     is_fine = 1 <= len(name) <= LONGEST_NAME and name.isprintable() and name == name.strip()
     if not is_fine:
         raise InputError(f"a user name must have 1 to {LONGEST_NAME} printable characters, not {name!r:.60}")
-    if name in (ANYONE, ANONYMOUS.name, LOCAL.name) or name.startswith("User:"):
+    if name in (ANYONE, ANONYMOUS.name, LOCAL.name, NODE.name) or name.startswith("User:"):
         raise InputError(f"the user name {name!r} is reserved", hint="Write the name alone, without User:")
     return name
 
@@ -213,8 +217,8 @@ class Grants:
         return [*self._of.get(principal.name, ()), *self._of.get(ANYONE, ())]
 
     def allows(self, principal: Principal, permission: Permission | None, resource: Resource) -> bool:
-        if principal.method in (_NONE, _SOCKET):
-            return principal.method == _SOCKET
+        if principal.method == _NONE or principal.method in _TRUSTED:
+            return principal.method in _TRUSTED
         question = (principal.name, permission, resource)
         known = self._decided.get(question)
         if known is None:
@@ -225,7 +229,7 @@ class Grants:
         return known
 
     def allows_any(self, principal: Principal, permission: Permission, kind: Kind) -> bool:
-        return principal.method == _SOCKET or any(
+        return principal.method in _TRUSTED or any(
             grant.permission in (permission, Permission.ADMIN) and grant.resource.kind in (kind, None)
             for grant in self.of(principal)
         )

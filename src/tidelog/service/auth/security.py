@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import hmac
 import logging
 import secrets
 import ssl
@@ -26,6 +27,7 @@ from tidelog.errors import ConfigError, TidelogError
 from tidelog.events import tell
 from tidelog.service.auth.access import (
     ANONYMOUS,
+    NODE,
     Authorizer,
     Grants,
     Kind,
@@ -70,6 +72,8 @@ class Security:
         self.authorizer: Authorizer = _Current(self)
         """Decides by the grants that count at the moment, and writes no audit log."""
         self._store: AccountStore | None = None
+        self.node_secret = ""
+        """What other nodes of the installation prove themselves with; empty: there are none."""
         self._reading = asyncio.Lock()
         self._passwords = asyncio.Semaphore(_PASSWORDS_AT_ONCE)
         self._on_change: list[Callable[[], None]] = []
@@ -238,6 +242,9 @@ class Security:
     async def _user_of_password(self, client: str, name: str, password: str) -> Principal | None:
         if self._failures.is_blocked(client, name):
             return None
+        if name == NODE.name:
+            is_right = hmac.compare_digest(password.encode(), self.node_secret.encode())
+            return NODE if self.node_secret and is_right else None
         async with self._passwords:
             return await asyncio.to_thread(user_of_password, self._known, name, password)
 

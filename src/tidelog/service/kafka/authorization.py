@@ -17,7 +17,7 @@ import functools
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, Protocol, get_args, get_type_hints
 
-from tidelog.service.auth.access import SERVER, Kind, Permission, Resource, topic_resource
+from tidelog.service.auth.access import NODE, SERVER, Kind, Permission, Resource, topic_resource
 from tidelog.service.kafka.codec import APIS, wire
 from tidelog.service.kafka.error_codes import ErrorCode
 from tidelog.service.kafka.primitives import ZERO_UUID
@@ -565,6 +565,25 @@ def _share(listed: Listed) -> Decide:
     return decide
 
 
+def _nodes_only(access: Access, context: RequestContext, request: Any) -> Decision:
+    """Markers end transactions of others: nodes of the installation write them, and nobody else."""
+    if context.principal == str(NODE):
+        return _FREE
+    module = wire(context.api_key)
+    result, of_topic = (
+        module.WriteTxnMarkersResponseWritableTxnMarkerPartitionResult,
+        module.WriteTxnMarkersResponseWritableTxnMarkerTopicResult,
+    )
+    refused = [
+        module.WriteTxnMarkersResponseWritableTxnMarkerResult(
+            marker.producer_id,
+            [of_topic(topic.name, [result(n, _CLUSTER) for n in topic.partition_indexes]) for topic in marker.topics],
+        )
+        for marker in request.markers
+    ]
+    return Decision(_response_class(context.api_key)(refused))
+
+
 def _create_acls(access: Access, context: RequestContext, request: Any) -> Decision:
     if access.server(_ADMIN):
         return _FREE
@@ -611,6 +630,7 @@ RULES: dict[int, Rule] = {
     24: Rule("write on the transaction and the topics", _add_partitions),
     25: Rule("write on the transaction, read on the group", _add_offsets),
     26: Rule("write on the transaction", _transaction),
+    27: Rule("being a node of the installation", _nodes_only),
     28: Rule("write on the transaction, read on the group and the topic", _txn_offset_commit),
     29: Rule("admin on the server", _server(_ADMIN)),
     30: Rule("admin on the server", _create_acls),

@@ -125,10 +125,13 @@ class Broker:
         self._on_change: list[Callable[[], None]] = []
         self.on_open: Callable[[str, int, int], None] = lambda topic, partition, next_offset: None
         """Called with topic, partition and its next offset when a partition was opened."""
+        self.on_marker: Callable[[str, int, int], None] = lambda topic, partition, producer_id: None
+        """Called before a transaction of a producer is ended in a partition here."""
+        self.write_marker_elsewhere: Callable[[str, int, Control], Awaitable[None]] | None = None
+        """Ends a transaction in a partition of another node."""
         self._passed_over: set[TopicName] = set()
         """Live topics, which are not served."""
         self._upkeep: asyncio.Task[None] | None = None
-        self._followed: object = None
         self._leaving: dict[TopicName, ServedTopic] = {}
         """Topics that are being deleted, until their partitions here are released."""
         self._settings_versions: dict[TopicName, str | None] = {}
@@ -179,15 +182,14 @@ class Broker:
 
     def _follow(self) -> None:
         """Serves the topics that the placement lists."""
-        listed = self.placement.topics()
-        if listed is None or listed is self._followed:
-            return
-        self._followed = listed
-        for name in [name for name, served in self._topics.items() if name not in listed]:
+        listed = self.placement.topics() or {}
+        before = {name: (served.id, served.count) for name, served in self._topics.items()}
+        for name in before.keys() - listed.keys():
             self._leave(self._topics.pop(name))
         for name, facts in listed.items():
             self._know(name, facts)
-        self._changed()
+        if before != {name: (served.id, served.count) for name, served in self._topics.items()}:
+            self._changed()
 
     def _know(self, name: TopicName, facts: TopicFacts) -> ServedTopic:
         known = self._topics.get(name)
@@ -631,12 +633,24 @@ class Broker:
         served = self.find(parse_topic_name(topic))
         return served is not None and 0 <= partition < served.count
 
-    async def write_marker(self, topic: str, partition: int, control: Control) -> int:
-        """Ends a transaction in a partition; NotFoundError when there is none of this name and number."""
+    async def write_marker(self, topic: str, partition: int, control: Control) -> None:
+        """Ends a transaction in a partition, whoever serves it; NotFoundError when there is none of this name and
+        number."""
+        is_elsewhere = not self.placement.is_ours(parse_topic_name(topic), partition)
+        if is_elsewhere and self.find(parse_topic_name(topic)) is not None:
+            assert self.write_marker_elsewhere is not None, "a node by itself serves everything"
+            await self.write_marker_elsewhere(topic, partition, control)
+        else:
+            await self.write_own_marker(topic, partition, control)
+
+    async def write_own_marker(self, topic: str, partition: int, control: Control) -> None:
+        """The same in a partition of this node."""
         served = self.find(parse_topic_name(topic))
         if served is None:
             raise NotFoundError(f"there is no topic {topic}")
-        return await (await self.partition(served, partition)).write_marker(control)
+        found = await self.partition(served, partition)
+        self.on_marker(topic, partition, control.producer_id)
+        await found.write_marker(control)
 
     async def _look_after(self) -> None:
         """Notices topics that this process has opened by itself, as those for dead letters; closes idle readers."""

@@ -64,6 +64,7 @@ APIS: dict[int, Api] = {
     24: Api("add_partitions_to_txn", 0, 3),
     25: Api("add_offsets_to_txn", 0, 4),
     26: Api("end_txn", 0, 4),
+    27: Api("write_txn_markers", 1, 1),
     28: Api("txn_offset_commit", 0, 4),
     29: Api("describe_acls", 1, 3),
     30: Api("create_acls", 1, 3),
@@ -94,12 +95,16 @@ too, and `describe_groups`, `list_groups` and others have further versions: rais
 WITH_AUTHENTICATION = (17, 29, 30, 31, 36, 50, 51)
 """What is served where authentication is on."""
 
+AMONG_NODES = (27,)
+"""What nodes of one installation ask each other: a node by itself does not serve it."""
+
 LIMITS: dict[int, str] = {
     0: "batches of format 2 (Kafka 0.11 and later), one a partition; topics by name, so not the versions by id",
     1: "no fetch sessions and no followers: every request names its partitions, as clients do when told so",
-    3: "one broker leads everything",
+    3: "the leader of a partition is its only replica: copies are the store's",
     19: "the replication factor is accepted, and is 1",
     21: "whole files and objects go at once, the rest with the last message of its file",
+    27: "among nodes of one installation",
     30: "READ, WRITE, ALL of topics, groups and transactional ids; DESCRIBE, ALL of the cluster; no DENY, no hosts",
     32: "of topics and the broker; not of groups, loggers and client metrics",
     33: "topics only",

@@ -58,16 +58,27 @@ class Timed(Protocol):
     def time_out(self) -> None: ...
 
 
+class Lookup(Protocol):
+    """What `Verify` has to know of transactions that other nodes coordinate."""
+
+    def is_known(self, producer_id: int, epoch: int, topic: str, partition: int) -> bool: ...
+
+    async def prepare(
+        self, transactional_id: str, producer_id: int, epoch: int, topic: str, partition: int
+    ) -> None: ...
+
+
 class PendingProduce:
     """The answer to a Produce, filled in as its partitions settle. `answered` is called when it is complete."""
 
-    __slots__ = ("_left", "acks", "answered", "context", "deadline", "is_done", "later", "response")
+    __slots__ = ("_left", "acks", "answered", "context", "deadline", "is_done", "later", "response", "transactional_id")
 
     def __init__(self, context: RequestContext, response: Any, acks: int, deadline: float) -> None:
         self.context = context
         self.response = response
         self.acks = acks
         self.deadline = deadline
+        self.transactional_id: str | None = None
         self.later: list[tuple[str, Any, Any, DecodedBatch | None]] = []
         """Topic, part of the request, part of the answer and batch of what could not be appended at once."""
         self.is_done = False
@@ -111,6 +122,8 @@ class Produce:
         self._broker = broker
         self.verify: Verify | None = None
         """Asked before a transactional batch is appended; without it, none is."""
+        self.lookup: Lookup | None = None
+        """Asked before `verify`, where there are other nodes."""
         self._module = wire(PRODUCE)
         self._pending: set[Timed] = set()
         self._timer: asyncio.TimerHandle | None = None
@@ -122,6 +135,7 @@ class Produce:
         topics: list[Any] = []
         deadline = asyncio.get_running_loop().time() + max(request.timeout_ms / 1000, 0.001)
         pending = PendingProduce(context, module.ProduceResponse(responses=topics), acks, deadline)
+        pending.transactional_id = request.transactional_id
         for topic in request.topic_data:
             partitions = []
             for part in topic.partition_data:
@@ -156,6 +170,9 @@ class Produce:
                 pending.later.append((name, part, answer, None))
                 return
             batch = self._decoded(part.records, partition)
+            if batch.header.is_transactional and self.lookup is not None and not self._is_known(batch, partition):
+                pending.later.append((name, part, answer, batch))
+                return
             verify = self._verifying(pending.context, batch, partition) if batch.header.is_transactional else None
             syncs = pending.acks == _ALL and partition.serving.syncs_all
             appended = partition.append_at_once(batch, sync=syncs, verify=verify)
@@ -173,6 +190,10 @@ class Produce:
             served = await self._broker.find_or_create(topic_name(name))
             partition = await self._broker.partition(served, part.index)
             batch = decoded or self._decoded(part.records, partition)
+            if batch.header.is_transactional and self.lookup is not None and not self._is_known(batch, partition):
+                header, where = batch.header, (str(partition.name), partition.number)
+                who = (pending.transactional_id or "", header.producer_id, header.producer_epoch)
+                await self.lookup.prepare(*who, *where)
             verify = self._verifying(pending.context, batch, partition) if batch.header.is_transactional else None
             appended = await partition.append(batch, verify=verify)
             self._await_disk(pending, partition, appended, answer)
@@ -200,6 +221,12 @@ class Produce:
         syncs = pending.acks == _ALL and partition.serving.syncs_all
         if (partition.on_disk if syncs else partition.in_files)(appended.next_offset, settle):
             pending.wait_for()
+
+    def _is_known(self, batch: DecodedBatch, partition: Partition) -> bool:
+        assert self.lookup is not None
+        header = batch.header
+        where = (str(partition.name), partition.number)
+        return self.lookup.is_known(header.producer_id, header.producer_epoch, *where)
 
     def _verifying(self, context: RequestContext, batch: DecodedBatch, partition: Partition) -> Callable[[], ErrorCode]:
         verify, header = self.verify, batch.header

@@ -50,7 +50,7 @@ from tidelog.service.kafka.groups.share_fetch import SHARE_FETCH
 from tidelog.service.kafka.metadata import Metadata
 from tidelog.service.kafka.offsets import Offsets
 from tidelog.service.kafka.primitives import Buffer, ProtocolError
-from tidelog.service.kafka.produce import PRODUCE, LaterAnswer, PendingProduce, Produce, Verify
+from tidelog.service.kafka.produce import PRODUCE, LaterAnswer, Lookup, PendingProduce, Produce, Verify
 from tidelog.service.kafka.produce_runs import ProduceRuns
 from tidelog.service.kafka.quotas import FETCH_RATE, PRODUCE_RATE, ClientQuotas
 from tidelog.service.kafka.requests import Handler, RequestContext
@@ -114,9 +114,9 @@ class KafkaServer:
         """Serves further APIs. Before `start`."""
         self._handlers |= handlers
 
-    def verify_with(self, verify: Verify) -> None:
-        """Accepts transactional batches that this approves. Before `start`."""
-        self._produce.verify = verify
+    def verify_with(self, verify: Verify, lookup: Lookup | None = None) -> None:
+        """Accepts transactional batches that this approves; `lookup` is asked before it. Before `start`."""
+        self._produce.verify, self._produce.lookup = verify, lookup
 
     async def _api_versions(self, context: RequestContext, request: Any) -> Any:
         return api_versions(self.served)

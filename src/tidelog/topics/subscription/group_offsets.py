@@ -7,18 +7,21 @@ Invariants
   store has transactions (`write_cursors`).
 - No offset is written to a topic that is being deleted: a topic of the same name would inherit it.
 - Groups never hold back retention.
+- Where several nodes share the groups, the coordinator of a group need not own the partitions: it writes under a check
+  of its own (`CoordinatedOffsets`), and what it writes is as good as what an owner writes.
 """
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from threading import Lock
 from typing import TYPE_CHECKING, NamedTuple
 
 from tidelog.cold.cursor import Cursor
-from tidelog.errors import DataError, NotFoundError, TidelogError
+from tidelog.errors import ConflictError, DataError, LockedError, NotFoundError, TidelogError
 from tidelog.store.keys import group_cursor
+from tidelog.store.metadata.base import Check, Delete, Put
 from tidelog.store.scheduler import in_parallel
 from tidelog.topics.base import BaseTopic
 from tidelog.topics.names import TopicName, parse_topic_name
@@ -29,6 +32,7 @@ if TYPE_CHECKING:
 
 GROUP_KIND = "group"
 _READ_AT_ONCE = 16
+_WRITES_AT_ONCE = 100  # etcd takes 128 operations
 
 
 class OffsetKey(NamedTuple):
@@ -116,14 +120,86 @@ def _offset_of(cursor: Cursor) -> GroupOffset:
 
 def _write(log: BaseTopic, key: OffsetKey, offset: GroupOffset | None) -> CursorWrite:
     assert log._subscriptions is not None
-    cursor = None
-    if offset is not None:
-        cursor = Cursor(
-            offset=offset.offset,
-            epoch=0,
-            moved_us=0,
-            kind=GROUP_KIND,
-            leader_epoch=offset.leader_epoch,
-            metadata=offset.metadata,
-        )
-    return CursorWrite(log._subscriptions.cursors, group_cursor(key.group), cursor)
+    return CursorWrite(log._subscriptions.cursors, group_cursor(key.group), _cursor(offset))
+
+
+def _cursor(offset: GroupOffset | None) -> Cursor | None:
+    if offset is None:
+        return None
+    return Cursor(
+        offset=offset.offset,
+        epoch=0,
+        moved_us=0,
+        kind=GROUP_KIND,
+        leader_epoch=offset.leader_epoch,
+        metadata=offset.metadata,
+    )
+
+
+class CoordinatedOffsets:
+    """The same offsets, written by the coordinator of a group, whoever owns the partitions. Threads may share it.
+
+    `check_of` returns what a write for a group checks, and raises where this node is not its coordinator; `conflict`
+    says what it means that this check has failed; `count_of` returns how many partitions a topic has, 0 for none.
+    """
+
+    def __init__(
+        self,
+        directory: LogDirectory,
+        check_of: Callable[[str], Check],
+        conflict: Callable[[str, ConflictError], TidelogError],
+        count_of: Callable[[str], int],
+    ) -> None:
+        self._directory = directory
+        self._count_of = count_of
+        self._check_of = check_of
+        self._conflict = conflict
+        self._layouts: dict[tuple[str, int], TopicName] = {}
+
+    def load(self, topic: str | None = None) -> dict[OffsetKey, GroupOffset | DataError]:
+        """As `GroupOffsets.load`."""
+        return self._directory._group_offsets.load(topic)
+
+    def topics_changed(self) -> None:
+        """One that was created again may have its messages in other logs."""
+        self._layouts = {}
+
+    def store(self, changes: Mapping[OffsetKey, GroupOffset | None]) -> dict[OffsetKey, TidelogError]:
+        """As `GroupOffsets.store`, in one commit for as many of a group as one takes. No topic is opened."""
+        failed: dict[OffsetKey, TidelogError] = {}
+        by_group: dict[str, list[OffsetKey]] = {}
+        for key in changes:
+            by_group.setdefault(key.group, []).append(key)
+        for keys in by_group.values():
+            for some in _batches(keys):
+                try:
+                    self._commit(some, changes)
+                except TidelogError as error:
+                    failed |= dict.fromkeys(some, error)
+        return failed
+
+    def _commit(self, keys: Sequence[OffsetKey], changes: Mapping[OffsetKey, GroupOffset | None]) -> None:
+        check = self._check_of(keys[0].group)
+        metadata, _ = self._directory._shared_metadata()
+        writes = [self._write(key, changes[key]) for key in keys]
+        try:
+            metadata.commit([check], writes)
+        except ConflictError as error:
+            raise self._conflict(keys[0].group, error) from error
+
+    def _write(self, key: OffsetKey, offset: GroupOffset | None) -> Put | Delete:
+        place = key.topic, key.partition
+        log_name = self._layouts.get(place)
+        if log_name is None:
+            count, names = self._count_of(key.topic), self._directory.partition_logs(key.topic)
+            if not 0 <= key.partition < count:
+                raise NotFoundError(f"{key.topic} has no partition {key.partition}")
+            if len(names) < count:
+                raise LockedError(f"the partitions of {key.topic} are being made", hint="Try again in a moment")
+            log_name = self._layouts[place] = parse_topic_name(names[key.partition])
+        return self._directory._group_cursor_write(log_name, group_cursor(key.group), _cursor(offset))
+
+
+def _batches(keys: Sequence[OffsetKey]) -> Iterator[Sequence[OffsetKey]]:
+    for first in range(0, len(keys), _WRITES_AT_ONCE):
+        yield keys[first : first + _WRITES_AT_ONCE]

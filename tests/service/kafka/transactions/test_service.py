@@ -95,6 +95,9 @@ class Broker:
     def load(self) -> list[TransactionRecord]:
         return self.records.load()
 
+    def read(self, transactional_id: str) -> TransactionRecord | None:
+        return self.records.read(transactional_id)
+
     def write(self, persists: list[Persist]) -> list[Superseded]:
         self.machine.step()
         superseded = self.records.write(persists)

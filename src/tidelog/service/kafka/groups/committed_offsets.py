@@ -20,6 +20,7 @@ from tidelog.errors import DataError, InputError, TidelogError
 from tidelog.service.kafka.error_codes import ErrorCode
 from tidelog.service.kafka.groups.shared_writes import SharedWrites
 from tidelog.service.kafka.groups.table import Topics
+from tidelog.service.kafka.slots import Slots
 from tidelog.store.keys import group_cursor
 from tidelog.topics.names import parse_topic_name
 from tidelog.topics.subscription.group_offsets import GroupOffset, OffsetKey
@@ -39,9 +40,13 @@ class OffsetStore(Protocol):
 class CommittedOffsets:
     """The offsets of all groups."""
 
-    def __init__(self, store: OffsetStore, topics: Topics, emptied: Callable[[str], None]) -> None:
-        """`emptied` is called with a group that has no offsets any more."""
+    def __init__(
+        self, store: OffsetStore, topics: Topics, emptied: Callable[[str], None], slots: Slots | None = None
+    ) -> None:
+        """`emptied` is called with a group that has no offsets any more. `slots` are those of this node, where several
+        nodes share the groups."""
         self._topics = topics
+        self._slots = slots
         self._emptied = emptied
         self._groups: dict[str, dict[TopicPartition, GroupOffset | DataError]] = {}
         self._topic_ids: dict[str, bytes] = {}
@@ -62,6 +67,16 @@ class CommittedOffsets:
         for (topic, partition), next_offset in self._ends.items():
             self.clip(topic, partition, next_offset)
         self._ends.clear()
+
+    def forget(self, groups: Iterable[str]) -> None:
+        """Another node coordinates these groups from now on."""
+        for group in groups:
+            self._groups.pop(group, None)
+            self._pending.pop(group, None)
+
+    def known(self) -> set[str]:
+        """All groups with offsets, or with some that are pending."""
+        return {*self._groups, *self._pending}
 
     def clip(self, topic: str, partition: int, next_offset: int) -> None:
         """A partition was opened that ends here: what was committed beyond that is lost. Opening has stored it so."""
@@ -86,6 +101,8 @@ class CommittedOffsets:
             group_cursor(group_id)
         except InputError:
             return ErrorCode.INVALID_GROUP_ID
+        if self._slots is not None:
+            return self._slots.refusal(group_id)
         return None if self.is_loaded else ErrorCode.COORDINATOR_LOAD_IN_PROGRESS
 
     def statistics(self) -> dict[str, dict[TopicPartition, int]]:

@@ -47,11 +47,14 @@ from tidelog.service.kafka.groups.consumer import (
     HeartbeatRequest,
     HeartbeatResult,
 )
-from tidelog.service.kafka.groups.offset_requests import OffsetRequests, own_name
+from tidelog.service.kafka.groups.offset_requests import OffsetRequests, error_code, own_name
 from tidelog.service.kafka.groups.store import GroupRecord
 from tidelog.service.kafka.groups.table import CoordinatorSettings, GroupTable, RecordStore, Topics
 from tidelog.service.kafka.groups.views import GroupViews, by_topic
+from tidelog.service.kafka.peers import is_forwarded
 from tidelog.service.kafka.requests import Handler, RequestContext
+from tidelog.service.kafka.slots import Slots
+from tidelog.service.placement import slot_of
 from tidelog.store.scheduler import in_store_thread
 from tidelog.topics.subscription.group_offsets import GroupOffset, OffsetKey
 
@@ -59,11 +62,12 @@ _logger = logging.getLogger("tidelog.kafka")
 _FIRST_PAUSE_SECONDS = 0.1
 _LONGEST_PAUSE_SECONDS = 10.0
 FIND_COORDINATOR = 10
+_OFFSET_COMMIT = 8
 _GROUP_KEY, _TRANSACTION_KEY = 0, 1
 
 
 class BrokerNode(NamedTuple):
-    """Where clients find the coordinator: this broker."""
+    """Where clients find a coordinator."""
 
     node_id: int
     host: str
@@ -78,19 +82,22 @@ class GroupCoordinator:
         offsets: OffsetStore,
         records: RecordStore,
         topics: Topics,
-        node: Callable[[], BrokerNode],
+        node_of: Callable[[str], BrokerNode | None],
         settings: CoordinatorSettings | None = None,
         *,
         clock: Clock | None = None,
         clock_ms: Callable[[], int] | None = None,
+        slots: Slots | None = None,
     ) -> None:
-        """`clock_ms` never goes back; without it, that of the event loop."""
+        """`node_of` says who coordinates a group or a transactional id, None: nobody at the moment. `clock_ms` never
+        goes back; without it, that of the event loop. With `slots` it coordinates the groups of these alone."""
         self.settings = settings or CoordinatorSettings()
         self._clock = clock or SystemClock()
         self._clock_ms = clock_ms or (lambda: int(asyncio.get_running_loop().time() * 1000))
         self._topics = topics
-        self._node = node
-        self._offsets = CommittedOffsets(offsets, topics, self._emptied)
+        self._node_of = node_of
+        self._slots = slots
+        self._offsets = CommittedOffsets(offsets, topics, self._emptied, slots)
         self._table = GroupTable(topics, self.settings, records, self._offsets.has, self._clock_ms, self._clock.now_us)
         self._offset_store, self._records = offsets, records
         self._offset_requests = OffsetRequests(self._table, self._offsets, topics, self.settings, self._clock)
@@ -108,6 +115,7 @@ class GroupCoordinator:
         return {
             **self._offset_requests.handlers(),
             **self._views.handlers(),
+            _OFFSET_COMMIT: self._offset_commit,
             FIND_COORDINATOR: self._find_coordinator,
             11: self._join_group,
             12: self._heartbeat,
@@ -120,9 +128,12 @@ class GroupCoordinator:
         """Reads the committed offsets, and follows the topics from here on."""
         self._started_us = self._clock.now_us()
         self._topics.on_change(self._topics_changed)
+        self._expiry = asyncio.get_running_loop().create_task(self._expire_for_ever())
+        if self._slots is not None:
+            self._offsets.use({})
+            return
         self._loader = asyncio.get_running_loop().create_task(self._load_until_done())
         await asyncio.wait([self._loader], timeout=_LONGEST_PAUSE_SECONDS)
-        self._expiry = asyncio.get_running_loop().create_task(self._expire_for_ever())
 
     async def _load_until_done(self) -> None:
         """While the store does not answer, it is asked again."""
@@ -141,6 +152,22 @@ class GroupCoordinator:
 
     def _load(self) -> tuple[dict[OffsetKey, GroupOffset | DataError], dict[str, GroupRecord]]:
         return self._offset_store.load(), self._records.load()
+
+    def take_over(
+        self, offsets: Mapping[OffsetKey, GroupOffset | DataError], records: Mapping[str, GroupRecord]
+    ) -> None:
+        """Goes on with the groups of slots that this node has now."""
+        self._started_us = self._clock.now_us()
+        self._offsets.use(offsets)
+        self._table.restore(records)
+
+    async def hand_over(self, slot: int) -> None:
+        """Forgets the groups of a slot, once what is being written of them is written."""
+        groups = [one for one in {*self._table.ids(), *self._offsets.known()} if slot_of(one) == slot]
+        self._table.forget(groups)
+        await self._table.finish()
+        await self._offsets.stop()
+        self._offsets.forget(groups)
 
     def release(self) -> None:
         """The broker is about to end: everybody who waits is answered, and finds another coordinator or this one again.
@@ -231,22 +258,76 @@ class GroupCoordinator:
             if not isinstance(error, NotFoundError | InputError)
         }
 
+    async def _offset_commit(self, context: RequestContext, request: Any) -> Any:
+        if self._slots is None or not is_forwarded(context):
+            return await self._offset_requests.commit(context, request)
+        return await self._complete_forwarded(request)
+
+    async def _complete_forwarded(self, request: Any) -> Any:
+        """A transaction that another node coordinates has ended: its generation says how, its member whose it was."""
+        group_id = request.group_id
+        error, failed = self._offsets.refusal(group_id), dict[TopicPartition, TidelogError]()
+        names = {topic.name: own_name(topic.name) for topic in request.topics}
+        if error is None:
+            offsets = {
+                (names[topic.name], one.partition_index): GroupOffset(
+                    one.committed_offset, one.committed_leader_epoch, one.committed_metadata or "", self._clock.now_us()
+                )
+                for topic in request.topics
+                for one in topic.partitions
+            }
+            is_commit = request.generation_id_or_member_epoch == 1
+            failed = await self.complete(group_id, int(request.member_id), is_commit, offsets)
+        api = wire(_OFFSET_COMMIT)
+
+        def code(place: TopicPartition) -> ErrorCode:
+            return error or (error_code(failed[place]) if place in failed else ErrorCode.NONE)
+
+        return api.OffsetCommitResponse(
+            topics=[
+                api.OffsetCommitResponseTopic(
+                    name=topic.name,
+                    partitions=[
+                        api.OffsetCommitResponsePartition(
+                            one.partition_index, code((names[topic.name], one.partition_index))
+                        )
+                        for one in topic.partitions
+                    ],
+                )
+                for topic in request.topics
+            ]
+        )
+
     # Finding the coordinator
 
     async def _find_coordinator(self, context: RequestContext, request: Any) -> Any:
         api = wire(FIND_COORDINATOR)
-        is_known = request.key_type in (_GROUP_KEY, _TRANSACTION_KEY)
-        error = ErrorCode.NONE if is_known else ErrorCode.INVALID_REQUEST
-        node = self._node() if is_known else BrokerNode(-1, "", -1)
-        message = None if is_known else f"coordinators of the kind {request.key_type} are not known"
-        found = {"node_id": node.node_id, "host": node.host, "port": node.port, "error_code": error}
         if context.version < 4:
-            return api.FindCoordinatorResponse(error_message=message, **found)
-        one = api.FindCoordinatorResponseCoordinator
-        keys = request.coordinator_keys
-        return api.FindCoordinatorResponse(
-            coordinators=[one(key=key, error_message=message or "", **found) for key in keys]
-        )
+            return api.FindCoordinatorResponse(**self._found(request.key_type, request.key))
+        coordinators = []
+        for key in request.coordinator_keys:
+            one = api.FindCoordinatorResponseCoordinator(key=key, **self._found(request.key_type, key))
+            one.error_message = one.error_message or ""
+            coordinators.append(one)
+        return api.FindCoordinatorResponse(coordinators=coordinators)
+
+    def _found(self, kind: int, key: str) -> dict[str, Any]:
+        """Who coordinates a group or a transactional id, in the fields of an answer."""
+        is_known = kind in (_GROUP_KEY, _TRANSACTION_KEY)
+        node = self._node_of(key) if is_known else None
+        error, message = ErrorCode.NONE, None
+        if not is_known:
+            error, message = ErrorCode.INVALID_REQUEST, f"coordinators of the kind {kind} are not known"
+        elif node is None:
+            error, message = ErrorCode.COORDINATOR_NOT_AVAILABLE, "nobody coordinates it at the moment"
+        node = node or BrokerNode(-1, "", -1)
+        return {
+            "node_id": node.node_id,
+            "host": node.host,
+            "port": node.port,
+            "error_code": error,
+            "error_message": message,
+        }
 
     # The classic protocol
 

@@ -55,11 +55,11 @@ class OffsetRequests:
 
     def handlers(self) -> dict[int, Handler]:
         """By API key."""
-        return {_OFFSET_COMMIT: self._commit, _OFFSET_FETCH: self._fetch, _OFFSET_DELETE: self._delete}
+        return {_OFFSET_COMMIT: self.commit, _OFFSET_FETCH: self._fetch, _OFFSET_DELETE: self._delete}
 
     # Changing
 
-    async def _commit(self, context: RequestContext, request: Any) -> Any:
+    async def commit(self, context: RequestContext, request: Any) -> Any:
         group_id = request.group_id
         error = self._offsets.refusal(group_id)
         if error is None:

@@ -34,6 +34,7 @@ from tidelog.service.kafka.groups.share_members import LEAVE_EPOCH, ShareGroup, 
 from tidelog.service.kafka.partitions import Partition
 from tidelog.service.kafka.primitives import Buffer
 from tidelog.service.kafka.requests import Handler, RequestContext, known_name, listed_name
+from tidelog.service.kafka.slots import Slots
 from tidelog.store.scheduler import in_store_thread
 from tidelog.topics.names import parse_topic_name
 from tidelog.topics.subscription.consumer import Consumer
@@ -109,7 +110,15 @@ class _Answers:
 class ShareGroups:
     """All share groups of a broker. `start` it before the first request."""
 
-    def __init__(self, broker: Broker, configs: GroupConfigs, settings: ShareGroupSettings | None = None) -> None:
+    def __init__(
+        self,
+        broker: Broker,
+        configs: GroupConfigs,
+        settings: ShareGroupSettings | None = None,
+        slots: Slots | None = None,
+    ) -> None:
+        """`slots` are those whose groups have their members here, where several nodes share the groups."""
+        self._slots = slots
         self._broker = broker
         self._configs = configs
         self._settings = settings or ShareGroupSettings()
@@ -178,6 +187,9 @@ class ShareGroups:
         module = wire(HEARTBEAT)
         if not request.group_id:
             return module.ShareGroupHeartbeatResponse(error_code=ErrorCode.INVALID_GROUP_ID)
+        if self._slots is not None and (refusal := self._slots.refusal(request.group_id)) is not None:
+            self._groups.pop(request.group_id, None)
+            return module.ShareGroupHeartbeatResponse(error_code=refusal, member_id=request.member_id)
         group = self._groups.get(request.group_id)
         if group is None:
             group = self._groups[request.group_id] = ShareGroup(self._settings)

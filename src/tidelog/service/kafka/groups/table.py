@@ -404,6 +404,17 @@ class GroupTable:
         self._keep(group_id, entry, ())
         return ErrorCode.NONE
 
+    def forget(self, groups: Iterable[str]) -> None:
+        """Another node coordinates these groups from now on: who waits is answered, and nothing is kept of them."""
+        for group_id in groups:
+            entry = self._entries.pop(group_id, None)
+            if entry is None:
+                continue
+            if entry.timer is not None:
+                entry.timer.cancel()
+            if isinstance(entry.group, ClassicGroup):
+                self.deliver(entry.group.close())
+
     def close(self) -> None:
         """The broker ends: everybody who waits is answered, and nobody waits from here on."""
         self._is_closed = True

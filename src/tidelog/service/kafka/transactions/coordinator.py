@@ -16,6 +16,9 @@ Invariants
   that: clients would come back only after a pause.
 - Offsets that are committed within a transaction are pending in their group until it ends, also after a restart.
 - The event loop never waits for the store.
+- Where several nodes share the transactional ids, this one coordinates those of its slots. Markers go to the nodes that
+  own the partitions and coordinate the groups; offsets of a transaction, which clients send to the coordinator of the
+  group, are passed on to that of the transaction (`Remote`).
 """
 
 from __future__ import annotations
@@ -31,8 +34,10 @@ from tidelog.clock import jittered
 from tidelog.errors import NotFoundError, TidelogError
 from tidelog.service.kafka.codec import wire
 from tidelog.service.kafka.error_codes import ErrorCode
+from tidelog.service.kafka.peers import is_forwarded
 from tidelog.service.kafka.records import Control
 from tidelog.service.kafka.requests import Handler, RequestContext, known_name
+from tidelog.service.kafka.slots import Slots
 from tidelog.service.kafka.transactions.state_machine import (
     DEFAULT_EXPIRATION_MS,
     DEFAULT_MAX_TIMEOUT_MS,
@@ -48,6 +53,7 @@ from tidelog.service.kafka.transactions.state_machine import (
     WriteMarkers,
 )
 from tidelog.service.kafka.transactions.store import Superseded, is_too_large
+from tidelog.service.placement import slot_of
 from tidelog.store.scheduler import in_store_thread
 from tidelog.topics.subscription.group_offsets import GroupOffset
 
@@ -61,7 +67,9 @@ _FIRST_PAUSE_SECONDS = 0.05
 _LONGEST_PAUSE_SECONDS = 5.0
 _LONGEST_TIMER_SECONDS = 3600.0
 _IDS_LOW = 100
+_CHECK_SECONDS = 1.0
 _PREPARED = (TransactionState.PREPARE_COMMIT, TransactionState.PREPARE_ABORT)
+_TRANSIENT = (ErrorCode.NOT_COORDINATOR, ErrorCode.COORDINATOR_NOT_AVAILABLE)
 _UNDECIDED = (TransactionState.ONGOING, *_PREPARED)
 _logger = logging.getLogger("tidelog.kafka")
 
@@ -73,6 +81,8 @@ class Store(Protocol):
     """`TransactionStore`: durable, and waited for in a thread."""
 
     def load(self) -> list[TransactionRecord]: ...
+
+    def read(self, transactional_id: str) -> TransactionRecord | None: ...
 
     def write(self, persists: list[Persist]) -> list[Superseded]: ...
 
@@ -106,6 +116,18 @@ class Groups(Protocol):
         """Decided: on a commit returns once they are durable. A second time changes nothing. Returns what failed."""
 
 
+class Remote(Protocol):
+    """Other nodes, which coordinate groups and transactions of an installation."""
+
+    async def commit_offsets(self, context: RequestContext, request: Any) -> Any:
+        """TxnOffsetCommit at the coordinator of its transaction. TidelogError: nobody is known to have it."""
+
+    async def complete(
+        self, group_id: str, producer_id: int, commit: bool, offsets: Mapping[Partition, GroupOffset]
+    ) -> None:
+        """As `Groups.complete` at the coordinator of the group; raises what failed."""
+
+
 class TransactionService:
     """Serves all transactional ids. Made, started and stopped on the event loop."""
 
@@ -121,8 +143,13 @@ class TransactionService:
         patience_seconds: float = _PATIENCE_SECONDS,
         first_pause_seconds: float = _FIRST_PAUSE_SECONDS,
         in_thread: InThread = in_store_thread,
+        slots: Slots | None = None,
+        remote: Remote | None = None,
     ) -> None:
-        """`now_ms` is wall time: deadlines outlive this process. `in_thread` waits for the store."""
+        """`now_ms` is wall time: deadlines outlive this process. `in_thread` waits for the store. With `slots` it
+        coordinates the transactional ids of these alone, and asks other nodes through `remote`."""
+        self._slots = slots
+        self._remote = remote
         self._in_thread = in_thread
         self._store = store
         self._markers = markers
@@ -144,6 +171,8 @@ class TransactionService:
         self._marking: dict[tuple[str, Place], asyncio.Task[None]] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._timer: asyncio.TimerHandle | None = None
+        self._loaded_pending: dict[tuple[str, int], str] = {}
+        self._is_checking = False
         self._is_started = False
         self._is_stopped = False
 
@@ -161,12 +190,58 @@ class TransactionService:
 
     async def start(self) -> None:
         """Reads the records, and goes on with what was begun. Until then requests are answered that it loads."""
-        records = await self._in_thread(self._store.load)
-        for record in records:
-            self._begin_pending(record)
+        records = [] if self._slots is not None else await self._in_thread(self._store.load)
         self._is_started = True
         self._spawn(self._write_records())
-        self._carry_out(self._coordinator.recover(records))
+        self.take_over(records)
+
+    def take_over(self, records: Iterable[TransactionRecord]) -> None:
+        """Goes on with these transactional ids; of those that other nodes coordinate, groups here learn what is
+        pending."""
+        ours = []
+        for record in records:
+            if self._slots is None:
+                self._begin_pending(record)
+            else:
+                self._load_pending(record, self._slots)
+            if self._slots is None or self._slots.is_unloaded(record.transactional_id):
+                ours.append(record)
+        self._carry_out(self._coordinator.recover(ours))
+
+    def _load_pending(self, record: TransactionRecord, slots: Slots) -> None:
+        """Groups whose slot is being loaded have offsets pending, as the record says. The coordinator before may have
+        been told the end of it, while the record does not say so yet: it is looked at again."""
+        if record.state not in _UNDECIDED:
+            return
+        for group_id, offsets in record.offsets.items():
+            if slots.is_unloaded(group_id):
+                self._groups.begin_pending(group_id, record.producer_id, _flat(offsets))
+                self._loaded_pending[group_id, record.producer_id] = record.transactional_id
+        if self._loaded_pending and not self._is_checking:
+            self._is_checking = True
+            self._spawn(self._check_loaded())
+
+    async def _check_loaded(self) -> None:
+        while self._loaded_pending:
+            await asyncio.sleep(_CHECK_SECONDS)
+            for (group_id, producer_id), name in list(self._loaded_pending.items()):
+                with contextlib.suppress(TidelogError):
+                    record = await self._in_thread(self._store.read, name)
+                    is_pending = record is not None and record.state in _UNDECIDED and group_id in record.offsets
+                    if not is_pending and self._loaded_pending.pop((group_id, producer_id), None) is not None:
+                        await self._groups.complete(group_id, producer_id, False, {})
+        self._is_checking = False
+
+    def hand_over(self, slot: int) -> None:
+        """Another node coordinates the transactional ids of a slot from now on."""
+        for name in self._coordinator.transactional_ids():
+            if slot_of(name) == slot:
+                self._forget(name)
+
+    def _forget(self, name: str) -> None:
+        self._ending.pop(name, None)
+        self._carry_out(self._coordinator.forget(name))
+        self._wake(name)
 
     async def stop(self) -> None:
         """Stops at once. What was begun is finished by the next start; requests that wait hear that it is away."""
@@ -216,6 +291,10 @@ class TransactionService:
             return ErrorCode.TRANSACTION_ABORTABLE
         return error
 
+    def knows(self, producer_id: int) -> bool:
+        """Whether this node coordinates the transactions of a producer."""
+        return self._coordinator.knows(producer_id)
+
     def describe(self, transactional_id: str) -> TransactionRecord | None:
         """What is known of a transactional id."""
         return self._coordinator.describe(transactional_id)
@@ -226,7 +305,7 @@ class TransactionService:
     # Requests
 
     async def _init_producer_id(self, context: RequestContext, request: Any) -> Any:
-        reply = Reply(None, self._refusal())
+        reply = Reply(None, self._refusal(request.transactional_id))
         if reply.error is ErrorCode.NONE:
             reply = await self._init(request)
         return wire(INIT_PRODUCER_ID).InitProducerIdResponse(
@@ -254,7 +333,7 @@ class TransactionService:
             return Reply(None, ErrorCode.COORDINATOR_NOT_AVAILABLE)
 
     async def _add_partitions(self, context: RequestContext, request: Any) -> Any:
-        error = self._refusal()
+        error = self._refusal(request.v3_and_below_transactional_id)
         unknown: set[tuple[str, int]] = set()
         if error is ErrorCode.NONE:
             sent = [(topic.name, number) for topic in request.v3_and_below_topics for number in topic.partitions]
@@ -301,7 +380,7 @@ class TransactionService:
             who = (request.transactional_id, request.producer_id, request.producer_epoch)
             return self._coordinator.add_offsets(now_ms, token, *who, request.group_id)
 
-        error = self._refusal()
+        error = self._refusal(request.transactional_id)
         if error is ErrorCode.NONE:
             error = (await self._ask(request.transactional_id, ask)).error
         return wire(ADD_OFFSETS).AddOffsetsToTxnResponse(error_code=_code(context, error))
@@ -311,16 +390,21 @@ class TransactionService:
             who = (request.transactional_id, request.producer_id, request.producer_epoch)
             return self._coordinator.end(now_ms, token, *who, request.committed)
 
-        error = self._refusal()
+        error = self._refusal(request.transactional_id)
         if error is ErrorCode.NONE:
             error = (await self._ask(request.transactional_id, ask)).error
         return wire(END_TXN).EndTxnResponse(error_code=_code(context, error))
 
     async def _commit_offsets(self, context: RequestContext, request: Any) -> Any:
         error = self._refusal()
-        if error is ErrorCode.NONE:
+        is_passed_on = self._slots is not None and is_forwarded(context)
+        if error is ErrorCode.NONE and not is_passed_on:
             who = (request.member_id, request.generation_id, request.group_instance_id)
             error = self._groups.check_commit(request.group_id, *who)
+        if error is ErrorCode.NONE and self._slots is not None and not self._slots.has(request.transactional_id):
+            return await self._commit_elsewhere(context, request, is_passed_on)
+        if error is ErrorCode.NONE:
+            error = self._refusal(request.transactional_id)
         unknown: set[str] = set()
         if error is ErrorCode.NONE:
             names = {topic.name: known_name(topic.name) for topic in request.topics}
@@ -343,6 +427,43 @@ class TransactionService:
             ]
         )
 
+    async def _commit_elsewhere(self, context: RequestContext, request: Any, is_passed_on: bool) -> Any:
+        """Passes offsets on to the coordinator of their transaction; they are pending in the group here then."""
+        module = wire(TXN_OFFSET_COMMIT)
+        error = ErrorCode.NOT_COORDINATOR if is_passed_on else ErrorCode.COORDINATOR_NOT_AVAILABLE
+        if self._remote is not None and not is_passed_on:
+            try:
+                answer = await self._remote.commit_offsets(context, request)
+            except TidelogError as failed:
+                _logger.info("offsets of the transaction %s wait: %s", request.transactional_id, failed)
+            else:
+                stored = [
+                    (str(name), one.partition_index)
+                    for topic in answer.topics
+                    if (name := known_name(topic.name)) is not None
+                    for one in topic.partitions
+                    if one.error_code == ErrorCode.NONE
+                ]
+                self._loaded_pending.pop((request.group_id, request.producer_id), None)
+                self._groups.begin_pending(request.group_id, request.producer_id, stored)
+                for topic in answer.topics:
+                    for one in topic.partitions:
+                        if one.error_code in _TRANSIENT:  # of that coordinator, not of the group's
+                            one.error_code = ErrorCode.COORDINATOR_LOAD_IN_PROGRESS
+                return answer
+        return module.TxnOffsetCommitResponse(
+            topics=[
+                module.TxnOffsetCommitResponseTopic(
+                    name=topic.name,
+                    partitions=[
+                        module.TxnOffsetCommitResponsePartition(partition_index=one.partition_index, error_code=error)
+                        for one in topic.partitions
+                    ],
+                )
+                for topic in request.topics
+            ]
+        )
+
     async def _commit(self, request: Any, names: Mapping[str, object]) -> ErrorCode:
         offsets = {
             (str(names[topic.name]), one.partition_index): CommittedOffset(
@@ -361,10 +482,13 @@ class TransactionService:
         # Clients know this of other requests alone; this one they simply repeat.
         return ErrorCode.COORDINATOR_LOAD_IN_PROGRESS if error is ErrorCode.CONCURRENT_TRANSACTIONS else error
 
-    def _refusal(self) -> ErrorCode:
+    def _refusal(self, transactional_id: str | None = None) -> ErrorCode:
         if self._is_stopped:
             return ErrorCode.COORDINATOR_NOT_AVAILABLE
-        return ErrorCode.NONE if self._is_started else ErrorCode.COORDINATOR_LOAD_IN_PROGRESS
+        if not self._is_started:
+            return ErrorCode.COORDINATOR_LOAD_IN_PROGRESS
+        refusal = None if self._slots is None or transactional_id is None else self._slots.refusal(transactional_id)
+        return refusal or ErrorCode.NONE
 
     async def _ask(
         self, transactional_id: str, request: Callable[[int, Token], Coroutine[Any, Any, list[Effect]]]
@@ -494,6 +618,11 @@ class TransactionService:
 
     def _persisted(self, persist: Persist, superseded: Superseded | None) -> None:
         name = persist.transactional_id
+        if self._slots is not None and not self._slots.has(name):
+            self._forget(name)
+            return
+        if not self._coordinator.is_writing(name):
+            return  # its slot was handed over meanwhile
         if superseded is not None:
             _logger.warning("another coordinator has changed the transactional id %s", name)
             effects = self._coordinator.superseded(name, superseded.record)
@@ -510,6 +639,9 @@ class TransactionService:
     def _begin_pending(self, record: TransactionRecord) -> None:
         if record.state in _UNDECIDED:
             for group_id, offsets in record.offsets.items():
+                if self._slots is not None and not self._slots.has(group_id):
+                    continue
+                self._loaded_pending.pop((group_id, record.producer_id), None)
                 self._groups.begin_pending(group_id, record.producer_id, _flat(offsets))
 
     def _wake(self, transactional_id: str) -> None:
@@ -549,6 +681,10 @@ class TransactionService:
     async def _write_marker(self, markers: WriteMarkers, place: Place) -> None:
         if isinstance(place, str):
             offsets = {one: _group_offset(at) for one, at in _flat(markers.offsets[place]).items()}
+            if self._slots is not None and not self._slots.has(place):
+                assert self._remote is not None, "with slots there are other nodes"
+                await self._remote.complete(place, markers.producer_id, markers.is_commit, offsets)
+                return
             failed = await self._groups.complete(place, markers.producer_id, markers.is_commit, offsets)
             for error in failed.values():
                 raise error

@@ -344,6 +344,25 @@ class TransactionCoordinator:
             self._by_producer.pop(known.record.producer_id, None)
         return effects if record is None else effects + self._restore(record)
 
+    def forget(self, transactional_id: str) -> list[Effect]:
+        """Another coordinator has this transactional id now. What is being written here may be written all the same."""
+        transaction = self._transactions.pop(transactional_id, None)
+        if transaction is None:
+            return []
+        if self._by_producer.get(transaction.record.producer_id) == transactional_id:
+            del self._by_producer[transaction.record.producer_id]
+        waiting = () if transaction.next is None else transaction.next.replies
+        return [Reply(reply.token, ErrorCode.NOT_COORDINATOR) for reply in waiting]
+
+    def knows(self, producer_id: int) -> bool:
+        """Whether a producer is one of those that are coordinated here."""
+        return producer_id in self._by_producer
+
+    def is_writing(self, transactional_id: str) -> bool:
+        """Whether a record of it is to be persisted."""
+        transaction = self._transactions.get(transactional_id)
+        return transaction is not None and transaction.next is not None
+
     def marker_written(self, now_ms: int, markers: WriteMarkers, place: Partition | str) -> list[Effect]:
         """A partition has its control record, or a group (by its name) the offsets."""
         transaction = self._transactions.get(markers.transactional_id)

@@ -12,6 +12,7 @@ Invariants
 - The first id of an installation is made from its time. One that has lost its metadata, and not its topics, so begins
   above the ids that are known in its partitions.
 - Calls wait for the store: they belong in a thread. One call at a time writes records.
+- Where several nodes share the transactional ids, every commit checks the claims of their slots (`slots.py`).
 """
 
 from __future__ import annotations
@@ -24,8 +25,10 @@ from typing import NamedTuple
 import msgspec
 
 from tidelog.clock import Clock, SystemClock
-from tidelog.errors import ConflictError, DataError
+from tidelog.errors import ConflictError, DataError, FencedError
+from tidelog.service.kafka.slots import Slots
 from tidelog.service.kafka.transactions.state_machine import Persist, TransactionRecord, decode_record, encode_record
+from tidelog.service.placement import slot_of
 from tidelog.store.document import VersionedDocument, decode_json, encode_json
 from tidelog.store.keys import DEFAULT_ROOT, producer_ids_key, transaction_key, transactions_prefix
 from tidelog.store.metadata.base import MAX_VALUE_BYTES, Check, Delete, Entry, MetadataStore, Put, Write
@@ -35,7 +38,7 @@ _logger = logging.getLogger("tidelog.kafka")
 PRODUCER_ID_BLOCK = 1000
 MAX_RECORD_BYTES = MAX_VALUE_BYTES - 4096
 """A transaction that is open may have so much; the rest is for the records that end it."""
-_KEYS_AT_ONCE = 100  # as many as etcd takes
+_KEYS_AT_ONCE = 64  # with a check for each slot beside them as many as etcd takes
 _WRITES_AT_ONCE = 8
 
 
@@ -62,7 +65,14 @@ class _Change(NamedTuple):
 class TransactionStore:
     """The records of one installation."""
 
-    def __init__(self, metadata: MetadataStore, root: str = DEFAULT_ROOT, clock: Clock | None = None) -> None:
+    def __init__(
+        self,
+        metadata: MetadataStore,
+        root: str = DEFAULT_ROOT,
+        clock: Clock | None = None,
+        slots: Slots | None = None,
+    ) -> None:
+        self._slots = slots
         self._metadata = metadata
         self._root = root
         self._clock = clock or SystemClock()
@@ -73,34 +83,46 @@ class TransactionStore:
     # Records
 
     def load(self) -> list[TransactionRecord]:
-        """All of them. A damaged one is as good as none: it is logged, and its transactional id begins again."""
-        self._versions.clear()
+        """All of them. A damaged one is as good as none: it is logged, and its transactional id begins again.
+
+        Where there are slots, what was read of those that other nodes have is for looking only."""
+        if self._slots is None:
+            self._versions.clear()
         records = []
         for entry in self._metadata.range(transactions_prefix(self._root)):
             record = _decoded(entry)
             if record is not None:
-                self._versions[record.transactional_id] = entry.version
+                if self._slots is None or self._slots.is_unloaded(record.transactional_id):
+                    self._versions[record.transactional_id] = entry.version
                 records.append(record)
         return records
+
+    def read(self, transactional_id: str) -> TransactionRecord | None:
+        """What is durable of a transactional id, whoever coordinates it."""
+        entry = self._metadata.get(transaction_key(transactional_id, self._root))
+        return None if entry is None else _decoded(entry)
 
     def write(self, persists: Sequence[Persist]) -> list[Superseded]:
         """Makes the records durable, one for each transactional id; returns those that were not, and never will be.
 
         After an error some may be written: call it again with the same ones.
         """
-        superseded: list[Superseded] = []
-        changes = [self._change(one) for one in persists]
+        superseded = [Superseded(one.transactional_id, None) for one in persists if not self._is_ours(one)]
+        changes = [self._change(one) for one in persists if self._is_ours(one)]
         if not self._metadata.supports_multi_key:
             found = in_parallel(self._write_one, changes, _WRITES_AT_ONCE, "tidelog-transactions")
             return [one for one in found if one is not None]
         for some in _chunks(changes):
             try:
                 self._commit(some)
-            except ConflictError:
+            except (ConflictError, FencedError):
                 # At least one of them: each by itself says which.
                 found = [self._write_one(one) for one in some]
                 superseded += [one for one in found if one is not None]
         return superseded
+
+    def _is_ours(self, persist: Persist) -> bool:
+        return self._slots is None or self._slots.is_claimed(persist.transactional_id)
 
     def _change(self, persist: Persist) -> _Change:
         key = transaction_key(persist.transactional_id, self._root)
@@ -108,6 +130,8 @@ class TransactionStore:
 
     def _commit(self, changes: Sequence[_Change]) -> None:
         checks = [Check(one.write.key, self._versions.get(one.persist.transactional_id)) for one in changes]
+        if self._slots is not None:
+            checks += map(self._slots.check, {slot_of(one.persist.transactional_id) for one in changes})
         versions = self._metadata.commit(checks, [one.write for one in changes])
         for one in changes:
             self._know(one.persist.transactional_id, versions.get(one.write.key))
@@ -119,9 +143,14 @@ class TransactionStore:
             self._versions[transactional_id] = version
 
     def _write_one(self, change: _Change) -> Superseded | None:
+        transactional_id = change.persist.transactional_id
         try:
             self._commit([change])
-        except ConflictError:
+        except FencedError:
+            return Superseded(transactional_id, None)
+        except ConflictError as error:
+            if self._slots is not None:
+                self._slots.conflict(slot_of(transactional_id), error)
             return self._looked_up(change)
         return None
 
