@@ -124,6 +124,8 @@ def test_data_is_served_by_owners_only(tmp_path: Path) -> None:
             request = module.ListOffsetsRequest(topics=[topic])
             (answer,) = (await nodes.call(2, LIST_OFFSETS, 7, request)).topics
             assert answer.partitions[0].error_code == ErrorCode.NOT_LEADER_OR_FOLLOWER
+            (served,) = nodes.nodes[2]._broker.topics()
+            assert served.opened_at == {}, "it was tried to open"
             assert await append(nodes, 1, b"c") == (0, 1)
 
     run(work())

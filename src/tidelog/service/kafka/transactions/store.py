@@ -38,7 +38,8 @@ _logger = logging.getLogger("tidelog.kafka")
 PRODUCER_ID_BLOCK = 1000
 MAX_RECORD_BYTES = MAX_VALUE_BYTES - 4096
 """A transaction that is open may have so much; the rest is for the records that end it."""
-_KEYS_AT_ONCE = 64  # with a check for each slot beside them as many as etcd takes
+_KEYS_AT_ONCE = 100  # as many as etcd takes
+_KEYS_WITH_SLOTS = 64  # with a check for each slot beside them
 _WRITES_AT_ONCE = 8
 
 
@@ -112,7 +113,7 @@ class TransactionStore:
         if not self._metadata.supports_multi_key:
             found = in_parallel(self._write_one, changes, _WRITES_AT_ONCE, "tidelog-transactions")
             return [one for one in found if one is not None]
-        for some in _chunks(changes):
+        for some in _chunks(changes, _KEYS_AT_ONCE if self._slots is None else _KEYS_WITH_SLOTS):
             try:
                 self._commit(some)
             except (ConflictError, FencedError):
@@ -179,12 +180,12 @@ def is_too_large(record: TransactionRecord) -> bool:
     return len(encode_record(record)) > MAX_RECORD_BYTES
 
 
-def _chunks(changes: Sequence[_Change]) -> Iterator[list[_Change]]:
+def _chunks(changes: Sequence[_Change], at_once: int) -> Iterator[list[_Change]]:
     """As many as one commit takes, by number and by bytes."""
     some: list[_Change] = []
     size = 0
     for one in changes:
-        if some and (len(some) == _KEYS_AT_ONCE or size + one.size > MAX_VALUE_BYTES):
+        if some and (len(some) == at_once or size + one.size > MAX_VALUE_BYTES):
             yield some
             some, size = [], 0
         some.append(one)
