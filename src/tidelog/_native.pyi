@@ -55,6 +55,9 @@ def encode(
     extension: Buffer = b"",
     /,
 ) -> bytes: ...
+def encode_values(
+    values: Sequence[object], timestamp_us: int, name: bytes | None, epoch: int, sequence: int, /
+) -> list[bytes] | None: ...
 def decode_frames(
     message_type: Callable[..., _T],
     first_offset: int,

@@ -480,3 +480,17 @@ def test_messages_are_deleted_before_an_offset(log: Any) -> None:
     several.append(b"b", partition=0)
     assert several.delete_before({1: 1}) == {1: 1}
     assert [message.value for message in several.read()] == [b"b"]
+
+
+def test_producer_of_tasks_stores_each_sequence_once(log: Any) -> None:
+    """The twins for tasks number messages and remember them as those for threads do."""
+    topic = log.topic("shop/orders")
+
+    async def play() -> None:
+        with topic.producer("till") as producer:
+            assert await producer.append_many_async([b"a", Message(b"b", key=b"k")], sequence=1) == [0, 1]
+            assert await producer.append_async(b"c", sync=True) == 2
+            assert await producer.append_many_async([b"a", b"b"], sequence=1) == [0, 1]
+
+    asyncio.run(play())
+    assert [message.value for message in topic.read()] == [b"a", b"b", b"c"]

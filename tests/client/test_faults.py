@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import signal
 import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -64,6 +66,31 @@ class TestProducing:
                 assert topic.append(b"%d" % number * 40) == number
             proxy.cut_after()
             assert values(topic) == [b"%d" % number * 40 for number in range(8)]
+
+    def test_threads_and_tasks_share_a_topic(self, proxy: CuttingProxy) -> None:
+        """Each message is stored once, and those of one thread in its order, over connections that are cut."""
+        with tidelog.connect(proxy.url, timeout=WAIT_SECONDS) as log:
+            topic = log.topic("shop/orders")
+
+            def append(writer: int) -> None:
+                for number in range(30):
+                    if number == 10:
+                        proxy.cut()
+                    topic.append(b"%d %d" % (writer, number))
+
+            async def append_async() -> None:
+                for number in range(30):
+                    await topic.append_async(b"4 %d" % number)
+
+            with ThreadPoolExecutor(5) as pool:
+                writing = [pool.submit(append, writer) for writer in range(4)]
+                writing.append(pool.submit(lambda: asyncio.run(append_async())))
+                for one in writing:
+                    one.result(WAIT_SECONDS)
+            found = [tuple(map(int, (value or b"").split())) for value in values(topic)]
+            assert sorted(found) == [(writer, number) for writer in range(5) for number in range(30)]
+            for writer in range(5):
+                assert [number for one, number in found if one == writer] == list(range(30))
 
     def test_unreachable_server_is_named(self, served: Served) -> None:
         """After the timeout the error says which server and what to do; the client works again with the server."""

@@ -57,6 +57,28 @@ def encode(
     return b"".join((fixed, key_bytes, block, extension_bytes, value_bytes))
 
 
+def encode_values(
+    values: Sequence[object], timestamp_us: int, name: bytes | None, epoch: int, sequence: int, /
+) -> list[bytes] | None:
+    """The envelopes of values that are appended together, with their marks; None unless all are bytes."""
+    plain = [value for value in values if type(value) is bytes]
+    if not LEAST_US <= timestamp_us <= MOST_US:
+        raise InputError(f"the timestamp is outside of the years 1 to 9999 in UTC ({timestamp_us} us since 1970)")
+    if name is not None and len(name) > 239:
+        raise OverflowError("the name of a producer has at most 239 bytes")
+    if len(plain) < len(values):
+        return None
+    batch = [struct.pack("<BBII", 1, 8, number, len(plain)) if len(plain) > 1 else b"" for number in range(len(plain))]
+    producer = [
+        b"" if name is None else struct.pack("<BBQQ", 2, 16 + len(name), epoch, sequence + number) + name
+        for number in range(len(plain))
+    ]
+    return [
+        encode(value, None, None, timestamp_us, one + other)
+        for value, one, other in zip(plain, batch, producer, strict=True)
+    ]
+
+
 def _header_items(
     headers: Mapping[str, Buffer | None] | Sequence[tuple[str, Buffer | None]] | None,
 ) -> list[tuple[str, Buffer | None]]:

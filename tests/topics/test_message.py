@@ -440,3 +440,28 @@ def every_path(message_type: Any = Message) -> None:
 def test_no_path_leaks_memory_or_references() -> None:
     """Hundreds of calls, failing ones too, leave no more memory behind than a few."""
     assert_nothing_leaks(every_path, 200)
+
+
+@given(
+    st.lists(st.binary(max_size=20) | st.sampled_from([None, "text", bytearray(b"x")]), max_size=5),
+    TIMES,
+    st.none() | st.binary(max_size=240),
+    st.integers(0, 1 << 32),
+    st.integers(0, 1 << 32),
+)
+@settings(max_examples=examples(200))
+def test_values_of_a_batch_are_encoded_together(
+    values: list[object], time: int, name: bytes | None, epoch: int, sequence: int
+) -> None:
+    """All at once or not at all, with the marks of batch and producer, as one by one."""
+    assert_twins_agree("encode_values", values, time, name, epoch, sequence)
+
+
+def test_encoding_values_leaks_nothing() -> None:
+    """Neither what is encoded nor what is refused stays."""
+
+    def use() -> None:
+        _native.encode_values([b"a" * 600, b"b"], 1, b"name", 1, 2)
+        _native.encode_values([b"a" * 600, None], 1, None, 0, 0)
+
+    assert_nothing_leaks(use, 300)

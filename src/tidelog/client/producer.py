@@ -1,6 +1,7 @@
 """Appends over the network: what comes together shares a request, and nothing is stored twice.
 
     program: append, append, append_many ...  ->  queue  ->  POST .../messages?producer=NAME&sequence=N  (one at a time)
+             append of a thread, nothing before it       ->  the same, by the thread itself
 
 Invariants
 - Every message has the name of its producer and a sequence. A request that got no answer is sent again as it was, and
@@ -19,15 +20,16 @@ from collections import deque
 from collections.abc import Iterable, Sequence
 from concurrent.futures import Future
 from datetime import datetime
+from threading import Lock
 from typing import NamedTuple
 
 from tidelog.client.bridge import Bridge, awaited, waited
-from tidelog.client.transport import Http, path_of
-from tidelog.client.wire import MSGPACK, PackedMessage, array_of, checked, decode_appended, elements
+from tidelog.client.transport import Answer, Http, path_of
+from tidelog.client.wire import MSGPACK, Appendable, checked, checked_several, decode_appended, encode, joined
 from tidelog.codec import JSON_ERRORS
 from tidelog.errors import ClosedError, DataError, Hint, InputError, RetryError, TidelogError
 from tidelog.store.aio import ClosedAtExit, twin_of
-from tidelog.topics.message import SHIPPED, HeadersGiven, Message, Sync, several
+from tidelog.topics.message import SHIPPED, HeadersGiven, Message, Sync
 from tidelog.topics.partitioned import PartitionOffset
 from tidelog.topics.producer.producer import checked_sequence
 from tidelog.units import to_seconds
@@ -72,13 +74,52 @@ class Appender:
         self.name = name
         self._waiting: deque[_Append] = deque()
         self._next_sequence = 0
+        self._turn = Lock()
+        """Of whoever sends: the task in the client's loop, or one thread that waits."""
         self._task: asyncio.Task[None] | None = None
         self.is_closed = False
 
+    def append(
+        self, messages: Sequence[Appendable], sync: Sync, timeout: float | str | None, sequence: int | None = None
+    ) -> list[int]:
+        """As `put`, for a thread that waits: it makes the request by itself where no other append is on its way."""
+        one = self._made(messages, sync, timeout, sequence)
+        if one.answer.done():
+            return one.answer.result()
+        self._bridge.check()
+        if not self._turn.acquire(blocking=False):
+            return waited(self._queued(one))
+        try:
+            if self._waiting:
+                self._waiting.append(one)
+            else:
+                one = self._numbered(one)
+                head, body, seconds = self._request([one])
+                answer = self._http.direct.ask(head, body, seconds)
+                if answer is not None:
+                    return self._offsets(answer, one.messages)
+                self._waiting.appendleft(one)  # the same again, with its sequence: it is stored once
+        finally:
+            self._turn.release()
+            if self._waiting:
+                self._bridge.soon(self._begin)
+        return waited(one.answer)
+
     def put(
-        self, messages: Sequence[PackedMessage], sync: Sync, timeout: float | str | None, sequence: int | None = None
+        self, messages: Sequence[Appendable], sync: Sync, timeout: float | str | None, sequence: int | None = None
     ) -> Future[list[int]]:
         """The offsets of these messages, when the server has them."""
+        one = self._made(messages, sync, timeout, sequence)
+        return one.answer if one.answer.done() else self._queued(one)
+
+    def _queued(self, one: _Append) -> Future[list[int]]:
+        self._waiting.append(one)
+        self._bridge.soon(self._begin)
+        return one.answer
+
+    def _made(
+        self, messages: Sequence[Appendable], sync: Sync, timeout: float | str | None, sequence: int | None
+    ) -> _Append:
         if sync not in (True, False, SHIPPED):
             raise InputError(f'sync must be True, False or "shipped", not {sync!r}', operation="append")
         seconds = to_seconds(timeout)
@@ -87,17 +128,14 @@ class Appender:
         answer: Future[list[int]] = Future()
         if not messages:
             answer.set_result([])
-            return answer
-        self._waiting.append(_Append(elements(messages), len(messages), sync, seconds, sequence, answer))
-        self._bridge.soon(self._begin)
-        return answer
+        return _Append(encode(messages), len(messages), sync, seconds, sequence, answer)
 
     def begin_after(self, sequence: int | None) -> None:
         """Goes on after the last sequence that is stored."""
         self._next_sequence = 0 if sequence is None else sequence + 1
 
     def _begin(self) -> None:
-        if self._task is None and self._waiting:
+        if self._waiting and self._turn.acquire(blocking=False):
             self._task = asyncio.ensure_future(self._send_all())
 
     async def _send_all(self) -> None:
@@ -114,6 +152,8 @@ class Appender:
             raise
         finally:
             self._task = None
+            self._turn.release()
+            self._begin()  # what came after the last look, while it was this one's turn
 
     def _take(self) -> list[_Append]:
         """Appends that can share a request, from the first one on."""
@@ -150,8 +190,9 @@ class Appender:
         else:
             _answer(taken, offsets)
 
-    async def _post(self, taken: list[_Append]) -> list[int]:
-        first, count = taken[0], sum(one.messages for one in taken)
+    def _request(self, taken: list[_Append]) -> tuple[bytes, bytes, float]:
+        """Head and body, and how long one attempt waits for its answer."""
+        first = taken[0]
         sync = first.sync if isinstance(first.sync, str) else bool(first.sync)
         query = {
             "producer": self.name,
@@ -160,17 +201,17 @@ class Appender:
             "timeout": None if first.timeout is None else min(first.timeout, _SHIPPED_SECONDS),
             "partition": self._partition,
         }
-        extra = first.timeout or 0.0
-        answer = await self._http.ask(
-            "POST",
-            self._path,
-            query,
-            array_of([one.body for one in taken], count),
-            media_type=MSGPACK,
-            accept=MSGPACK,
-            timeout=self._http.timeout_seconds + extra,
-            attempt=_SHIPPED_SECONDS if first.sync == SHIPPED else _ATTEMPT_SECONDS + extra,
-        )
+        body = joined([(one.body, one.messages) for one in taken])
+        head = self._http.head("POST", self._path, query, body, MSGPACK, MSGPACK)
+        return head, body, _SHIPPED_SECONDS if first.sync == SHIPPED else _ATTEMPT_SECONDS + (first.timeout or 0.0)
+
+    async def _post(self, taken: list[_Append]) -> list[int]:
+        head, body, attempt = self._request(taken)
+        total = self._http.timeout_seconds + (taken[0].timeout or 0.0)
+        answer = await self._http.send(head, body, timeout=total, attempt=attempt)
+        return self._offsets(answer, sum(one.messages for one in taken))
+
+    def _offsets(self, answer: Answer, count: int) -> list[int]:
         try:
             found = decode_appended(answer.body)
         except JSON_ERRORS as error:
@@ -251,7 +292,8 @@ class RemoteProducer(ClosedAtExit):
 
         Without a sequence it gets the one after the last.
         """
-        return waited(self._put([checked(value, key, headers, timestamp, deliver_at)], sequence, sync, timeout))[0]
+        message = checked(value, key, headers, timestamp, deliver_at)
+        return self._open_appender.append([message], sync, timeout, sequence)[0]
 
     def append_many(
         self,
@@ -262,7 +304,7 @@ class RemoteProducer(ClosedAtExit):
         timeout: float | str | None = None,
     ) -> list[int]:
         """Appends messages with consecutive sequences, the first of which is `sequence`; returns their offsets."""
-        return waited(self._put([checked(one) for one in several(messages)], sequence, sync, timeout))
+        return self._open_appender.append(checked_several(messages), sync, timeout, sequence)
 
     @twin_of(append)
     async def append_async(
@@ -277,8 +319,8 @@ class RemoteProducer(ClosedAtExit):
         sync: Sync = False,
         timeout: float | str | None = None,
     ) -> int:
-        put = self._put([checked(value, key, headers, timestamp, deliver_at)], sequence, sync, timeout)
-        return (await asyncio.wrap_future(put))[0]
+        message = checked(value, key, headers, timestamp, deliver_at)
+        return (await asyncio.wrap_future(self._open_appender.put([message], sync, timeout, sequence)))[0]
 
     @twin_of(append_many)
     async def append_many_async(
@@ -289,19 +331,17 @@ class RemoteProducer(ClosedAtExit):
         sync: Sync = False,
         timeout: float | str | None = None,
     ) -> list[int]:
-        return await asyncio.wrap_future(
-            self._put([checked(one) for one in several(messages)], sequence, sync, timeout)
-        )
+        put = self._open_appender.put(checked_several(messages), sync, timeout, sequence)
+        return await asyncio.wrap_future(put)
 
-    def _put(
-        self, messages: list[PackedMessage], sequence: int | None, sync: Sync, timeout: float | str | None
-    ) -> Future[list[int]]:
+    @property
+    def _open_appender(self) -> Appender:
         if self._appender.is_closed:
             raise ClosedError(
                 f"the producer {self.name!r} is closed",
                 hint=Hint("Open it again: topic.producer(name)", "Run it again"),
             )
-        return self._appender.put(messages, sync, timeout, sequence)
+        return self._appender
 
     def close(self) -> None:
         """Appends that were begun are finished; new ones raise ClosedError."""

@@ -15,19 +15,19 @@ from typing import Any, Unpack
 
 import msgspec
 
-from tidelog.client.bridge import Bridge, both, waited
+from tidelog.client.bridge import Bridge, both
 from tidelog.client.consumer import RemoteConsumer
 from tidelog.client.producer import Appender, RemoteProducer, new_name
 from tidelog.client.reading import Positions, Reader, Wanted, read, read_async
 from tidelog.client.transport import Http, operate, path_of
-from tidelog.client.wire import checked
+from tidelog.client.wire import checked, checked_several
 from tidelog.errors import InputError, NotFoundError
 from tidelog.findings import VerifyReport
 from tidelog.log.isolation import READ_COMMITTED, Isolation
 from tidelog.log.reader import Position, checked_offset
 from tidelog.store.aio import twin_of
 from tidelog.topics.base import TopicStatistics, check_only_partition
-from tidelog.topics.message import HeadersGiven, Message, OnGap, Sync, several
+from tidelog.topics.message import HeadersGiven, Message, OnGap, Sync
 from tidelog.topics.names import TopicName
 from tidelog.topics.partitioned import PartitionedTopicStatistics, no_such_partition, offset_of_which_partition
 from tidelog.topics.producer.registry import check_name
@@ -289,13 +289,13 @@ class RemoteTopic(_Topic):
         how long an unreachable server is tried is the client's.
         """
         message = checked(value, key, headers, timestamp, deliver_at)
-        return waited(self._appender.put([message], sync, timeout))[0]
+        return self._appender.append([message], sync, timeout)[0]
 
     def append_many(
         self, messages: Iterable[bytes | Message], *, sync: Sync = False, timeout: float | str | None = None
     ) -> list[int]:
         """Appends messages atomically with consecutive offsets; returns the offsets."""
-        return waited(self._appender.put([checked(one) for one in several(messages)], sync, timeout))
+        return self._appender.append(checked_several(messages), sync, timeout)
 
     @twin_of(append)
     async def append_async(
@@ -316,7 +316,7 @@ class RemoteTopic(_Topic):
     async def append_many_async(
         self, messages: Iterable[bytes | Message], *, sync: Sync = False, timeout: float | str | None = None
     ) -> list[int]:
-        packed = [checked(one) for one in several(messages)]
+        packed = checked_several(messages)
         return await asyncio.wrap_future(self._appender.put(packed, sync, timeout))
 
     # Reading
@@ -449,7 +449,7 @@ class RemotePartitionedTopic(_Topic):
     ) -> int:
         """Appends a message to the partition of its key, or to the one that is named; its offset has `partition`."""
         message = checked(value, key, headers, timestamp, deliver_at)
-        return waited(self._target(partition).put([message], sync, timeout))[0]
+        return self._target(partition).append([message], sync, timeout)[0]
 
     def append_many(
         self,
@@ -460,7 +460,7 @@ class RemotePartitionedTopic(_Topic):
         timeout: float | str | None = None,
     ) -> list[int]:
         """Appends messages, those of one partition atomically; returns their offsets in the order given."""
-        return waited(self._target(partition).put([checked(one) for one in several(messages)], sync, timeout))
+        return self._target(partition).append(checked_several(messages), sync, timeout)
 
     @twin_of(append)
     async def append_async(
@@ -487,7 +487,7 @@ class RemotePartitionedTopic(_Topic):
         sync: Sync = False,
         timeout: float | str | None = None,
     ) -> list[int]:
-        packed = [checked(one) for one in several(messages)]
+        packed = checked_several(messages)
         return await asyncio.wrap_future(self._target(partition).put(packed, sync, timeout))
 
     # Reading

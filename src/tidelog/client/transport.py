@@ -1,8 +1,8 @@
 """Requests to a server: connections, their pool, retries, and the errors that answers stand for.
 
 Invariants
-- At most `max_connections` requests are on their way at once; a request that waits for news has a connection of its
-  own, so that readers that follow never keep an append waiting.
+- At most `max_connections` requests are on their way at once, and as many appends of threads that wait. A request
+  that waits for news has a connection of its own, so that readers that follow never keep an append waiting.
 - A connection has one request at a time. It is used again only after a whole answer; otherwise it is closed.
 - A request that got no whole answer, or was told to come again, is sent again until its time is up. So every request
   that is made here must be one that does nothing twice.
@@ -14,9 +14,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import socket
 import ssl
+import time
+from collections import deque
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
+from threading import Semaphore
 from types import MappingProxyType
 from typing import Any, NamedTuple
 from urllib.parse import quote, urlencode, urlsplit
@@ -48,6 +52,8 @@ MAX_ANSWER_BYTES = 256 << 20
 _FIRST_PAUSE_SECONDS = 0.05
 _LONGEST_PAUSE_SECONDS = 2.0
 _OPERATION_SECONDS = 30.0
+_OPENING_SECONDS = 10.0
+_READ_BYTES = 1 << 16
 _WAITING: dict[str, Any] = {"waits": True, "timeout": 3 * _OPERATION_SECONDS, "attempt": 2 * _OPERATION_SECONDS}
 _MISSING = "tidelog.connect needs the packages of the extra `client`"
 _HINT = "Install them: pip install 'tidelog[client]'"
@@ -218,43 +224,26 @@ def _is_worth_another_try(answer: Answer, error: TidelogError) -> bool:
 # Connections
 
 
-class _Connection(asyncio.Protocol):
-    """One connection: a request, then its answer."""
+class AnswerParser:
+    """Puts one answer together from the bytes of a connection."""
 
     def __init__(self, make_parser: Any) -> None:
-        self._make_parser = make_parser
-        self._transport: asyncio.Transport | None = None
-        self._answer: asyncio.Future[Answer] | None = None
-        self.is_usable = False
-        self.is_fresh = True
+        self._parser = make_parser(self)
+        self._pieces: list[bytes] = []
+        self._size = 0
+        self._media_type = ""
+        self._headers: dict[str, str] = {}
+        self._answer: Answer | None = None
+        self.keeps_alive = False
+        """Whether the connection may be used again, once there is an answer."""
 
-    # asyncio
-
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport) or hasattr(transport, "write")
-        self._transport = transport  # type: ignore[assignment]
-        self.is_usable = True
-
-    def data_received(self, data: bytes) -> None:
-        if self._answer is None:
-            self.close()  # nobody asked
-            return
+    def feed(self, data: bytes) -> Answer | None:
+        """The answer, once it is whole; ServerUnavailableError for bytes that are none."""
         try:
             self._parser.feed_data(data)
-        except Exception as error:  # noqa: BLE001 - the parser's own, of bytes that are no answer
-            self._fail(_odd(str(error)))
-
-    def connection_lost(self, error: Exception | None) -> None:
-        self.is_usable = False
-        self._fail(LostError(str(error or "the connection was closed")))
-
-    def _fail(self, error: Exception) -> None:
-        answer, self._answer = self._answer, None
-        if answer is not None and not answer.done():
-            answer.set_exception(error)
-        self.close()
-
-    # The parser
+        except Exception as error:  # noqa: BLE001 - the parser's own
+            raise _odd(str(error)) from None
+        return self._answer
 
     def on_header(self, name: bytes, value: bytes) -> None:
         if name.lower().startswith(b"x-tidelog-"):
@@ -269,22 +258,55 @@ class _Connection(asyncio.Protocol):
         self._pieces.append(piece)
 
     def on_message_complete(self) -> None:
-        answer, self._answer = self._answer, None
-        self.is_usable = self._parser.should_keep_alive()
-        if answer is not None and not answer.done():
-            status = self._parser.get_status_code()
-            answer.set_result(Answer(status, self._media_type, b"".join(self._pieces), self._headers))
+        self.keeps_alive = self._parser.should_keep_alive()
+        body = self._pieces[0] if len(self._pieces) == 1 else b"".join(self._pieces)
+        self._answer = Answer(self._parser.get_status_code(), self._media_type, body, self._headers)
 
-    # Requests
+
+class _Connection(asyncio.Protocol):
+    """One connection: a request, then its answer."""
+
+    def __init__(self, make_parser: Any) -> None:
+        self._make_parser = make_parser
+        self._transport: asyncio.Transport | None = None
+        self._answer: asyncio.Future[Answer] | None = None
+        self.is_usable = False
+        self.is_fresh = True
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.Transport) or hasattr(transport, "write")
+        self._transport = transport  # type: ignore[assignment]
+        self.is_usable = True
+
+    def data_received(self, data: bytes) -> None:
+        if self._answer is None:
+            self.close()  # nobody asked
+            return
+        try:
+            found = self._parser.feed(data)
+        except TidelogError as error:
+            self._fail(error)
+            return
+        if found is not None:
+            answer, self._answer = self._answer, None
+            self.is_usable = self._parser.keeps_alive
+            if not answer.done():
+                answer.set_result(found)
+
+    def connection_lost(self, error: Exception | None) -> None:
+        self.is_usable = False
+        self._fail(LostError(str(error or "the connection was closed")))
+
+    def _fail(self, error: Exception) -> None:
+        answer, self._answer = self._answer, None
+        if answer is not None and not answer.done():
+            answer.set_exception(error)
+        self.close()
 
     async def ask(self, head: bytes, body: bytes) -> Answer:
         """The answer to a request; LostError when it did not come."""
         assert self._transport is not None
-        self._parser = self._make_parser(self)
-        self._pieces: list[bytes] = []
-        self._size = 0
-        self._media_type = ""
-        self._headers: dict[str, str] = {}
+        self._parser = AnswerParser(self._make_parser)
         self._answer = asyncio.get_running_loop().create_future()
         is_whole = False
         try:
@@ -304,8 +326,99 @@ class _Connection(asyncio.Protocol):
             self._transport.abort()
 
 
+class DirectConnections:
+    """Connections for threads that wait: a request needs no event loop, and half the time.
+
+    One that did not work out is the caller's to make again by `Http.ask`, with its retries. So every request that is
+    made here must be one that does nothing twice, as there.
+    """
+
+    def __init__(self, server: Server, tls: ssl.SSLContext | None, make_parser: Any, most: int) -> None:
+        self._server = server
+        self._tls = tls
+        self._make_parser = make_parser
+        self._free: deque[socket.socket] = deque()
+        self._room = Semaphore(most)
+        self._is_closed = False
+
+    def ask(self, head: bytes, body: bytes, seconds: float) -> Answer | None:
+        """The answer if it is a success, else None: nothing is known then of what the server did."""
+        if not self._room.acquire(blocking=False):
+            return None
+        try:
+            return self._asked(head, body, time.monotonic() + seconds)
+        except (OSError, TidelogError):
+            return None
+        finally:
+            self._room.release()
+
+    def _asked(self, head: bytes, body: bytes, deadline: float) -> Answer | None:
+        connection = self._taken()
+        keeps = False
+        try:
+            connection.settimeout(_left(deadline))
+            _send(connection, head, body)
+            parser = AnswerParser(self._make_parser)
+            answer = None
+            while answer is None:
+                connection.settimeout(_left(deadline))
+                data = connection.recv(_READ_BYTES)
+                if not data:
+                    return None  # an idle one that the server has closed
+                answer = parser.feed(data)
+            keeps = parser.keeps_alive and not self._is_closed
+            return answer if answer.is_success else None
+        finally:
+            if keeps:
+                self._free.append(connection)
+            else:
+                connection.close()
+
+    def _taken(self) -> socket.socket:
+        with contextlib.suppress(IndexError):  # several threads may take
+            return self._free.pop()
+        server = self._server
+        if server.socket_path is not None:
+            made = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+            try:
+                made.settimeout(_OPENING_SECONDS)
+                with short_path(server.socket_path) as path:
+                    made.connect(path)
+            except BaseException:
+                made.close()
+                raise
+            return made
+        made = socket.create_connection((server.host, server.port), _OPENING_SECONDS)
+        made.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        return made if self._tls is None else self._tls.wrap_socket(made, server_hostname=server.host)
+
+    def close(self) -> None:
+        """Closes those that are idle; the others when their answer came."""
+        self._is_closed = True
+        with contextlib.suppress(IndexError):
+            while True:
+                self._free.pop().close()
+
+
+def _left(deadline: float) -> float:
+    left = deadline - time.monotonic()
+    if left <= 0:
+        raise TimeoutError
+    return left
+
+
+def _send(connection: socket.socket, head: bytes, body: bytes) -> None:
+    if isinstance(connection, ssl.SSLSocket):
+        connection.sendall(head + body)
+        return
+    sent = connection.sendmsg((head, body))
+    if sent < len(head) + len(body):
+        connection.sendall(head[sent:])
+        connection.sendall(memoryview(body)[max(0, sent - len(head)) :])
+
+
 class Http:
-    """Requests to one server. Everything here runs in the client's loop."""
+    """Requests to one server. Everything here runs in the client's loop, but for `direct`."""
 
     def __init__(
         self,
@@ -321,9 +434,10 @@ class Http:
         self.tls = (tls or ssl.create_default_context()) if server.is_tls else None
         self._token = token
         self._make_parser = _parser_factory()
+        self.direct = DirectConnections(server, self.tls, self._make_parser, max_connections)
         self._free: list[_Connection] = []
         self._room = asyncio.Semaphore(max_connections)
-        self._opening_seconds = min(timeout_seconds, 10.0)
+        self._opening_seconds = min(timeout_seconds, _OPENING_SECONDS)
 
     @property
     def headers(self) -> dict[str, str]:
@@ -349,7 +463,20 @@ class Http:
         `timeout`: for all tries together. `attempt`: how long one waits for its answer; None: as long as `timeout`.
         `waits`: the server may hold the answer back until there is news.
         """
-        head = self._head(method, path, query, body, media_type, accept)
+        head = self.head(method, path, query, body, media_type, accept)
+        return await self.send(head, body, timeout=timeout, attempt=attempt, waits=waits, is_only_try=is_only_try)
+
+    async def send(
+        self,
+        head: bytes,
+        body: bytes,
+        *,
+        timeout: float | None = None,
+        attempt: float | None = None,
+        waits: bool = False,
+        is_only_try: bool = False,
+    ) -> Answer:
+        """As `ask`, where the head is made already."""
         total = self.timeout_seconds if timeout is None else timeout
         loop = asyncio.get_running_loop()
         deadline, pause = loop.time() + total, _FIRST_PAUSE_SECONDS
@@ -379,9 +506,10 @@ class Http:
         answer = await self.ask(method, path, body=body, **options)
         return answer.json(kind) if answer.body else None
 
-    def _head(
+    def head(
         self, method: str, path: str, query: Mapping[str, object] | None, body: bytes, media_type: str, accept: str
     ) -> bytes:
+        """The head of a request, with the token."""
         given = {name: _text(value) for name, value in (query or {}).items() if value is not None}
         target = self.server.base + path + (f"?{urlencode(given)}" if given else "")
         lines = [f"{method} {target} HTTP/1.1", f"host: {self.server.authority}", f"accept: {accept}"]
@@ -442,6 +570,7 @@ class Http:
         for connection in self._free:
             connection.close()
         self._free.clear()
+        self.direct.close()
 
 
 async def operate(http: Http, path: str, query: Mapping[str, object] | None = None, method: str = "POST") -> Any:

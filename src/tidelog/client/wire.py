@@ -10,11 +10,12 @@ from datetime import UTC, datetime
 
 import msgspec
 
-from tidelog.topics.message import Headers, HeadersGiven, Message, PayloadEncoder
+from tidelog.topics.message import Headers, HeadersGiven, Message, PayloadEncoder, several
 from tidelog.topics.subscription.queue import Delivery
 
 MSGPACK = "application/msgpack"
 _PLAIN = (None, None, None)
+_VALUES = {bytes}
 
 
 class PackedMessage(msgspec.Struct, frozen=True, array_like=True, gc=False):
@@ -44,6 +45,8 @@ class ReadPage(msgspec.Struct, frozen=True):
     end_offsets: dict[str, int]
 
 
+Appendable = PackedMessage | bytes
+"""A message to append: one that is a value and nothing else goes as its bytes."""
 encode = msgspec.msgpack.Encoder().encode
 decode_appended = msgspec.msgpack.Decoder(Appended).decode
 decode_page = msgspec.msgpack.Decoder(ReadPage).decode
@@ -78,14 +81,19 @@ def unpacked(given: Sequence[PackedMessage]) -> list[Message]:
     ]
 
 
-def to_append(given: Sequence[PackedMessage]) -> list[bytes | Message]:
-    """What a client appends: a value alone where there is nothing else, which the log encodes in half the time."""
-    return [
-        one.value
-        if one.value is not None and not one.headers and (one.key, one.timestamp, one.deliver_at) == _PLAIN
-        else Message(one.value, one.key, _headers(one.headers), one.timestamp, -1, one.deliver_at)
-        for one in given
-    ]
+def to_append(given: list[Appendable]) -> list[bytes | Message]:
+    """What a client appends: a value alone where there is nothing else, which the log encodes in C, all at once."""
+    if set(map(type, given)) == _VALUES:
+        return given  # type: ignore[return-value]
+    return [_to_append(one) for one in given]
+
+
+def _to_append(one: Appendable) -> bytes | Message:
+    if isinstance(one, bytes):
+        return one
+    if one.value is not None and not one.headers and (one.key, one.timestamp, one.deliver_at) == _PLAIN:
+        return one.value
+    return Message(one.value, one.key, _headers(one.headers), one.timestamp, -1, one.deliver_at)
 
 
 def delivered(given: Iterable[tuple[PackedMessage, int]]) -> list[Delivery]:
@@ -101,16 +109,22 @@ def delivered(given: Iterable[tuple[PackedMessage, int]]) -> list[Delivery]:
 # What a program appends
 
 
+def checked_several(messages: Iterable[bytes | Message]) -> Sequence[Appendable]:
+    """Messages to append together; InputError as from an embedded topic."""
+    whole = several(messages)
+    return whole if set(map(type, whole)) == _VALUES else [checked(one) for one in whole]  # type: ignore[return-value]
+
+
 def checked(
     value: bytes | Message | None,
     key: bytes | None = None,
     headers: HeadersGiven | None = None,
     timestamp: datetime | None = None,
     deliver_at: datetime | None = None,
-) -> PackedMessage:
+) -> Appendable:
     """One message to append; InputError as from an embedded topic."""
     if type(value) is bytes and (key is None or type(key) is bytes) and not headers and timestamp is deliver_at is None:
-        return PackedMessage(value, key)
+        return value if key is None else PackedMessage(value, key)
     _check(value, key, headers, timestamp, deliver_at)  # the same checks, and the same words
     if isinstance(value, Message):
         return packed([value])[0]
@@ -130,14 +144,12 @@ def _in_utc(moment: datetime | None) -> datetime | None:
     return moment.replace(tzinfo=UTC) if moment is not None and moment.tzinfo is None else moment
 
 
-def array_of(encoded: Sequence[bytes], count: int) -> bytes:
-    """One array of msgpack from several without their heads (`elements`)."""
-    return b"".join((_array_head(count), *encoded))
-
-
-def elements(messages: Sequence[PackedMessage]) -> bytes:
-    """The messages in msgpack, without the head of their array: several of these can share a request."""
-    return encode(messages)[len(_array_head(len(messages))) :]
+def joined(arrays: Sequence[tuple[bytes, int]]) -> bytes:
+    """One array of msgpack from several, each with the number of its elements."""
+    if len(arrays) == 1:
+        return arrays[0][0]
+    elements = [memoryview(data)[len(_array_head(count)) :] for data, count in arrays]
+    return b"".join((_array_head(sum(count for _, count in arrays)), *elements))
 
 
 def _array_head(count: int) -> bytes:

@@ -17,6 +17,9 @@
 
 PyMethodDef envelope_methods[] = {
     METHOD("encode", envelopes_encode, "encode(value, key, headers, timestamp_us, extension=b''): the envelope of one message."),
+    METHOD("encode_values", envelopes_encode_values,
+           "encode_values(values, timestamp_us, name, epoch, sequence): the envelopes of values that are appended "
+           "together, with their marks; None unless all are bytes."),
     METHOD("decode_frames", envelopes_decode_frames,
            "decode_frames(message_type, first_offset, buffer, positions, lengths, start, stop): messages of frames."),
     METHOD("decode_payloads", envelopes_decode_payloads,

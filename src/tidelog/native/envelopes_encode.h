@@ -280,6 +280,114 @@ static PyObject *envelopes_encode(PyObject *module, PyObject *const *arguments, 
     return envelope;
 }
 
+/* Values alone, as most batches are: all envelopes in one call, with the marks of their batch and their producer. */
+
+#define KIND_BATCH 1
+#define KIND_PRODUCER 2
+#define BATCH_ENTRY_BYTES 10
+#define PRODUCER_ENTRY_BYTES 18 /* without the name */
+#define MAX_ENTRY_NAME_BYTES (UINT8_MAX - 16)
+
+typedef struct {
+    uint32_t count;
+    uint64_t epoch, sequence;
+    Slice name;
+    int has_producer;
+    uint32_t extension_bytes;
+} BatchMarks;
+
+static uint8_t *marks_write(uint8_t *to, const BatchMarks *marks, uint32_t number) {
+    if (marks->count > 1) {
+        to[0] = KIND_BATCH;
+        to[1] = BATCH_ENTRY_BYTES - 2;
+        store_u32(to + 2, number);
+        store_u32(to + 6, marks->count);
+        to += BATCH_ENTRY_BYTES;
+    }
+    if (marks->has_producer) {
+        to[0] = KIND_PRODUCER;
+        to[1] = (uint8_t)(PRODUCER_ENTRY_BYTES - 2 + marks->name.size);
+        store_u64(to + 2, marks->epoch);
+        store_u64(to + 10, marks->sequence + number);
+        to = copy_slice(to + PRODUCER_ENTRY_BYTES, marks->name);
+    }
+    return to;
+}
+
+static PyObject *encode_value(Slice value, int64_t timestamp_us, const BatchMarks *marks, uint32_t number) {
+    if (value.size > (size_t)PY_SSIZE_T_MAX - FIXED_BYTES - marks->extension_bytes) {
+        return PyErr_NoMemory();
+    }
+    PyObject *envelope =
+        PyBytes_FromStringAndSize(NULL, (Py_ssize_t)(FIXED_BYTES + marks->extension_bytes + value.size));
+    if (envelope == NULL) {
+        return NULL;
+    }
+    uint8_t *to = (uint8_t *)PyBytes_AS_STRING(envelope);
+    memset(to, 0, FIXED_BYTES);
+    to[0] = VERSION;
+    store_u64(to + 8, (uint64_t)timestamp_us);
+    store_u32(to + 20, marks->extension_bytes);
+    copy_slice(marks_write(to + FIXED_BYTES, marks, number), value);
+    return envelope;
+}
+
+static int marks_parse(BatchMarks *marks, Py_ssize_t count, PyObject *const *arguments) {
+    memset(marks, 0, sizeof *marks);
+    if (count > UINT32_MAX) {
+        PyErr_SetString(PyExc_OverflowError, "a batch has at most 4294967295 messages");
+        return -1;
+    }
+    marks->count = (uint32_t)count;
+    marks->has_producer = arguments[2] != Py_None;
+    if (marks->has_producer) {
+        if (parse_bytes(arguments[2], "name", &marks->name) < 0 || parse_u64(arguments[3], &marks->epoch) < 0 ||
+            parse_u64(arguments[4], &marks->sequence) < 0) {
+            return -1;
+        }
+        if (marks->name.size > MAX_ENTRY_NAME_BYTES) {
+            PyErr_Format(PyExc_OverflowError, "the name of a producer has at most %d bytes", MAX_ENTRY_NAME_BYTES);
+            return -1;
+        }
+    }
+    marks->extension_bytes = (count > 1 ? BATCH_ENTRY_BYTES : 0) +
+                             (marks->has_producer ? PRODUCER_ENTRY_BYTES + (uint32_t)marks->name.size : 0);
+    return 0;
+}
+
+/* None when an item is not bytes, and nothing else: then the caller encodes message by message. */
+static PyObject *envelopes_encode_values(PyObject *module, PyObject *const *arguments, Py_ssize_t argument_count) {
+    NativeState *state = PyModule_GetState(module);
+    int64_t timestamp_us;
+    BatchMarks marks;
+    if (expect_arguments("encode_values", argument_count, 5, 5) < 0 ||
+        parse_timestamp(arguments[1], &timestamp_us) < 0 || check_time(state, timestamp_us) < 0) {
+        return NULL;
+    }
+    PyObject *values = PySequence_Fast(arguments[0], "values must be a sequence");
+    if (values == NULL) {
+        return NULL;
+    }
+    Py_ssize_t count = PySequence_Fast_GET_SIZE(values);
+    PyObject *envelopes = marks_parse(&marks, count, arguments) < 0 ? NULL : PyList_New(count);
+    for (Py_ssize_t index = 0; envelopes != NULL && index < count; index++) {
+        PyObject *value = PySequence_Fast_GET_ITEM(values, index);
+        if (!PyBytes_CheckExact(value)) {
+            Py_SETREF(envelopes, Py_NewRef(Py_None));
+            break;
+        }
+        Slice slice = {(const uint8_t *)PyBytes_AS_STRING(value), (size_t)PyBytes_GET_SIZE(value)};
+        PyObject *envelope = encode_value(slice, timestamp_us, &marks, (uint32_t)index);
+        if (envelope == NULL) {
+            Py_CLEAR(envelopes);
+        } else {
+            PyList_SET_ITEM(envelopes, index, envelope);
+        }
+    }
+    Py_DECREF(values);
+    return envelopes;
+}
+
 /* The extensions of a batch, as bytes: most messages have none, and then that is all that is said. */
 
 /* Where the extension lies. Empty for what is no envelope of this version: decoding it says what is wrong. */

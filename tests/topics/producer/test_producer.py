@@ -204,7 +204,7 @@ class TestThreadsAndTasks:
             raise KeyboardInterrupt
 
         with monkeypatch.context() as patched:
-            patched.setattr(producer_state.ProducerState, "record", interrupted)
+            patched.setattr(producer_state.ProducerState, "record_many", interrupted)
             with pytest.raises(KeyboardInterrupt):
                 producer.append(b"b", sequence=2)
         assert producer.append(b"b", sequence=2) == 1
@@ -488,3 +488,19 @@ class TestFailures:
         with pytest.raises(InputError, match="timeout"):
             asyncio.run(producer.append_async(b"x", timeout=timeout))
         assert topic.next_offset == 0
+
+
+@pytest.mark.parametrize("sizes", [(1,), (3, 1000), (1255, 1, 1), (1256,), (900, 900, 2), (5000,), (256, 1511)])
+def test_messages_recorded_together_are_as_one_by_one(sizes: tuple[int, ...]) -> None:
+    """The window, what is older, and the snapshot are the same."""
+    together, alone = producer_state.ProducerState(), producer_state.ProducerState()
+    reached = 0
+    for size in sizes:
+        sequences = range(reached + 5, reached + 5 + size)
+        together.record_many(1, sequences, reached + 100)
+        for number, sequence in enumerate(sequences):
+            alone.record(1, sequence, reached + 100 + number)
+        reached += size
+    end = reached + 100
+    assert together.snapshot("p", end) == alone.snapshot("p", end)
+    assert [together.find(one) for one in range(reached + 7)] == [alone.find(one) for one in range(reached + 7)]

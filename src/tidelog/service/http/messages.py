@@ -17,7 +17,7 @@ from typing import Annotated, Any, Literal
 
 import msgspec
 
-from tidelog.client.wire import PackedMessage, packed, to_append
+from tidelog.client.wire import Appendable, packed, to_append
 from tidelog.codec import JSON_ERRORS
 from tidelog.errors import InputError, ReopenError
 from tidelog.log.isolation import Isolation
@@ -46,7 +46,7 @@ _MAX_READ = 10_000
 _HEARTBEAT_SECONDS = 15.0
 _TAIL_MESSAGES = 500
 _LINE_BREAKS_TO_SPACE = bytes.maketrans(b"\r\n", b"  ")
-_decode_packed = msgspec.msgpack.Decoder(list[PackedMessage]).decode
+_decode_packed = msgspec.msgpack.Decoder(list[Appendable]).decode
 _encode_packed = msgspec.msgpack.Encoder().encode
 
 PartitionNumber = Annotated[int, msgspec.Meta(ge=0, le=100_000)]
@@ -99,8 +99,8 @@ async def produce(call: Call) -> Appended | Reply:
     """Appends messages; answers when they are on the disk.
 
     A body of JSON has `messages`. A body of msgpack is an array of messages, each an array of value, key, headers,
-    timestamp, offset, deliver_at and partition. A body of `application/octet-stream` or `text/plain` is the value of
-    one message.
+    timestamp, offset, deliver_at and partition, or a value alone. A body of `application/octet-stream` or `text/plain`
+    is the value of one message.
     """
     query: ProduceQuery = call.query
     messages = _messages_of(call)
@@ -145,10 +145,14 @@ async def _append(
         raise InputError("a sequence needs a producer", hint="Add producer=NAME")
     else:
         offsets = await asyncio.shield(target.append_many_async(messages, **options))
-    partitions = [one.partition if isinstance(one, PartitionOffset) else number or 0 for one in offsets]
+    if number is not None:
+        partitions = [number] * len(offsets)
+    else:
+        partitions = [one.partition for one in offsets if isinstance(one, PartitionOffset)]
+        offsets = [int(one) for one in offsets]
     if sync is False:
         await _in_files(service, served, offsets, partitions)
-    return Appended(offsets=[int(one) for one in offsets], partitions=partitions)
+    return Appended(offsets=offsets, partitions=partitions)
 
 
 async def _append_once(

@@ -108,6 +108,24 @@ class ProducerState:
             self._before = window.at(_SLACK - 1)
             self._window = window.part(_SLACK, len(window))
 
+    def record_many(self, epoch: int, sequences: Sequence[int], offset: int) -> None:
+        """Messages are in the topic, from this offset on; their sequences increase."""
+        last = self.last_sequence
+        if not sequences or (last is not None and sequences[0] <= last):
+            for number, sequence in enumerate(sequences):
+                self.record(epoch, sequence, offset + number)
+            return
+        self.epoch = max(self.epoch, epoch)
+        window = self._window
+        window.offsets.extend(range(offset, offset + len(sequences)))
+        window.sequences.extend(sequences)
+        self.last_sequence = sequences[-1]
+        excess = len(window.sequences) - WINDOW - _SLACK
+        if excess >= 0:  # as often as `record` would
+            past = (excess // _SLACK + 1) * _SLACK
+            self._before = window.at(past - 1)
+            self._window = window.part(past, len(window))
+
     def mend(self) -> None:
         """After something was interrupted in the middle of `record`: as if it had not begun."""
         known = -1 if self.last_sequence is None else self.last_sequence

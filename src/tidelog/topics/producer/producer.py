@@ -290,7 +290,11 @@ class Producer(ClosedAtExit):
 
     def _many(self, messages: Sequence[bytes | Message]) -> _Encode:
         def encode(sequences: Sequence[int], skip: int) -> list[bytes]:
-            fresh = messages[skip:]
+            fresh = messages[skip:] if skip else messages
+            if isinstance(sequences, range):
+                values = self._encoder.values(fresh, self._name_bytes, self._epoch, sequences[skip])
+                if values is not None:
+                    return values
             batch = batch_marks(len(fresh)) if len(fresh) > 1 else [b""]
             marks = (producer_entry(self._epoch, number, self._name_bytes) for number in sequences[skip:])
             return [
@@ -401,8 +405,7 @@ class Producer(ClosedAtExit):
             offset = log.try_append(payloads[0]) if len(payloads) == 1 else None
             if offset is None:
                 offset = log.append_many(payloads, timeout_seconds=timeout)[0]
-            for number, sequence in enumerate(sequences):
-                entry.state.record(self._epoch, sequence, offset + number)
+            entry.state.record_many(self._epoch, sequences, offset)
         except TidelogError:
             raise  # nothing was accepted
         except BaseException:
@@ -425,8 +428,11 @@ class Producer(ClosedAtExit):
 
 def _span(log: Log, offsets: list[int]) -> tuple[int, int]:
     """What has to be synced: for offsets that are not known any more, all there is."""
-    last = log.next_offset - 1 if -1 in offsets else offsets[-1]
-    first = min(offset for offset in (*offsets, last) if offset >= 0)
+    if offsets[0] >= 0 and -1 not in offsets:
+        first, last = min(offsets), offsets[-1]
+    else:
+        last = log.next_offset - 1
+        first = min(offset for offset in (*offsets, last) if offset >= 0)
     return first, last + 1 - first
 
 
