@@ -9,9 +9,12 @@ from pathlib import Path
 from tidelog.cold.catalog import Descriptor, decode_descriptor, encode_descriptor
 from tidelog.store.keys import (
     STORE_ID,
+    FlushKey,
     ObjectId,
     TopicKeys,
     accounts_key,
+    flush_key,
+    flush_object,
     group_cursor,
     group_key,
     kafka_group_configs_key,
@@ -25,6 +28,7 @@ from tidelog.store.keys import (
 )
 from tidelog.store.metadata import base as stamp
 
+FLUSH = FlushKey("web-1-5f0c2a9e", "9d2f6b1c04e7a853", 0, 17)
 FORMATS = (Path(__file__).resolve().parents[2] / "docs" / "formats.md").read_text("utf-8")
 
 
@@ -61,6 +65,7 @@ def test_the_keys_are_those_of_the_formats_page() -> None:
         topic.epoch_floor,
         store_key(),
         node_key("web-1-5f0c2a9e", "9d2f6b1c04e7a853"),
+        flush_key(FLUSH),
         group_key("readers", "5e0c..."),
         transaction_key("billing-1"),
         producer_ids_key(),
@@ -71,6 +76,7 @@ def test_the_keys_are_those_of_the_formats_page() -> None:
     ]
     assert first_words(block("text objects")) == [
         STORE_ID,
+        flush_object(FLUSH, "c0ffee"),
         topic.object(ObjectId(42, 99, 7)),
         topic.object(ObjectId(42, 99, 7, 3)),
         topic.staged_part(staged_commit_name("nightly", 7), 3, "f00d"),

@@ -278,6 +278,45 @@ def test_an_idle_claim(multi_key: bool, codec: Codec) -> None:
     cut(look_and_leave, tier_settings(codec), multi_key=multi_key, past=leave_a_tail, step=15)
 
 
+# Acknowledged by the store
+
+
+def flush_several(world: World, ledger: Ledger, settings: TierSettings) -> None:
+    """What was flushed by an earlier owner, by this one, and by this one after it has shipped."""
+    with ledger.open(world, "a", settings) as log:
+        topic = log.topic(NAME)
+        ledger.append(topic, "a", 2)
+        ledger.append(topic, "a", 1, size=900)
+        ledger.ship(topic, "a")
+        ledger.append(topic, "a", 2)
+
+
+def flush_on_two_nodes(world: World, ledger: Ledger, settings: TierSettings) -> None:
+    """The old owner lives on; what it accepts from then on is acknowledged to nobody."""
+    with ledger.open(world, "a", settings) as first, ledger.open(world, "b", settings) as second:
+        topic = first.topic(NAME)
+        ledger.append(topic, "a", 1)
+        taken = second.topic(NAME, take_over=True)
+        ledger.append(taken, "b", 1)
+        with pytest.raises(FencedError):
+            topic.append(b"of nobody", sync=True)
+        ledger.append(taken, "b", 1)
+
+
+@each_kind
+def test_flushing(multi_key: bool, codec: Codec) -> None:
+    """Loses, without its order: messages that were acknowledged by a flush that nobody finds."""
+    settings = tier_settings(codec, durability="shipped")
+    cut(flush_several, settings, multi_key=multi_key, past=flush_several, step=11)
+
+
+@each_kind
+def test_flushing_on_two_nodes(multi_key: bool, codec: Codec) -> None:
+    """Loses, without the fence: messages that the old owner has acknowledged after the new one looked."""
+    settings = tier_settings(codec, durability="shipped")
+    cut(flush_on_two_nodes, settings, multi_key=multi_key, past=flush_several, step=15)
+
+
 # Deleting
 
 

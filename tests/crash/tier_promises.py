@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from tidelog.cold.catalog import Catalog, Codec
+from tidelog.cold.flush_log import collect_flushes
 from tidelog.cold.settings import TierSettings
 from tidelog.cold.takeover import FENCED, DivergentTail, divergent_tails
 from tidelog.cold.tiered_log import Tier
@@ -18,7 +19,7 @@ from tidelog.log import LogSettings
 from tidelog.log.binding import bound
 from tidelog.log.directory import wal_files
 from tidelog.log.view import LogView
-from tidelog.store.keys import TopicKeys
+from tidelog.store.keys import DEFAULT_ROOT, TopicKeys
 from tidelog.testing import FaultyFiles, History, World
 from tidelog.topics.directory import LogDirectory
 from tidelog.topics.directory_info import LOCAL, Place
@@ -106,6 +107,8 @@ class Ledger:
             offset = topic.append(value, sync=sync)
             if sync:
                 self._history.attempted("durable", (node, offset, value))
+            if sync and topic._tiered is not None and topic._tiered.flushed is not None:
+                self._history.attempted("shipped", (node, offset + 1))
 
     def ship(self, topic: Topic, node: str) -> None:
         """Whatever it says is shipped outlives the disk."""
@@ -226,6 +229,7 @@ def check_swept(world: World, topic: Topic) -> None:
     """After everything is shipped, a sweep leaves exactly what the catalog names."""
     world.clock.advance(TWO_DAYS)  # type: ignore[attr-defined]  # a ManualClock
     topic.remove_orphans(topic.plan_orphans(), drop_uncovered=True)
+    collect_flushes(world.metadata, world.store, DEFAULT_ROOT, lambda _: False, lambda *_: False)
     named = {KEYS.object(descriptor.name) for descriptor in Catalog(world.metadata, KEYS).walk(0)}
     assert set(world.store.contents()) == named
     assert world.store.uploads() == {}

@@ -28,6 +28,7 @@ from tidelog.store.document import Fence, VersionedDocument, decode_json, decode
 from tidelog.store.keys import (
     MAX_NUMBER,
     PARTITION_SUFFIX,
+    FlushSource,
     ObjectId,
     TopicKeys,
     group_of_cursor,
@@ -295,7 +296,7 @@ def _times_agree(descriptor: Descriptor) -> bool:
 class Owner(msgspec.Struct, frozen=True, kw_only=True):
     """The owner of a topic. `log_id` is that of the topic: it stays with every claim, and binds files and objects.
 
-    `copy_of` is in the copy of a catalog alone: the URL of the metadata store (`store/metadata/published.py`).
+    `flushed` stays until a later owner has flushed. `copy_of` is in a published copy alone: the metadata store's URL.
     """
 
     epoch: Number
@@ -305,6 +306,7 @@ class Owner(msgspec.Struct, frozen=True, kw_only=True):
     claimed_us: Number
     log_id: str
     session: str = ""
+    flushed: FlushSource | None = None
     copy_of: str | msgspec.UnsetType = msgspec.UNSET
 
 

@@ -232,6 +232,11 @@ class NodeLease:
             self._dead_sessions[owner.session] = self._clock.monotonic()
         return None
 
+    def is_alive(self, node: str, session: str) -> bool:
+        """Whether a session has a heartbeat that counts."""
+        entry = self._metadata.get(node_key(node, session, self._root))
+        return entry is not None and not self._is_dead(_decoded(entry.value, entry.key))
+
     def _was_dead(self, owner: Owner) -> bool:
         """A node that is opened again finds its last session in every topic: it asks for that one now and then."""
         seen_at = self._dead_sessions.get(owner.session)

@@ -30,6 +30,7 @@ from threading import Lock, RLock, Thread
 from typing import TypeVar
 
 from tidelog.clock import Clock
+from tidelog.cold.flush_log import FlushLog, FlushReader
 from tidelog.cold.lease import DEFAULT_LEASE_SECONDS, NodeLease
 from tidelog.cold.ownership import KeyWatch, OwnedCatalog, Watched
 from tidelog.cold.settings import TierSettings
@@ -43,7 +44,7 @@ from tidelog.store.binding import StoreBinding
 from tidelog.store.keys import DEFAULT_ROOT, TopicKeys
 from tidelog.store.metadata.base import MeasuredMetadata, MetadataStore
 from tidelog.store.object_store import ObjectStore
-from tidelog.store.scheduler import NEVER, Task, Threads, in_thread, with_backoff
+from tidelog.store.scheduler import NEVER, Lazy, Task, Threads, in_thread, with_backoff
 
 _logger = logging.getLogger("tidelog.cold")
 Result = TypeVar("Result")
@@ -64,6 +65,7 @@ class Node:
         binding: StoreBinding | None = None,
         lease_seconds: float = DEFAULT_LEASE_SECONDS,
         renews_lease: bool = True,
+        runs_in_background: bool = True,
         threads: Threads | None = None,
     ) -> None:
         """`directory` is that of the node, whose lock the caller holds.
@@ -89,6 +91,12 @@ class Node:
             ending=self.threads.store_work,
         )
         """What tells other nodes that this one lives."""
+        self.flush_log = Lazy(
+            lambda: FlushLog(self.metadata, objects, self.lease, root, runs_in_background=runs_in_background),
+            FlushLog.close,
+        )
+        """What brings messages to the store before they are acknowledged, for the topics that ask for it."""
+        self.flush_reader = FlushReader(self.metadata, objects, self.lease.session, root)
 
     def check_binding(self, *, asks_store: bool = False) -> None:
         """ConfigError where the catalog is that of another store."""
@@ -98,6 +106,7 @@ class Node:
     def close(self) -> None:
         """Its logs are stopped before. Closing twice is fine."""
         self.threads.close()
+        self.flush_log.close()
         try:
             self.lease.release()
         finally:
@@ -276,14 +285,15 @@ class OwnedLog:
         try:
             yield
         except FencedError as error:
-            self._fence(error)
+            self.fence(error)
             raise
         except TidelogError as error:
             self.failures.add(error)
             raise
         self.failures.clear()
 
-    def _fence(self, error: FencedError) -> None:
+    def fence(self, error: FencedError) -> None:
+        """The claim is lost, as somebody has found out. The first one counts."""
         if self._fenced is not None:
             return
         # First: a caller that sees that it is fenced must not be able to append any more.
@@ -364,7 +374,7 @@ class OwnedLog:
             try:
                 return work()
             except FencedError as error:
-                self._fence(error)
+                self.fence(error)
                 raise
 
         def tell_error(error: TidelogError) -> None:

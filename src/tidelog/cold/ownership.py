@@ -55,6 +55,7 @@ from tidelog.errors import (
 from tidelog.files import Files
 from tidelog.log.binding import new_log_id
 from tidelog.store.document import Step, VersionedDocument, decode_mapping, encode_json, retried
+from tidelog.store.keys import FlushSource
 from tidelog.store.metadata.base import Check, Delete, MetadataStore, Put
 from tidelog.store.scheduler import Background, Task
 
@@ -128,6 +129,14 @@ class Ownership:
         if self.owner.session:
             self._rewrite(msgspec.structs.replace(self.owner, session=""))
 
+    def name_flushes(self, source: FlushSource) -> None:
+        """From here on the next owner looks there for messages that the catalog does not have."""
+        try:
+            self._rewrite(msgspec.structs.replace(self.owner, flushed=source))
+        except ConflictError:
+            self.verify()
+            raise
+
     def _rewrite(self, owner: Owner) -> None:
         self._version = self.catalog.owner_document().replace(owner, self._version)
         self.owner = owner
@@ -169,10 +178,12 @@ def claim_topic(
     claim: str,
     min_epoch: int = 1,
     log_id: str | None = None,
+    is_sealed: bool = False,
 ) -> Ownership:
     """Claims the epoch after that of the owner document that was found; ConflictError when it is another by now.
 
-    `log_id` is that of the files here: a log that nobody has claimed before keeps it.
+    `log_id` is that of the files here: a log that nobody has claimed before keeps it. `is_sealed`: the catalog has all
+    of it.
     """
     previous = None if found is None else found[0]
     before = catalog.epoch_floor() if previous is None else previous.epoch
@@ -185,6 +196,7 @@ def claim_topic(
         claimed_us=clock.now_us(),
         session=lease.session,
         log_id=previous.log_id if previous is not None else log_id or new_log_id(),
+        flushed=None if previous is None or is_sealed else previous.flushed,
     )
     try:
         version = catalog.owner_document().replace(owner, None if found is None else found[1])

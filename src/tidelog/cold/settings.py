@@ -51,6 +51,11 @@ class TierSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     ship_index_bytes: Annotated[int, msgspec.Meta(ge=4096)] = 4 * MIB
     """And one every so many bytes, whichever is sooner."""
 
+    durability: Literal["synced", "shipped"] = "synced"
+    """What a synced append waits for. "synced": this disk. "shipped": the store has the message too, so that the loss
+    of the disk loses nothing that was acknowledged. That takes a tenth of a second or more, and all topics of a node
+    share some small objects a second for it. Needs a store."""
+
     retention_seconds: Positive | None = None
     """Messages older than this are deleted for good, whole files and objects at a time; without a store the newest file
     loses them one by one. Default: never."""
@@ -105,7 +110,7 @@ class TierSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 LIVE_SETTINGS = (
     *("retention_seconds", "retention_bytes", "local_retention_seconds", "local_retention_bytes"),
     *("retention_interval_seconds", "ship_interval_seconds", "ship_min_bytes", "ship_max_delay_seconds"),
-    *("ship_on_close", "progress_flush_interval_seconds", "progress_min_offset_delta", "kafka_configs"),
+    *("durability", "ship_on_close", "progress_flush_interval_seconds", "progress_min_offset_delta", "kafka_configs"),
 )
 """What takes effect on a topic that is open; the others do when it is opened next, or are read by those that need them
 (`compaction`, `min_compaction_lag_seconds`)."""
@@ -129,6 +134,7 @@ class TierOptions(TypedDict, total=False):
     ship_compression_level: int | None
     ship_index_messages: int | None
     ship_index_bytes: int | str | None
+    durability: Literal["synced", "shipped"] | None
     retention_seconds: int | str | None
     retention_bytes: int | str | None
     local_retention_seconds: int | str | None
@@ -215,6 +221,16 @@ class ReplicaStatistics(msgspec.Struct, frozen=True, kw_only=True):
     last_success_us: int | None
 
 
+class FlushStatistics(msgspec.Struct, frozen=True, kw_only=True):
+    """One moment of a node's flush log (`flush_log.py`). `waiting_objects` are not in all catalogs yet."""
+
+    flushes: int
+    bytes: int
+    seconds: Histogram
+    waiting_objects: int
+    errors: int
+
+
 class TierStatistics(msgspec.Struct, frozen=True, kw_only=True):
     """One moment of a topic's cold tier. `shipper` and `retention` are the owner's; a view has none."""
 
@@ -228,3 +244,5 @@ class TierStatistics(msgspec.Struct, frozen=True, kw_only=True):
     history: ColdReadStatistics
     metadata: MetadataStatistics | None
     replicas: tuple[ReplicaStatistics, ...] = ()
+    flushes: FlushStatistics | None = None
+    """Those of the whole node, if any of its topics is acknowledged by the store."""

@@ -289,6 +289,9 @@ class Shipper:
         self.on_published: Callable[[int], None] | None = None
         """Called with the new `shipped_offset` after each object; an error it raises is logged, and shipping
         continues."""
+        self.flushed_offset: Callable[[], int] = lambda: 0
+        """Everything below is in the store otherwise than by shipping (`flush_log.py`), and no loss of the disk costs
+        it."""
         self.send: Send = self._send_from_here
         """Sends the frames of a shipment as the object of this key. A job has that done by workers."""
         self._group_of = group_of
@@ -536,7 +539,7 @@ class Shipper:
         """
         if self.shipped_offset >= self._next_at_opening:
             return 0.0
-        now_us, said_us = self._clock.now_us(), self._oldest_unshipped_us()
+        now_us, said_us = self._clock.now_us(), self._time_at(self.shipped_offset)
         can_be_true = said_us is not None and self._published_us <= said_us <= now_us
         since_us = said_us if said_us is not None and can_be_true else self._published_us
         return max(0, now_us - since_us) / 1_000_000
@@ -564,20 +567,20 @@ class Shipper:
 
     def statistics(self) -> ShipperStatistics:
         next_offset = self._log.next_offset
-        waiting = next_offset - self.shipped_offset
+        safe = max(self.shipped_offset, self.flushed_offset())
+        waiting = next_offset - safe
         return self._counters.snapshot(
             shipped_offset=self.shipped_offset,
             lag_messages=waiting,
-            lag_bytes=bytes_behind(self._log, self.shipped_offset, self._resume) if waiting else 0,
-            oldest_unshipped_us=self._oldest_unshipped_us() if waiting else None,
+            lag_bytes=bytes_behind(self._log, safe, self._resume) if waiting else 0,
+            oldest_unshipped_us=self._time_at(safe) if waiting else None,
             now_us=self._clock.now_us(),
         )
 
-    def _oldest_unshipped_us(self) -> int | None:
-        """The time of the first message that is not shipped, as it says itself."""
+    def _time_at(self, offset: int) -> int | None:
+        """The time of a message on this disk, as it says itself."""
         if self._time_field is None:
             return None
-        offset = self.shipped_offset
         try:
             batch = self._log.read(offset, offset + 1).next_batch()
         except TidelogError:

@@ -32,7 +32,7 @@ import msgspec
 
 from tidelog.clock import Clock
 from tidelog.codec import decode_document, encode_document
-from tidelog.cold.catalog import Catalog, Owner, SealedMarker
+from tidelog.cold.catalog import Catalog, EpochStarts, Owner, SealedMarker
 from tidelog.cold.gc import finish_deletion
 from tidelog.cold.lease import NodeLease
 from tidelog.cold.ownership import (
@@ -268,7 +268,7 @@ class Takeover:
         if self._finish_deletion(found):
             found, marker = self._admitted(take_over)
         self._check_before_claim(found, marker)
-        owned = self._claim(found, read_claim(self.files, self.directory))
+        owned = self._claim(found, read_claim(self.files, self.directory), is_sealed=marker is not None)
         try:
             if found is None:
                 self._refuse_partitions(owned.ownership)
@@ -417,7 +417,7 @@ class Takeover:
 
     # The claim
 
-    def _claim(self, found: FoundOwner, local: LocalClaim | None) -> OwnedCatalog:
+    def _claim(self, found: FoundOwner, local: LocalClaim | None, *, is_sealed: bool = False) -> OwnedCatalog:
         claim = new_claim()
         epoch = 0 if local is None else local.epoch
         known = None if local is None else self._claim_to_keep(local)
@@ -425,7 +425,12 @@ class Takeover:
         intent = LocalClaim(epoch=epoch, claim=known, intended=claim, given_up=undecided)
         write_local_claim(self.files, self.directory, intent)
         log_id = known_log_id(self.files, self.directory)
-        ownership = claim_topic(self.catalog, found, self._lease, self.clock, claim, min_epoch=epoch + 1, log_id=log_id)
+        ownership = claim_topic(
+            *(self.catalog, found, self._lease, self.clock, claim),
+            min_epoch=epoch + 1,
+            log_id=log_id,
+            is_sealed=is_sealed,
+        )
         done = LocalClaim(epoch=ownership.epoch, claim=claim, intended=None)
         write_local_claim(self.files, self.directory, done)
         return OwnedCatalog(ownership, self.clock)
@@ -471,10 +476,11 @@ def fenced_files(
     view = LogView(directory, LogSettings(), files=bound(files), clock=clock)
     noted_offset = _noted_as_shipped(files, directory, local.epoch, catalog)
     start_offset, next_offset = max(view.start_offset, noted_offset), view.next_offset
+    shipped = _shipped_by(local.epoch, min(start_offset, next_offset), next_offset, catalog)
     return DivergentTail(
         epoch=local.epoch,
         claim=local.claim or local.intended or "0",
-        first_offset=_shipped_by(local.epoch, min(start_offset, next_offset), next_offset, catalog),
+        first_offset=max(shipped, min(_recovered_by_others(local.epoch, catalog), next_offset)),
         next_offset=next_offset,
         set_aside_us=clock.now_us(),
     )
@@ -577,6 +583,14 @@ def _noted_as_shipped(files: Files, directory: Path, epoch: int, catalog: Catalo
     if noted is None or noted.epoch != epoch or catalog.epoch_floor() >= epoch:
         return 0
     return noted.next_offset
+
+
+def _recovered_by_others(epoch: int, catalog: Catalog) -> int:
+    """Where the next owner after an epoch began, if that is recorded: it has everything before that, from objects or
+    from flushes."""
+    found = catalog.document(catalog.keys.epochs, EpochStarts).read()
+    starts = () if found is None else found.value.starts
+    return next((offset for later, offset in starts if later > epoch), 0)
 
 
 def _shipped_by(epoch: int, start_offset: int, next_offset: int, catalog: Catalog) -> int:

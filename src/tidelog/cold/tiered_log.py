@@ -17,12 +17,14 @@ from __future__ import annotations
 import contextlib
 import logging
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future
 from pathlib import Path
 from typing import Protocol
 
 from tidelog.clock import Clock
 from tidelog.cold.catalog import Catalog, Catalogs, EpochStarts
 from tidelog.cold.fetch import ColdReadCounters, FetchSettings
+from tidelog.cold.flush_log import FlushedLog
 from tidelog.cold.gc import Collector, Plan, Reason, Report, finish_deletion
 from tidelog.cold.lease import DEFAULT_LEASE_SECONDS
 from tidelog.cold.owned_log import Node, OwnedLog, PauseDetector, Policy
@@ -110,15 +112,46 @@ class TieredLog(TieredView, Policy):
         self.pruner = Pruner(log, self.owned, node.objects, settings, node.clock, self._safe_offset)
         self._retention: Task | None = None
         self._shipping: Task | None = None
+        self._flush_callbacks: tuple[Callable[[], None], ...] = ()
         self._pauses = PauseDetector(owner.verify)
         self.verify = owner.verify
         self.change = owner.change
         self.check_not_fenced = owner.check_not_fenced
         self.ship = owner.ship
-        self.wait_shipped = ShipWaiters(owner.ship).join
-        """A future that is done once the message at an accepted offset is in the store."""
+        self._ship_waiters = ShipWaiters(owner.ship)
+        self.flushed: FlushedLog | None = None
+        """Where messages are acknowledged only once the store has them (`durability = "shipped"`): what brings them
+        there."""
         self.check_awake = self._pauses.check
         """Called before an append: cheap, unless the process has been asleep."""
+
+    def wait_shipped(self, offset: int) -> Future[None]:
+        """A future that is done once the message at an accepted offset is in the store."""
+        flushed = self.flushed
+        return self._ship_waiters.join(offset) if flushed is None else flushed.join(offset)
+
+    def use_durability(self) -> None:
+        """Follows the setting: begins to flush, or ends it."""
+        if self.settings.durability == "synced":
+            if self.flushed is not None:
+                flushed, self.flushed = self.flushed, None
+                flushed.close()
+        elif self.flushed is None:
+            self.flushed = self.node.flush_log().add(
+                *(self.owned.catalog.keys.subject, self.log, self.owned),
+                *(lambda: self.shipper.shipped_offset, self._group_of, self.owner.fence),
+            )
+            self.flushed.on_flushed = self.on_flushed
+            self.shipper.flushed_offset = lambda: 0 if self.flushed is None else self.flushed.flushed_offset
+
+    def on_flushed(self) -> None:
+        """Called when more is flushed than before, or never will be."""
+        for callback in self._flush_callbacks:
+            callback()
+
+    def add_flush_callback(self, callback: Callable[[], None]) -> None:
+        """Calls this too: it must be quick, and raise nothing."""
+        self._flush_callbacks += (callback,)
 
     @property
     def may_have_slept(self) -> bool:
@@ -224,6 +257,7 @@ class TieredLog(TieredView, Policy):
             history=self.history.counters.snapshot(),
             metadata=self.node.metadata.statistics(),
             replicas=self._replicas.statistics(self.shipper.raw_bytes_shipped),
+            flushes=None if self.node.flush_log.built is None else self.node.flush_log.built.statistics(),
         )
 
     # Ingest, retention, orphans
@@ -239,6 +273,7 @@ class TieredLog(TieredView, Policy):
         self.settings = settings = with_live(self.settings, settings)
         self.shipper.configure(settings)
         self.pruner.configure(settings)
+        self.use_durability()
         if self._retention is not None:
             self._retention.soon()
         if self._shipping is not None:
@@ -366,6 +401,8 @@ class TieredLog(TieredView, Policy):
     def _stop(self) -> None:
         if self.staged is not None:
             self.staged.stop()
+        if self.flushed is not None:
+            self.flushed.close()
         self.owner.stop()
 
     def _give_back_incarnation(self) -> None:
@@ -417,6 +454,7 @@ class Tier:
             binding=binding,
             lease_seconds=lease_seconds,
             renews_lease=runs_in_background if renews_lease is None else renews_lease,
+            runs_in_background=runs_in_background,
         )
         self.objects = objects
         self.metadata = self._node.metadata
@@ -500,6 +538,7 @@ class Tier:
                 is_covered=is_covered,
             )
             undo.callback(log.close)
+            has_recovered = self._recover_flushed(log, taken.catalog.ownership)
             taken.catalog.clip_cursors(log.next_offset)
             history = self.history(taken.catalog.catalog, log_settings.max_message_bytes)
             tiered = TieredLog(
@@ -508,6 +547,9 @@ class Tier:
                 group_of=group_of,
                 replicas=self._replicas(settings, catalog.keys),
             )
+            if has_recovered:
+                tiered.epoch_starts()  # from where on its messages are this owner's, and not the earlier one's
+            tiered.use_durability()
             if open_staged is not None:
                 tiered.staged = open_staged(tiered)
                 tiered.staged.settle()
@@ -520,6 +562,26 @@ class Tier:
                 tiered.owner.start()
             undo.pop_all()
             return tiered
+
+    def _recover_flushed(self, log: Log, ownership: Ownership) -> bool:
+        """Appends what an earlier owner has acknowledged, and neither the catalog nor this disk has. Whether there was
+        any."""
+        source = ownership.owner.flushed
+        if source is None:
+            return False
+        first = log.next_offset
+        for frames in self._node.flush_reader.frames(source, ownership.owner.log_id, first):
+            log.append_frames(frames)
+        if log.next_offset == first:
+            return False
+        log.flush()
+        _logger.warning(
+            "%s: %s were recovered from the flushes of %s",
+            log.directory,
+            offsets_text(first, log.next_offset - 1),
+            source.node,
+        )
+        return True
 
     @contextlib.contextmanager
     def claimed(self, catalog: Catalog) -> Iterator[Ownership]:

@@ -331,10 +331,11 @@ class Upload:
 
     def send(self, objects: ObjectStore, key: str) -> Uploaded:
         """Reads, checks and sends everything; the object appears whole or not at all."""
+        chunk_bytes = _RAW_CHUNK_BYTES if self._compressor is None else TARGET_BLOCK_BYTES
         with objects.open_writer(key) as writer:
             self._write(writer, encode_binding(self._log_id, self._shipment.first_offset))
             for piece in self._shipment.pieces:
-                for frames in self._frames_of(piece):
+                for frames in frames_of(self._files, piece, chunk_bytes):
                     self._send_frames(writer, frames)
         assert writer.published is not None
         return Uploaded(
@@ -345,25 +346,6 @@ class Upload:
             self._last_time_us,
             self._largest_bytes,
         )
-
-    def _frames_of(self, piece: Piece) -> Iterator[Frames]:
-        chunk_bytes = _RAW_CHUNK_BYTES if self._compressor is None else TARGET_BLOCK_BYTES
-        file = self._files.open(piece.path)
-        try:
-            scanner = FileScanner(file, piece.byte, piece.first_offset, chunk_bytes)
-            while scanner.position < piece.end_byte:
-                frames = scanner.read(piece.end_byte)
-                if frames is None:
-                    raise CorruptionError(
-                        scanner.stop.reason,
-                        path=piece.path,
-                        byte=scanner.position,
-                        operation="ship",
-                        hint=REPAIR_HINT,
-                    )
-                yield frames
-        finally:
-            file.close()
 
     def _send_frames(self, writer: ObjectWriter, frames: Frames) -> None:
         raw = memoryview(frames.buffer)[: frames.end]
@@ -383,6 +365,27 @@ class Upload:
     def _write(self, writer: ObjectWriter, data: bytes | memoryview) -> None:
         self._crc = crc32(data, self._crc)
         writer.write(data)
+
+
+def frames_of(files: Files, piece: Piece, chunk_bytes: int) -> Iterator[Frames]:
+    """The frames of a piece, checked, as many at once as are about so many bytes; CorruptionError where one is
+    damaged."""
+    file = files.open(piece.path)
+    try:
+        scanner = FileScanner(file, piece.byte, piece.first_offset, chunk_bytes)
+        while scanner.position < piece.end_byte:
+            frames = scanner.read(piece.end_byte)
+            if frames is None:
+                raise CorruptionError(
+                    scanner.stop.reason,
+                    path=piece.path,
+                    byte=scanner.position,
+                    operation="ship",
+                    hint=REPAIR_HINT,
+                )
+            yield frames
+    finally:
+        file.close()
 
 
 def upload_of(

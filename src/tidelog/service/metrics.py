@@ -68,6 +68,11 @@ FAMILIES: dict[str, Family] = {
     "tidelog_partition_retention_errors_total": Family("counter", "Failures of retention"),
     # All logs together
     "tidelog_fsync_seconds": Family("histogram", "Time of syncs to the disk, all partitions"),
+    "tidelog_flush_seconds": Family(
+        "histogram", "Time of flushes to the store, for topics that are acknowledged by it"
+    ),
+    "tidelog_flush_bytes_total": Family("counter", "Bytes of these flushes"),
+    "tidelog_flush_errors_total": Family("counter", "Flushes that failed, and were tried again"),
     "tidelog_write_seconds": Family("histogram", "Time of writes to files, all partitions"),
     "tidelog_append_wait_seconds": Family("histogram", "Time of appends that waited for room or for the disk"),
     "tidelog_reads_total": Family("counter", "Reads of consumers by where they were answered: memory, files or store"),
@@ -310,6 +315,10 @@ class PartitionMetrics:
             self._exposition.add_histogram("tidelog_metadata_commit_seconds", metadata.commit_seconds)
             add("tidelog_metadata_conflicts_total", metadata.conflicts)
             add("tidelog_metadata_errors_total", metadata.errors)
+            if tier.flushes is not None:  # of the whole node, too
+                self._exposition.add_histogram("tidelog_flush_seconds", tier.flushes.seconds)
+                add("tidelog_flush_bytes_total", tier.flushes.bytes)
+                add("tidelog_flush_errors_total", tier.flushes.errors)
 
     def _add_subscription(self, topic: str, partition: int, subscription: object) -> None:
         name: str = subscription.name  # type: ignore[attr-defined]

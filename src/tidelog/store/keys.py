@@ -20,6 +20,7 @@ Metadata, below a root that keeps several installations in one store apart:
     {root}/storage/epoch-floor                                         the highest epoch of a deleted topic
     {root}/storage/store                                               whose catalog this is: the id of the store
     {root}/storage/nodes/{node}/{session}                              the heartbeat of a node, one for each opening
+    {root}/storage/flushes/{node}/{session}/{generation:010}/{number:020}    a flush of a node (`cold/flush_log.py`)
     {root}/storage/groups/{node}/{group}                               the members of a consumer group, its name escaped
     {root}/storage/transactions/{transactional id}                     a Kafka producer's transaction, and who it is
     {root}/storage/producer-ids                                        the next id of a Kafka producer
@@ -43,6 +44,7 @@ Objects, below the URL of the store:
 
     storage/store.json                                                              the id of the store
     storage/pipelines/{name}/runs/{run}/{report}.json                               reports of a declared pipeline
+    storage/flushes/{node}/{session}/{generation:010}/{number:020}-{token}.tflush   messages of many topics
     storage/topics/{namespace}/{topic}/objects/data-{start}-{end}-e{epoch}.tlog     offsets start to end, both inclusive
     storage/topics/{namespace}/{topic}/staging/{staged_commit}/{partition:05}-{attempt}.tlog    staged rows
     storage/topics/{namespace}/{topic}/staging/{staged_commit}/manifest-{token}.json            which of them count
@@ -230,6 +232,7 @@ MAX_KEY_LENGTH = 900
 _TOPICS = "storage/topics"
 _ENGINE = "storage/engine"
 _NODES = "storage/nodes"
+_FLUSHES = "storage/flushes"
 _TRANSACTIONS = "storage/transactions"
 _MEMBERS = "storage/groups"
 _PIPELINES = "storage/pipelines"
@@ -558,6 +561,53 @@ def node_key(node: str, session: str, root: str = DEFAULT_ROOT) -> str:
 def is_node_key(key: str) -> bool:
     """Whether this is the key of a heartbeat of any installation."""
     return len(parts := key.split("/")) == 5 and "/".join(parts[1:3]) == _NODES
+
+
+class FlushKey(NamedTuple):
+    """A step of a generation of flushes of a session of a node."""
+
+    node: str
+    session: str
+    generation: int
+    number: int
+
+
+class FlushSource(NamedTuple):
+    """The flushes, of a session and under an epoch, that may have what the catalog of a topic lacks."""
+
+    node: str
+    session: str
+    epoch: int
+
+
+def flushes_prefix(root: str = DEFAULT_ROOT, *parts: str) -> str:
+    """All flushes, or those of a node, or of a session of it."""
+    return "/".join((check_part(root), _FLUSHES, *map(check_part, parts), ""))
+
+
+def flush_key(key: FlushKey, root: str = DEFAULT_ROOT) -> str:
+    """The document of a flush, in the metadata store."""
+    return f"{flushes_prefix(root, key.node, key.session)}{key.generation:010d}/{padded(key.number)}"
+
+
+def parse_flush_key(key: str, root: str = DEFAULT_ROOT) -> FlushKey | None:
+    """Whose flush it is; None for any other key."""
+    prefix = flushes_prefix(root)
+    parts = key.removeprefix(prefix).split("/")
+    if not key.startswith(prefix) or len(parts) != 4 or not (parts[2].isdigit() and parts[3].isdigit()):
+        return None
+    found = FlushKey(parts[0], parts[1], int(parts[2]), int(parts[3]))
+    return found if flush_key(found, root) == key else None
+
+
+def flush_object(key: FlushKey, token: str) -> str:
+    """The object of an attempt to flush; `token` is unlike that of any other."""
+    return f"{flush_objects_prefix(key)}{padded(key.number)}-{check_part(token)}.tflush"
+
+
+def flush_objects_prefix(key: FlushKey) -> str:
+    """The objects of a generation, in the object store."""
+    return f"{_FLUSHES}/{check_part(key.node)}/{check_part(key.session)}/{key.generation:010d}/"
 
 
 def store_key(root: str = DEFAULT_ROOT) -> str:

@@ -582,10 +582,11 @@ class AppendOptions(TypedDict, total=False):
     timeout: float | str | None
 
 
-def check_sync(sync: object, tiered: TieredLog | None) -> None:
-    """Refuses a value that means nothing, and "shipped" without a store. Nothing is appended then."""
+def checked_sync(sync: Sync, tiered: TieredLog | None) -> Sync:
+    """What an append has to wait for: a topic with `durability = "shipped"` syncs to the store. Refuses a value that
+    means nothing, and "shipped" without a store; nothing is appended then."""
     if not sync or sync is True:
-        return
+        return SHIPPED if sync and tiered is not None and tiered.flushed is not None else sync
     if sync != SHIPPED:
         raise InputError(f'sync must be True, False or "shipped", not {sync!r}', operation="append")
     if tiered is None:
@@ -594,6 +595,7 @@ def check_sync(sync: object, tiered: TieredLog | None) -> None:
             operation="append",
             hint=NAME_A_STORE,
         )
+    return sync
 
 
 def wait_shipped(tiered: TieredLog, first: int, last: int, timeout_seconds: float | None) -> None:

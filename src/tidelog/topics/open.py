@@ -60,6 +60,7 @@ _WITHOUT_STORE = (
     "retention_bytes",
     "retention_interval_seconds",
     "compaction",
+    "durability",
     "min_compaction_lag_seconds",
     "ingest_check_seconds",
     "kafka_configs",
@@ -437,6 +438,8 @@ class TopicOpener:
             check_replicas(self.tier.objects.url, effective.replicas)
             return
         in_vain = [name for name, value in given.items() if value is not None and name not in _WITHOUT_STORE]
+        if effective.durability != "synced":
+            in_vain.append("durability")
         for field in [*(name for name in _NEEDS_STORE if getattr(effective, name)), *in_vain]:
             raise ConfigError(
                 f"{field} is about what a store has a copy of, and this directory has no store",

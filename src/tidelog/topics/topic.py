@@ -37,7 +37,7 @@ from tidelog.topics.message import (
     Message,
     OnGap,
     Sync,
-    check_sync,
+    checked_sync,
     wait_shipped,
     wait_shipped_async,
 )
@@ -504,7 +504,7 @@ class Topic(BaseTopic):
         """
         log = self._owned or self._log
         if sync:
-            check_sync(sync, self._tiered)
+            sync = checked_sync(sync, self._tiered)
         if self._check_awake is not None:
             self._check_awake()
         if timeout is not None:
@@ -527,7 +527,7 @@ class Topic(BaseTopic):
         it returns once all of them are on disk.
         """
         timeout = to_seconds(timeout)
-        check_sync(sync, self._tiered)
+        sync = checked_sync(sync, self._tiered)
         payloads = self._encoder.many(messages)
         offsets = self._appendable.append_many(payloads, sync=sync is True, timeout_seconds=timeout)
         if sync == SHIPPED and offsets and self._tiered is not None:
@@ -542,7 +542,7 @@ class Topic(BaseTopic):
         bytearray are completed there, others in a copy. Messages that must survive together must say so themselves.
         """
         timeout = to_seconds(timeout)
-        check_sync(sync, self._tiered)
+        sync = checked_sync(sync, self._tiered)
         first = self._appendable.append_frames(frames, sync=sync is True, timeout_seconds=timeout)
         if sync == SHIPPED and frames.count and self._tiered is not None:
             wait_shipped(self._tiered, first, first + frames.count - 1, timeout)
@@ -561,7 +561,7 @@ class Topic(BaseTopic):
         timeout: float | str | None = None,
     ) -> Coroutine[Any, Any, int]:
         timeout = to_seconds(timeout)
-        check_sync(sync, self._tiered)
+        sync = checked_sync(sync, self._tiered)
         payload = self._payload(value, key, headers, timestamp, deliver_at)
         if self._tiered is not None and (sync == SHIPPED or self._tiered.may_have_slept):
             return self._append_tiered(self._tiered, payload, sync, timeout)
@@ -588,7 +588,7 @@ class Topic(BaseTopic):
         self, messages: Iterable[bytes | Message], *, sync: Sync = False, timeout: float | str | None = None
     ) -> list[int]:
         timeout = to_seconds(timeout)
-        check_sync(sync, self._tiered)
+        sync = checked_sync(sync, self._tiered)
         payloads = self._encoder.many(messages)
         await self._check_awake_async()
         offsets = await self._log.append_many_async(payloads, sync=sync is True, timeout_seconds=timeout)
@@ -601,7 +601,7 @@ class Topic(BaseTopic):
         self, frames: Frames, *, sync: Sync = False, timeout: float | str | None = None
     ) -> int:
         timeout = to_seconds(timeout)
-        check_sync(sync, self._tiered)
+        sync = checked_sync(sync, self._tiered)
         await self._check_awake_async()
         first = await self._log.append_frames_async(frames, sync=sync is True, timeout_seconds=timeout)
         if sync == SHIPPED and frames.count and self._tiered is not None:

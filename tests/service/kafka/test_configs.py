@@ -48,6 +48,7 @@ def own_after(configs: dict[str, str], defaults: TierSettings = PLAIN) -> dict[s
         ("local.retention.ms", "-2", "local_retention_seconds", None),
         ("local.retention.bytes", "7", "local_retention_bytes", 7),
         ("min.compaction.lag.ms", "1", "min_compaction_lag_seconds", 1),
+        ("tidelog.durability", "shipped", "durability", "shipped"),
         ("cleanup.policy", "compact", "compaction", "by_key"),
         ("cleanup.policy", "delete", "compaction", "none"),
         ("cleanup.policy", "compact, delete", "compaction", "by_key"),

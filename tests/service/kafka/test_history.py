@@ -173,3 +173,34 @@ def test_partition_that_another_node_holds_is_named_in_the_log_once(caplog: pyte
         assert produced(await client.call(PRODUCE, 9, produce_request(b"x", topic=TOPIC)))[0] == ErrorCode.NONE
 
     serve(open_node(world, "a", tier_settings(), ends_leases=False), work)
+
+
+def test_acks_all_waits_for_the_store_where_the_topic_says_so() -> None:
+    """What was answered outlives the disk of the server, with `tidelog.durability=shipped`."""
+    world = World(clock=ManualClock())
+
+    async def work(server: Running) -> None:
+        client = await server.client()
+        for offset, value in enumerate((b"first", b"second")):
+            answer = produced(await client.call(PRODUCE, 9, produce_request(value, topic=TOPIC)))
+            assert answer == (ErrorCode.NONE, offset)
+        taken = await asyncio.to_thread(open_node(world, "b", tier_settings()).topic, NAME, take_over=True)
+        assert [message.value for message in taken.read(0)] == [b"first", b"second"]
+
+    serve(open_node(world, "a", tier_settings(durability="shipped")), work)
+
+
+def test_consumers_get_nothing_that_the_loss_of_the_disk_could_take_back() -> None:
+    """With `tidelog.durability=shipped` the high watermark is what the store has."""
+    world = World(clock=ManualClock())
+
+    async def work(server: Running) -> None:
+        client = await server.client()
+        answer = produced(await client.call(PRODUCE, 9, produce_request(b"in a file", acks=1, topic=TOPIC)))
+        assert answer == (ErrorCode.NONE, 0)
+        partition = fetched(await client.call(FETCH, 12, fetch_request(0, topic=TOPIC)))
+        assert (partition.high_watermark, bytes(partition.records)) == (0, b"")
+        await client.call(PRODUCE, 9, produce_request(b"in the store", topic=TOPIC))
+        assert await read(client, 0) == (0, 2)
+
+    serve(open_node(world, "a", tier_settings(durability="shipped")), work)

@@ -183,6 +183,12 @@ TOPIC_CONFIGS: dict[str, Config] = {
             least=-1,
             broker_name="log.retention.ms",
         ),
+        Config(
+            *("tidelog.durability", _S, "synced"),
+            "`durability`: what acks=all waits for. `synced`: the disk of this node; `shipped`: the store has it too, "
+            "and consumers get nothing before that",
+            choices=("synced", "shipped"),
+        ),
         Config("compression.gzip.level", _I, "-1", "", least=-1, broker_name="compression.gzip.level"),
         Config("compression.lz4.level", _I, "9", "", least=1, broker_name="compression.lz4.level"),
         Config("compression.zstd.level", _I, "3", "", least=-131072, broker_name="compression.zstd.level"),
@@ -220,6 +226,7 @@ _MAPPED = {
     "local.retention.bytes": "local_retention_bytes",
     "min.compaction.lag.ms": "min_compaction_lag_seconds",
     "cleanup.policy": "compaction",
+    "tidelog.durability": "durability",
 }
 
 
@@ -249,6 +256,8 @@ def _check_together(configs: Mapping[str, str], has_store: bool) -> None:
     if configs.get("remote.storage.enable", "").lower() == ("false" if has_store else "true"):
         where = "history is in the store of this installation" if has_store else "this installation has no store"
         raise ConfigError(f"remote.storage.enable cannot be changed for a topic: {where}")
+    if configs.get("tidelog.durability") == "shipped" and not has_store:
+        raise ConfigError("tidelog.durability=shipped needs a store, and this installation has none")
     for local, whole in (("local.retention.ms", "retention.ms"), ("local.retention.bytes", "retention.bytes")):
         local_limit, limit = int(configs.get(local, -2)), int(configs.get(whole, -1))
         if local_limit >= 0 and not has_store:
@@ -271,6 +280,7 @@ def settings_of(configs: Mapping[str, str], defaults: TierSettings) -> dict[str,
     found["compaction"] = None
     if "cleanup.policy" in configs:
         found["compaction"] = "by_key" if "compact" in policy else "none"
+    found["durability"] = configs.get("tidelog.durability")
     found["kafka_configs"] = dict(configs) or None
     return found
 

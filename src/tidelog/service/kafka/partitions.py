@@ -6,6 +6,8 @@ Invariants
   that in which they were checked. An append of unknown outcome is looked up in the log before the next one.
 - Consumers of committed messages get nothing from a batch on that is appended and not recorded yet.
 - The high watermark is what the files have: no consumer gets a message that a kill of this process could take back.
+  Where messages are acknowledged by the store (`durability = "shipped"`) it is what the store has: nor one that the
+  loss of this disk could.
 """
 
 from __future__ import annotations
@@ -13,9 +15,11 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Callable, Sequence
+from concurrent.futures import Future
 from typing import NamedTuple
 
 from tidelog.clock import to_microseconds
+from tidelog.cold.flush_log import FlushedLog
 from tidelog.errors import ClosedError, TidelogError
 from tidelog.log.frame import Frames, encode_many
 from tidelog.log.log import Log
@@ -70,6 +74,7 @@ class Partition:
         """While something is appended that the producers' state does not know yet: from which offset on."""
         self._settling: asyncio.Task[None] | None = None
         self._log = topic._log
+        self._tiered = topic._tiered
         self.append_time_us: int | None = None
         """The time that the last batch got, where messages get the time of the broker."""
         self.serving = serving
@@ -85,6 +90,8 @@ class Partition:
         self.reader = PartitionReader(topic, cold, encoded, self.leader_epoch, serving.compression)
         self._log.on_written(self._written)
         self._log.on_durable(self._synced)
+        if self._tiered is not None:
+            self._tiered.add_flush_callback(self._written)
 
     def configure(self, serving: Serving) -> None:
         """The topic's configs have changed: what is appended and fetched from now on follows."""
@@ -110,7 +117,24 @@ class Partition:
 
     @property
     def high_watermark(self) -> int:
-        return self._log.written_offset
+        flushed = self._flushed
+        return self._log.written_offset if flushed is None else min(flushed.flushed_offset, self._log.written_offset)
+
+    @property
+    def _flushed(self) -> FlushedLog | None:
+        return None if self._tiered is None else self._tiered.flushed
+
+    # What an answer waits for
+
+    def syncs(self, is_acks_all: bool) -> bool:
+        """Whether an append with these acks is to be synced soon."""
+        return is_acks_all and (self.serving.syncs_all or self._flushed is not None)
+
+    def reach(self, is_acks_all: bool) -> Callable[[int, Settle], bool]:
+        """What calls back when an append with these acks may be answered: `in_store`, `on_disk` or `in_files`."""
+        if not self.syncs(is_acks_all):
+            return self.in_files
+        return self.on_disk if self._flushed is None else self.in_store
 
     @property
     def last_stable_offset(self) -> int:
@@ -297,10 +321,10 @@ class Partition:
 
     def in_files(self, next_offset: int, settle: Settle) -> bool:
         """Calls back when everything below an offset is in a file; False when it is already."""
-        if self.high_watermark >= next_offset:
+        if self._log.written_offset >= next_offset:
             return False
         self._for_files.append((next_offset, settle))
-        if self.high_watermark >= next_offset or self._is_over:
+        if self._log.written_offset >= next_offset or self._is_over:
             self._loop.call_soon(self._wake)
         return True
 
@@ -333,6 +357,21 @@ class Partition:
             raise
         if self._log.durable_offset >= next_offset or self._is_closed:
             self._loop.call_soon(self._wake)
+        return True
+
+    def in_store(self, next_offset: int, settle: Settle) -> bool:
+        """Calls back when the store has everything below an offset; False when it has already."""
+        flushed = self._flushed
+        if flushed is None or flushed.flushed_offset >= next_offset:
+            return False
+
+        def tell(done: Future[None]) -> None:
+            error = done.exception()
+            assert error is None or isinstance(error, TidelogError)
+            with contextlib.suppress(RuntimeError):  # the loop was closed: no request waits
+                self._loop.call_soon_threadsafe(settle, error)
+
+        flushed.join(next_offset - 1).add_done_callback(tell)
         return True
 
     # Positions
@@ -412,7 +451,7 @@ class Partition:
         # Asked first: what became durable before the log stalled is answered as such.
         error = self._why_over() if self._is_over else None
         if self._for_files:
-            self._for_files = _settled_up_to(self.high_watermark, self._for_files, error)
+            self._for_files = _settled_up_to(self._log.written_offset, self._for_files, error)
         if self._for_disk:
             self._for_disk = _settled_up_to(self._log.durable_offset, self._for_disk, error)
 

@@ -2,7 +2,8 @@
 
     acks 0     no answer
     acks 1     everything is in a file: it outlives a kill of this process
-    acks -1    everything is on the disk, unless the topic has `flush.messages` above 1: then as acks 1
+    acks -1    everything is on the disk, unless the topic has `flush.messages` above 1: then as acks 1;
+               with `tidelog.durability=shipped`, the store has everything
 
 Invariants
 - A request is appended before the next one of its connection is looked at, so a producer's batches stay in order. Only
@@ -174,8 +175,7 @@ class Produce:
                 pending.later.append((name, part, answer, batch))
                 return
             verify = self._verifying(pending.context, batch, partition) if batch.header.is_transactional else None
-            syncs = pending.acks == _ALL and partition.serving.syncs_all
-            appended = partition.append_at_once(batch, sync=syncs, verify=verify)
+            appended = partition.append_at_once(batch, sync=partition.syncs(pending.acks == _ALL), verify=verify)
             if appended is None:
                 pending.later.append((name, part, answer, batch))
             else:
@@ -218,8 +218,7 @@ class Produce:
             if pending.is_done:
                 self.unwatch(pending)
 
-        syncs = pending.acks == _ALL and partition.serving.syncs_all
-        if (partition.on_disk if syncs else partition.in_files)(appended.next_offset, settle):
+        if partition.reach(pending.acks == _ALL)(appended.next_offset, settle):
             pending.wait_for()
 
     def _is_known(self, batch: DecodedBatch, partition: Partition) -> bool:

@@ -128,7 +128,7 @@ class ProduceRun:
 
     @property
     def syncs(self) -> bool:
-        return self.key[2] == _ALL and self.partition.serving.syncs_all
+        return self.partition.syncs(self.key[2] == _ALL)
 
     def append(self) -> bool:
         """Appends everything; False where that has to wait."""
@@ -162,8 +162,7 @@ class ProduceRun:
             self.settle(error)
 
     def _await_disk(self, next_offset: int) -> None:
-        wait = self.partition.on_disk if self.syncs else self.partition.in_files
-        if not wait(next_offset, self.settle):
+        if not self.partition.reach(self.key[2] == _ALL)(next_offset, self.settle):
             self.settle(None)
 
     def settle(self, error: TidelogError | None) -> None:

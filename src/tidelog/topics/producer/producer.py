@@ -40,7 +40,7 @@ from tidelog.topics.message import (
     PayloadEncoder,
     Sync,
     batch_marks,
-    check_sync,
+    checked_sync,
     producer_entry,
     several,
     wait_shipped,
@@ -213,7 +213,7 @@ class Producer(ClosedAtExit):
 
         if timeout is not None:
             timeout = to_seconds(timeout)
-        check_sync(sync, self._registry.tiered)
+        sync = checked_sync(sync, self._registry.tiered)
         log = self._appendable()
         with self._entry.lock:
             sequences, known = self._begin(sequence, 1)
@@ -310,7 +310,7 @@ class Producer(ClosedAtExit):
         self, sequence: _Sequences, count: int, encode: _Encode, sync: Sync, timeout: float | str | None
     ) -> list[int]:
         timeout = to_seconds(timeout)
-        check_sync(sync, self._registry.tiered)
+        sync = checked_sync(sync, self._registry.tiered)
         log = self._appendable()
         with self._entry.lock:
             offsets, fresh = self._accept(log, sequence, count, encode, timeout)
@@ -332,7 +332,7 @@ class Producer(ClosedAtExit):
         self, sequence: _Sequences, count: int, encode: _Encode, sync: Sync, timeout: float | str | None
     ) -> list[int]:
         timeout = to_seconds(timeout)
-        check_sync(sync, self._registry.tiered)
+        sync = checked_sync(sync, self._registry.tiered)
         accepted = self._accept_at_once(sequence, count, encode) if self._line.is_empty else None
         if accepted is None:
             # It has to wait, for room or for another append: in line, and not in the thread of the event loop.
