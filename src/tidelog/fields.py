@@ -113,9 +113,15 @@ _SIZES = ("bytes", "kb", "mb", "gb", "kib", "mib", "gib", "size")
 
 
 def read_keywords(
-    struct: type[msgspec.Struct], given: Mapping[str, object], noun: str, error: type[InputError] = InputError
+    struct: type[msgspec.Struct],
+    given: Mapping[str, object],
+    noun: str,
+    error: type[InputError] = InputError,
+    *,
+    is_text: bool = False,
 ) -> dict[str, Any]:
-    """Keywords as typed values under their own names; the error names a wrong one. `noun` says what they are."""
+    """Keywords as typed values under their own names; the error names a wrong one. `noun` says what they are, `is_text`
+    that their values came as text."""
     fields, aliases = fields_of(struct), aliases_of(struct)
     found: dict[str, object] = {}
     for keyword, value in given.items():
@@ -126,7 +132,7 @@ def read_keywords(
         if name in found:
             raise error(f"{keyword} is given twice: it is another name of {name}", hint="Give one of them")
         try:
-            found[name] = fields[name].read(value)
+            found[name] = fields[name].read(value, is_text=is_text)
         except ValueError as problem:
             raise error(f"{keyword} {problem}, not {value!r}") from None
     return found

@@ -52,11 +52,12 @@ Try:  tidelog demo
 # The commands in the order in which the help has them, and the module of each that is not called the same.
 COMMANDS = (
     *("demo", "produce", "consume", "topic", "sub", "dlq", "inspect", "verify", "repair"),
-    *("pipeline", "engine", "serve", "auth", "import", "config", "doctor", "bench", "dev-s3"),
+    *("pipeline", "engine", "serve", "cluster", "auth", "import", "config", "doctor", "bench", "dev-s3"),
 )
 _MODULES = {
     "import": "import_danube",
     "dev-s3": "dev_s3",
+    "cluster": "cluster.group",
     "demo": "demo.command",
     "dlq": "dead_letters",
     "engine": "engine.group",

@@ -24,6 +24,7 @@ from tidelog.cluster.member import Identity, Member
 from tidelog.cluster.runtime import Cluster
 from tidelog.cold.ownership import Ownership
 from tidelog.errors import ConfigError, TidelogError
+from tidelog.service.metrics import Exposition
 from tidelog.service.node import Listening, Node
 from tidelog.store.keys import ClusterKeys, is_part
 from tidelog.store.scheduler import in_store_thread
@@ -81,6 +82,8 @@ async def join(cluster: Cluster, node: Node, directory: LogDirectory, listening:
     meter = LoadMeter(node, directory._clock, cluster)
     cluster.measure = meter.measure
     cluster.known_topics = lambda: known_topics(directory)
+    assert node.http.sources is not None
+    node.http.sources = node.http.sources._replace(cluster=lambda exposition: write_metrics(exposition, cluster, meter))
     await cluster.join(_Host(node))
 
 
@@ -91,6 +94,8 @@ class _Host:
         self._node = node
         self.open_partition = node.open_partition
         self.release_partition = node.release_partition
+        self.acquire_slot = node.acquire_slot
+        self.release_slot = node.release_slot
 
     def renew(self) -> None:
         tier = self._node.http.broker.directory._tier
@@ -105,12 +110,6 @@ class _Host:
             if (tiered := partition.topic._tiered) is not None
         ]
         return await in_store_thread(_fenced, opened)
-
-    async def acquire_slot(self, slot: int) -> None:
-        """Coordinators follow the placement by themselves."""
-
-    async def release_slot(self, slot: int) -> None:
-        """As above."""
 
 
 def _fenced(opened: list[tuple[TopicName, int, Ownership]]) -> list[tuple[TopicName, int]]:
@@ -160,12 +159,15 @@ class LoadMeter:
         self._rates: dict[str, Load] = {}
         self._total = Load()
         self._cpu = 0.0
+        self.unshipped: dict[str, Unshipped] = {}
+        """What was only on this disk at the last measurement, by topic."""
 
     def measure(self) -> NodeLoad:
         """In a thread."""
         opened = self._opened()
         statistics = {key: found for key, topic in opened.items() if (found := _statistics(topic)) is not None}
         self._take(statistics)
+        self.unshipped = unshipped_of(statistics)
         agent = self._cluster.agent
         busy = sorted(self._rates.items(), key=lambda each: -each[1].bytes_in)[:_MAX_PARTITIONS]
         return NodeLoad(
@@ -180,7 +182,7 @@ class LoadMeter:
             opening=0 if agent is None else agent.opening,
             releasing=0 if agent is None else agent.releasing,
             partitions={key: load for key, load in busy if load.bytes_in >= _QUIET_BYTES},
-            unshipped=unshipped_of(statistics),
+            unshipped=self.unshipped,
         )
 
     def _opened(self) -> dict[str, Topic]:
@@ -221,6 +223,31 @@ class LoadMeter:
             messages_in=sum(load.messages_in for load in rates.values()),
         )
         self._cpu = _smoothed(self._cpu, (sample.cpu_seconds - last.cpu_seconds) / seconds, part)
+
+
+def write_metrics(exposition: Exposition, cluster: Cluster, meter: LoadMeter) -> None:
+    """The cluster as this node sees it."""
+    state, member, agent = cluster.state, cluster.member, cluster.agent
+    owners = [node for placement in state.topics.values() for node in placement.partitions]
+    lost = meter.unshipped.values()
+    values = {
+        "nodes": len(state.nodes),
+        "alive": int(member.is_alive),
+        "leader": int(cluster.leads),
+        "leases_lost_total": member.leases_lost,
+        "unassigned_partitions": sum(node not in state.nodes for node in owners),
+        "assigned_partitions": owners.count(member.name),
+        "opening_partitions": 0 if agent is None else agent.opening,
+        "releasing_partitions": 0 if agent is None else agent.releasing,
+        "failures": 0 if agent is None else len(agent.failures),
+        "slots": state.coordinators.slots.count(member.name),
+        "decisions_total": cluster.rounds.decided,
+        "unshipped_messages": sum(one.messages for one in lost),
+        "unshipped_bytes": sum(one.bytes for one in lost),
+        "unshipped_seconds": max((one.seconds for one in lost), default=0.0),
+    }
+    for name, value in values.items():
+        exposition.add(f"tidelog_cluster_{name}", value)
 
 
 def _smoothed(known: float, now: float, part: float) -> float:

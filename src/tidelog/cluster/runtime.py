@@ -248,7 +248,7 @@ class Cluster:
         if agent is not None and self.member.is_alive and self._has_others():
             try:
                 await in_store_thread(self.member.begin_to_leave)
-                if not await agent.rest(_HAND_OVER_SECONDS, self._has_others):
+                if not await agent.rest(_HAND_OVER_SECONDS, self._has_others) and self._has_others():
                     _logger.warning("%s leaves with %d pieces not handed over", self.member.name, len(agent.held))
             except TidelogError as error:
                 _logger.warning("%s leaves without handing over: %s", self.member.name, error)

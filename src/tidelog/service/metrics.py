@@ -111,6 +111,23 @@ FAMILIES: dict[str, Family] = {
     "tidelog_http_request_seconds": Family("histogram", "Time of requests by route; long polls with their wait"),
     "tidelog_http_consumers": Family("gauge", "Consumers of subscriptions over HTTP"),
     "tidelog_operations_running": Family("gauge", "Operations that run"),
+    # The cluster, as this node sees it
+    "tidelog_cluster_nodes": Family("gauge", "Nodes that are alive"),
+    "tidelog_cluster_alive": Family("gauge", "1 while this node holds its lease: without it, it answers for nothing"),
+    "tidelog_cluster_leader": Family("gauge", "1 while this node runs the load manager"),
+    "tidelog_cluster_leases_lost_total": Family("counter", "How often this node was away for longer than its lease"),
+    "tidelog_cluster_unassigned_partitions": Family("gauge", "Partitions whose node is not alive, or that have none"),
+    "tidelog_cluster_assigned_partitions": Family("gauge", "Partitions that are assigned to this node"),
+    "tidelog_cluster_opening_partitions": Family("gauge", "Those that it has not opened yet"),
+    "tidelog_cluster_releasing_partitions": Family(
+        "gauge", "Partitions that it still has, and another node is to open"
+    ),
+    "tidelog_cluster_failures": Family("gauge", "Pieces that could not be opened or released, and are tried again"),
+    "tidelog_cluster_slots": Family("gauge", "Coordinator slots that are assigned to this node"),
+    "tidelog_cluster_decisions_total": Family("counter", "What this node has decided as the leader"),
+    "tidelog_cluster_unshipped_messages": Family("gauge", "Restore point: messages that are on this disk only"),
+    "tidelog_cluster_unshipped_bytes": Family("gauge", "Restore point: bytes that are on this disk only"),
+    "tidelog_cluster_unshipped_seconds": Family("gauge", "Restore point: age of the oldest message on this disk only"),
     # Engines
     "tidelog_engine_applied_seq": Family("gauge", "The last seq that was applied"),
     "tidelog_engine_low_water_mark": Family("gauge", "Everything up to it is committed"),

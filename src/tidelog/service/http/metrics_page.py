@@ -32,6 +32,8 @@ class Sources(NamedTuple):
     groups: Callable[[], dict[str, dict[tuple[str, int], int]]]
     http_connections: Callable[[], int]
     started_at: float = now()
+    cluster: Callable[[Exposition], None] | None = None
+    """Of a node that has joined others."""
 
 
 @routes.add("GET", "/metrics", Permission.READ, response_types=("text/plain",))
@@ -65,6 +67,8 @@ async def expose(service: Service) -> bytes:
     if sources is not None:
         exposition.add("tidelog_http_connections", sources.http_connections())
         sources.kafka(exposition)
+        if sources.cluster is not None:
+            sources.cluster(exposition)
         groups = sources.groups()
         write_process(exposition, sources.started_at)
     await in_store_thread(_write_rest, exposition, opened, groups, service)

@@ -529,8 +529,11 @@ class Broker:
     # Partitions
 
     def opened(self, served: ServedTopic, number: int) -> Partition | None:
-        """A partition that is open already."""
+        """A partition that is open already, and ours: a node that is cut off from the others stops to answer for it
+        before another one may have it."""
         partition = served.open.get(number)
+        if partition is not None and not self.placement.is_alone and not self.placement.is_ours(served.name, number):
+            return None
         if partition is not None and not partition.is_open:
             del served.open[number]  # it was sealed, or failed: the next request opens it again
             partition.close()

@@ -1,0 +1,1 @@
+"""`tidelog cluster`: the commands about several nodes."""

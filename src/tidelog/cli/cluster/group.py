@@ -1,0 +1,275 @@
+"""`tidelog cluster`: what operators see of a cluster, and ask of it.
+
+Invariant: every command works on the metadata store itself, through no node: it works beside nodes that run, and tells
+of those that do not. What it asks for is a document that the leader carries out.
+"""
+
+from __future__ import annotations
+
+import getpass
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from tidelog.cli.cluster.dev import dev
+from tidelog.cli.errors import ExitCode
+from tidelog.cli.output import Row, counted
+from tidelog.cli.session import Session, command, command_group
+from tidelog.errors import InputError
+
+if TYPE_CHECKING:
+    from tidelog.cluster.documents import Decision
+    from tidelog.cluster.operations import ClusterOperations
+
+NodeArgument = Annotated[str, typer.Argument(metavar="NODE", help="The name of a node.")]
+WaitOption = Annotated[
+    float, typer.Option("--wait", metavar="SECONDS", min=0, help="How long to wait until it is done; 0: not at all.")
+]
+_DECISIONS = ("kind", "what", "from", "to", "reason")
+_WAIT_SECONDS = 120.0
+
+
+def add_to(app: typer.Typer) -> None:
+    """Registers the group."""
+    group = command_group("Several nodes over one etcd and one bucket.")
+    commands: list[tuple[str, Callable[..., None]]] = [
+        *(("dev", dev), ("status", status), ("nodes", nodes), ("plan", plan), ("decisions", decisions)),
+        *(("move", move), ("drain", drain), ("undrain", undrain), ("balance", balance)),
+        *(("restore-point", restore_point), ("settings", settings)),
+    ]
+    for name, work in commands:
+        command(group, name)(work)
+    app.add_typer(group, name="cluster")
+
+
+@contextmanager
+def _operations(session: Session) -> Iterator[ClusterOperations]:
+    """The cluster of --metadata, else of the directory."""
+    from tidelog.cluster.operations import ClusterOperations
+    from tidelog.store.keys import DEFAULT_ROOT
+    from tidelog.store.metadata.open import open_metadata_store
+    from tidelog.wiring import open_shared_metadata
+
+    found = session.settings
+    if found.metadata is not None and found.metadata.startswith("etcd"):
+        with open_metadata_store(found.metadata, settings=found.metadata_store) as metadata:
+            yield ClusterOperations(metadata, found.metadata_root or DEFAULT_ROOT)
+        return
+    with open_shared_metadata(session.root, found) as (metadata, root):
+        yield ClusterOperations(metadata, root)
+
+
+# Looking
+
+
+def status(session: Session) -> None:
+    """Shows the cluster in a few numbers."""
+    with _operations(session) as cluster:
+        session.output.record(cluster.status())
+
+
+def nodes(session: Session) -> None:
+    """Lists the nodes, and what they have and do.
+
+    Those that are gone are listed, too.
+    """
+    with _operations(session) as cluster:
+        rows = [_node_row(node) for node in cluster.nodes()]
+    columns = ("name", "state", "leader", "partitions", "slots", "zone", "kafka", "http", "bytes_in", "cpu", "version")
+    session.output.rows(columns, rows)
+
+
+def _node_row(node: Any) -> Row:
+    load = node.load
+    row: dict[str, object] = {
+        "name": node.name,
+        "state": node.state,
+        "leader": node.is_leader,
+        "node_id": node.node_id,
+        "partitions": node.partitions,
+        "slots": node.slots,
+        "zone": node.zone,
+        "kafka": node.kafka,
+        "http": node.http,
+        "version": node.version,
+    }
+    measured = () if load is None else ("cpu", "memory_bytes", "disk_free_bytes", "cold_reads", "open", "opening")
+    row |= {name: getattr(load, name) for name in measured}
+    if load is not None:
+        row |= {name: getattr(load.total, name) for name in ("bytes_in", "bytes_out", "messages_in")}
+    return row
+
+
+def plan(
+    session: Session,
+    drain: Annotated[
+        list[str] | None, typer.Option("--drain", metavar="NODE", help="As if this node were drained.")
+    ] = None,
+    lose: Annotated[list[str] | None, typer.Option("--lose", metavar="NODE", help="As if this node died.")] = None,
+    balance: Annotated[bool, typer.Option("--balance", help="As if balance were asked for.")] = False,
+) -> None:
+    """Shows what the leader would decide now, and why.
+
+    Nothing is changed.
+    """
+    with _operations(session) as cluster:
+        found = cluster.plan(drain=drain or (), lose=lose or (), balance=balance)
+    _show_decisions(session, found)
+
+
+def decisions(
+    session: Session,
+    last: Annotated[int, typer.Option("--last", metavar="N", min=1, help="So many of the newest.")] = 50,
+) -> None:
+    """Lists what the leader has decided, and why.
+
+    The newest is the last.
+    """
+    from tidelog.clock import iso_time, to_datetime
+
+    with _operations(session) as cluster:
+        found = [(rounds, decision) for rounds in cluster.decisions() for decision in rounds.decisions][-last:]
+    rows = [
+        {"time": iso_time(to_datetime(rounds.at_us)), "leader": rounds.leader, **_decision_row(decision)}
+        for rounds, decision in found
+    ]
+    session.output.rows(("time", *_DECISIONS), rows)
+
+
+def _decision_row(decision: Decision) -> dict[str, object]:
+    return {
+        "kind": decision.kind,
+        "what": decision.subject,
+        "from": decision.source or None,
+        "to": decision.to,
+        "reason": decision.reason,
+    }
+
+
+def _show_decisions(session: Session, found: Sequence[Decision]) -> None:
+    if not found and not session.as_json:
+        session.output.note("Nothing would be moved.")
+        return
+    session.output.rows(_DECISIONS, [_decision_row(decision) for decision in found])
+
+
+def restore_point(session: Session) -> None:
+    """Shows what is only on the disk of one node.
+
+    That much would be missing if it were lost now. It is what the nodes have reported in the last seconds. Messages of
+    topics with `durability = shipped` are in the bucket before their producers hear of it.
+    """
+    with _operations(session) as cluster:
+        rows: list[Row] = [one._asdict() for one in cluster.restore_point()]
+    if not rows and not session.as_json:
+        session.output.note("Everything is in the store.")
+        return
+    session.output.rows(("node", "topic", "messages", "bytes", "seconds"), rows)
+
+
+# Asking
+
+
+def move(
+    session: Session,
+    topic: Annotated[str, typer.Argument(metavar="TOPIC", help="namespace/name")],
+    partition: Annotated[int, typer.Argument(metavar="PARTITION", help="Its number.")],
+    node: Annotated[str | None, typer.Argument(metavar="NODE", help="Where it goes.")] = None,
+    pin: Annotated[bool, typer.Option("--pin", help="Keep it there, whatever the balance says.")] = False,
+    unpin: Annotated[bool, typer.Option("--unpin", help="Let the load manager move it again.")] = False,
+    wait: WaitOption = _WAIT_SECONDS,
+) -> None:
+    """Moves a partition to a node.
+
+    The old one ships what it has, the new one goes on. Clients follow by themselves.
+    """
+    with _operations(session) as cluster:
+        if unpin:
+            was_pinned = cluster.unpin(topic, partition)
+            text = "is not pinned any more" if was_pinned else "was not pinned"
+            session.output.result({"unpinned": was_pinned}, f"{topic}/{partition} {text}.")
+        if node is None:
+            if not unpin:
+                raise InputError("where the partition goes is missing: tidelog cluster move TOPIC PARTITION NODE")
+            return
+        request = cluster.move(topic, partition, node, pin=pin, by=_operator())
+        is_done = wait > 0 and cluster.until(cluster.is_carried_out(request), wait)
+        document = {"topic": topic, "partition": partition, "node": node, "done": is_done}
+        _tell(session, document, f"{topic}/{partition} is assigned to {node}.", is_done, wait)
+
+
+def drain(session: Session, node: NodeArgument, wait: WaitOption = _WAIT_SECONDS) -> None:
+    """Moves everything off a node and keeps it empty.
+
+    For maintenance, until `tidelog cluster undrain`. Clients see a pause, and no errors.
+    """
+    with _operations(session) as cluster:
+        cluster.drain(node)
+        is_done = wait > 0 and cluster.until(cluster.is_empty(node), wait)
+        _tell(session, {"node": node, "done": is_done}, f"{node} serves nothing any more.", is_done, wait)
+
+
+def undrain(session: Session, node: NodeArgument) -> None:
+    """Lets a node serve again.
+
+    Balance gives it partitions.
+    """
+    with _operations(session) as cluster:
+        is_news = cluster.undrain(node)
+        text = f"{node} may serve again." if is_news else f"{node} was not drained."
+        session.output.result({"node": node, "changed": is_news}, text)
+
+
+def balance(session: Session, wait: WaitOption = _WAIT_SECONDS) -> None:
+    """Balances now, whatever was moved within the hour.
+
+    `tidelog cluster plan --balance` shows it before.
+    """
+    with _operations(session) as cluster:
+        moves = len([one for one in cluster.plan(balance=True) if one.kind == "balance"])
+        request = cluster.balance(by=_operator())
+        is_done = wait > 0 and cluster.until(cluster.is_carried_out(request), wait)
+        _tell(session, {"moves": moves, "done": is_done}, f"{counted(moves, 'partition')} moved.", is_done, wait)
+
+
+def _tell(session: Session, document: dict[str, object], text: str, is_done: bool, wait: float) -> None:
+    """What became of a request; TRY_LATER for one that takes longer than somebody waited."""
+    if is_done:
+        session.output.result(document, text)
+    elif wait == 0:
+        session.output.result(document, "The leader carries it out.")
+    else:
+        session.output.result(document, f"It is not done after {wait:g} s; the leader goes on with it.")
+        raise typer.Exit(ExitCode.TRY_LATER)
+
+
+def settings(
+    session: Session,
+    changes: Annotated[
+        list[str] | None, typer.Argument(metavar="[NAME=VALUE]...", help="What to change; NAME= takes it back.")
+    ] = None,
+) -> None:
+    """Shows or changes how the load manager decides.
+
+    It is changed for the whole cluster.
+    """
+    import msgspec
+
+    given: dict[str, object] = {}
+    for text in changes or []:
+        name, sign, value = text.partition("=")
+        if not sign:
+            raise InputError(f"a setting is NAME=VALUE, for example strategy=fair, not {text!r}")
+        given[name.strip()] = value.strip() or None
+    with _operations(session) as cluster:
+        session.output.record(msgspec.structs.asdict(cluster.settings(**given)))
+
+
+def _operator() -> str:
+    """Who asks, for the log of decisions."""
+    try:
+        return getpass.getuser()
+    except (KeyError, OSError):
+        return ""

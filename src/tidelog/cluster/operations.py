@@ -1,0 +1,291 @@
+"""What operators ask of a cluster, on its documents: look, plan, move, drain, balance, settings.
+
+Invariants
+- Everything works on the metadata store alone, beside nodes that run or do not: a change is a document, and the leader
+  carries it out.
+- A plan is made by the function that the leader uses, from the same documents.
+- Nothing here waits longer than it was told to.
+"""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, NamedTuple
+
+import msgspec
+
+from tidelog.clock import Clock, SystemClock
+from tidelog.cluster.documents import (
+    ClusterSettings,
+    ClusterState,
+    Decision,
+    Decisions,
+    NodeLoad,
+    Request,
+    TopicPlacement,
+)
+from tidelog.cluster.leader import LeaderRounds, read_decisions, read_loads
+from tidelog.cluster.load_manager import Candidate, imbalance, plan
+from tidelog.cluster.member import changed_drain
+from tidelog.errors import ConfigError, InputError, NotFoundError
+from tidelog.fields import read_keywords
+from tidelog.store.document import VersionedDocument, decode_json, encode_json
+from tidelog.store.keys import ClusterKeys
+from tidelog.store.metadata.base import MetadataStore
+from tidelog.store.metadata.watch import Changes
+from tidelog.topics.names import TopicName, parse_topic_name
+
+_POLL_SECONDS = 0.1
+
+
+class NodeRow(NamedTuple):
+    """A node that is alive, or was known once."""
+
+    name: str
+    state: str
+    """`alive`, `leaving`, `draining`, `drained` or `gone`."""
+    node_id: int
+    kafka: str
+    http: str
+    zone: str
+    version: str
+    is_leader: bool
+    partitions: int
+    slots: int
+    load: NodeLoad | None
+
+
+class Lost(NamedTuple):
+    """What would be missing of a topic if the disk of a node were lost now."""
+
+    node: str
+    topic: str
+    messages: int
+    bytes: int
+    seconds: float
+
+
+class ClusterOperations:
+    """A cluster, seen from outside. Every call reads the documents again."""
+
+    def __init__(self, metadata: MetadataStore, root: str, clock: Clock | None = None) -> None:
+        if not metadata.supports_leases:
+            raise ConfigError(
+                f"{metadata.url} has no cluster: nodes agree by etcd", hint="Name it with --metadata etcd://host:port"
+            )
+        self._metadata = metadata
+        self._clock = clock or SystemClock()
+        self.keys = ClusterKeys(root)
+
+    def state(self) -> ClusterState:
+        """The documents as they are now."""
+        state = ClusterState(self.keys)
+        state.apply(Changes(True, {entry.key: entry for entry in self._metadata.range(self.keys.prefix)}))
+        return state
+
+    def loads(self) -> dict[str, NodeLoad]:
+        return read_loads(self._metadata, self.keys)
+
+    def decisions(self, since_us: int = 0) -> list[Decisions]:
+        """What was decided, the oldest first."""
+        return read_decisions(self._metadata, self.keys, since_us)
+
+    # Looking
+
+    def nodes(self, state: ClusterState | None = None) -> list[NodeRow]:
+        """All nodes that were ever members."""
+        state, loads = state or self.state(), self.loads()
+        counts = {
+            name: sum(placement.partitions.count(name) for placement in state.topics.values())
+            for name in state.node_ids
+        }
+        return [self._row(state, name, counts[name], loads.get(name)) for name in sorted(state.node_ids)]
+
+    def _row(self, state: ClusterState, name: str, partitions: int, load: NodeLoad | None) -> NodeRow:
+        info, slots = state.nodes.get(name), state.coordinators.slots.count(name)
+        if info is None:
+            condition = "gone"
+        elif info.is_leaving:
+            condition = "leaving"
+        elif state.is_draining(name):
+            condition = "draining" if partitions or slots or (load is not None and load.releasing) else "drained"
+        else:
+            condition = "alive"
+        return NodeRow(
+            name,
+            condition,
+            state.node_ids[name].node_id,
+            "" if info is None else info.kafka,
+            "" if info is None else info.http,
+            "" if info is None else info.zone,
+            "" if info is None else info.version,
+            state.leader is not None and state.leader.node == name,
+            partitions,
+            slots,
+            load,
+        )
+
+    def status(self) -> dict[str, Any]:
+        """The cluster in a few numbers."""
+        state, loads = self.state(), self.loads()
+        owners = [node for placement in state.topics.values() for node in placement.partitions]
+        lost = self.restore_point(loads)
+        return {
+            "leader": None if state.leader is None else state.leader.node,
+            "nodes": len(state.nodes),
+            "topics": len(state.topics),
+            "partitions": len(owners),
+            "unassigned": sum(node not in state.nodes for node in owners),
+            "moving": sum(load.opening for name, load in loads.items() if name in state.nodes),
+            "strategy": state.settings.strategy,
+            "imbalance": round(imbalance(self._situation(state, loads)), 3),
+            "requests": len(state.requests),
+            "unshipped_messages": sum(one.messages for one in lost),
+            "unshipped_bytes": sum(one.bytes for one in lost),
+            "unshipped_seconds": max((one.seconds for one in lost), default=0.0),
+        }
+
+    def restore_point(self, loads: Mapping[str, NodeLoad] | None = None) -> list[Lost]:
+        """What is only on the disk of one node, as the nodes have reported it last."""
+        found = self.loads() if loads is None else loads
+        return [
+            Lost(name, topic, one.messages, one.bytes, one.seconds)
+            for name, load in sorted(found.items())
+            for topic, one in sorted(load.unshipped.items())
+        ]
+
+    # Planning
+
+    def _situation(self, state: ClusterState, loads: Mapping[str, NodeLoad]) -> Any:
+        return LeaderRounds(self._metadata, self.keys, self._clock, "").situation(state, loads)
+
+    def plan(self, *, drain: Iterable[str] = (), lose: Iterable[str] = (), balance: bool = False) -> list[Decision]:
+        """What the leader would decide now; with nodes drained or lost, or as if balance were asked for."""
+        state = self.state()
+        drained, gone = self._known(state, drain), self._known(state, lose)
+        situation = self._situation(state, self.loads())
+        nodes = {name: node for name, node in situation.nodes.items() if name not in gone}
+        nodes |= {
+            name: Candidate(name, nodes[name].zone, False, f"{name} is drained") for name in drained if name in nodes
+        }
+        requests = dict(state.requests)
+        if balance:
+            requests["plan"] = Request(kind="balance", asked_us=0)
+        whole = msgspec.structs.replace(state.settings, max_moves_at_once=1_000_000)
+        return plan(msgspec.structs.replace(situation, nodes=nodes, requests=requests, settings=whole, is_settled=True))
+
+    def _known(self, state: ClusterState, names: Iterable[str]) -> set[str]:
+        for name in names:
+            if name not in state.node_ids:
+                raise NotFoundError(f"the cluster has no node {name}", hint="`tidelog cluster nodes` lists them")
+        return set(names)
+
+    # Asking
+
+    def move(self, topic: str, partition: int, node: str, *, pin: bool = False, by: str = "") -> str:
+        """Asks for a move; returns the name of the request. NotFoundError, InputError for what cannot be."""
+        state = self.state()
+        self._known(state, [node])
+        placement = self._placement(state, parse_topic_name(topic))
+        if not 0 <= partition < len(placement.partitions):
+            raise NotFoundError(
+                f"{topic} has {len(placement.partitions)} partitions, and none has the number {partition}"
+            )
+        if not state.is_usable(node):
+            raise InputError(f"{node} gets no partitions: it is gone, drained or too old", hint="Choose another node")
+        return self._ask(
+            Request(
+                kind="move", asked_us=self._clock.now_us(), by=by, topic=topic, partition=partition, node=node, pin=pin
+            )
+        )
+
+    def _placement(self, state: ClusterState, name: TopicName) -> TopicPlacement:
+        placement = state.topics.get(name)
+        if placement is None or placement.is_deleting:
+            raise NotFoundError(f"the cluster has no topic {name}")
+        return placement
+
+    def unpin(self, topic: str, partition: int) -> bool:
+        """Lets the load manager move a partition again; returns whether it was pinned."""
+        name, was_pinned = parse_topic_name(topic), False
+
+        def change(known: TopicPlacement | None) -> TopicPlacement:
+            nonlocal was_pinned
+            if known is None:
+                raise NotFoundError(f"the cluster has no topic {name}")
+            was_pinned = partition in known.pins
+            pins = {number: node for number, node in known.pins.items() if number != partition}
+            return msgspec.structs.replace(known, pins=pins)
+
+        self._document(self.keys.topic(*name), TopicPlacement).update(change)
+        return was_pinned
+
+    def balance(self, by: str = "") -> str:
+        """Asks for balance now, whatever was moved within the hour; returns the name of the request."""
+        return self._ask(Request(kind="balance", asked_us=self._clock.now_us(), by=by))
+
+    def _ask(self, request: Request) -> str:
+        name = f"{request.asked_us:020d}-{secrets.token_hex(4)}"
+        self._metadata.put(self.keys.request(name), encode_json(request))
+        return name
+
+    def drain(self, node: str) -> bool:
+        """Moves everything off a node, and keeps it empty; returns whether that is news."""
+        return changed_drain(self._metadata, self.keys, node, is_draining=True)
+
+    def undrain(self, node: str) -> bool:
+        """The node may serve again; returns whether that is news."""
+        return changed_drain(self._metadata, self.keys, node, is_draining=False)
+
+    def settings(self, **changes: object) -> ClusterSettings:
+        """The settings of the load manager, with these changes made; None takes one back."""
+        defaults = ClusterSettings()
+        given = {name: getattr(defaults, name, None) if value is None else value for name, value in changes.items()}
+        read = read_keywords(ClusterSettings, given, "a setting of the cluster", ConfigError, is_text=True)
+
+        def change(known: ClusterSettings | None) -> ClusterSettings:
+            return msgspec.structs.replace(known or defaults, **read)
+
+        document: VersionedDocument[ClusterSettings] = self._document(self.keys.settings, ClusterSettings)
+        if not changes:
+            found = document.read()
+            return defaults if found is None else found.value
+        return document.update(change)
+
+    def _document(self, key: str, kind: type[Any]) -> VersionedDocument[Any]:
+        return VersionedDocument(self._metadata, key, encode_json, lambda data, at: decode_json(data, at, kind))
+
+    # Waiting
+
+    def until(self, is_so: Callable[[ClusterState], bool], seconds: float) -> bool:
+        """Waits for a state of the documents; returns whether it came in time."""
+        deadline = time.monotonic() + seconds
+        while not is_so(self.state()):
+            if time.monotonic() >= deadline:
+                return False
+            time.sleep(_POLL_SECONDS)
+        return True
+
+    def is_empty(self, node: str) -> Callable[[ClusterState], bool]:
+        """Whether nothing is assigned to a node any more, and it has said since that it has let go of everything."""
+        said_before: int | None = None
+
+        def check(state: ClusterState) -> bool:
+            nonlocal said_before
+            is_assigned = any(node in placement.partitions for placement in state.topics.values())
+            if is_assigned or node in state.coordinators.slots:
+                return False
+            load = self.loads().get(node)
+            if load is None or node not in state.nodes:
+                return True
+            if said_before is None:
+                said_before = load.at_us
+            return load.at_us != said_before and load.open == 0 and load.releasing == 0
+
+        return check
+
+    def is_carried_out(self, request: str) -> Callable[[ClusterState], bool]:
+        """Whether the leader has done with a request."""
+        return lambda state: request not in state.requests
