@@ -26,6 +26,7 @@ from tests.log.workbench import (
 
 from tidelog.errors import DiskFullError, LogFailedError
 from tidelog.log import Log, LogSettings, writer
+from tidelog.log import log as log_module
 from tidelog.log.directory import CHECKPOINT
 from tidelog.log.frame import HEADER_BYTES
 from tidelog.testing import FaultyFiles
@@ -374,3 +375,35 @@ class TestFailedCheckpoint:
         with closing(Log.open(DIRECTORY, settings, files=files)) as again:
             assert not again.recovery.checkpoint_used
             assert again.recovery.checkpoint_problem == "there is none"
+
+
+def test_deletion_makes_room_on_a_full_disk() -> None:
+    """Who deletes everything gets the space, that of the file in use included, and the log goes on by itself."""
+    files = FaultyFiles()
+    with closing(Log.open(DIRECTORY, ON_DEMAND, files=files)) as log:
+        log.append_many([payload(number) for number in range(50)], sync=True)
+        fill_disk(files, FRAME_BYTES // 2)
+        with pytest.raises(DiskFullError):
+            log.append(payload(50), sync=True)
+        log.delete_before(50)
+        assert (log.start_offset, log.durable_offset) == (50, 51)
+        assert log.append(payload(51), sync=True) == 51
+        assert [one for _, one in contents(log)] == [payload(50), payload(51)]
+    with closing(Log.open(DIRECTORY, files=files)) as log:
+        assert (log.start_offset, log.next_offset) == (50, 52)
+
+
+def test_deletion_on_a_full_disk_takes_nothing_that_should_stay(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where what may go makes no room, the full disk is told, and what stays is readable."""
+    monkeypatch.setattr(log_module, "_ROOM_SECONDS", 0.1)
+    files = FaultyFiles()
+    with closing(Log.open(DIRECTORY, ON_DEMAND, files=files)) as log:
+        log.append_many([payload(number) for number in range(50)], sync=True)
+        fill_disk(files, FRAME_BYTES // 2)
+        with pytest.raises(DiskFullError):
+            log.append(payload(50), sync=True)
+        with pytest.raises(DiskFullError):
+            log.delete_before(10)
+        files.capacity_bytes = None
+        wait_until(lambda: log.stall is None, "there is room again")
+        assert [one for _, one in contents(log)][-41:] == [payload(number) for number in range(10, 51)]

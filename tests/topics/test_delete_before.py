@@ -12,8 +12,8 @@ from tests.campaign import every
 from tests.crash.tier_promises import open_node, tier_settings
 from tests.topics.storage_modes import MODES, Storage, make_storage
 
-from tidelog.errors import InputError, OffsetOutOfRangeError
-from tidelog.testing import CrashPlan, History, ManualClock, World, cut_world_everywhere
+from tidelog.errors import DiskFullError, InputError, OffsetOutOfRangeError
+from tidelog.testing import CrashPlan, FaultyFiles, History, ManualClock, World, cut_world_everywhere
 from tidelog.topics.topic import Topic
 
 NAME = "shop/orders"
@@ -179,3 +179,31 @@ def test_changed_retention_takes_effect_on_an_open_topic(storage: Storage, tmp_p
         topic.append(b"more" * 100, sync=True)
         topic.prune()
         assert topic.start_offset == begins
+
+
+def fill_disk(world: World) -> FaultyFiles:
+    """No room for one more message."""
+    files = world.files("a")
+    files.capacity_bytes = sum(len(content or b"") for content in files.tree().values())
+    return files
+
+
+@pytest.mark.parametrize("way", ["purge", "delete"])
+def test_full_disk_is_freed_by_deleting_what_is_not_shipped(way: str) -> None:
+    """Deleting is the way out of a full disk: it must not need room to begin with, with a store either."""
+    world = World(clock=ManualClock())
+    with open_node(world, "a", tier_settings()) as log:
+        topic = log.topic(NAME)
+        topic.append_many([b"%d" % number * 100 for number in range(10)], sync=True)
+        files = fill_disk(world)
+        with pytest.raises(DiskFullError):
+            topic.append(b"late" * 100, sync=True)
+        if way == "purge":
+            assert topic.delete_before(10) == 10
+            assert values(topic) == [b"late" * 100]
+            assert topic.append(b"next", sync=True) == 11
+            assert topic.verify().ok
+        else:
+            log.delete_topic(NAME)
+            assert not log.has_topic(NAME)
+        files.capacity_bytes = None

@@ -190,6 +190,7 @@ def serve(
         max_connections=protection.max_connections,
         max_connections_per_address=protection.max_connections_per_address,
         idle_seconds=protection.connection_idle_seconds,
+        unread_seconds=protection.unread_seconds,
         max_request_bytes=protection.max_request_bytes,
     )
     engines = parse_engines(engine or [])
@@ -244,7 +245,7 @@ async def _serve(
         loop.add_signal_handler(number, stopping.set)
     opened = await asyncio.to_thread(_open_engines, directory, engines)
     cluster = await asyncio.to_thread(_cluster_of, directory, protection)
-    limits = HttpSettings(max_connections=protection.max_connections)
+    limits = HttpSettings(max_connections=protection.max_connections, unread_seconds=protection.unread_seconds)
     placement = None if cluster is None else cluster.placement
     node = Node(directory, settings, http_settings=limits, security=security, engines=opened, placement=placement)
     reloading: set[asyncio.Task[None]] = set()

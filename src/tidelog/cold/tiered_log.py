@@ -38,7 +38,9 @@ from tidelog.cold.takeover import Taken, Takeover, remove_files
 from tidelog.cold.tiered_reader import TieredView
 from tidelog.errors import (
     ClosedError,
+    DiskFullError,
     FencedError,
+    LogFailedError,
     NotSupportedError,
     StoreUnavailableError,
     TidelogError,
@@ -285,10 +287,23 @@ class TieredLog(TieredView, Policy):
         with self.owner.guarded():
             self.owner.check()
             if offset > self.shipped_offset:
-                self.owner.ship()
+                try:
+                    self.owner.ship()
+                except DiskFullError:
+                    self._make_room_below(offset)
             self.pruner.delete_before(offset)
             self.log.delete_before(offset)  # readers that are below it stop here too
         self._replicas.wake()  # they delete it too
+
+    def _make_room_below(self, offset: int) -> None:
+        """On a full disk: what is in files is shipped and deleted first, and then there is room for the rest."""
+        with self.owner.shipping:
+            self.shipper.ship()
+        room = min(offset, self.shipped_offset)
+        self.pruner.delete_before(room)
+        self.log.delete_before(room)
+        if offset > self.shipped_offset:
+            self.owner.ship()
 
     def plan_retention(self) -> RetentionPlan:
         """What `prune` would delete now. Changes nothing."""
@@ -392,7 +407,8 @@ class TieredLog(TieredView, Policy):
         self.verify()  # while it is open: who does not own it any more keeps what it has
         with self.owner.guarded():
             self._stop()
-            self.log.close()
+            with contextlib.suppress(LogFailedError):  # what did not reach a full disk is deleted, too
+                self.log.close()
             self.owned.mark_deleted()
             # Before the mark goes: files that outlive it would be the end of a topic whose beginning is deleted.
             self._clear_disk("delete")

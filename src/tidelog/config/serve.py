@@ -82,5 +82,9 @@ class ServeSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     connection_idle_seconds: _Seconds = 600.0
     """A connection of Kafka's protocol without a request for so long is closed."""
 
+    unread_seconds: _Seconds = 60.0
+    """A client of either side that reads nothing of what is sent to it for so long is cut: what waits for it is in
+    memory. One that reads slowly is not."""
+
     max_request_bytes: Annotated[int, msgspec.Meta(ge=1024, le=1 << 30)] = 100 << 20
     """A larger request of Kafka's protocol closes its connection. Before authentication it is 64 KiB."""

@@ -42,6 +42,9 @@ from tidelog.log.tail_cache import Batch
 from tidelog.log.writer import ActiveFile, IngestedSegments, Writer, remove_ingested
 
 _logger = logging.getLogger("tidelog.log")
+# How long a deletion on a full disk waits for the writer, which looks for room four times a second.
+_ROOM_SECONDS = 10.0
+_LOOK_SECONDS = 0.01
 
 
 class Log(ReadableLog):
@@ -465,9 +468,16 @@ class Log(ReadableLog):
         """Nothing below an offset can be read from now on, for good; files that lie wholly below it are removed.
 
         The mark of the start is durable before readers notice, and everything below it is on the disk: a log never
-        ends before its start.
+        ends before its start. On a full disk what is in the files goes first: that is the way out of it.
         """
-        self.flush()
+        try:
+            self.flush()
+        except DiskFullError:
+            self._make_room_below(offset)
+            self.flush()
+        self._delete_below(offset)
+
+    def _delete_below(self, offset: int) -> None:
         with self._pruning:
             if offset > self.start_offset:
                 with explained("delete", self.directory):
@@ -475,6 +485,15 @@ class Log(ReadableLog):
                 with self._append_queue.mutex:
                     self._segments.floor = offset
         self.remove_below(offset)
+
+    def _make_room_below(self, offset: int) -> None:
+        """Deletes what is in files, and waits until the writer has found the room."""
+        self._writer.leave_file(_ROOM_SECONDS)
+        self._delete_below(min(offset, self.durable_offset))
+        deadline = time.monotonic() + _ROOM_SECONDS
+        while self._append_queue.stall is not None and time.monotonic() < deadline:
+            self._writer.ring()
+            time.sleep(_LOOK_SECONDS)
 
     def remove_below(self, offset: int) -> int:
         """Deletes files all of whose messages are below an offset, never the last one; returns the bytes freed.

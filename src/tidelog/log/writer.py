@@ -17,6 +17,7 @@ from __future__ import annotations
 import contextlib
 import enum
 import logging
+import time
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
@@ -260,6 +261,7 @@ def _sync_failed(error: OSError, directory: Path) -> LogFailedError:
 
 _logger = logging.getLogger("tidelog.log")
 _FULL_DISK_RETRY_SECONDS = 0.25
+_LOOK_SECONDS = 0.01
 # At most this many writes gather for a sync that a caller waits for: a stream of appends must not delay it for long.
 _MAX_WRITES_BEFORE_WANTED_SYNC = 16
 
@@ -325,6 +327,8 @@ class Writer:
         self.written_bytes = 0
         self.checkpoint_failures = 0
         self.full_disk_waits = 0
+        self._leaves_file = Event()
+        """Set by those who are about to delete what is in the file, while the disk is full."""
         self.write_seconds = Stopwatch()
         self.sync_seconds = Stopwatch()
 
@@ -333,6 +337,14 @@ class Writer:
         pool = self._pool = join_pool(self, files, self._directory)
         self._append_queue.call = partial(pool.call, self)
         self._append_queue.ring()
+
+    def leave_file(self, seconds: float) -> None:
+        """While the disk is full: what is in the file can be deleted when this returns, unless it takes too long."""
+        self._leaves_file.set()
+        self.ring()
+        deadline = time.monotonic() + seconds
+        while self._leaves_file.is_set() and time.monotonic() < deadline:
+            time.sleep(_LOOK_SECONDS)
 
     def join(self) -> None:
         """Waits until it has ended, after the append queue was closed."""
@@ -374,7 +386,12 @@ class Writer:
         try:
             has_written = self._write_next()
         except _DiskIsFullError:
+            if self._leaves_file.is_set() and self._active.holds_frames:
+                self._seal()  # the next file may be empty for a while: this one can go now, and make room
+                return _Next.STEP
+            self._leaves_file.clear()
             return self._rest_while_full()
+        self._leaves_file.clear()
         if self._append_queue.file_end_due:
             self._end_file()
         elif self._sync_is_due():

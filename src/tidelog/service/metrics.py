@@ -110,6 +110,7 @@ FAMILIES: dict[str, Family] = {
     "tidelog_http_requests_total": Family("counter", "Requests by route and status"),
     "tidelog_http_request_seconds": Family("histogram", "Time of requests by route; long polls with their wait"),
     "tidelog_http_consumers": Family("gauge", "Consumers of subscriptions over HTTP"),
+    "tidelog_clients_cut_total": Family("counter", "Connections that were cut because nothing was read of the answers"),
     "tidelog_operations_running": Family("gauge", "Operations that run"),
     # The cluster, as this node sees it
     "tidelog_cluster_nodes": Family("gauge", "Nodes that are alive"),

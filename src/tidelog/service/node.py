@@ -46,7 +46,7 @@ from tidelog.service.kafka.transactions.coordinator import TransactionService
 from tidelog.service.kafka.transactions.remote import MarkerRequests, RemoteCoordinators, Verification
 from tidelog.service.kafka.transactions.state_machine import TransactionRecord
 from tidelog.service.kafka.transactions.store import TransactionStore
-from tidelog.service.metrics import Exposition, now
+from tidelog.service.metrics import Exposition, label_text, now
 from tidelog.service.placement import Address, Alone, Placement, slot_of
 from tidelog.store.scheduler import in_store_thread
 from tidelog.topics.directory import LogDirectory
@@ -190,6 +190,8 @@ class Node:
         exposition.add("tidelog_kafka_connections", statistics.connections)
         exposition.add("tidelog_kafka_received_bytes_total", statistics.received_bytes)
         exposition.add("tidelog_kafka_sent_bytes_total", statistics.sent_bytes)
+        exposition.add("tidelog_clients_cut_total", statistics.cut_clients, label_text(("side", "kafka")))
+        exposition.add("tidelog_clients_cut_total", self._http.cut_clients, label_text(("side", "http")))
         for api, histogram in statistics.request_seconds.items():
             exposition.add_histogram("tidelog_kafka_request_seconds", histogram, (("api", api),))
 

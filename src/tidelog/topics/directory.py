@@ -74,7 +74,7 @@ from tidelog.topics.names import TopicName, parse_topic_name
 from tidelog.topics.open import TopicOpener, bring_layouts_along
 from tidelog.topics.partitioned import PartitionedTopic
 from tidelog.topics.subscription.cursors import CatalogCursors, CursorStore, LocalCursors
-from tidelog.topics.subscription.dead_letters import is_for_letters
+from tidelog.topics.subscription.dead_letters import dead_letter_name, is_for_letters
 from tidelog.topics.subscription.group_offsets import GroupOffsets
 from tidelog.topics.topic import Topic
 
@@ -637,7 +637,8 @@ class LogDirectory(ClosedAtExit):
     delete_topic_async = twin(delete_topic)
 
     def _dead_letter_topics(self, name: TopicName, layout: PartitionLayout | None) -> list[TopicName]:
-        """Those of a topic's own subscriptions, by their names; one that may be another topic's is left out."""
+        """Those of a topic's own subscriptions, which give them their names; one that may be another topic's is left
+        out, and one that only looks like it is somebody's own."""
         names = [one for one in map(parse_topic_name, self._opener.views.names()) if one.namespace == name.namespace]
         logs = (
             {name.name} | {name.log_of(number, layout).name for number in range(layout.count)}
@@ -645,12 +646,19 @@ class LogDirectory(ClosedAtExit):
             else {name.name}
         )
         others = [one.name for one in names if one.name not in logs]
+        candidates = [one for one in names if any(is_for_letters(one.name, log) for log in logs)]
+        own = {letters for log in logs for letters in self._letters_of(TopicName(name.namespace, log))}
         return [
             one
-            for one in names
-            if any(is_for_letters(one.name, log) for log in logs)
-            and not any(is_for_letters(one.name, other) for other in others)
+            for one in candidates
+            if str(one) in own and not any(is_for_letters(one.name, other) for other in others)
         ]
+
+    def _letters_of(self, log: TopicName) -> Iterator[str]:
+        """The topics of dead letters that the subscriptions of a log have, unless they name another."""
+        known = self._local_cursors(log) if self._tier is None else self._tier.catalog(log.namespace, log.name)
+        subscriptions = known.names() if isinstance(known, LocalCursors) else known.subscriptions()
+        return (dead_letter_name(str(log), one, None) for one in subscriptions)
 
     def _delete_if_empty(self, name: TopicName) -> None:
         topic: Topic | PartitionedTopic = self.topic(str(name))

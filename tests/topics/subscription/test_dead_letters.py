@@ -271,7 +271,8 @@ def test_what_is_acknowledged_in_the_end_leaves_no_reason_behind(tmp_path: Path)
 
 
 def test_empty_topics_for_dead_letters_go_with_their_topic(tmp_path: Path) -> None:
-    """Also those of partitions. Letters that nobody has looked at stay, and so does what may be another topic's."""
+    """Also those of partitions. Letters that nobody has looked at stay, and so do what may be another topic's, and a
+    user's own topic whose name ends like one."""
     with tidelog.open(tmp_path) as log:
         for name in ("shop/orders", "shop/orders.eu"):
             log.topic(name).subscribe("work", max_deliveries=1)
@@ -283,13 +284,15 @@ def test_empty_topics_for_dead_letters_go_with_their_topic(tmp_path: Path) -> No
             give_up(sub)
             eventually(lambda: log.topic("shop/orders.other.dlq").next_offset == 1)
         log.topic("shop/orders.notes.dlq.old")
+        log.topic("shop/orders.mine.dlq")
         log.delete_topic("shop/split")
         log.delete_topic("shop/orders")
         assert log.topics() == [
             "shop/orders.eu",
             "shop/orders.eu.work.dlq",
+            "shop/orders.mine.dlq",
             "shop/orders.notes.dlq.old",
             "shop/orders.other.dlq",
         ]
         log.delete_topic("shop/orders.eu")
-        assert log.topics() == ["shop/orders.notes.dlq.old", "shop/orders.other.dlq"]
+        assert log.topics() == ["shop/orders.mine.dlq", "shop/orders.notes.dlq.old", "shop/orders.other.dlq"]

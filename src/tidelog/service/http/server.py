@@ -3,6 +3,7 @@
 Invariants
 - At most `max_connections` clients are connected; one more is closed at once. A connection without a request for
   `idle_seconds`, or that never begins one, is closed.
+- A client that reads nothing of its answer for `unread_seconds` is cut, with a WebSocket too.
 - A WebSocket is not idle while its client answers pings, however little is said.
 - The head of a request has at most `_MAX_HEAD_BYTES` beyond what came with its first bytes, and must be there within
   `idle_seconds`: before it is complete nobody knows who the client is, so it must cost neither memory nor time.
@@ -28,6 +29,7 @@ from uvicorn.server import ServerState
 
 from tidelog.client.local_socket import short_path
 from tidelog.service.http.app import App
+from tidelog.service.unread import UnreadWatch
 
 _BACKLOG = 1024
 _TLS_SECONDS = 15.0
@@ -47,13 +49,15 @@ class HttpServer:
         self._sockets: list[Path] = []
         self.state = ServerState()
         self.is_stopping = False
+        self.cut_clients = 0
+        """Connections that were cut because their client read nothing."""
         # The application logs what fails; these would log refused handshakes as errors.
         for name in ("uvicorn.error", "uvicorn.access"):
             logging.getLogger(name).setLevel(logging.CRITICAL)
         self._config = Config(
             app,
             http=_LimitedProtocol,
-            ws=WebSocketsSansIOProtocol,
+            ws=_WatchedWebSocket,
             lifespan="off",
             interface="asgi3",
             log_config=None,
@@ -79,6 +83,13 @@ class HttpServer:
     @property
     def idle_seconds(self) -> float:
         return self._settings.idle_seconds
+
+    def watch(self, transport: asyncio.Transport) -> UnreadWatch:
+        """Of one connection."""
+        return UnreadWatch(asyncio.get_running_loop(), transport, self._settings.unread_seconds, self._cut)
+
+    def _cut(self) -> None:
+        self.cut_clients += 1
 
     async def start(self, host: str, port: int, tls: ssl.SSLContext | None = None) -> tuple[str, int]:
         """Listens; returns the address, with the port that was chosen where `port` is 0."""
@@ -158,10 +169,12 @@ class _LimitedProtocol(HttpToolsProtocol):
         self._is_in_head = False
         self._head_bytes = 0
         self._head_ends_at = 0.0
+        self._unread: UnreadWatch | None = None
         self.timeout_keep_alive = server.idle_seconds  # type: ignore[assignment]  # a timer takes fractions
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
+        self._unread = self._server.watch(transport)
         tls = transport.get_extra_info("ssl_object")
         if tls is not None:
             self.app_state = {**self.app_state, "certificate_der": tls.getpeercert(binary_form=True)}
@@ -169,6 +182,21 @@ class _LimitedProtocol(HttpToolsProtocol):
             transport.abort()
             return
         self.timeout_keep_alive_task = self.loop.call_later(self.timeout_keep_alive, self.timeout_keep_alive_handler)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        if self._unread is not None:
+            self._unread.resume()
+        super().connection_lost(exc)
+
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        if self._unread is not None:
+            self._unread.pause()
+
+    def resume_writing(self) -> None:
+        super().resume_writing()
+        if self._unread is not None:
+            self._unread.resume()
 
     def on_message_begin(self) -> None:
         super().on_message_begin()
@@ -196,6 +224,7 @@ class _LimitedProtocol(HttpToolsProtocol):
         self._is_websocket = True  # another protocol has the connection from here on
         super().handle_websocket_upgrade()
         conversation: Any = self.transport.get_protocol()
+        conversation.unread = self._unread
         if not conversation.handshake_initiated:  # it reads shorter lines than this one, and says nothing of it
             self.transport.write(_HEAD_TOO_LARGE)
             self.transport.close()
@@ -204,3 +233,25 @@ class _LimitedProtocol(HttpToolsProtocol):
     def _waits_for_head(self) -> bool:
         cycle: RequestResponseCycle | None = self.cycle
         return not self._is_websocket and (cycle is None or cycle.response_complete)
+
+
+class _WatchedWebSocket(WebSocketsSansIOProtocol):
+    """uvicorn's protocol with a limit for a client that does not read."""
+
+    unread: UnreadWatch | None = None
+    """That of the connection, which HTTP has begun."""
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        if self.unread is not None:
+            self.unread.resume()
+        super().connection_lost(exc)
+
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        if self.unread is not None:
+            self.unread.pause()
+
+    def resume_writing(self) -> None:
+        super().resume_writing()
+        if self.unread is not None:
+            self.unread.resume()

@@ -43,6 +43,8 @@ class HttpSettings(msgspec.Struct, frozen=True, kw_only=True):
     """A connection without a request for so long is closed; a request must begin to arrive within it, too."""
     body_seconds: float = 60.0
     """A body of which nothing more arrives for so long is given up."""
+    unread_seconds: float = 60.0
+    """A client that reads nothing of its answer for so long is cut."""
     max_wait_seconds: float = 60.0
     """The longest that a long poll waits."""
     stop_seconds: float = 10.0

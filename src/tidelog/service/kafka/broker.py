@@ -78,6 +78,8 @@ class BrokerSettings(msgspec.Struct, frozen=True, kw_only=True):
     """The same for the clients of one address; 0: no limit of its own."""
     idle_seconds: float = 600.0
     """A connection without a request for so long is closed."""
+    unread_seconds: float = 60.0
+    """A client that reads nothing of its answers for so long is cut."""
     max_fetch_bytes: int = 55 << 20
     """An answer to a Fetch has no more than this, whatever the client asks for."""
     encoded_max_bytes: int = 16 << 20

@@ -55,6 +55,7 @@ from tidelog.service.kafka.produce_runs import ProduceRuns
 from tidelog.service.kafka.quotas import FETCH_RATE, PRODUCE_RATE, ClientQuotas
 from tidelog.service.kafka.requests import Handler, RequestContext
 from tidelog.service.kafka.session import SASL_AUTHENTICATE, SASL_HANDSHAKE, ClientSession
+from tidelog.service.unread import UnreadWatch
 
 _logger = logging.getLogger("tidelog.kafka")
 _SIZE = struct.Struct(">i")
@@ -81,6 +82,8 @@ class KafkaStatistics(msgspec.Struct, frozen=True, kw_only=True):
     connections: int
     received_bytes: int
     sent_bytes: int
+    cut_clients: int
+    """Connections that were cut because their client read nothing."""
     request_seconds: Mapping[str, Histogram]
     """By API."""
 
@@ -107,6 +110,7 @@ class KafkaServer:
         self._request_seconds: dict[int, Stopwatch] = {}
         self._received_bytes = 0
         self.sent_bytes = 0
+        self.cut_clients = 0
         self.quotas: ClientQuotas | None = None
         """What clients may send and get; without it, anything."""
 
@@ -161,6 +165,7 @@ class KafkaServer:
             connections=len(self._connections),
             received_bytes=self._received_bytes + self._runs.received_bytes,
             sent_bytes=self.sent_bytes,
+            cut_clients=self.cut_clients,
             request_seconds=taken,
         )
 
@@ -186,6 +191,9 @@ class KafkaServer:
         self._connections.add(connection)
         self._by_host[host] += 1
         return True
+
+    def cut(self) -> None:
+        self.cut_clients += 1
 
     def closed(self, connection: Connection, host: str) -> None:
         if connection in self._connections:
@@ -378,11 +386,14 @@ class Connection(asyncio.BufferedProtocol):
         """Set when the server stops, which waits for no quota."""
         self._last_request_at = self._loop.time()
         self._idle: asyncio.TimerHandle | None = None
+        self._unread = cast(UnreadWatch, None)
 
     # The transport
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)
+        seconds = self._server.settings.unread_seconds
+        self._unread = UnreadWatch(self._loop, self._transport, seconds, self._server.cut)
         peer = self._transport.get_extra_info("peername")
         self._host = peer[0] if isinstance(peer, tuple) else ""
         secured = self._transport.get_extra_info("ssl_object")
@@ -410,6 +421,7 @@ class Connection(asyncio.BufferedProtocol):
         self._frames.clear()
         self._room.set()
         self._can_write.set()
+        self._unread.resume()
         self._server.closed(self, self._host)
         if not self.ended.done():
             self.ended.set_result(None)
@@ -509,9 +521,11 @@ class Connection(asyncio.BufferedProtocol):
 
     def pause_writing(self) -> None:
         self._can_write.clear()
+        self._unread.pause()
 
     def resume_writing(self) -> None:
         self._can_write.set()
+        self._unread.resume()
 
     # Requests
 
