@@ -333,3 +333,14 @@ def test_flushes_are_paced(opened: Callable[[str], LogDirectory]) -> None:
         one.result(LIMIT_SECONDS)
     seconds = time.monotonic() - begin
     assert tiered(topic).node.flush_log().statistics().flushes <= seconds / FLUSH_SECONDS + 2
+
+
+def test_generation_that_was_begun_after_the_fence_is_read_too(opened: Callable[[str], LogDirectory]) -> None:
+    """A node that lives on flushes its other topics; each of them is found by who takes it over then."""
+    first, second = opened("a"), opened("b")
+    topic, other = first.topic(NAME), first.topic(OTHER)
+    topic.append(b"of a", sync=True)
+    other.append(b"first", sync=True)
+    assert values(second.topic(NAME, take_over=True)) == [b"of a"]
+    other.append(b"second", sync=True)
+    assert values(second.topic(OTHER, take_over=True)) == [b"first", b"second"]

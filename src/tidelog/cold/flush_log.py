@@ -91,6 +91,7 @@ _KEYS_AT_ONCE = 100
 _ATTEMPTS = 20
 _HEAD = struct.Struct("<8sII")
 _MAGIC = b"TLFLUSH1"
+_KEPT_TABLES = 1000
 _USUAL_TABLE_BYTES = 32 << 10
 _MAX_TABLE_BYTES = 64 << 20
 
@@ -587,6 +588,8 @@ class FlushReader:
         self._session = session
         self._root = root
         self._tables: dict[str, dict[tuple[str, int], Section]] = {}
+        self._known: dict[tuple[str, str], list[_Step]] = {}
+        """The session that was fenced last: nothing is added to what it had then."""
 
     def frames(self, source: FlushSource, log_id: str, first_offset: int) -> Iterator[Frames]:
         """The frames of a topic from an offset on, after the flushes of its earlier owner are fenced.
@@ -608,9 +611,19 @@ class FlushReader:
             position = section.next_offset
 
     def _fenced(self, source: FlushSource) -> list[_Step]:
+        """Of a session that was fenced before, only whether it has begun another generation is asked: many topics of a
+        node that ended are opened at once."""
         if source.session == self._session:
             return self._documents(source)
-        return _fenced(self._metadata, self._root, source.node, source.session)
+        known = self._known.get(source[:2])
+        if known:
+            prefix = flushes_prefix(self._root, source.node, source.session)
+            behind = flush_key(known[-1][0], self._root) + "0"
+            if not self._metadata.keys(prefix, start=behind, limit=1):
+                return known
+        found = _fenced(self._metadata, self._root, source.node, source.session)
+        self._known = {source[:2]: found}
+        return found
 
     def _documents(self, source: FlushSource) -> list[_Step]:
         return _documents(self._metadata, flushes_prefix(self._root, source.node, source.session), self._root)
@@ -627,7 +640,7 @@ class FlushReader:
                     raise
                 return {}  # the catalogs have all of it: it was deleted meanwhile
             found = {(one.log_id, one.epoch): one for one in sections}
-            if len(self._tables) >= _KEYS_AT_ONCE:
+            if len(self._tables) >= _KEPT_TABLES:
                 self._tables.clear()
             self._tables[document.object] = found
         return found
