@@ -287,6 +287,30 @@ def test_pages_fit_a_phone(browser: Chromium, served: Served) -> None:
         assert page.complaints() == []
 
 
+def test_shown_tab_is_in_view_on_a_phone(browser: Chromium, served: Served) -> None:
+    """Loss prevented: on the page of the last tab none of the tabs that were in view was the one that is shown."""
+    with browser.page(f"http://127.0.0.1:{served.address.port}/", 390, 760) as page:
+        page.go(f"{ORDERS}/settings")
+        page.wait("document.querySelector('.tabs [aria-current]')?.getBoundingClientRect().right <= innerWidth")
+
+
+def test_partitions_fit_a_laptop(browser: Chromium, served: Served) -> None:
+    """All columns are seen without scrolling, and numbers stand below the names of their columns."""
+    with browser.page(f"http://127.0.0.1:{served.address.port}/", 1200, 760) as page:
+        page.go(f"{ORDERS}/partitions")
+        page.see("Epoch")
+        page.wait("[...document.querySelectorAll('.scroll')].every((one) => one.scrollWidth <= one.clientWidth)")
+
+
+def test_missing_topic_leads_back_to_the_others(page: Page) -> None:
+    """Who follows an old link is told so, without requests to make by hand."""
+    page.go("#/topics/no/such")
+    page.see("there is no topic no/such")
+    page.gone("GET")
+    page.click("main a", "All topics")
+    page.see("shop/orders")
+
+
 def test_token_is_asked_for_and_used(browser: Chromium, tmp_path: Path) -> None:
     """A server with authentication: the page asks, refuses a wrong token, and opens with the right one."""
     with tidelog.open(tmp_path / "data") as log:

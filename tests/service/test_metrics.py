@@ -9,6 +9,7 @@ from collections import defaultdict
 from contextlib import closing
 from pathlib import Path
 
+import promql_parser
 import pytest
 from tests.service.http.serving import WAIT_SECONDS, Served, serving
 from tests.service.http.test_subscriptions import subscribe
@@ -158,6 +159,38 @@ def test_deployed_files_name_metrics_that_exist(path: Path) -> None:
         json.loads(text)
     unknown = {name for name in NAME.findall(text) if family_of(name) not in FAMILIES}
     assert unknown == set()
+
+
+def expressions() -> dict[str, str]:
+    """The expressions of dashboard and alerts, with Grafana's variables as it fills them in."""
+    dashboard = json.loads((DEPLOY / "grafana" / "tidelog.json").read_text("utf-8"))
+    found = {
+        f"{panel['title']} {number}": target["expr"]
+        for panel in dashboard["panels"]
+        for number, target in enumerate(panel.get("targets", ()))
+    }
+    alerts = (DEPLOY / "prometheus" / "alerts.yml").read_text("utf-8")
+    found |= dict(re.findall(r"- alert: (\w+)\n +expr: (.*)", alerts))
+    assert len(found) > 40
+    filled = (("$instance", ".*"), ("$topic", ".*"), ("$__rate_interval", "1m"))
+    for name, text in found.items():
+        for variable, value in filled:
+            text = text.replace(variable, value)  # noqa: PLW2901
+        found[name] = text
+    return found
+
+
+def test_expressions_of_dashboard_and_alerts_parse() -> None:
+    """Prometheus refuses a whole file for one wrong expression, and Grafana shows an empty panel."""
+    wrong = {}
+    for name, text in expressions().items():
+        try:
+            promql_parser.parse(text)
+        except ValueError as error:
+            wrong[name] = f"{text}: {error}"
+    assert wrong == {}
+    with pytest.raises(ValueError, match="rate"):
+        promql_parser.parse("rate(tidelog_reads_total)")
 
 
 def test_dashboard_and_alerts_are_there() -> None:

@@ -18,7 +18,8 @@ export class Problem extends Error {
     super(document.detail || document.title || `the server answered ${status}`);
     this.status = status;
     this.error = document.error || "";
-    this.hint = document.hint || "";
+    const hint = document.command_hint || document.hint || "";
+    this.hint = /^(GET|POST|PUT|PATCH|DELETE) /.test(hint) ? "" : hint; // who sees a page makes no requests
   }
 }
 

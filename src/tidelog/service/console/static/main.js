@@ -107,7 +107,10 @@ async function navigate() {
   try {
     await page(context, ...rest);
   } catch (error) {
-    if (!signal.aborted) context.failed(error);
+    if (signal.aborted) return;
+    context.failed(error);
+    const [list, label] = name === "topics" ? ["", "All topics"] : [name, "Back"];
+    if (error.status === 404) main.append(h("p", {}, h("a", { href: `#/${list}` }, label)));
   }
 }
 

@@ -241,9 +241,15 @@ export function chart(points, { label, format = short, height = 72 } = {}) {
 
 /** Tabs as links; `current` is the key of the open one. */
 export function tabs(entries, current) {
-  return h(
+  const bar = h(
     "nav",
     { class: "tabs", "aria-label": "Parts of this page" },
     entries.map(([key, label, href]) => h("a", { href, "aria-current": key === current ? "page" : null }, label)),
   );
+  // On a phone the tabs scroll: the one that is shown must not be outside. Once the bar is in the page it has a width.
+  requestAnimationFrame(() => {
+    const shown = bar.querySelector("[aria-current]");
+    if (shown) bar.scrollLeft = shown.offsetLeft - bar.offsetLeft - (bar.clientWidth - shown.offsetWidth) / 2;
+  });
+  return bar;
 }
