@@ -14,6 +14,7 @@ from typing import NamedTuple
 import msgspec
 import zstandard
 from tests.engine.stations import KEYS
+from tests.oracles.blob_file import pack_by_hand
 
 from tidelog.clock import Clock, ManualClock
 from tidelog.cold.catalog import Catalog
@@ -35,7 +36,6 @@ from tidelog.engine.sst.blob_file import (
     BlobPointer,
     FilePointer,
     Place,
-    encode_blob_file,
     encode_value_pointer,
     encode_version,
     position_of,
@@ -305,16 +305,13 @@ class _Work:
                 place._replace(blob_file=numbers[place.blob_file]) if isinstance(place, BlobPointer) else place
             )
         for some in _cut([(position, one.stored) for position, one in packed.items()], blob_file_bytes):
-            encoded = encode_blob_file(some)
+            encoded = pack_by_hand(some)
             key = self._keys.compacted(CompactedId("blob", self._generation, encoded.digest))
             self._objects.put(key, encoded.data)
-            for one in encoded.places:
-                places[one.position] = BlobPointer(
-                    packed[one.position].codec, len(blob_files), one.byte, one.stored_bytes
-                )
-            blob_files.append(
-                _blob_file_info(key, encoded.data, [(one.position, one.stored_bytes) for one in encoded.places])
-            )
+            for position, byte, stored_bytes in encoded.places:
+                places[position] = BlobPointer(packed[position].codec, len(blob_files), byte, stored_bytes)
+            sizes = [(position, stored_bytes) for position, _, stored_bytes in encoded.places]
+            blob_files.append(_blob_file_info(key, encoded.data, sizes))
         return places, blob_files
 
     def _stored(self, value: _Value) -> _Stored:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import msgspec
 from tests.engine.stations import KEYS
+from tests.oracles.blob_file import packed
 from tests.test_docs import FORMATS, block, hex_block
 
 from tidelog.engine.cold.manifest import decode_manifest, encode_manifest
@@ -12,7 +13,6 @@ from tidelog.engine.sst.blob_file import (
     FilePointer,
     check_blob_file,
     decode_value_pointer,
-    encode_blob_file,
     encode_value_pointer,
     value_key,
 )
@@ -26,7 +26,7 @@ ROOT = decode_compaction(block(FORMATS, "text compaction").encode(), KEYS)
 def test_the_bytes_of_a_pack_are_those_of_the_page() -> None:
     """Written so and read so, and its name is that which the root has."""
     shown = hex_block("hex blob file")
-    assert encode_blob_file([(200, b"paid"), (520, b"sent!")]).data == shown
+    assert packed([(200, b"paid"), (520, b"sent!")]).data == shown
     assert [entry.position for entry in check_blob_file(shown)] == [200, 520]
     assert ROOT.blob_files[0].key == KEYS.compacted(CompactedId("blob", 1, digest_of(shown)))
     assert ROOT.blob_files[0].size == len(shown)

@@ -19,7 +19,7 @@ from tests.engine.serializability import ListTransaction, anomalies
 
 from tidelog.engine.engine import Engine
 from tidelog.engine.entry import Batch, CreateBucket, ObjectInfo, PutObject, StoredObject
-from tidelog.engine.orchestrator.base import apply_entries, drive
+from tidelog.engine.orchestrator.base import drive
 from tidelog.engine.settings import EngineSettings
 from tidelog.engine.txn.transaction import Transaction
 from tidelog.errors import ConflictError, RetryError
@@ -185,7 +185,7 @@ class Tasks:
         while True:
             up_to = self._seen[node] + chooser.randint(1, 5)
             entries = list(self.log.entries(self._seen[node], up_to))
-            for result in apply_entries(self._engines[node], entries):
+            for result in self._engines[node].apply_many(entries):
                 self.log.note(result)
             self._seen[node] += len(entries)
             for _ in range(chooser.randint(1, 12)):

@@ -9,7 +9,6 @@ from hypothesis import strategies as st
 from tests.engine.fake_engine import FakeEngine
 
 from tidelog.engine.entry import Batch, CreateBucket, PutObject
-from tidelog.engine.orchestrator.base import apply_entries
 from tidelog.engine.txn.read_set import decode_entry, encode_entry
 from tidelog.engine.txn.transaction import Transaction
 from tidelog.errors import InputError, NotFoundError
@@ -101,7 +100,7 @@ def test_what_it_sees_is_what_its_batch_makes(steps: list[Step], before: list[St
                 assert state == seen_by(engine)  # nothing was written
                 continue
         carried = decode_entry(encode_entry(guarded))
-        (result,) = apply_entries(engine, [(engine.applied_seq + 1, carried)])
+        (result,) = engine.apply_many([(engine.applied_seq + 1, carried)])
         assert result.status == "applied"
         assert seen_by(engine) == state
     assert engine.statistics().locks.owners == 0

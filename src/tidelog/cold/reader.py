@@ -12,6 +12,7 @@ Invariants
 from __future__ import annotations
 
 import logging
+from collections.abc import Iterator
 from concurrent.futures import Executor
 from threading import Lock
 from typing import Literal, NamedTuple, cast
@@ -281,6 +282,12 @@ class History:
         """A reader from `offset` up to `stop_offset` (exclusive), or to the end of what is published by then."""
         return HistoryReader(self, offset, stop_offset, on_gap)
 
+    def frames(self, offset: int, stop_offset: int) -> Iterator[Frames]:
+        """The same as frames: all of what is published of this stretch, and nothing else."""
+        for batch in self.read(offset, stop_offset):
+            assert batch.frames is not None, "what comes from objects is framed"
+            yield batch.frames.slice(batch.start, batch.stop)
+
     def offset_at(self, time_field: int, time_us: int, below_offset: int) -> int | None:
         """The first offset whose time, at this byte of its payload, is `time_us` or later.
 
@@ -301,15 +308,10 @@ class History:
         return None
 
     def _first_in(self, offset: int, descriptor: Descriptor, time_field: int, time_us: int) -> int | None:
-        reader = self.read(offset, descriptor.next_offset)
-        try:
-            while (batch := reader.next_batch()) is not None:
-                assert batch.frames is not None
-                found = batch.frames.first_at_least(time_field, time_us, batch.start)
-                if found is not None and found < batch.stop:
-                    return batch.frames.first_offset + found
-        finally:
-            reader.close()
+        for frames in self.frames(offset, descriptor.next_offset):
+            found = frames.first_at_least(time_field, time_us, 0)
+            if found is not None:
+                return frames.first_offset + found
         return None
 
 
@@ -331,6 +333,14 @@ class HistoryReader:
     @property
     def reached_stop(self) -> bool:
         return self.offset >= self._stop_offset
+
+    def __iter__(self) -> Iterator[Batch]:
+        """All that is left, in batches; it is closed then."""
+        try:
+            while (batch := self.next_batch()) is not None:
+                yield batch
+        finally:
+            self.close()
 
     def next_batch(self) -> Batch | None:
         """The next messages; None at the stop, or when nothing after `offset` is published."""

@@ -644,6 +644,5 @@ class ColdCopy:
 
     def payloads(self, first: int, last: int) -> Iterator[list[bytes]]:
         """All payloads of a stretch, some at a time."""
-        with contextlib.closing(self._history.read(first, last + 1)) as reader:
-            while (batch := reader.next_batch()) is not None:
-                yield batch.payloads()
+        for batch in self._history.read(first, last + 1):
+            yield batch.payloads()

@@ -67,13 +67,10 @@ class TopicTransactions:
         start = self._start_offset()
         self._known.forget_open_before(start)
         reader = self._open_reader(max(start, self._reached))
-        try:
-            while (batch := reader.next_batch()) is not None:
-                for mark in marks_of(batch) or ():
-                    self._known.record(mark)
-                self._reached = batch.next_offset
-                self._known.forget_before(self._reached)  # nobody asks here for what was aborted
-            self._reached = reader.offset
-        finally:
-            reader.close()
+        for batch in reader:
+            for mark in marks_of(batch) or ():
+                self._known.record(mark)
+            self._reached = batch.next_offset
+            self._known.forget_before(self._reached)  # nobody asks here for what was aborted
+        self._reached = reader.offset
         return start

@@ -34,7 +34,6 @@ from tidelog.engine.orchestrator.base import (
     Driver,
     InThread,
     Orchestrator,
-    apply_entries,
     decode_entry,
     drive,
     drive_async,
@@ -275,7 +274,7 @@ def test_of_two_guarded_entries_the_first_one_counts() -> None:
         4: increment("n", 2, 2),
         5: increment("n", 3, 3),
     }
-    results = apply_entries(engine, entries.items())
+    results = engine.apply_many(entries.items())
     assert [(result.seq, result.status) for result in results] == [
         (1, "applied"),
         (2, "applied"),
@@ -374,8 +373,8 @@ def test_a_refused_end_is_not_judged_again_and_again() -> None:
 def test_a_guarded_entry_that_comes_again_changes_nothing() -> None:
     """It is not judged again, by a state that has itself in it: the answer is that of the first time."""
     engine = FakeEngine()
-    apply_entries(engine, [(1, CreateBucket("b")), (2, increment("n", 0, 1)), (3, PutObject("b", "m", b""))])
-    (result,) = apply_entries(engine, [(2, increment("n", 0, 1))])
+    engine.apply_many([(1, CreateBucket("b")), (2, increment("n", 0, 1)), (3, PutObject("b", "m", b""))])
+    (result,) = engine.apply_many([(2, increment("n", 0, 1))])
     assert result.status == "applied"
     assert engine.applied_seq == 3
 

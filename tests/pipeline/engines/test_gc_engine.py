@@ -9,7 +9,6 @@ from functools import partial
 from pathlib import Path
 
 import msgspec
-import pyarrow as pa
 import pytest
 from tests.engine.compacting import build_by_hand, checkpoint_by_hand, compact_by_hand, publish_by_hand
 from tests.engine.stations import KEYS, EngineNode, new_store, successor, usurp
@@ -34,8 +33,9 @@ from tidelog.pipeline.jobs.gc import (
     read_plan,
     write_plan,
 )
-from tidelog.pipeline.jobs.gc_tasks import ListNames, ReadNames
+from tidelog.pipeline.jobs.gc_tasks import list_names, read_names
 from tidelog.pipeline.location import EngineLocation
+from tidelog.pipeline.tasks import tuples_in
 from tidelog.store.keys import ObjectId
 from tidelog.store.metadata.bucket import BucketMetadataStore
 from tidelog.testing import FaultyStore
@@ -66,8 +66,8 @@ class MemoryRoot:
 def compare_here(spark: object, place: EngineLocation, root: Compaction | None) -> ComparedDataFiles:
     """As `compare_data_files`, with what its tasks do done in this process."""
     ranges, parts = name_ranges(KEYS, () if root is None else root.versions), () if root is None else root.values
-    listed = dict(rows_of(ListNames(place, ranges), len(ranges)))
-    named = dict(rows_of(ReadNames(place, parts), len(parts)))
+    listed = dict(tuples_in(itertools.chain.from_iterable(list_names(place, one) for one in ranges), "key", "size"))
+    named = dict(tuples_in(itertools.chain.from_iterable(read_names(place, one) for one in parts), "key", "size"))
     there = {key: size for key, size in named.items() if listed.get(key) == size}
     return ComparedDataFiles(
         unnamed={key: size for key, size in sorted(listed.items()) if key not in named},
@@ -78,13 +78,6 @@ def compare_here(spark: object, place: EngineLocation, root: Compaction | None) 
         there=len(there),
         there_sum=hash(tuple(sorted(there))) % (1 << 64),
     )
-
-
-def rows_of(task: ListNames | ReadNames, numbers: int) -> Iterator[tuple[str, int]]:
-    """What a task yields for all of its numbers."""
-    batch = pa.RecordBatch.from_arrays([pa.array(range(numbers), pa.int64())], names=["id"])
-    for found in task(iter([batch])):
-        yield from zip(found.column(0).to_pylist(), found.column(1).to_pylist(), strict=True)
 
 
 @pytest.fixture(autouse=True)

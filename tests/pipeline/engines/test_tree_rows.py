@@ -16,7 +16,7 @@ from tests.twins import agreed
 from tidelog import _native
 from tidelog.engine.mvcc.cells import at, encode_bucket, encode_inline, encode_pointer, encode_tombstone
 from tidelog.engine.mvcc.vacuum_rules import Rule, judged
-from tidelog.engine.mvcc.versions import BucketVersion
+from tidelog.engine.mvcc.versions import BucketVersion, CreatedColumns
 from tidelog.engine.sst.blob_file import (
     BlobPointer,
     FilePointer,
@@ -28,7 +28,6 @@ from tidelog.engine.sst.blob_file import (
 from tidelog.engine.sst.block import pack_rows
 from tidelog.engine.wal.replay import counting
 from tidelog.pipeline.jobs.engine.columns import (
-    CreatedColumns,
     bytes_column,
     going_rows,
     live_values,

@@ -18,7 +18,6 @@ from __future__ import annotations
 import contextlib
 import logging
 from collections.abc import Callable, Collection, Iterator, Sequence
-from contextlib import closing
 from threading import Lock
 
 import msgspec
@@ -590,15 +589,8 @@ def shipped_pieces_of(objects: ObjectStore, catalog: Catalog) -> ShippedPieces:
         try:
             history = History(catalog, objects, fetchers)
             for descriptor in reversed(list(catalog.between(catalog.start_offset(), below_lsn))):
-                yield _frames(history, descriptor.start_offset, min(descriptor.next_offset, below_lsn))
+                yield history.frames(descriptor.start_offset, min(descriptor.next_offset, below_lsn))
         finally:
             fetchers.shutdown(wait=False, cancel_futures=True)
 
     return pieces
-
-
-def _frames(history: History, first_lsn: int, stop_lsn: int) -> Iterator[Frames]:
-    with closing(history.read(first_lsn, stop_lsn)) as reader:
-        while (batch := reader.next_batch()) is not None:
-            assert batch.frames is not None
-            yield batch.frames.slice(batch.start, batch.stop)

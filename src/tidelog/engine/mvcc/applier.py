@@ -16,7 +16,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Executor
-from contextlib import closing
 from itertools import chain, starmap
 from typing import Final, NamedTuple
 
@@ -585,10 +584,8 @@ def results_behind(
             break
         begin = max(first_lsn, descriptor.start_offset)
     table = ResultTable(known if begin <= first_lsn else NOTHING_KNOWN)
-    with closing(History(catalog, objects, executor).read(begin, stop_lsn)) as reader:
-        while (batch := reader.next_batch()) is not None:
-            assert batch.frames is not None
-            table.take_live(batch.frames.slice(batch.start, batch.stop), rolled_back)
+    for frames in History(catalog, objects, executor).frames(begin, stop_lsn):
+        table.take_live(frames, rolled_back)
     return table
 
 

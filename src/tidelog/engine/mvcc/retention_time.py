@@ -17,7 +17,6 @@ Invariants
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from contextlib import closing
 from typing import NamedTuple
 
 from tidelog.cold.reader import History
@@ -118,10 +117,7 @@ class ShippedTimes:
 def _shipped(link: StoreLink, lsn: int, stop_lsn: int) -> Iterator[Frames]:
     fetchers = DaemonPool(1, "tidelog-times")
     try:
-        with closing(History(link.owned.catalog, link.objects, fetchers).read(lsn, stop_lsn)) as reader:
-            while (batch := reader.next_batch()) is not None:
-                assert batch.frames is not None
-                yield batch.frames.slice(batch.start, batch.stop)
+        yield from History(link.owned.catalog, link.objects, fetchers).frames(lsn, stop_lsn)
     finally:
         fetchers.shutdown(wait=False, cancel_futures=True)
 

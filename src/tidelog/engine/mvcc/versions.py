@@ -15,7 +15,7 @@ from __future__ import annotations
 from array import array
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from itertools import chain
+from itertools import accumulate, chain
 from typing import Any, NamedTuple, Protocol
 
 from tidelog import _native
@@ -319,6 +319,26 @@ class VersionColumns:
             yield Cell(flags, order, size, crc, codec, lsn, position, length, stored)
 
 
+class CreatedColumns(NamedTuple):
+    """The buckets that are there, in order of name, as the kernels take them."""
+
+    ends: bytes
+    names: bytes
+    seqs: bytes
+    orders: bytes
+
+    @classmethod
+    def of(cls, created: Mapping[bytes, tuple[int, ...]]) -> CreatedColumns:
+        """Those of a mapping from names to creations: seq and order."""
+        names = sorted(created)
+        return cls(
+            array("I", accumulate(map(len, names), initial=0)).tobytes(),
+            b"".join(names),
+            array("Q", [created[name][0] for name in names]).tobytes(),
+            array("I", [created[name][1] for name in names]).tobytes(),
+        )
+
+
 class VersionLook:
     """Goes through the rows of a range of keys. `created` has the creation (seq, order) of every live bucket."""
 
@@ -331,12 +351,7 @@ class VersionLook:
         stop: bytes,
         all_versions: bool = False,
     ) -> None:
-        names = sorted((name.encode(), *version) for name, version in created.items())
-        ends = array("I", [0])
-        for name, _, _ in names:
-            ends.append(ends[-1] + len(name))
-        seqs, orders = array("Q", [seq for _, seq, _ in names]), array("I", [order for *_, order in names])
-        self._buckets = ends.tobytes(), b"".join(name for name, _, _ in names), seqs.tobytes(), orders.tobytes()
+        self._buckets = CreatedColumns.of({name.encode(): version for name, version in created.items()})
         self._range = seq, all_versions, start, stop
         self._settled = b""
 

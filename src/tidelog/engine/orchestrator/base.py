@@ -53,17 +53,6 @@ BATCH_ENTRIES: Final = 256
 BATCH_BYTES: Final = 8 << 20
 
 
-class Applying(Readable, Protocol):
-    """What is asked of an engine."""
-
-    def apply_many(self, entries: Iterable[tuple[int, Carried]]) -> list[Result]: ...
-
-
-def apply_entries(engine: Applying, entries: Iterable[tuple[int, Carried]]) -> list[Result]:
-    """Applies them in order; the results in the same order. An engine does all of it."""
-    return engine.apply_many(entries)
-
-
 class Gathered:
     """Entries on their way into one batch."""
 
@@ -151,7 +140,6 @@ __all__ = [
     "AsyncOrchestrator",
     "Driven",
     "Orchestrator",
-    "apply_entries",
     "decode_entry",
     "drive",
     "drive_async",
@@ -217,8 +205,10 @@ class Waits(Protocol):
     def wait(self, after_seq: int, timeout_seconds: float) -> object: ...
 
 
-class Driven(Applying, Protocol):
+class Driven(Readable, Protocol):
     """What is asked of an engine."""
+
+    def apply_many(self, entries: Iterable[Pair]) -> list[Result]: ...
 
     @property
     def _driving(self) -> Turn: ...
@@ -427,7 +417,7 @@ class Driver:
             await self._ways.pause()
 
     async def _apply(self, batch: list[Pair]) -> None:
-        results = await self._ways.work(lambda: apply_entries(self._engine, batch))
+        results = await self._ways.work(lambda: self._engine.apply_many(batch))
         for result in results:
             if self._on_result is not None:
                 self._on_result(result)

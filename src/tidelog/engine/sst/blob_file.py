@@ -14,7 +14,6 @@ Invariants
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterable
 from typing import Final, NamedTuple
 
 from tidelog._native import blob_directory
@@ -34,16 +33,8 @@ HEADER_BYTES = _HEAD.size
 _HINT = "Put a good copy of the blob file in its place; a replica has one"
 
 
-class BlobValue(NamedTuple):
-    """The location of a value in a blob file."""
-
-    position: int
-    byte: int
-    stored_bytes: int
-
-
 class DirectoryEntry(NamedTuple):
-    """A location as the blob file's own directory records it, with the checksum of the stored bytes."""
+    """The location of a value in a blob file, as its directory records it, with the checksum of the stored bytes."""
 
     position: int
     byte: int
@@ -52,42 +43,22 @@ class DirectoryEntry(NamedTuple):
 
 
 class EncodedBlobFile(NamedTuple):
-    """An encoded blob file and the locations of its values. `digest` goes into its name."""
+    """An encoded blob file. `digest` goes into its name."""
 
     data: bytes
     digest: str
-    places: list[BlobValue]
 
 
-def encode_blob_file(values: Iterable[tuple[int, bytes]]) -> EncodedBlobFile:
-    """Encodes (position, stored value) pairs, in order of position, as a blob file."""
-    written, directory, places = [_HEAD.pack(MAGIC, VERSION)], list[bytes](), list[BlobValue]()
-    byte, last_position = _HEAD.size, -1
-    for position, stored in values:
-        if position <= last_position or not stored:
-            raise InputError("values of a blob file are not in order of position, or one is empty")
-        last_position = position
-        written.append(stored)
-        directory.append(_ENTRY.pack(position, len(stored), crc32(stored)))
-        places.append(BlobValue(position, byte, len(stored)))
-        byte += len(stored)
-    if not places:
-        raise InputError("a blob file has at least one value")
-    listed = b"".join(directory)
-    data = b"".join((*written, listed, _TAIL.pack(len(places), crc32(listed), END_MAGIC)))
-    return EncodedBlobFile(data, digest_of(data), places)
-
-
-def encode_blob_columns(values: bytes, positions: Buffer, lengths: Buffer, crcs: Buffer) -> EncodedBlobFile:
-    """The same from columns: the stored values one after the other, and arrays of u64, u32 and u32. `places` is empty:
-    who has columns knows them.
+def encode_blob_file(values: bytes, positions: Buffer, lengths: Buffer, crcs: Buffer) -> EncodedBlobFile:
+    """Encodes values as a blob file: the stored bytes one after the other in order of position, and arrays of u64, u32
+    and u32.
     """
     listed = blob_directory(positions, lengths, crcs)
     if not listed:
         raise InputError("a blob file has at least one value")
     tail = _TAIL.pack(len(listed) // _ENTRY.size, crc32(listed), END_MAGIC)
     data = b"".join((_HEAD.pack(MAGIC, VERSION), values, listed, tail))
-    return EncodedBlobFile(data, digest_of(data), [])
+    return EncodedBlobFile(data, digest_of(data))
 
 
 def _directory_begin(tail: memoryview, size: int) -> int:

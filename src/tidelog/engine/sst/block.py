@@ -163,3 +163,17 @@ def row_at(raw: bytes, at: int) -> tuple[bytes, bytes, int]:
 def count_of(block: Buffer) -> int:
     """Returns the number of rows that the block's header states."""
     return int(_CLAIMS.unpack_from(block)[1])
+
+
+def joined(rows: Iterable[bytes], enough_bytes: int) -> Iterator[bytes]:
+    """Rows of several blocks together, about so many bytes at a time."""
+    waiting: list[bytes] = []
+    size = 0
+    for raw in rows:
+        waiting.append(raw)
+        size += len(raw)
+        if size >= enough_bytes:
+            yield b"".join(waiting)
+            waiting, size = [], 0
+    if waiting:
+        yield b"".join(waiting)

@@ -170,7 +170,7 @@ class ShippedLog:
         """Yields the records from an LSN up to another, in batches with frames; GapError where the log ends before."""
         while lsn < stop_lsn:
             try:
-                for batch in _batches(self._history, lsn, stop_lsn, on_gap):
+                for batch in self._history.read(lsn, stop_lsn, on_gap=on_gap):
                     lsn = batch.next_offset
                     yield batch
                 break
@@ -191,7 +191,7 @@ class ShippedLog:
         for history in self._replicas:
             has_any = False
             with contextlib.suppress(TidelogError):  # the error of the store itself is raised
-                for batch in _batches(history, lsn, end_lsn, "raise"):
+                for batch in history.read(lsn, end_lsn):
                     has_any = True
                     yield batch
             if has_any:
@@ -203,12 +203,6 @@ class ShippedLog:
             for one in self._catalog.between(lsn, lsn + 1):
                 return min(one.next_offset, stop_lsn)
         return stop_lsn
-
-
-def _batches(history: History, lsn: int, stop_lsn: int, on_gap: OnGap) -> Iterator[Batch]:
-    with contextlib.closing(history.read(lsn, stop_lsn, on_gap=on_gap)) as reader:
-        while (batch := reader.next_batch()) is not None:
-            yield batch
 
 
 def missing_records(lsn: int, stop_lsn: int) -> GapError:

@@ -15,9 +15,9 @@ Invariants
 
 from __future__ import annotations
 
-import time
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -38,7 +38,7 @@ from tidelog.files import LocalFiles, explained
 from tidelog.findings import Finding
 from tidelog.log.frame import crc32
 from tidelog.pipeline.address import EngineRoot, OpenedEngine, Root
-from tidelog.pipeline.jobs.gc_tasks import Collected, ListNames, NameRange, ReadNames, TopicWork, collect_topic
+from tidelog.pipeline.jobs.gc_tasks import NAMES, Collected, NameRange, TopicWork, collect_topic, list_names, read_names
 from tidelog.pipeline.jobs.job import (
     JobReport,
     OnProgress,
@@ -52,7 +52,7 @@ from tidelog.pipeline.jobs.job import (
 )
 from tidelog.pipeline.jobs.tally import cataloged_topics, chosen_logs, notes_on, store_of
 from tidelog.pipeline.location import EngineLocation
-from tidelog.pipeline.tasks import map_in_arrow
+from tidelog.pipeline.tasks import rows_of_items
 from tidelog.pipeline.work import run_on_workers
 from tidelog.store.keys import EngineKeys, TopicKeys, escape
 from tidelog.topics.names import parse_topic_name
@@ -66,7 +66,6 @@ _WITHOUT_STORE = "Without one nothing is left over: there is nothing to do"
 # A small topic is looked at sooner than a task is started.
 _TOPICS_A_TASK = 16
 _MODULUS = 1 << 64
-_SCHEMA = "key string, size bigint"
 _KIND = "gc-plan"
 _VERSION = 2
 
@@ -182,7 +181,7 @@ def plan_gc(
     clock: Clock | None = None,
 ) -> tuple[GcPlan, GcReport]:
     """Looks at these topics, all by default, and changes nothing."""
-    began, now_us = time.monotonic(), (clock or SystemClock()).now_us()
+    now_us = (clock or SystemClock()).now_us()
     with root.open() as log:
         place = store_of(root, log, _WITHOUT_STORE)
         names = chosen_logs(log, cataloged_topics(log), topics, root.location)
@@ -193,7 +192,7 @@ def plan_gc(
     done = sorted(counted_progress(results, "looking at topics", len(works), on_progress), key=lambda one: one.subject)
     plans = tuple(one.plan for one in done if one.plan is not None)
     plan = GcPlan(store=place.store_url, made_us=now_us, grace_seconds=grace_seconds, plans=plans)
-    return plan, GcReport(**_report(plan, done, began, notes=notes))
+    return plan, GcReport(**_report(plan, done, notes=notes))
 
 
 @logged
@@ -206,7 +205,7 @@ def apply_gc(
     clock: Clock | None = None,
 ) -> GcReport:
     """Carries out a plan."""
-    began, now_us = time.monotonic(), (clock or SystemClock()).now_us()
+    now_us = (clock or SystemClock()).now_us()
     with root.open() as log:
         place = store_of(root, log, _WITHOUT_STORE)
     _refuse_other(plan, place.store_url, None)
@@ -217,7 +216,7 @@ def apply_gc(
     ]
     results = run_on_workers(spark, collect_topic, works)
     done = list(counted_progress(results, "removing", len(works), on_progress))
-    return GcReport(**_report(plan, done, began, is_applied=True))
+    return GcReport(**_report(plan, done, is_applied=True))
 
 
 def _refuse_other(plan: GcPlan, store_url: str, engine: str | None) -> None:
@@ -240,7 +239,6 @@ def _without_catalog(log: LogDirectory) -> Iterator[str]:
 def _report(
     plan: GcPlan,
     done: Sequence[Collected],
-    began: float,
     *,
     notes: Iterable[str] = (),
     problems: Iterable[str] = (),
@@ -272,7 +270,6 @@ def _report(
             *(note for one in plan.plans for note in _notes(one, dict(found)[one.subject])),
             *(_why_nothing(plan) if not removable else ()),
         ),
-        "seconds": round(time.monotonic() - began, 3),
         "found": tuple(shown),
         "removable_objects": len(removable),
         "removable_bytes": total_bytes(removable),
@@ -327,7 +324,7 @@ def plan_engine_gc(
 
     With `keep_from` history is to begin at that seq: versions that no later state needs go with the next compaction.
     """
-    began, clock = time.monotonic(), clock or SystemClock()
+    clock = clock or SystemClock()
     with root.open() as opened:
         if keep_from is not None and keep_from > opened.manifest.high_water_mark:
             raise InputError(
@@ -346,7 +343,7 @@ def plan_engine_gc(
             keep_from=keep_from,
             plans=(found,),
         )
-        return plan, _engine_report(plan, found, collector, began)
+        return plan, _engine_report(plan, found, collector)
 
 
 @logged
@@ -359,7 +356,7 @@ def apply_engine_gc(
     clock: Clock | None = None,
 ) -> EngineGcReport:
     """Carries out a plan: what it names and what is garbage at this moment too."""
-    began, clock = time.monotonic(), clock or SystemClock()
+    clock = clock or SystemClock()
     _refuse_other(plan, root.store_url, root.name)
     with root.open(read_only=False) as opened:
         if plan.keep_from is not None:
@@ -368,7 +365,7 @@ def apply_engine_gc(
         (planned,) = plan.plans
         report = collector.apply(planned)
         after = _collector(spark, root, opened, clock, plan.grace_seconds, on_progress)
-        return _engine_report(plan, after.plan(), after, began, report)
+        return _engine_report(plan, after.plan(), after, report)
 
 
 def _collector(
@@ -388,9 +385,7 @@ def _collector(
     return EngineCollector(opened.catalog, opened.objects, opened.keys, clock, compare, grace_seconds=grace_seconds)
 
 
-def _engine_report(
-    plan: GcPlan, now: Plan, collector: EngineCollector, began: float, report: Report | None = None
-) -> EngineGcReport:
+def _engine_report(plan: GcPlan, now: Plan, collector: EngineCollector, report: Report | None = None) -> EngineGcReport:
     """`now` is what is found at this moment: after a plan was applied, what is still wrong."""
     marked = collector.marked
     referenced, there = _totals(collector, now)
@@ -398,9 +393,7 @@ def _engine_report(
     notes = []
     if marked.published.compacted is None:
         notes.append("there is no compaction yet: `tidelog pipeline compact --engine` lets the log go")
-    fields = _report(
-        plan, [done], began, notes=notes, problems=marked.references.problems, is_applied=report is not None
-    )
+    fields = _report(plan, [done], notes=notes, problems=marked.references.problems, is_applied=report is not None)
     start_seq = marked.published.history_start_seq
     return EngineGcReport(**fields, log_start_lsn=now.start_offset, history_start_seq=start_seq)
 
@@ -433,15 +426,11 @@ def compare_data_files(spark: SparkSession, place: EngineLocation, root: Compact
     """
     parts = () if root is None else root.values
     ranges = name_ranges(place.keys, () if root is None else root.versions)
-    listed = _rows(spark, ListNames(place, ranges), len(ranges)).withColumnRenamed("size", "found_bytes")
+    listed = rows_of_items(spark, partial(list_names, place), ranges, NAMES).withColumnRenamed("size", "found_bytes")
     if not parts:
         return ComparedDataFiles({row.key: row.found_bytes for row in listed.collect()})
-    named = _rows(spark, ReadNames(place, parts), len(parts)).withColumnRenamed("size", "named_bytes").distinct()
-    return _compared(listed, named)
-
-
-def _rows(spark: SparkSession, function: object, tasks: int) -> DataFrame:
-    return map_in_arrow(spark.range(0, tasks, 1, tasks), function, _SCHEMA)  # type: ignore[arg-type]
+    named = rows_of_items(spark, partial(read_names, place), parts, NAMES).withColumnRenamed("size", "named_bytes")
+    return _compared(listed, named.distinct())
 
 
 def _compared(listed: DataFrame, named: DataFrame) -> ComparedDataFiles:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from functools import lru_cache
-from itertools import islice
+from itertools import takewhile
 from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
@@ -24,6 +24,7 @@ from tidelog.errors import TidelogError
 from tidelog.log.frame import crc32
 from tidelog.pipeline.jobs.job import Totals
 from tidelog.pipeline.location import EngineLocation, TopicLocation
+from tidelog.pipeline.tasks import as_batches
 from tidelog.store.metadata.base import MetadataStore
 from tidelog.store.metadata.open import open_metadata_store
 from tidelog.store.object_store import ObjectStore
@@ -32,7 +33,6 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 _KEPT_PLACES = 16
-_ROWS_A_BATCH = 10_000
 _Run = tuple[int, int]
 
 
@@ -127,6 +127,8 @@ def _metadata(place: TopicLocation) -> MetadataStore:
 
 # Data files of an engine
 
+NAMES = "key string, size bigint"
+
 
 class NameRange(NamedTuple):
     """Keys after one and up to another (inclusive); None for no bound."""
@@ -135,51 +137,15 @@ class NameRange(NamedTuple):
     last: str | None
 
 
-class ListNames:
-    """Lists the data files in the ranges whose numbers a task gets."""
-
-    def __init__(self, place: EngineLocation, ranges: tuple[NameRange, ...]) -> None:
-        self._place = place
-        self._ranges = ranges
-
-    def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        for batch in batches:
-            for number in batch.column(0).to_pylist():
-                yield from _batched(self._listed(self._ranges[number]))
-
-    def _listed(self, names: NameRange) -> Iterator[tuple[str, int]]:
-        prefix = self._place.keys.data_prefix
-        for info in self._place.opened().objects.list(prefix, start_after=names.start_after):
-            if names.last is not None and info.key > names.last:
-                return
-            yield info.key, info.size
+def list_names(place: EngineLocation, names: NameRange) -> Iterator[pa.RecordBatch]:
+    """The data files in a range, with their sizes."""
+    listed = place.opened().objects.list(place.keys.data_prefix, start_after=names.start_after)
+    inside = takewhile(lambda info: names.last is None or info.key <= names.last, listed)
+    return as_batches(((info.key, info.size) for info in inside), NAMES)
 
 
-class ReadNames:
-    """Reads the files of the value index whose numbers a task gets: the keys of data files, and their sizes."""
-
-    def __init__(self, place: EngineLocation, parts: tuple[RowPart, ...]) -> None:
-        self._place = place
-        self._parts = parts
-
-    def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        for batch in batches:
-            for number in batch.column(0).to_pylist():
-                yield from _batched(self._named(self._parts[number]))
-
-    def _named(self, part: RowPart) -> Iterator[tuple[str, int]]:
-        prefix = self._place.keys.data_prefix
-        for _, value in SSTable(self._place.opened().objects, part, kind="values").rows():
-            place = decode_value_pointer(value)
-            if isinstance(place, FilePointer):
-                yield prefix + place.name, place.stored_bytes
-
-
-def _batched(rows: Iterator[tuple[str, int]]) -> Iterator[pa.RecordBatch]:
-    import pyarrow as pa
-
-    while taken := list(islice(rows, _ROWS_A_BATCH)):
-        keys, sizes = zip(*taken, strict=True)
-        yield pa.RecordBatch.from_arrays(
-            [pa.array(keys, pa.string()), pa.array(sizes, pa.int64())], names=["key", "size"]
-        )
+def read_names(place: EngineLocation, part: RowPart) -> Iterator[pa.RecordBatch]:
+    """The data files that a file of the value index names, with their sizes."""
+    values = (value for _, value in SSTable(place.opened().objects, part, kind="values").rows())
+    named = (one for one in map(decode_value_pointer, values) if isinstance(one, FilePointer))
+    return as_batches(((place.keys.data_prefix + one.name, one.stored_bytes) for one in named), NAMES)

@@ -82,7 +82,7 @@ NO_ROWS = Totals(checksum=sum_text("rows", 0))
 
 
 def total(parts: Iterable[Totals], start: Totals = NO_FRAMES) -> Totals:
-    """The number of all requests."""
+    """All of them together."""
     return functools.reduce(operator.add, parts, start)
 
 

@@ -20,7 +20,7 @@ from tidelog.engine.cold.reader import ColdReader, Value
 from tidelog.engine.mvcc.cells import TOMBSTONE, Cell
 from tidelog.engine.mvcc.versions import VersionColumns, VersionLook
 from tidelog.engine.recovery.sorted_runs import RawRows, merge_newest_first
-from tidelog.engine.sst.block import HEADER_BYTES, Row, block_bytes, count_of, decode_block, encode_blocks
+from tidelog.engine.sst.block import HEADER_BYTES, Row, block_bytes, count_of, decode_block, encode_blocks, joined
 from tidelog.engine.sst.sstable import BlockHandle, read_row_blocks
 from tidelog.engine.wal.replay import Strings
 from tidelog.errors import DataError, NotFoundError
@@ -148,26 +148,14 @@ def read_object_batches(part: ObjectPart, names: list[str], max_rows: int) -> It
     schema = pa.schema([pa.field(name, OBJECT_TYPES[name]) for name in names])
     needs_values = bool(VALUE_COLUMNS.intersection(names))
     look = VersionLook(part.seq, part.created, start=part.start, stop=part.stop, all_versions=part.all_versions)
-    for raw in _joined(merged_rows(part.place.opened().objects, part.files, part.tail), needs_values):
+    rows = (one.raw for one in merged_rows(part.place.opened().objects, part.files, part.tail))
+    # Many rows make good batches, and of many values more lie near each other.
+    for raw in joined(rows, _ROW_BYTES_WITH_VALUES if needs_values else _ROW_BYTES):
         columns = look.gather(raw)
         batch = _whole_batch(columns, schema)
         groups = _with_values(batch, list(columns.cells()), part) if needs_values else iter((batch,))
         for group in groups:
             yield from (group.slice(start, max_rows) for start in range(0, group.num_rows, max_rows))
-
-
-def _joined(rows: Iterable[RawRows], needs_values: bool) -> Iterator[bytes]:
-    """Rows of several blocks together: many make good batches, and of many values more lie near each other."""
-    waiting: list[bytes] = []
-    size, enough = 0, _ROW_BYTES_WITH_VALUES if needs_values else _ROW_BYTES
-    for raw, _ in rows:
-        waiting.append(raw)
-        size += len(raw)
-        if size >= enough:
-            yield b"".join(waiting)
-            waiting, size = [], 0
-    if waiting:
-        yield b"".join(waiting)
 
 
 def _whole_batch(columns: VersionColumns, schema: pa.Schema) -> pa.RecordBatch:

@@ -68,11 +68,7 @@ def _from_objects(
     assert place is not None, "what is in objects has a store"
     catalog = PlannedCatalog(part.descriptors, place.keys(part.topic), lambda: place.catalog(part.topic))
     reader = History(catalog, place.objects, place.fetchers).read(start, stop, on_gap="skip" if skips_gaps else "raise")
-    try:
-        while (batch := reader.next_batch()) is not None:
-            yield batch
-    finally:
-        reader.close()
+    yield from reader
     if not reader.reached_stop and not skips_gaps:
         raise OffsetOutOfRangeError(f"{part.topic}: offset {reader.offset} is not in the store any more")
 

@@ -212,13 +212,9 @@ def _behind(part: ReadPart, offset: int, options: SourceOptions) -> Iterator[Bat
     begin = offset
     with OpenTopics(options) as topics:
         while True:
-            reader = topics.log(part.topic).scout(offset, follow=False)
-            try:
-                while (batch := reader.next_batch()) is not None:
-                    offset = batch.next_offset
-                    yield batch
-            finally:
-                reader.close()
+            for batch in topics.log(part.topic).scout(offset, follow=False):
+                offset = batch.next_offset
+                yield batch
             left_seconds = deadline - time.monotonic()
             if left_seconds <= 0:
                 break

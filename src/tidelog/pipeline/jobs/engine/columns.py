@@ -11,13 +11,13 @@ Invariants
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from tidelog import _native
 from tidelog.engine.mvcc.cells import SEQ_BYTES
-from tidelog.engine.mvcc.versions import BucketVersion
-from tidelog.engine.sst.block import PackedRows
+from tidelog.engine.mvcc.versions import CreatedColumns
+from tidelog.engine.sst.block import PackedRows, joined
 from tidelog.engine.sst.sstable import SSTable
 
 if TYPE_CHECKING:
@@ -69,30 +69,6 @@ def one_array(column: pa.ChunkedArray | pa.Array) -> pa.Array:
     return column.combine_chunks() if isinstance(column, pa.ChunkedArray) else column
 
 
-class CreatedColumns(NamedTuple):
-    """The buckets that are there, in order of name, as the kernels take them."""
-
-    ends: bytes
-    names: bytes
-    seqs: bytes
-    orders: bytes
-
-    @classmethod
-    def of(cls, created: Mapping[bytes, BucketVersion]) -> CreatedColumns:
-        """Those of a mapping by name."""
-        names = sorted(created)
-        ends = [0]
-        for name in names:
-            ends.append(ends[-1] + len(name))
-        count = len(names)
-        return cls(
-            struct.pack(f"={count + 1}I", *ends),
-            b"".join(names),
-            struct.pack(f"={count}Q", *(created[name].seq for name in names)),
-            struct.pack(f"={count}I", *(created[name].order for name in names)),
-        )
-
-
 # Reading row files
 
 
@@ -109,24 +85,11 @@ def file_rows(table: SSTable) -> Iterator[FileRows]:
     import pyarrow as pa
 
     has_places = table.footer.kind == "versions"
-    for raw in _joined(block.raw for block in table.blocks()):
+    for raw in joined((block.raw for block in table.blocks()), _JOINED_BYTES):
         count, (key_ends, keys, value_ends, values, parts) = _native.block_rows(raw, has_places)
         yield FileRows(
             binary(count, key_ends, keys), binary(count, value_ends, values), numbers(pa.int32(), parts, count)
         )
-
-
-def _joined(blocks: Iterable[bytes]) -> Iterator[bytes]:
-    waiting: list[bytes] = []
-    size = 0
-    for raw in blocks:
-        waiting.append(raw)
-        size += len(raw)
-        if size >= _JOINED_BYTES:
-            yield b"".join(waiting)
-            waiting, size = [], 0
-    if waiting:
-        yield b"".join(waiting)
 
 
 def packed_rows(keys: pa.Array, values: pa.Array, target_bytes: int) -> Iterator[PackedRows]:

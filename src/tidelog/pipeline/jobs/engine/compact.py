@@ -13,7 +13,6 @@ Invariants
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
 from typing import TYPE_CHECKING, NamedTuple
@@ -127,7 +126,6 @@ class CompactEngineJob:
         self._clock = clock
         self._options = checked_options(options or CompactEngineOptions())
         self._on_progress = on_progress
-        self._began = time.monotonic()
 
     def run(self) -> CompactEngineReport:
         """Compacts, unless nothing has come since the last time."""
@@ -140,7 +138,7 @@ class CompactEngineJob:
         large_bytes = large_bytes_of(self._options, previous)
         manifest = self._moved(manifest)
         if previous is not None and self._is_done(manifest, previous):
-            return report_of(self._opened.keys.name, previous, None, self._options, self._seconds())
+            return report_of(self._opened.keys.name, previous, None, self._options)
         with (
             pinning_for("compact", self._opened, self._clock, pins=not self._options.is_dry_run) as pinning,
             self._told_of_others(manifest),
@@ -235,7 +233,7 @@ class CompactEngineJob:
         if self._options.is_dry_run:
             root = self._root(manifest, given, plan, large_bytes)
             made = Made(given.found, given.read, None, given.dropped, plan)
-            return report_of(self._opened.keys.name, root, made, self._options, self._seconds())
+            return report_of(self._opened.keys.name, root, made, self._options)
         self._tell(2)
         built = steps.built(given.rows, plan, manifest.generation + 1, given.survey.cuts)
         blob_files = (*plan.kept, *built.blob_files())
@@ -254,7 +252,7 @@ class CompactEngineJob:
         is_first = self._publish(manifest, root)
         self._tell(6)
         made = Made(given.found, given.read, came_out, given.dropped, plan, is_first)
-        return report_of(self._opened.keys.name, root, made, self._options, self._seconds())
+        return report_of(self._opened.keys.name, root, made, self._options)
 
     def _root(self, manifest: Manifest, given: _Sorted, plan: ValuePlan, large_bytes: int) -> Compaction:
         lsn = given.found.lsn
@@ -322,9 +320,6 @@ class CompactEngineJob:
     def _tell(self, done: int) -> None:
         step = _STEPS[min(done, len(_STEPS) - 1)]
         self._on_progress(Progress(step, done, len(_STEPS)))
-
-    def _seconds(self) -> float:
-        return round(time.monotonic() - self._began, 3)
 
 
 def _kept_by(previous: Compaction | None, let_go: Compaction | None) -> list[KeptFrom]:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import secrets
 from collections.abc import Iterator, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
@@ -53,7 +54,6 @@ from tidelog.pipeline.jobs.engine.rows import (
 )
 from tidelog.pipeline.jobs.engine.values import (
     VALUE_SCHEMA,
-    Bodiless,
     Builder,
     BuildSettings,
     BuiltBlobFile,
@@ -62,6 +62,7 @@ from tidelog.pipeline.jobs.engine.values import (
     OldPlaces,
     Pointing,
     ValueCodec,
+    bodiless,
 )
 from tidelog.pipeline.jobs.job import JobReport
 from tidelog.pipeline.location import EngineLocation
@@ -166,7 +167,7 @@ class Steps:
 
     def built(self, rows: Rows, plan: ValuePlan, generation: int, version_cuts: tuple[bytes, ...]) -> Built:
         """Writes blob files and data files; both indexes can be written then."""
-        filed = Bodiless(version_cuts).of(rows)
+        filed = rows.mapped(partial(bodiless, version_cuts), FILED_SCHEMA)
         if plan.values:
             settings = BuildSettings(
                 place=self._place,
@@ -403,9 +404,7 @@ class Made(NamedTuple):
     is_first: bool = True
 
 
-def report_of(
-    engine: str, root: Compaction, made: Made | None, options: CompactEngineOptions, seconds: float
-) -> CompactEngineReport:
+def report_of(engine: str, root: Compaction, made: Made | None, options: CompactEngineOptions) -> CompactEngineReport:
     """The report of a run; `made` is None where there was nothing to do."""
     sizes = [blob_file.size for blob_file in root.blob_files] + [part.size for part in (*root.versions, *root.values)]
     report = CompactEngineReport(
@@ -419,7 +418,6 @@ def report_of(
         data_files=root.data_files,
         objects=len(sizes) + root.data_files,
         bytes=sum(sizes) + root.data_bytes,
-        seconds=seconds,
     )
     return _of_nothing(report, root) if made is None else _with_figures(report, made)
 

@@ -23,16 +23,14 @@ from tidelog.engine.cold.manifest import StoredCheckpoint
 from tidelog.engine.mvcc.cells import BUCKETS, OBJECTS, SEQ_BYTES, Cell, decode_bucket, decode_cell, is_pointer, seq_of
 from tidelog.engine.mvcc.digest import Digest
 from tidelog.engine.mvcc.vacuum_rules import Rule, judged
-from tidelog.engine.mvcc.versions import Buckets, BucketVersion
+from tidelog.engine.mvcc.versions import Buckets, BucketVersion, CreatedColumns
 from tidelog.engine.sst.block import Row
 from tidelog.engine.sst.snapshot import StoredState
 from tidelog.engine.sst.sorted_index import Compaction, SortedIndex
 from tidelog.engine.sst.sstable import TARGET_BLOCK_BYTES, RowKind, RowPart, SSTable, encode_packed
 from tidelog.engine.wal.replay import ShippedLog, counting, first_counting, history_start_in
 from tidelog.errors import CorruptionError, DataError
-from tidelog.log.frame import crc32
 from tidelog.pipeline.jobs.engine.columns import (
-    CreatedColumns,
     file_numbers,
     file_rows,
     going_rows,
@@ -126,11 +124,6 @@ def _arrays(
         of(pa.binary(), is_there, cell_ends, cells),
         of(pa.int32(), None, parts),
     )
-
-
-def part_of(key: bytes) -> int:
-    """A number that all versions of the same object or bucket have in common."""
-    return crc32(key[:-SEQ_BYTES]) & 0x7FFFFFFF
 
 
 def position_of_lsn(catalog: Catalog, place: EngineLocation, lsn: int) -> int | None:
@@ -610,19 +603,10 @@ def as_filed(keys: pa.Array, values: pa.Array, cuts: Sequence[bytes], kind: int 
     return pa.RecordBatch.from_arrays([kinds, file_numbers(keys, cuts), keys, values], names=names)
 
 
-class Unplaced:
+def unplaced(cuts: Sequence[bytes], batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     """Rows of a tree as those of row files, without places: what a state consists of."""
-
-    def __init__(self, cuts: Sequence[bytes]) -> None:
-        self._cuts = cuts
-
-    def of(self, rows: Rows) -> Rows:
-        """The rows, with the numbers of their files."""
-        return rows.mapped(self, FILED_SCHEMA)
-
-    def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        for batch in batches:
-            yield as_filed(batch.column("key"), version_values(batch.column("cell")), self._cuts)
+    for batch in batches:
+        yield as_filed(batch.column("key"), version_values(batch.column("cell")), cuts)
 
 
 class FileNames(msgspec.Struct, frozen=True, kw_only=True):

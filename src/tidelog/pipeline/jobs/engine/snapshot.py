@@ -12,6 +12,7 @@ Invariants
 from __future__ import annotations
 
 from contextlib import closing
+from functools import partial
 from typing import TYPE_CHECKING
 
 from tidelog.clock import Clock, SystemClock
@@ -23,13 +24,14 @@ from tidelog.pipeline.address import EngineRoot, OpenedEngine
 from tidelog.pipeline.flow import Flow, SparkFlow
 from tidelog.pipeline.jobs.engine.compact_steps import RowsAt, SourceOfRows, pinning_for
 from tidelog.pipeline.jobs.engine.rows import (
+    FILED_SCHEMA,
     ROWS_PER_FILE,
     FileNames,
-    Unplaced,
     read_back,
     require_equal,
     state_proof,
     survey,
+    unplaced,
     write_files,
 )
 from tidelog.pipeline.jobs.job import JobReport, OnProgress, Progress, ignore_progress, logged
@@ -126,7 +128,7 @@ class CheckpointJob:
         went_in = survey(found.rows, found.created, found.seq, self._rows_per_file)
         self._tell("files", 1)
         names = FileNames(kind="state", seq=found.seq, lsn=found.lsn)
-        filed = Unplaced(went_in.cuts).of(found.rows)
+        filed = found.rows.mapped(partial(unplaced, went_in.cuts), FILED_SCHEMA)
         parts = write_files(filed, len(went_in.cuts) + 1, self._place, names)
         self._tell("reading back", 2)
         came_out = read_back(self._flow, self._place, parts, found.created, found.seq)

@@ -12,7 +12,6 @@ from __future__ import annotations
 import pickle
 from bisect import bisect_left
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import closing
 from itertools import pairwise
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
@@ -25,7 +24,7 @@ from tidelog.cold.fetch import fetch_many
 from tidelog.cold.reader import History
 from tidelog.engine.mvcc.cells import decode_cell, parse, seq_of
 from tidelog.engine.sst.blob_file import HEADER_BYTES as BLOB_HEADER_BYTES
-from tidelog.engine.sst.blob_file import FilePointer, decode_value_pointer, encode_blob_columns, encode_value_pointer
+from tidelog.engine.sst.blob_file import FilePointer, decode_value_pointer, encode_blob_file, encode_value_pointer
 from tidelog.engine.sst.sorted_index import BlobFileInfo
 from tidelog.engine.sst.sstable import SSTable
 from tidelog.engine.wal.value import CODEC_NONE, CODEC_ZSTD, MAX_VALUE_BYTES, decode_value, decompressed
@@ -50,7 +49,6 @@ from tidelog.pipeline.jobs.engine.columns import (
 )
 from tidelog.pipeline.jobs.engine.columns import numbers as numbers_of
 from tidelog.pipeline.jobs.engine.rows import (
-    FILED_SCHEMA,
     TOLD_ROW,
     VALUE_ROW,
     VERSION_ROW,
@@ -65,8 +63,6 @@ from tidelog.store.object_store import ObjectStore
 
 if TYPE_CHECKING:
     import pyarrow as pa
-
-    from tidelog.pipeline.flow import Rows
 
 
 # Values as rows: the versions that point to each, and the location that the previous compaction gave it.
@@ -323,16 +319,13 @@ def _run_of_values(
         raw_numbers(one) for one in (columns.size, columns.stored_bytes, columns.crc, columns.codec)
     )
     done = start
-    with closing(history.read(lsns[start], lsns[stop - 1] + 1)) as reader:
-        while (batch := reader.next_batch()) is not None:
-            frames = batch.frames
-            assert frames is not None
-            end = bisect_left(lsns, batch.next_offset, lo=done, hi=stop)
-            if end > done:
-                places = frames.first_offset, frames.buffer, frames.positions, frames.lengths
-                found = _native.gather_values(*places, lsns, sizes, stored, crcs, codecs, done, end)
-                yield _checked(columns, numbers, done, end, *found)
-            done = end
+    for frames in history.frames(lsns[start], lsns[stop - 1] + 1):
+        end = bisect_left(lsns, frames.next_offset, lo=done, hi=stop)
+        if end > done:
+            places = frames.first_offset, frames.buffer, frames.positions, frames.lengths
+            found = _native.gather_values(*places, lsns, sizes, stored, crcs, codecs, done, end)
+            yield _checked(columns, numbers, done, end, *found)
+        done = end
     if done < stop:
         raise GapError(
             f"LSN {lsns[done]} is not in the store, and a version points to it", first=lsns[done], last=lsns[stop - 1]
@@ -568,7 +561,7 @@ class Builder:
             raise InternalError("a unit has values for a blob file, and none were counted")
         stored = _in_order(small)
         positions = columns.position.take(stored.numbers)
-        encoded = encode_blob_columns(
+        encoded = encode_blob_file(
             stored.data, raw_numbers(positions), raw_numbers(stored.lengths), raw_numbers(stored.crcs)
         )
         key = self._keys.compacted(CompactedId("blob", self._settings.generation, encoded.digest))
@@ -640,22 +633,13 @@ class _Pointers:
         return pointers.take(pc.sort_indices(numbers))
 
 
-class Bodiless:
+def bodiless(cuts: Sequence[bytes], batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     """The rows that point to no value, as those of the version index."""
+    import pyarrow as pa
+    import pyarrow.compute as pc
 
-    def __init__(self, cuts: Sequence[bytes]) -> None:
-        self._cuts = cuts
-
-    def of(self, rows: Rows) -> Rows:
-        """Them, with the numbers of their files."""
-        return rows.mapped(self, FILED_SCHEMA)
-
-    def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        import pyarrow as pa
-        import pyarrow.compute as pc
-
-        for batch in batches:
-            keys, cells = batch.column("key"), batch.column("cell")
-            pointing = pointing_rows(keys, cells, 1, None).rows
-            others = pc.invert(pc.is_in(pa.array(range(len(keys)), pa.int32()), value_set=pointing))
-            yield as_filed(keys.filter(others), version_values(cells.filter(others)), self._cuts)
+    for batch in batches:
+        keys, cells = batch.column("key"), batch.column("cell")
+        pointing = pointing_rows(keys, cells, 1, None).rows
+        others = pc.invert(pc.is_in(pa.array(range(len(keys)), pa.int32()), value_set=pointing))
+        yield as_filed(keys.filter(others), version_values(cells.filter(others)), cuts)
