@@ -174,6 +174,22 @@ class TestProducers:
             assert again.append(b"d") == 3
         assert [m.value for m in topic.read()] == [b"a", b"b", b"c", b"d"]
 
+    def test_second_producer_of_a_name_fences_the_first(self, log: Any) -> None:
+        """Two processes with one name: what the older one still sends is refused, and none of the newer one is lost."""
+        topic = log.topic("shop/orders")
+        older = topic.producer("app-1")
+        older.append_many([b"a", b"b"])
+        newer = topic.producer("app-1")
+        assert newer.last_sequence == 1
+        for sequence in (None, 2, 0):
+            with pytest.raises(tidelog.FencedError, match="replaces this one"):
+                older.append(b"late", sequence=sequence)
+        assert newer.append(b"c") == 2
+        with pytest.raises(tidelog.FencedError):
+            older.append(b"late")
+        assert newer.append(b"d") == 3
+        assert [m.value for m in topic.read()] == [b"a", b"b", b"c", b"d"]
+
     def test_closed_producer_refuses(self, log: Any) -> None:
         """After close it appends nothing."""
         producer = log.topic("shop/orders").producer("app-1")

@@ -78,6 +78,8 @@ class Appender:
         """Of whoever sends: the task in the client's loop, or one thread that waits."""
         self._task: asyncio.Task[None] | None = None
         self.is_closed = False
+        self.epoch: int | None = None
+        """Of a producer whose name others may open, too."""
 
     def append(
         self, messages: Sequence[Appendable], sync: Sync, timeout: float | str | None, sequence: int | None = None
@@ -196,6 +198,7 @@ class Appender:
         sync = first.sync if isinstance(first.sync, str) else bool(first.sync)
         query = {
             "producer": self.name,
+            "epoch": self.epoch,
             "sequence": first.sequence,
             "sync": sync,
             "timeout": None if first.timeout is None else min(first.timeout, _SHIPPED_SECONDS),
@@ -244,7 +247,7 @@ def new_name() -> str:
 class RemoteProducer(ClosedAtExit):
     """Made by `topic.producer(name)` of a client. Repeated appends of the same name and sequence are stored once.
 
-    Two clients that use one name at the same time are not told apart, unlike with an embedded log: give each its own.
+    Each name has one live producer: once another client has opened it, this one raises FencedError and stores nothing.
     """
 
     def __init__(self, bridge: Bridge, http: Http, topic_path: str, partition: int | None, name: str) -> None:
@@ -262,7 +265,9 @@ class RemoteProducer(ClosedAtExit):
         return f"<RemoteProducer {self.name}>"
 
     async def _open(self) -> None:
-        self._appender.begin_after(await self._last_sequence())
+        found = await self._http.json("POST", self._path, query={"partition": self._partition})
+        self._appender.epoch = found["epoch"]
+        self._appender.begin_after(found["last_sequence"])
 
     @property
     def last_sequence(self) -> int | None:

@@ -675,6 +675,11 @@ def kafka_quotas_key(root: str = DEFAULT_ROOT) -> str:
     return f"{check_part(root)}/storage/kafka-quotas"
 
 
+def http_producer_key(topic_id: str, name: str, root: str = DEFAULT_ROOT) -> str:
+    """The newest epoch of a producer of HTTP clients. Names are anything, so that the key has their digest."""
+    return f"{check_part(root)}/storage/producers/{topic_id}/{hashlib.sha256(name.encode()).hexdigest()[:32]}"
+
+
 def kafka_group_configs_key(root: str = DEFAULT_ROOT) -> str:
     """The configs of groups of Kafka's clients."""
     return f"{check_part(root)}/storage/kafka-group-configs"

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from datetime import UTC, datetime
 from pathlib import Path
+from threading import Thread
 from urllib.parse import quote
 
 import msgspec
@@ -21,7 +23,11 @@ from tidelog.client.wire import PackedMessage, packed, unpacked
 from tidelog.service.http.message_json import NewMessage, to_json, to_message
 from tidelog.topics.message import Headers, Message
 
-ORDERS = "/v1/topics/shop/orders/messages"
+TOPIC = "/v1/topics/shop/orders"
+ORDERS = f"{TOPIC}/messages"
+PRODUCER = f"{TOPIC}/producers/app"
+APPEND = f"{ORDERS}?producer=app"
+ONE = {"messages": [{"value": "x"}]}
 
 
 def test_appended_messages_are_read_back(served: Served) -> None:
@@ -283,3 +289,46 @@ def test_any_message_survives_json_and_msgpack(
     wire = msgspec.msgpack.encode(packed([message]))
     (back,) = unpacked(msgspec.msgpack.decode(wire, type=list[PackedMessage]))
     assert (back.value, back.key, back.header_list) == (value, key, message.header_list)
+
+
+class TestOpenedProducers:
+    """A name that several processes open: the newest has it."""
+
+    def test_restarted_server_refuses_the_older_one(self, tmp_path: Path) -> None:
+        """The epoch outlives the server, also of a producer that has stored nothing yet."""
+        with serving(tmp_path / "data") as served:
+            opened = [served.ok("POST", PRODUCER) for _ in range(2)]
+            assert opened == [{"last_sequence": None, "epoch": 1}, {"last_sequence": None, "epoch": 2}]
+        with serving(tmp_path / "data") as served:
+            refused = served.call("POST", f"{APPEND}&epoch=1&sequence=0", ONE)
+            assert (refused.status, refused.json["error"]) == (409, "FencedError")
+            assert served.ok("POST", f"{APPEND}&epoch=2&sequence=0", ONE)["offsets"] == [0]
+            assert served.call("POST", f"{APPEND}&sequence=1", ONE).status == 409
+            assert served.ok("POST", PRODUCER) == {"last_sequence": 0, "epoch": 3}
+            assert served.call("POST", f"{TOPIC}/messages?epoch=3", ONE).status == 400
+
+    def test_opening_ends_what_is_on_its_way(self, served: Served) -> None:
+        """Loss prevented: a message of the older one that was stored after the newer one had asked where to go on took
+        the sequence of the newer one's first message, which counted as stored then."""
+        served.ok("POST", PRODUCER)
+        stored: list[int] = []
+
+        def append_until_fenced() -> None:
+            for sequence in range(100_000):
+                answer = served.call("POST", f"{APPEND}&epoch=1&sequence={sequence}&sync=false", ONE)
+                if answer.status == 409:
+                    return
+                stored.append(sequence)
+
+        older = Thread(target=append_until_fenced)
+        older.start()
+        try:
+            while len(stored) < 20:
+                assert older.is_alive()
+                time.sleep(0.001)
+        finally:
+            opened = served.ok("POST", PRODUCER)
+            older.join(WAIT_SECONDS)
+        assert opened["last_sequence"] == stored[-1]
+        first = opened["last_sequence"] + 1
+        assert served.ok("POST", f"{APPEND}&epoch=2&sequence={first}", ONE)["offsets"] == [first]

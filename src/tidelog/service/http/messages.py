@@ -19,7 +19,7 @@ import msgspec
 
 from tidelog.client.wire import Appendable, packed, to_append
 from tidelog.codec import JSON_ERRORS
-from tidelog.errors import InputError, ReopenError
+from tidelog.errors import InputError
 from tidelog.log.isolation import Isolation
 from tidelog.service.auth.access import Kind, Permission
 from tidelog.service.http.call import Call, Reply, parse_body
@@ -31,14 +31,14 @@ from tidelog.service.http.message_json import (
     to_message,
 )
 from tidelog.service.http.problems import HttpError
+from tidelog.service.http.producers import append_once
 from tidelog.service.http.reading import Limits, news, position, read_several
 from tidelog.service.http.routes import BYTES, EVENTS, JSON, MSGPACK, RouteTable
 from tidelog.service.http.service import Service
 from tidelog.service.kafka.broker import ServedTopic
 from tidelog.store.scheduler import in_store_thread
-from tidelog.topics.message import Message, OnGap, Sync
+from tidelog.topics.message import SHIPPED, Message, OnGap, Sync
 from tidelog.topics.partitioned import PartitionOffset
-from tidelog.topics.topic import Topic
 
 routes = RouteTable("Messages")
 _TEXT = "text/plain"
@@ -68,12 +68,19 @@ class ProduceQuery(msgspec.Struct, forbid_unknown_fields=True, frozen=True, kw_o
     """The key of a message whose value is the whole body."""
     producer: Name | None = None
     """With a sequence: what this producer has stored is not stored again."""
+    epoch: Annotated[int, msgspec.Meta(ge=1)] | None = None
+    """That of `POST .../producers/NAME`: once another process has opened the name, messages of this one are refused."""
     sequence: Annotated[int, msgspec.Meta(ge=0)] | None = None
     """The sequence of the first message; the others have the numbers after it."""
     sync: Literal["true", "false", "shipped"] = "true"
     """`true`: the answer comes when the messages are on the disk; `false`: in a file; `shipped`: in the store too."""
     timeout: Annotated[float, msgspec.Meta(ge=0, le=600)] | None = None
     """Seconds to wait for room, and for the store."""
+
+    @property
+    def sync_wanted(self) -> Sync:
+        """As the library has it."""
+        return SHIPPED if self.sync == "shipped" else self.sync == "true"
 
 
 class Appended(msgspec.Struct, frozen=True, kw_only=True):
@@ -131,7 +138,7 @@ def _messages_of(call: Call) -> list[bytes | Message]:
 async def _append(
     service: Service, served: ServedTopic, messages: list[bytes | Message], query: ProduceQuery
 ) -> Appended:
-    sync: Sync = "shipped" if query.sync == "shipped" else query.sync == "true"
+    sync = query.sync_wanted
     options: dict[str, Any] = {"sync": sync, "timeout": query.timeout}
     number = 0 if served.count == 1 and query.partition is None else query.partition
     target: Any
@@ -140,9 +147,9 @@ async def _append(
     else:
         target = await in_store_thread(service.broker.directory.topic, str(served.name))
     if query.producer is not None:
-        offsets = await _append_once(service, served, target, number, messages, query, options)
-    elif query.sequence is not None:
-        raise InputError("a sequence needs a producer", hint="Add producer=NAME")
+        offsets = await append_once(service, served, target, number, messages, query)
+    elif query.sequence is not None or query.epoch is not None:
+        raise InputError("a sequence and an epoch need a producer", hint="Add producer=NAME")
     else:
         offsets = await asyncio.shield(target.append_many_async(messages, **options))
     if number is not None:
@@ -153,74 +160,6 @@ async def _append(
     if sync is False:
         await _in_files(service, served, offsets, partitions)
     return Appended(offsets=offsets, partitions=partitions)
-
-
-async def _append_once(
-    service: Service,
-    served: ServedTopic,
-    target: Any,
-    number: int | None,
-    messages: list[bytes | Message],
-    query: ProduceQuery,
-    options: dict[str, Any],
-) -> list[int]:
-    """By a producer that the server keeps open, so that the same sequence twice is stored once."""
-    assert query.producer is not None
-    key = (served.id, number, query.producer)
-    for attempt in (1, 2):
-        producer = await service.producers.get(key, lambda: target.producer_async(query.producer))
-        try:
-            work = producer.append_many_async(messages, sequence=query.sequence, **options)
-            stored: list[int] = await asyncio.shield(work)
-        except ReopenError:
-            service.producers.forget(key)  # the topic was sealed and opened again, or the producer is open elsewhere
-            if attempt == 2:
-                raise
-        else:
-            return stored
-    raise AssertionError
-
-
-class ProducerQuery(msgspec.Struct, forbid_unknown_fields=True, frozen=True, kw_only=True):
-    """Of which partition."""
-
-    partition: PartitionNumber | None = None
-    """Default: all of them."""
-
-
-class ProducerState(msgspec.Struct, frozen=True, kw_only=True):
-    """How far a producer is."""
-
-    last_sequence: int | None
-    """The highest sequence that is stored."""
-
-
-@routes.add(
-    "GET",
-    "/v1/topics/{namespace}/{name}/producers/{producer}",
-    Permission.WRITE,
-    ProducerState,
-    resource=Kind.TOPIC,
-    query=ProducerQuery,
-)
-async def describe_producer(call: Call) -> ProducerState:
-    """Says up to which sequence the messages of a producer are stored: where a client goes on that was started again.
-
-    A producer that stored nothing has none.
-    """
-    broker, name = call.service.broker, call.topic_name
-    if broker.settings.auto_create_topics and (broker.find(name) or await broker.find_opened(name)) is None:
-        return ProducerState(last_sequence=None)  # the first message creates it, for those who may; a question does not
-    served = await call.service.topic(name)
-    wanted = call.query.partition
-    numbers = range(served.count) if wanted is None else (wanted,)
-    logs = [(await call.service.broker.partition(served, number)).topic for number in numbers]
-    return ProducerState(last_sequence=await in_store_thread(_last_sequence, logs, call.path["producer"]))
-
-
-def _last_sequence(logs: list[Topic], name: str) -> int | None:
-    known = [log._producers.last_sequence(name) for log in logs if log._producers is not None]
-    return max((one for one in known if one is not None), default=None)
 
 
 async def _in_files(service: Service, served: ServedTopic, offsets: list[int], partitions: list[int]) -> None:

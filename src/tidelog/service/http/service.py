@@ -18,6 +18,7 @@ from tidelog.errors import NotFoundError
 from tidelog.service.auth.access import ANONYMOUS, Authorizer, Open, Principal, Resource
 from tidelog.service.http.call import BodyBudget, Peer
 from tidelog.service.http.problems import HttpError
+from tidelog.service.http.producers import Fences
 from tidelog.service.http.sessions import Sessions
 from tidelog.service.kafka.broker import Broker, ServedTopic
 from tidelog.service.metrics import RequestMetrics
@@ -145,6 +146,7 @@ class Service:
         self.stopping = asyncio.Event()
         """Set when the server begins to stop: streams and long polls end."""
         self.producers = Producers()
+        self.fences = Fences()
         self.sessions = Sessions()
         self.move_group: MoveGroup = _no_groups
         """Commits offsets for a consumer group of Kafka's protocol, which its coordinator does."""
