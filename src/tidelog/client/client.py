@@ -116,7 +116,11 @@ class Client(ClosedAtExit):
         known = self._topics.get(name)
         if known is None or known.partitions != count:
             single = count == 1 and partitions in (None, 1)
-            known = RemoteTopic(self._link, parsed) if single else RemotePartitionedTopic(self._link, parsed, count)
+            known = (
+                RemoteTopic(self._link, parsed)
+                if single
+                else (RemotePartitionedTopic(self._link, parsed, count, is_placed=state.is_placed))
+            )
             self._topics[name] = known
         return known
 

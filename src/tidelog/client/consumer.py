@@ -58,8 +58,26 @@ _PING_SECONDS = 20.0
 _OPEN_SECONDS = 20.0
 _MAX_FRAME_BYTES = 256 << 20
 _BATCH = 500
+_MAX_HOPS = 5
 Place = tuple[int, int]
 """Partition and offset of a message."""
+
+
+class _SentOnError(Exception):
+    """Another node serves the topic."""
+
+    def __init__(self, location: str) -> None:
+        super().__init__(location)
+        self.location = location
+
+
+def _sent_on(error: BaseException) -> str | None:
+    """Where the handshake of a WebSocket was sent on to."""
+    response = getattr(error, "response", None)
+    if response is None or response.status_code != 307:
+        return None
+    location: str | None = response.headers.get("x-tidelog-location")
+    return location
 
 
 class _Event(msgspec.Struct):
@@ -216,12 +234,22 @@ class RemoteConsumer(Consumer):
         changed.set()
 
     async def _connect(self) -> Any:
+        """A WebSocket to the node that serves the topic."""
+        at = self._http.first
+        for _ in range(_MAX_HOPS):
+            try:
+                return await self._connect_to(at)
+            except _SentOnError as error:
+                at, _ = self._http.node_at(error.location)
+        raise ServerUnavailableError("nodes send the consumer to each other", hint="Try again in a moment")
+
+    async def _connect_to(self, http: Http) -> Any:
         """A WebSocket of which the server has said that the consumer is subscribed."""
-        module, server = websockets_client(), self._http.server
+        module, server = websockets_client(), http.server
         scheme = "wss" if server.is_tls else "ws"
         uri = f"{scheme}://{server.authority}{server.base}{self._path}/connect?{self._query}"
         options: dict[str, Any] = {
-            "additional_headers": self._http.headers,
+            "additional_headers": http.headers,
             "compression": None,
             "max_size": _MAX_FRAME_BYTES,
             "max_queue": 4,
@@ -237,7 +265,7 @@ class RemoteConsumer(Consumer):
                 with short_path(server.socket_path) as path:
                     socket = await module.unix_connect(path, uri, **options)
             else:
-                socket = await module.connect(uri, ssl=self._http.tls, proxy=None, **options)
+                socket = await module.connect(uri, ssl=http.tls, proxy=None, **options)
             async with asyncio.timeout(_OPEN_SECONDS):
                 await self._hear(socket)
             return socket
@@ -246,6 +274,8 @@ class RemoteConsumer(Consumer):
                 socket.transport.abort()
             if isinstance(error, TidelogError | asyncio.CancelledError):
                 raise
+            if (location := _sent_on(error)) is not None:
+                raise _SentOnError(location) from None
             raise _told(error, server) from error
 
     async def _hear(self, socket: Any) -> None:

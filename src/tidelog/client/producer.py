@@ -71,6 +71,7 @@ class Appender:
         self._http = http
         self._path = path + "/messages"
         self._partition = partition
+        self._about = (self._path, partition, False)
         self.name = name
         self._waiting: deque[_Append] = deque()
         self._next_sequence = 0
@@ -97,7 +98,8 @@ class Appender:
             else:
                 one = self._numbered(one)
                 head, body, seconds = self._request([one])
-                answer = self._http.direct.ask(head, body, seconds)
+                at = self._http.at(self._about)
+                answer = at.direct.ask(head if at is self._http else at.readdressed(head), body, seconds)
                 if answer is not None:
                     return self._offsets(answer, one.messages)
                 self._waiting.appendleft(one)  # the same again, with its sequence: it is stored once
@@ -211,7 +213,7 @@ class Appender:
     async def _post(self, taken: list[_Append]) -> list[int]:
         head, body, attempt = self._request(taken)
         total = self._http.timeout_seconds + (taken[0].timeout or 0.0)
-        answer = await self._http.send(head, body, timeout=total, attempt=attempt)
+        answer = await self._http.send(head, body, self._about, timeout=total, attempt=attempt)
         return self._offsets(answer, sum(one.messages for one in taken))
 
     def _offsets(self, answer: Answer, count: int) -> list[int]:

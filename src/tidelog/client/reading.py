@@ -9,10 +9,11 @@ Invariants
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Iterator, Mapping
+import heapq
+from collections.abc import AsyncIterator, Iterable, Iterator, Mapping
 from concurrent.futures import Future
 from datetime import UTC, datetime
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import msgspec
 
@@ -59,6 +60,14 @@ def position_text(position: Position) -> str:
         moment = position if position.tzinfo is not None else position.replace(tzinfo=UTC)
         return moment.isoformat()
     return str(position)
+
+
+class AnyReader(Protocol):
+    """One reading, page by page."""
+
+    async def open(self) -> list[Message]: ...
+
+    async def more(self) -> list[Message] | None: ...
 
 
 class Reader:
@@ -128,6 +137,7 @@ class Reader:
         left = {number: offset for number, offset in self._next.items() if offset < self._stop.get(number, offset + 1)}
         if self._partition is not None:
             query: dict[str, object] = {"partition": self._partition, "offset": next(iter(left.values()))}
+            query["stored"] = None if self._wanted.follow else True
         else:
             query = {"offsets": msgspec.json.encode(left).decode()}
         before = dict(self._next)
@@ -151,13 +161,64 @@ class Reader:
         return [one for one in messages if one.offset < stops.get(one.partition, one.offset + 1)]
 
 
-def read(bridge: Bridge, reader: Reader) -> Iterator[Message]:
+class SpreadReader:
+    """One reading of a topic whose partitions several nodes serve: a reader for each, merged by time page by page."""
+
+    def __init__(self, http: Http, topic_path: str, partitions: int, wanted: Wanted) -> None:
+        def part(given: Positions | None, number: int) -> Position | None:
+            return given.get(number) if isinstance(given, Mapping) else given
+
+        numbers = [number for number in range(partitions) if part(wanted.start, number) is not None]
+        self._wanted = wanted
+        self._readers = {
+            number: Reader(
+                http,
+                topic_path,
+                number,
+                wanted._replace(start=part(wanted.start, number), stop=part(wanted.stop, number)),  # type: ignore[arg-type]
+            )
+            for number in numbers
+        }
+        self._reading: dict[asyncio.Task[list[Message] | None], int] = {}
+
+    async def open(self) -> list[Message]:
+        """Resolves the positions; the first messages."""
+        self._wanted.check()
+        return _by_time(await asyncio.gather(*(reader.open() for reader in self._readers.values())))
+
+    async def more(self) -> list[Message] | None:
+        """The next messages, maybe none; None at the end of all partitions."""
+        if not self._wanted.follow:
+            pages = await asyncio.gather(*(reader.more() for reader in self._readers.values()))
+            ended = [number for number, page in zip(self._readers, pages, strict=True) if page is None]
+            for number in ended:
+                del self._readers[number]
+            found = [page for page in pages if page is not None]
+            return _by_time(found) if found else None
+        for number in self._readers.keys() - set(self._reading.values()):
+            self._reading[asyncio.ensure_future(self._readers[number].more())] = number
+        try:
+            done, _ = await asyncio.wait(self._reading, return_when=asyncio.FIRST_COMPLETED)
+        except asyncio.CancelledError:
+            for task in self._reading:
+                task.cancel()
+            raise
+        for task in done:
+            del self._reading[task]
+        return _by_time([task.result() or [] for task in done])
+
+
+def _by_time(pages: Iterable[list[Message]]) -> list[Message]:
+    return list(heapq.merge(*pages, key=lambda message: message.timestamp))  # type: ignore[arg-type, return-value]
+
+
+def read(bridge: Bridge, reader: AnyReader) -> Iterator[Message]:
     """The messages for a thread. The positions are resolved by this call."""
     first = bridge.wait(reader.open())
     return _iterate(bridge, reader, first)
 
 
-def _iterate(bridge: Bridge, reader: Reader, messages: list[Message] | None) -> Iterator[Message]:
+def _iterate(bridge: Bridge, reader: AnyReader, messages: list[Message] | None) -> Iterator[Message]:
     following: Future[list[Message] | None] | None = None
     try:
         while messages is not None:
@@ -173,7 +234,7 @@ def _iterate(bridge: Bridge, reader: Reader, messages: list[Message] | None) -> 
             following.cancel()
 
 
-async def read_async(bridge: Bridge, reader: Reader) -> AsyncIterator[Message]:
+async def read_async(bridge: Bridge, reader: AnyReader) -> AsyncIterator[Message]:
     """The messages for a task."""
     messages: list[Message] | None = await asyncio.wrap_future(bridge.start(reader.open()))
     following: Future[Any] | None = None

@@ -9,18 +9,20 @@ Invariants
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Iterable, Iterator, Mapping
+import itertools
+from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Future
 from datetime import datetime
 from typing import Any, Unpack
 
 import msgspec
 
-from tidelog.client.bridge import Bridge, both
+from tidelog.client.bridge import Bridge, both, waited
 from tidelog.client.consumer import RemoteConsumer
 from tidelog.client.producer import Appender, RemoteProducer, new_name
-from tidelog.client.reading import Positions, Reader, Wanted, read, read_async
+from tidelog.client.reading import AnyReader, Positions, Reader, SpreadReader, Wanted, read, read_async
 from tidelog.client.transport import Http, operate, path_of
-from tidelog.client.wire import checked, checked_several
+from tidelog.client.wire import Appendable, checked, checked_several
 from tidelog.errors import InputError, NotFoundError
 from tidelog.findings import VerifyReport
 from tidelog.log.isolation import READ_COMMITTED, Isolation
@@ -29,7 +31,12 @@ from tidelog.store.aio import twin_of
 from tidelog.topics.base import TopicStatistics, check_only_partition
 from tidelog.topics.message import HeadersGiven, Message, OnGap, Sync
 from tidelog.topics.names import TopicName
-from tidelog.topics.partitioned import PartitionedTopicStatistics, no_such_partition, offset_of_which_partition
+from tidelog.topics.partitioned import (
+    PartitionedTopicStatistics,
+    no_such_partition,
+    offset_of_which_partition,
+    partition_of,
+)
 from tidelog.topics.producer.registry import check_name
 from tidelog.topics.subscription.feed import Filter
 from tidelog.topics.subscription.options import Kind, SubscribeOptions
@@ -54,6 +61,7 @@ class PartitionState(msgspec.Struct, frozen=True, kw_only=True):
     durable_offset: int
     next_offset: int
     last_stable_offset: int
+    node: str | None = None
 
 
 class TopicState(msgspec.Struct, frozen=True, kw_only=True):
@@ -63,6 +71,7 @@ class TopicState(msgspec.Struct, frozen=True, kw_only=True):
     partitions: list[PartitionState]
     settings: dict[str, Any] = {}
     effective_settings: dict[str, Any] = {}
+    is_placed: bool = False
 
 
 def _statistics_of(name: str, stand: PartitionState) -> TopicStatistics:
@@ -107,7 +116,18 @@ class _Topic:
 
     async def _state(self) -> TopicState:
         found: TopicState = await self._http.json("GET", self._path, kind=TopicState)
-        return found
+        if all(one.node is None for one in found.partitions):
+            return found
+        stands = await asyncio.gather(*(self._stand_of(one) for one in found.partitions))
+        return msgspec.structs.replace(found, partitions=stands)
+
+    async def _stand_of(self, known: PartitionState) -> PartitionState:
+        """As the node says that serves it: another one knows what is in the store only."""
+        if known.node is None:
+            return known
+        query = {"partition": known.partition}
+        found: TopicState = await self._http.json("GET", self._path, query=query, kind=TopicState)
+        return found.partitions[known.partition]
 
     async def _flush(self) -> None:
         """Returns once everything that the server has accepted so far is on its disk."""
@@ -360,9 +380,12 @@ class RemotePartitionedTopic(_Topic):
 
     is_reliable = True
 
-    def __init__(self, link: Link, name: TopicName, partitions: int) -> None:
+    def __init__(self, link: Link, name: TopicName, partitions: int, *, is_placed: bool = False) -> None:
+        """`is_placed`: several nodes may serve its partitions, and each is asked for by itself."""
         super().__init__(link, name, None)
         self._count = partitions
+        self._is_placed = is_placed
+        self._turns = itertools.count()
         self._opened: dict[int, RemoteTopic] = {}
         self._appenders: dict[int, Appender] = {}
 
@@ -426,6 +449,32 @@ class RemotePartitionedTopic(_Topic):
 
     # Appending
 
+    def _append(
+        self, messages: Sequence[Appendable], partition: int | None, sync: Sync, timeout: float | str | None
+    ) -> list[int]:
+        if partition is not None or not self._is_placed:
+            return self._target(partition).append(messages, sync, timeout)
+        return waited(self._put(messages, partition, sync, timeout))
+
+    def _put(
+        self, messages: Sequence[Appendable], partition: int | None, sync: Sync, timeout: float | str | None
+    ) -> Future[list[int]]:
+        if partition is not None or not self._is_placed:
+            return self._target(partition).put(messages, sync, timeout)
+        groups: dict[int, list[int]] = {}
+        for_keyless: int | None = None
+        for index, message in enumerate(messages):
+            key = None if isinstance(message, bytes) else message.key
+            if key is None and for_keyless is None:
+                for_keyless = next(self._turns) % self._count
+            number = partition_of(key, self._count) if key is not None else for_keyless
+            groups.setdefault(number or 0, []).append(index)
+        parts = {
+            number: self._target(number).put([messages[index] for index in indexes], sync, timeout)
+            for number, indexes in groups.items()
+        }
+        return self._bridge.start(_joined(len(messages), groups, parts))
+
     def _target(self, partition: int | None) -> Appender:
         if partition is None:
             return self._appender
@@ -449,7 +498,7 @@ class RemotePartitionedTopic(_Topic):
     ) -> int:
         """Appends a message to the partition of its key, or to the one that is named; its offset has `partition`."""
         message = checked(value, key, headers, timestamp, deliver_at)
-        return self._target(partition).append([message], sync, timeout)[0]
+        return self._append([message], partition, sync, timeout)[0]
 
     def append_many(
         self,
@@ -460,7 +509,7 @@ class RemotePartitionedTopic(_Topic):
         timeout: float | str | None = None,
     ) -> list[int]:
         """Appends messages, those of one partition atomically; returns their offsets in the order given."""
-        return self._target(partition).append(checked_several(messages), sync, timeout)
+        return self._append(checked_several(messages), partition, sync, timeout)
 
     @twin_of(append)
     async def append_async(
@@ -476,7 +525,7 @@ class RemotePartitionedTopic(_Topic):
         timeout: float | str | None = None,
     ) -> int:
         message = checked(value, key, headers, timestamp, deliver_at)
-        return (await asyncio.wrap_future(self._target(partition).put([message], sync, timeout)))[0]
+        return (await asyncio.wrap_future(self._put([message], partition, sync, timeout)))[0]
 
     @twin_of(append_many)
     async def append_many_async(
@@ -487,8 +536,7 @@ class RemotePartitionedTopic(_Topic):
         sync: Sync = False,
         timeout: float | str | None = None,
     ) -> list[int]:
-        packed = checked_several(messages)
-        return await asyncio.wrap_future(self._target(partition).put(packed, sync, timeout))
+        return await asyncio.wrap_future(self._put(checked_several(messages), partition, sync, timeout))
 
     # Reading
 
@@ -522,8 +570,23 @@ class RemotePartitionedTopic(_Topic):
 
     def _reader(
         self, start: Positions, stop: Positions | None, follow: bool, on_gap: OnGap, isolation: Isolation
-    ) -> Reader:
+    ) -> AnyReader:
         for name, given in (("start", start), ("stop", stop)):
             if isinstance(given, int):
                 raise offset_of_which_partition(self.name, self._count, name, given)
-        return Reader(self._http, self._path, None, Wanted(start, stop, follow, on_gap, isolation))
+        wanted = Wanted(start, stop, follow, on_gap, isolation)
+        if self._is_placed:
+            return SpreadReader(self._http, self._path, self._count, wanted)
+        return Reader(self._http, self._path, None, wanted)
+
+
+async def _joined(count: int, groups: Mapping[int, list[int]], parts: Mapping[int, Future[list[int]]]) -> list[int]:
+    """The offsets of messages that went to several partitions, in the order given; the first error after all ended."""
+    offsets = [0] * count
+    ended = await asyncio.gather(*map(asyncio.wrap_future, parts.values()), return_exceptions=True)
+    for indexes, found in zip(groups.values(), ended, strict=True):
+        if isinstance(found, BaseException):
+            raise found
+        for index, offset in zip(indexes, found, strict=True):
+            offsets[index] = offset
+    return offsets

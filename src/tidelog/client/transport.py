@@ -8,6 +8,9 @@ Invariants
   that is made here must be one that does nothing twice.
 - A refusal raises the class that the embedded library raises, with the same message and hint.
 - An answer is at most `MAX_ANSWER_BYTES` long.
+- A server that has nodes beside it sends requests on to them (307): they are sent there, with the token, since it is
+  the server that names them; never without TLS from one with it. Where a request was sent on is remembered, until that
+  node does not answer. When the first server is gone, the others are asked.
 """
 
 from __future__ import annotations
@@ -54,6 +57,9 @@ _LONGEST_PAUSE_SECONDS = 2.0
 _OPERATION_SECONDS = 30.0
 _OPENING_SECONDS = 10.0
 _READ_BYTES = 1 << 16
+_SENT_ON = 307
+_MAX_HOPS = 5
+_MAX_NODES = 100
 _WAITING: dict[str, Any] = {"waits": True, "timeout": 3 * _OPERATION_SECONDS, "attempt": 2 * _OPERATION_SECONDS}
 _MISSING = "tidelog.connect needs the packages of the extra `client`"
 _HINT = "Install them: pip install 'tidelog[client]'"
@@ -417,6 +423,10 @@ def _send(connection: socket.socket, head: bytes, body: bytes) -> None:
         connection.sendall(memoryview(body)[max(0, sent - len(head)) :])
 
 
+About = tuple[str, object, bool]
+"""What decides which node answers: the path, the partition, and whether the store is enough."""
+
+
 class Http:
     """Requests to one server. Everything here runs in the client's loop, but for `direct`."""
 
@@ -436,6 +446,10 @@ class Http:
         self._make_parser = _parser_factory()
         self.direct = DirectConnections(server, self.tls, self._make_parser, max_connections)
         self._free: list[_Connection] = []
+        self._others: dict[str, Http] = {}
+        self._sent_on: dict[About, Http] = {}
+        self._first: Http = self
+        self._max_connections = max_connections
         self._room = asyncio.Semaphore(max_connections)
         self._opening_seconds = min(timeout_seconds, _OPENING_SECONDS)
 
@@ -464,12 +478,16 @@ class Http:
         `waits`: the server may hold the answer back until there is news.
         """
         head = self.head(method, path, query, body, media_type, accept)
-        return await self.send(head, body, timeout=timeout, attempt=attempt, waits=waits, is_only_try=is_only_try)
+        about = (path, (query or {}).get("partition"), bool((query or {}).get("stored")))
+        return await self.send(
+            head, body, about, timeout=timeout, attempt=attempt, waits=waits, is_only_try=is_only_try
+        )
 
     async def send(
         self,
         head: bytes,
         body: bytes,
+        about: About,
         *,
         timeout: float | None = None,
         attempt: float | None = None,
@@ -484,14 +502,15 @@ class Http:
         while True:
             left = max(0.001, deadline - loop.time())
             try:
-                answer = await self._once(head, body, left if attempt is None else min(left, attempt), waits)
+                answer = await self._followed(head, body, about, left if attempt is None else min(left, attempt), waits)
             except ssl.SSLCertVerificationError as error:
-                raise unreachable(error, self.server) from None  # it stays so
+                raise unreachable(error, self._failed(about).server) from None  # it stays so
             except (LostError, OSError, TimeoutError) as error:
-                failure = unreachable(error, self.server)
+                failure = unreachable(error, self._failed(about).server)
             else:
                 if answer.is_success:
                     return answer
+                self._sent_on.pop(about, None)
                 failure = error_of(answer)
                 if not _is_worth_another_try(answer, failure):
                     raise failure
@@ -499,6 +518,68 @@ class Http:
                 raise failure
             await asyncio.sleep(jittered(pause))
             pause = min(pause * 2, _LONGEST_PAUSE_SECONDS)
+
+    def at(self, about: About) -> Http:
+        """The node that a request is sent to, as far as is known."""
+        return self._sent_on.get(about, self._first)
+
+    def readdressed(self, head: bytes, target: str = "") -> bytes:
+        """The head of a request that was made for another node; with `target` for its path and query."""
+        line, _, rest = head.split(b"\r\n", 2)
+        method, before, version = line.split(b" ")
+        line = b" ".join((method, target.encode("latin-1") or before, version))
+        return b"\r\n".join((line, f"host: {self.server.authority}".encode("latin-1"), rest))
+
+    async def _followed(self, head: bytes, body: bytes, about: About, seconds: float, waits: bool) -> Answer:
+        """The answer of the node that a request is for."""
+        at, target = self.at(about), ""
+        for _ in range(_MAX_HOPS):
+            addressed = head if at is self and not target else at.readdressed(head, target)
+            answer = await at._once(addressed, body, seconds, waits)
+            if answer.status != _SENT_ON:
+                return answer
+            at, target = self._sent_to(answer)
+            if not self.server.base:  # behind a proxy that adds one, nodes have other paths
+                self._sent_on[about] = at
+        self._sent_on.pop(about, None)
+        raise LostError("nodes send the request to each other")
+
+    def _sent_to(self, answer: Answer) -> tuple[Http, str]:
+        """The node that a request was sent on to, and what to ask it for."""
+        return self.node_at(answer.headers.get("x-tidelog-location", ""))
+
+    @property
+    def first(self) -> Http:
+        """The node that is asked first."""
+        return self._first
+
+    def node_at(self, location: str) -> tuple[Http, str]:
+        """A node by a URL that the server has named, and the path and query in it."""
+        parts = urlsplit(location)
+        server = parse_server(f"{parts.scheme}://{parts.netloc}")
+        if self.server.is_tls and not server.is_tls:
+            raise _odd("it sends requests on to a server without TLS")
+        known = self._others.get(server.url)
+        if known is None:
+            if len(self._others) >= _MAX_NODES:
+                self._sent_on.clear()
+                self._others.pop(next(iter(self._others))).close()
+            known = self._others[server.url] = Http(
+                server,
+                self._token,
+                self.tls,
+                timeout_seconds=self.timeout_seconds,
+                max_connections=self._max_connections,
+            )
+        return known, parts.path + (f"?{parts.query}" if parts.query else "")
+
+    def _failed(self, about: About) -> Http:
+        """The node that has not answered: the next try is at the first one, or at another when that is gone."""
+        failed = self._sent_on.pop(about, self._first)
+        if failed is self._first and self._others:
+            everybody = [self, *self._others.values()]
+            self._first = everybody[(everybody.index(failed) + 1) % len(everybody)]
+        return failed
 
     async def json(self, method: str, path: str, document: object = None, kind: Any = Any, **options: Any) -> Any:
         """The document of an answer; None where there is none."""
@@ -567,6 +648,8 @@ class Http:
             return made
 
     def close(self) -> None:
+        for other in self._others.values():
+            other.close()
         for connection in self._free:
             connection.close()
         self._free.clear()

@@ -137,6 +137,10 @@ class TopicViews:
         assert self._catalogs is not None and self._history_of is not None
         return TieredView(hot, self._history_of, self._catalogs.of(*name), time_field=TIMESTAMP_FIELD)
 
+    def stored(self, name: TopicName) -> TieredView:
+        """What the store has of a topic."""
+        return self._tiered(name, None)
+
     def _tail(self, directory: Path, catalog: Catalog) -> LogView | None:
         """The files here, unless another node has written since: then they are not the end of the topic any more."""
         owner, next_offset = catalog.owner(), catalog.next_offset()

@@ -373,6 +373,11 @@ class TopicOpener:
         assert hot is None or isinstance(hot, LogView)
         return Topic(name, hot, self._clock, found, partition=partition or 0)
 
+    def look_at_store(self, name: TopicName, partition: int) -> Topic:
+        """For reading what the store has, whatever is on this disk."""
+        assert self.tier is not None, "what another node serves is in a store"
+        return Topic(name, None, self._clock, self.views.stored(name), partition=partition)
+
     # Settings
 
     def configure(self, name: TopicName, settings: Mapping[str, object]) -> dict[str, object]:

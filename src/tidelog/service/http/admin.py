@@ -152,7 +152,7 @@ async def open_topic(call: Call) -> TopicDescription:
 # Rescue
 
 
-@routes.add("GET", f"{_TOPIC}/rescue", Permission.ADMIN, RescueTails, resource=Kind.TOPIC)
+@routes.add("GET", f"{_TOPIC}/rescue", Permission.ADMIN, RescueTails, resource=Kind.TOPIC, at_any_node=True)
 async def list_tails(call: Call) -> RescueTails:
     """Lists messages that this node accepted before another one took the topic over, and did not ship."""
     served = await call.service.topic(call.topic_name)
@@ -176,7 +176,7 @@ async def list_tails(call: Call) -> RescueTails:
     return RescueTails(tails=await in_store_thread(look))
 
 
-@starting(routes, "POST", f"{_TOPIC}/rescue", Kind.TOPIC, mode="answer", body=RescueRequest)
+@starting(routes, "POST", f"{_TOPIC}/rescue", Kind.TOPIC, mode="answer", body=RescueRequest, at_any_node=True)
 async def rescue(call: Call) -> Reply:
     """Appends a tail to its topic, or to another one, as new messages; or discards it."""
     wanted: RescueRequest = call.body

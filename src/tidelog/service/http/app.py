@@ -54,6 +54,7 @@ from tidelog.service.http.call import (
     parse_query,
 )
 from tidelog.service.http.openapi import describe
+from tidelog.service.http.placed import check_here
 from tidelog.service.http.problems import (
     PROBLEM_TYPE,
     HttpError,
@@ -189,6 +190,11 @@ class _Request:
                     raise forbidden(route.permission, resource)
         call = Call(self._service, route, match.path, self._peer, self._principal, self._receive)
         call.query = parse_query(self._scope["query_string"], route.query)
+        call.target = self._scope["raw_path"].decode("latin-1")
+        if self._scope["query_string"]:
+            call.target += "?" + self._scope["query_string"].decode("latin-1")
+        if not route.reads_stored:
+            check_here(call, call.target)
         return call
 
     async def _while_connected(self, call: Call, work: Coroutine[Any, Any, Any]) -> Any:
@@ -312,7 +318,9 @@ class _Request:
         """Answers the handshake as a request is answered."""
         self._status = problem.status
         body = self._app.encode(problem)
-        sent = [(name.encode("latin-1"), value.encode("latin-1")) for name, value in headers]
+        # Clients of WebSockets do not take an address of HTTP for one of theirs; ours know where else it is said.
+        given = [(name, value) for name, value in headers if name != "location"]
+        sent = [(name.encode("latin-1"), value.encode("latin-1")) for name, value in given]
         sent += [(b"content-type", PROBLEM_TYPE.encode()), (b"content-length", str(len(body)).encode())]
         start = {"type": "websocket.http.response.start", "status": problem.status, "headers": sent}
         await self._send(start)

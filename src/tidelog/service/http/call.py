@@ -103,6 +103,8 @@ class Call:
         self.path = path
         self.peer = peer
         self.principal = principal
+        self.target = ""
+        """Its path and query, as they came."""
         self.query: Any = None
         self.body: Any = None
         self._receive = receive

@@ -26,6 +26,8 @@ class ServerInfo(msgspec.Struct, frozen=True, kw_only=True):
     kafka: str
     has_store: bool
     topics: int
+    nodes: dict[str, str] = {}
+    """The URLs of all nodes of the installation that are alive, by name."""
 
 
 @routes.add("GET", "/health/live", None, is_public=True, response_types=("text/plain",))
@@ -61,4 +63,5 @@ async def describe_server(call: Call) -> ServerInfo:
         kafka=f"{address.host}:{address.port}",
         has_store=broker.has_store,
         topics=len(broker.topics()),
+        nodes={one.node: one.http for one in broker.placement.nodes()},
     )

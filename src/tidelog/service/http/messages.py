@@ -11,6 +11,7 @@ Invariants
 from __future__ import annotations
 
 import asyncio
+import itertools
 from collections.abc import AsyncIterator
 from http import HTTPStatus
 from typing import Annotated, Any, Literal
@@ -30,6 +31,7 @@ from tidelog.service.http.message_json import (
     to_json,
     to_message,
 )
+from tidelog.service.http.placed import check_here, check_here_for, read_stored
 from tidelog.service.http.problems import HttpError
 from tidelog.service.http.producers import append_once
 from tidelog.service.http.reading import Limits, news, position, read_several
@@ -38,7 +40,7 @@ from tidelog.service.http.service import Service
 from tidelog.service.kafka.broker import ServedTopic
 from tidelog.store.scheduler import in_store_thread
 from tidelog.topics.message import SHIPPED, Message, OnGap, Sync
-from tidelog.topics.partitioned import PartitionOffset
+from tidelog.topics.partitioned import PartitionOffset, partition_of
 
 routes = RouteTable("Messages")
 _TEXT = "text/plain"
@@ -101,6 +103,7 @@ class Appended(msgspec.Struct, frozen=True, kw_only=True):
     body_types=(MSGPACK, BYTES, _TEXT),
     response_types=(JSON, MSGPACK),
     max_body_bytes=0,
+    takes_a_part=True,
 )
 async def produce(call: Call) -> Appended | Reply:
     """Appends messages; answers when they are on the disk.
@@ -112,10 +115,36 @@ async def produce(call: Call) -> Appended | Reply:
     query: ProduceQuery = call.query
     messages = _messages_of(call)
     served = await call.topic_in_use()
+    if query.partition is None and served.count > 1 and not call.service.broker.placement.is_alone:
+        query = msgspec.structs.replace(query, partition=_one_partition(call, served, messages))
     result = await _append(call.service, served, messages, query)
     if call.media_type == MSGPACK or call.accepts(MSGPACK):
         return Reply(_encode_packed(result), MSGPACK)
     return result
+
+
+def _one_partition(call: Call, served: ServedTopic, messages: list[bytes | Message]) -> int | None:
+    """Where several nodes serve a topic: the partition of all these messages, None where all are served here.
+
+    Messages without a key go to one that is served here."""
+    placement = call.service.broker.placement
+    ours = [number for number in range(served.count) if placement.is_ours(served.name, number)]
+    if len(ours) == served.count:
+        return None
+    keys = {message.key for message in messages if isinstance(message, Message) and message.key is not None}
+    numbers = {partition_of(key, served.count) for key in keys}
+    if not numbers and ours and call.query.producer is None:
+        return ours[next(_TURNS) % len(ours)]
+    if len(numbers) == 1 and len(keys) and all(isinstance(one, Message) and one.key for one in messages):
+        (number,) = numbers
+        if number in ours:
+            return number
+        separator = "&" if "?" in call.target else "?"
+        check_here_for(call, served, [number], f"{call.target}{separator}partition={number}")
+    raise InputError(
+        f"the partitions of {served.name} are on several nodes, and these messages would go to more than one of them",
+        hint="Send those of one partition together, with partition=N. tidelog.connect does that by itself",
+    )
 
 
 def _messages_of(call: Call) -> list[bytes | Message]:
@@ -170,6 +199,8 @@ async def _in_files(service: Service, served: ServedTopic, offsets: list[int], p
         await (await service.broker.partition(served, number)).until_in_files(offset + 1)
 
 
+_TURNS = itertools.count()
+
 # Reading
 
 
@@ -192,6 +223,9 @@ class ReadQuery(msgspec.Struct, forbid_unknown_fields=True, frozen=True, kw_only
     """`auto`: text where it is UTF-8, else base64; `json`: values that are JSON come as JSON."""
     isolation: Isolation = "read_committed"
     on_gap: OnGap = "raise"
+    stored: bool = False
+    """Messages of a partition, from a numbered offset on, that are in the store may come from any node, which need not
+    ask their owner; `end_offsets` says where the store ends then."""
 
 
 class ReadMessages(msgspec.Struct, frozen=True, kw_only=True):
@@ -210,6 +244,7 @@ class ReadMessages(msgspec.Struct, frozen=True, kw_only=True):
     ReadMessages,
     resource=Kind.TOPIC,
     query=ReadQuery,
+    reads_stored=True,
     mode="wait",
     response_types=(JSON, MSGPACK),
 )
@@ -221,9 +256,15 @@ async def consume(call: Call) -> ReadMessages | Reply:
     """
     query: ReadQuery = call.query
     service = call.service
+    limits = Limits(query.limit, query.max_bytes, query.isolation, query.on_gap)
+    wants_stored = query.stored and not query.offsets
+    stored = await read_stored(call, query.offset, query.partition, limits) if wants_stored else None
+    if stored is not None:
+        read, number, end = stored
+        return _page(call, read.messages, {number: read.next_offset}, {number: end})
+    check_here(call, call.target)
     served = await service.topic(call.topic_name)
     offsets = await _positions(service, served, query)
-    limits = Limits(query.limit, query.max_bytes, query.isolation, query.on_gap)
     loop = asyncio.get_running_loop()
     deadline = loop.time() + min(query.wait, service.settings.max_wait_seconds)
     while True:
@@ -233,12 +274,16 @@ async def consume(call: Call) -> ReadMessages | Reply:
         watched = [(one, ends[number]) for number, one in partitions.items()]
         if found or not await news(service, watched, deadline - loop.time()):
             break
+    return _page(call, found, offsets, ends)
+
+
+def _page(call: Call, found: list[Message], offsets: dict[int, int], ends: dict[int, int]) -> ReadMessages | Reply:
     next_offsets = {str(number): offset for number, offset in offsets.items()}
     end_offsets = {str(number): offset for number, offset in ends.items()}
     if call.accepts(MSGPACK):
         body = {"messages": packed(found), "next_offsets": next_offsets, "end_offsets": end_offsets}
         return Reply(_encode_packed(body), MSGPACK)
-    shown = [to_json(message, query.encoding) for message in found]
+    shown = [to_json(message, call.query.encoding) for message in found]
     return ReadMessages(messages=shown, next_offsets=next_offsets, end_offsets=end_offsets)
 
 

@@ -34,6 +34,7 @@ from tidelog.errors import (
     TidelogError,
 )
 from tidelog.service.auth.access import NotAuthenticatedError, NotAuthorizedError
+from tidelog.service.placement import NotOwnerError
 
 CHALLENGE = ("www-authenticate", 'Bearer realm="tidelog"')
 PROBLEM_TYPE = "application/problem+json"
@@ -79,6 +80,7 @@ class HttpError(Exception):
 
 _STATUS: tuple[tuple[type[TidelogError], HTTPStatus], ...] = (
     (NotAuthenticatedError, HTTPStatus.UNAUTHORIZED),
+    (NotOwnerError, HTTPStatus.SERVICE_UNAVAILABLE),
     (NotAuthorizedError, HTTPStatus.FORBIDDEN),
     (MessageTooLargeError, HTTPStatus.REQUEST_ENTITY_TOO_LARGE),
     (AccessDeniedError, HTTPStatus.BAD_GATEWAY),  # of the server, by its store
@@ -105,6 +107,9 @@ def problem_of(error: TidelogError | HttpError) -> Problem:
     """The document for an error."""
     if isinstance(error, HttpError):
         return make_problem(error.status, error.detail, error.error, error.hint)
+    if isinstance(error, NotOwnerError):
+        moving = "ServerUnavailableError"  # which clients try again, and find the owner
+        return make_problem(HTTPStatus.SERVICE_UNAVAILABLE, error.message, moving, error.hint)
     # The message of damage names a file of the server.
     detail = error.reason if isinstance(error, CorruptionError) else error.message
     problem = make_problem(status_of(error), detail, public_name(error), error.hint)

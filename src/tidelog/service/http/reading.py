@@ -22,6 +22,7 @@ from tidelog.service.kafka.broker import ServedTopic
 from tidelog.service.kafka.partitions import Partition
 from tidelog.store.scheduler import in_store_thread
 from tidelog.topics.message import Message, OnGap
+from tidelog.topics.topic import Topic
 
 _MESSAGE_OVERHEAD_BYTES = 64
 
@@ -76,12 +77,12 @@ async def read_one(service: Service, partition: Partition, offset: int, limits: 
     if offset == end:
         return Read([], offset)
     if offset < partition.topic._log.start_offset:
-        return await service.broker.read_cold(lambda: _collect(partition, offset, end, limits))
-    return await _collect(partition, offset, end, limits)
+        return await service.broker.read_cold(lambda: collect(partition.topic, offset, end, limits))
+    return await collect(partition.topic, offset, end, limits)
 
 
-async def _collect(partition: Partition, offset: int, end: int, limits: Limits) -> Read:
-    topic = partition.topic
+async def collect(topic: Topic, offset: int, end: int, limits: Limits) -> Read:
+    """Messages of a log from an offset on, up to `end`."""
     reader = topic._reader(offset, end, False, limits.on_gap, limits.isolation)
     found: list[Message] = []
     room_bytes = limits.bytes

@@ -71,6 +71,12 @@ class Route(msgspec.Struct, frozen=True, kw_only=True):
     status: HTTPStatus = HTTPStatus.OK
     may_go_on: bool = False
     """Whether the answer may also be 202: the same, of work that has not ended."""
+    at_any_node: bool = False
+    """Whether every node answers it, whoever serves what it is about."""
+    reads_stored: bool = False
+    """Whether its handler asks first whether the store is enough, and then `check_here` by itself."""
+    takes_a_part: bool = False
+    """Whether a node answers it that has some of the partitions."""
     is_public: bool = False
     """Whether it is answered without authentication."""
     max_body_bytes: int = DEFAULT_BODY_BYTES

@@ -17,9 +17,10 @@ from tidelog.errors import ConfigError, ConflictError, InputError
 from tidelog.log.settings import LogStatistics
 from tidelog.service.auth.access import Kind, Permission, topic_resource
 from tidelog.service.http.call import Call
+from tidelog.service.http.placed import check_here, look
 from tidelog.service.http.routes import RouteTable
 from tidelog.service.http.service import Service
-from tidelog.service.kafka.broker import ServedTopic
+from tidelog.service.kafka.broker import Broker, ServedTopic
 from tidelog.service.kafka.configs import configs_of
 from tidelog.service.kafka.partitions import Partition
 from tidelog.store.scheduler import in_store_thread
@@ -39,6 +40,13 @@ class TopicQuery(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
     limit: Annotated[int, msgspec.Meta(ge=1, le=_MAX_LISTED)] = 1000
     standing: bool = False
     """Also where the open partitions stand: what is shipped, and what the loss of this disk would cost."""
+
+
+class DescribeQuery(msgspec.Struct, forbid_unknown_fields=True, frozen=True, kw_only=True):
+    """What to describe exactly."""
+
+    partition: Annotated[int, msgspec.Meta(ge=0)] | None = None
+    """Where several nodes serve the topic: answered by the one that serves this partition."""
 
 
 class PartitionInfo(msgspec.Struct, frozen=True, kw_only=True):
@@ -67,6 +75,8 @@ class PartitionInfo(msgspec.Struct, frozen=True, kw_only=True):
     """What is on this disk only; null without a store: then it is all of it."""
     unshipped_seconds: float | None = None
     """The age of the oldest message that is on this disk only."""
+    node: str | None = None
+    """The node that serves it, where that is another one: then all offsets are those of the store."""
 
 
 class ListedTopic(msgspec.Struct, frozen=True, kw_only=True):
@@ -108,6 +118,8 @@ class TopicDescription(msgspec.Struct, frozen=True, kw_only=True):
     """All settings, with the defaults of the server."""
     kafka_configs: dict[str, str]
     """The same as clients of Kafka see them."""
+    is_placed: bool = False
+    """Whether its partitions may be on several nodes: requests for several of them are made for each then."""
 
 
 class Purge(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -166,6 +178,7 @@ async def _listed(served: ServedTopic, name: str, with_standing: bool) -> Listed
     Permission.ADMIN,
     TopicDescription,
     resource=Kind.TOPIC,
+    at_any_node=True,
     body=NewTopic,
     status=HTTPStatus.CREATED,
 )
@@ -177,14 +190,36 @@ async def create_topic(call: Call) -> TopicDescription:
     return await describe(call.service, served)
 
 
-@routes.add("GET", "/v1/topics/{namespace}/{name}", Permission.READ, TopicDescription, resource=Kind.TOPIC)
+@routes.add(
+    "GET",
+    "/v1/topics/{namespace}/{name}",
+    Permission.READ,
+    TopicDescription,
+    resource=Kind.TOPIC,
+    at_any_node=True,
+    query=DescribeQuery,
+)
 async def describe_topic(call: Call) -> TopicDescription:
-    """Describes a topic: offsets of its partitions, and settings."""
-    return await describe(call.service, await call.service.topic(call.topic_name))
+    """Describes a topic: offsets of its partitions, and settings.
+
+    Of partitions that another node serves, the offsets are those of the store, and `node` says which it is; asked for
+    by its number, a partition is described by its owner.
+    """
+    served = await call.service.topic(call.topic_name)
+    if call.query.partition is not None:
+        check_here(call, call.target, is_asked=True)
+        await call.service.broker.partition(served, call.query.partition)
+    return await describe(call.service, served)
 
 
 @routes.add(
-    "PATCH", "/v1/topics/{namespace}/{name}", Permission.ADMIN, TopicDescription, resource=Kind.TOPIC, body=TopicChange
+    "PATCH",
+    "/v1/topics/{namespace}/{name}",
+    Permission.ADMIN,
+    TopicDescription,
+    resource=Kind.TOPIC,
+    at_any_node=True,
+    body=TopicChange,
 )
 async def change_topic(call: Call) -> TopicDescription:
     """Changes settings of a topic, or adds partitions."""
@@ -199,7 +234,7 @@ async def change_topic(call: Call) -> TopicDescription:
     return await describe(call.service, served)
 
 
-@routes.add("DELETE", "/v1/topics/{namespace}/{name}", Permission.ADMIN, resource=Kind.TOPIC)
+@routes.add("DELETE", "/v1/topics/{namespace}/{name}", Permission.ADMIN, resource=Kind.TOPIC, at_any_node=True)
 async def delete_topic(call: Call) -> None:
     """Deletes a topic with everything in it, for good, from the disk and from the store."""
     await call.service.broker.delete(await call.service.topic(call.topic_name))
@@ -244,6 +279,8 @@ async def describe(service: Service, served: ServedTopic) -> TopicDescription:
 
     async def stand(number: int) -> PartitionInfo:
         async with room:
+            if not broker.placement.is_alone and not broker.placement.is_ours(served.name, number):
+                return await in_store_thread(stored_info, broker, served, number)
             return await in_store_thread(partition_info, await broker.partition(served, number))
 
     partitions = await asyncio.gather(*(stand(number) for number in range(served.count)))
@@ -256,12 +293,32 @@ async def describe(service: Service, served: ServedTopic) -> TopicDescription:
         settings=msgspec.to_builtins(own),
         effective_settings=effective,
         kafka_configs=configs_of(own, broker.topic_defaults),
+        is_placed=not broker.placement.is_alone,
     )
 
 
 def _own_settings(opener: Any, name: TopicName) -> dict[str, object]:
     found: dict[str, object] = opener.settings_of(name)
     return found
+
+
+def stored_info(broker: Broker, served: ServedTopic, number: int) -> PartitionInfo:
+    """In a thread: what the store says of a partition of another node."""
+    owner = broker.placement.owner(served.name, number)
+    _, start, end = look(broker, served, number)
+    return PartitionInfo(
+        partition=number,
+        start_offset=start,
+        hot_start_offset=end,
+        shipped_offset=end,
+        durable_offset=end,
+        next_offset=end,
+        last_stable_offset=end,
+        cached_messages=0,
+        epoch=-1,
+        hot_bytes=0,
+        node="" if owner is None else owner.node,
+    )
 
 
 def _stand(partitions: list[Partition]) -> list[PartitionInfo]:

@@ -595,8 +595,10 @@ class Broker:
 
         try:
             opened = await in_store_thread(open_log)
-        except LockedError as error:
-            if number not in served.held:
+        except (LockedError, ConflictError) as error:
+            if not self.placement.is_alone:  # the node before has not let go yet
+                raise NotOwnerError(f"{served.name}, partition {number}", None) from error
+            if isinstance(error, LockedError) and number not in served.held:
                 served.held.add(number)
                 _logger.warning(_HELD, served.name, number, error.message)
             raise

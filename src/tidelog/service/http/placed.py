@@ -1,0 +1,154 @@
+"""Requests for what another node serves: they are sent on (307), or answered from the store where that is enough.
+
+Invariants
+- A request about one partition, or about a topic whose partitions one node has, is sent to that node with its path and
+  query as they are. The client sends its body and its token again, to a node that this one names: nothing of it was
+  carried out here.
+- A request about partitions of several nodes is refused with what to say instead, unless a part of them is enough.
+- What nobody serves at the moment is 503 with Retry-After.
+- Messages that are in the store can be read at any node, without asking their owner.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from http import HTTPStatus
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from tidelog.codec import JSON_ERRORS
+from tidelog.errors import InputError, TidelogError
+from tidelog.service.auth.access import Kind
+from tidelog.service.http.problems import RETRY_SECONDS, HttpError
+from tidelog.service.http.reading import Limits, Read, collect
+from tidelog.service.kafka.broker import Broker, ServedTopic
+from tidelog.service.placement import NodeAddress
+from tidelog.store.scheduler import in_store_thread
+from tidelog.topics.names import parse_topic_name
+from tidelog.topics.topic import Topic
+
+if TYPE_CHECKING:
+    from tidelog.service.http.call import Call
+
+NODE_HEADER = "x-tidelog-node"
+LOCATION_HEADER = "x-tidelog-location"
+
+
+class ElsewhereError(HttpError):
+    """Another node answers this: 307 to it."""
+
+    def __init__(self, node: NodeAddress, target: str) -> None:
+        location = node.http.rstrip("/") + target
+        super().__init__(
+            HTTPStatus.TEMPORARY_REDIRECT,
+            f"the node {node.node} serves this",
+            hint="Send the same request there",
+            error="LockedError",
+            headers=(("location", location), (LOCATION_HEADER, location), (NODE_HEADER, node.node)),
+        )
+
+
+def _nobody(what: str) -> HttpError:
+    return HttpError(
+        HTTPStatus.SERVICE_UNAVAILABLE,
+        f"no node serves {what} at the moment",
+        hint="Try again: another node is taking it over",
+        error="ServerUnavailableError",
+        headers=(("retry-after", str(RETRY_SECONDS)),),
+    )
+
+
+def check_here(call: Call, target: str, *, is_asked: bool = False) -> None:
+    """HttpError for a request that this node does not answer; `target` is its path and query. `is_asked`: by a handler
+    whose route every node answers otherwise."""
+    broker, route = call.service.broker, call.route
+    if broker.placement.is_alone or (route.at_any_node and not is_asked):
+        return
+    if route.resource is Kind.ENGINE:
+        _check_engine(call, target)
+    elif route.resource is Kind.TOPIC and "namespace" in call.path:
+        try:
+            served = broker.find(call.topic_name)
+        except InputError:
+            return  # the handler says what is wrong with it
+        if served is not None:
+            _check_partitions(broker, served, _asked(call, served), target, route.takes_a_part)
+
+
+def check_here_for(call: Call, served: ServedTopic, numbers: Iterable[int], target: str) -> None:
+    """The same for these partitions."""
+    _check_partitions(call.service.broker, served, numbers, target, False)
+
+
+def _check_engine(call: Call, target: str) -> None:
+    name = call.path["engine"]
+    if name in call.service.engines:
+        return
+    owner = call.service.broker.placement.engine_owner(name)
+    if owner is not None and owner.node_id != call.service.broker.node_id:
+        raise ElsewhereError(owner, target)
+
+
+def _asked(call: Call, served: ServedTopic) -> Iterable[int]:
+    """The partitions that a request is about."""
+    partition, offsets = getattr(call.query, "partition", None), getattr(call.query, "offsets", "")
+    numbers = [] if partition is None else [partition]
+    if isinstance(offsets, str) and offsets:
+        try:
+            numbers += msgspec.json.decode(offsets.encode(), type=dict[int, Any])
+        except JSON_ERRORS:
+            numbers = []  # the handler says what is wrong with it
+    known = [number for number in numbers if 0 <= number < served.count]
+    return known or range(served.count)
+
+
+def _check_partitions(
+    broker: Broker, served: ServedTopic, numbers: Iterable[int], target: str, takes_a_part: bool
+) -> None:
+    placement = broker.placement
+    owners = {number: placement.owner(served.name, number) for number in numbers}
+    ids = {None if owner is None else owner.node_id for owner in owners.values()}
+    if ids == {broker.node_id} or (takes_a_part and broker.node_id in ids):
+        return
+    found = [owner for owner in owners.values() if owner is not None]
+    if takes_a_part and found:
+        raise ElsewhereError(found[0], target)
+    if len(found) < len(owners):
+        missing = next(number for number, owner in owners.items() if owner is None)
+        raise _nobody(f"{served.name}, partition {missing},")
+    if len(ids) == 1:
+        raise ElsewhereError(found[0], target)
+    raise InputError(
+        f"the partitions of {served.name} are on {len(ids)} nodes",
+        hint="Ask for one: partition=N in the query. tidelog.connect does that by itself",
+    )
+
+
+async def read_stored(call: Call, offset: str, partition: int | None, limits: Limits) -> tuple[Read, int, int] | None:
+    """Messages of a partition of another node from a numbered offset on, with the partition and the end of what is in
+    the store; None where they are not there, or this is not what was asked."""
+    broker = call.service.broker
+    if broker.placement.is_alone or not (offset.isascii() and offset.isdigit()):
+        return None
+    served = broker.find(call.topic_name)
+    if served is None or (partition is None and served.count > 1):
+        return None
+    number = partition or 0
+    if not 0 <= number < served.count or broker.placement.is_ours(served.name, number):
+        return None
+    try:
+        topic, start, end = await in_store_thread(look, broker, served, number)
+    except TidelogError:
+        return None  # its owner may know more
+    if not start <= int(offset) < end:
+        return None
+    read = await broker.read_cold(lambda: collect(topic, int(offset), end, limits))
+    return read, number, end
+
+
+def look(broker: Broker, served: ServedTopic, number: int) -> tuple[Topic, int, int]:
+    """In a thread: a partition as the store has it."""
+    names = broker.directory.partition_logs(str(served.name))
+    topic = broker.directory._opener.look_at_store(parse_topic_name(names[number]), number)
+    return topic, topic.start_offset, topic.shipped_offset
