@@ -22,7 +22,7 @@ BUILD_INPUTS := pyproject.toml constraints.txt $(wildcard setup.py) $(wildcard s
 # One virtual environment is shared by all targets, so two of them must not install into it at once.
 .NOTPARALLEL:
 .DELETE_ON_ERROR:
-.PHONY: help wheel demo test test-quick test-long test-clients mutations lint check bench clean java-for-spark
+.PHONY: help wheel demo test test-quick test-long test-clients mutations lint check bench guard clean java-for-spark
 
 help:
 	@echo 'make demo        append, crash, ship to a bucket, lose a disk and restore it, serve it, in a minute'
@@ -35,6 +35,7 @@ help:
 	@echo 'make check       lint, then test: what must pass before a commit'
 	@echo 'make wheel       build dist/tidelog-*.whl, with the C extension: for machines without a compiler'
 	@echo 'make bench       the benchmarks, each against its peers'
+	@echo 'make guard       instructions of append, scan, decode, apply and get, and what an append waits: 15 % more fails'
 	@echo 'make clean       remove everything that was built'
 
 demo: $(VENV)/.ready-demo
@@ -68,6 +69,10 @@ check: lint test
 
 bench: java-for-spark $(VENV)/.ready-bench
 	@$(BIN)/python bench/run.py
+
+# Counts with valgrind, which a busy machine does not change. `bench/guard.py --write` writes down what may be.
+guard: $(VENV)/.ready-development
+	@$(BIN)/python bench/guard.py
 
 # What is in dist/ afterwards is one wheel, for this Python and this kind of machine.
 wheel: $(VENV)/.created

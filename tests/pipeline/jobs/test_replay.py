@@ -188,6 +188,23 @@ def test_parquet_files_become_messages(spark: SparkSession, root: Root, tmp_path
         backfill(spark, root, paths, "shop/other", mapping=Mapping(key="nothing"))
 
 
+def test_lines_of_json_become_messages(spark: SparkSession, root: Root, tmp_path: Path) -> None:
+    """A line is the message as it is written, blank ones are none; key and time are fields. What is no JSON is told."""
+    lines = ['{"id": 1, "price": 1.10, "at": "2026-01-01T00:00:00Z"}', "", '{"id": 2, "more": [1,  2]}']
+    (tmp_path / "rows.json").write_text("\n".join(lines) + "\n", "utf-8")
+    paths = [str(tmp_path / "rows.json")]
+    mapping = Mapping(key="id", timestamp="at")
+    assert backfill(spark, root, paths, "shop/json", format="json", mapping=mapping).messages == 2
+    found = messages(root, "shop/json")
+    assert [(one.key, one.value) for one in found] == [(b"1", lines[0].encode()), (b"2", lines[2].encode())]
+    assert found[0].timestamp is not None
+    assert (found[0].timestamp.year, found[0].timestamp.month) == (2026, 1)
+    with pytest.raises(InputError, match="there is no field nothing"):
+        backfill(spark, root, paths, "shop/other", format="json", mapping=Mapping(value="nothing"))
+    with pytest.raises(InputError, match="cannot be read as avro"):
+        backfill(spark, root, paths, "shop/other", format="avro")
+
+
 def test_csv_files_become_messages(
     spark: SparkSession, root: Root, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -40,7 +40,9 @@ RootOption = Annotated[
 MasterOption = Annotated[
     str | None,
     typer.Option(
-        "--master", metavar="URL", help="Where Spark runs: local[*], spark://host:7077, sc://host [default: here]."
+        *("--master", "--remote"),
+        metavar="URL",
+        help="Where Spark runs: local[*], spark://host:7077, sc://host [default: here].",
     ),
 ]
 _CONNECT_MODULE = "pyspark.sql.connect.session"

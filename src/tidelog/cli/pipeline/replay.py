@@ -237,7 +237,9 @@ def backfill(
     session: Session,
     paths: Annotated[list[str], typer.Argument(metavar="PATH...", help="Files, or directories of files.")],
     to: Annotated[str, typer.Option("--to", metavar="TOPIC", help="The topic that is written, made when absent.")],
-    format: Annotated[Literal["parquet", "csv"], typer.Option("--format", help="What the files are.")] = "parquet",
+    format: Annotated[
+        Literal["parquet", "csv", "json", "avro"], typer.Option("--format", help="What the files are.")
+    ] = "parquet",
     value_column: Annotated[
         str | None, typer.Option("--value-column", help="The value of a message [default: the whole row as JSON].")
     ] = None,
@@ -249,7 +251,8 @@ def backfill(
     root: RootOption = None,
     master: MasterOption = None,
 ) -> None:
-    """Writes the rows of Parquet or CSV files into a topic. File by file in the order of their names, each once.
+    """Writes the rows of Parquet, CSV, JSON or Avro files into a topic. File by file in the order of their names, each
+    once. JSON files have an object a line; Avro files need Spark's package spark-avro.
 
     Killed and run again it continues. If the files differ from those that it was begun with it refuses, since it could
     not tell which rows are new: then name only the new files.

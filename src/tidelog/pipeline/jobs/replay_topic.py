@@ -282,7 +282,7 @@ def report_of(writer: StepWriter, done: list[Step], source: str, target: str, na
     )
 
 
-# The job `backfill`: writes the rows of Parquet or CSV files as messages of a topic.
+# The job `backfill`: writes the rows of Parquet, CSV, JSON or Avro files as messages of a topic.
 #
 # Invariants
 # - Files are read in the order of their names, the rows of a file in their order; each row is written once, however
@@ -294,19 +294,40 @@ def report_of(writer: StepWriter, done: list[Step], source: str, target: str, na
 DEFAULT_STEP_BYTES = 256 << 20
 # Each gets its own scan, one after the other, so that rows stay in order.
 _MAX_STEP_FILES = 64
-FileFormat = Literal["parquet", "csv"]
+FileFormat = Literal["parquet", "csv", "json", "avro"]
 _FORMAT_HINTS: dict[FileFormat, str] = {
-    "parquet": "If they are CSV files, say so: --format csv",
+    "parquet": "If they are other files, say so: --format csv, json or avro",
     "csv": "Check --format and --separator",
+    "json": "Check --format; JSON files have one object a line",
+    "avro": "Spark reads Avro with a package of its own, which PySpark does not include: start the session with "
+    "spark.jars.packages=org.apache.spark:spark-avro_2.13 and the version of Spark, or with its jar in spark.jars",
 }
+_LINE = "value"
 
 
 class Mapping(msgspec.Struct, frozen=True, kw_only=True):
-    """Which columns become what. Without a `value` column the whole row is the value, as JSON."""
+    """Which columns become what. Without a `value` column the whole row is the value, as JSON: of a file of JSON, its
+    line as it is.
+    """
 
     value: str | None = None
     key: str | None = None
     timestamp: str | None = None
+
+    def of_lines(self, lines: DataFrame) -> DataFrame:
+        """Lines of JSON as messages: fields are looked up in each line, and numbers are not written anew."""
+        from pyspark.sql import functions as sql
+
+        line = sql.col(_LINE)
+        checked = sql.when(
+            sql.get_json_object(line, "$").isNull(), sql.raise_error(sql.concat(sql.lit("not JSON: "), line))
+        ).otherwise(line)
+        columns = [(checked if self.value is None else _field(line, self.value)).alias("value")]
+        if self.key is not None:
+            columns.append(_field(line, self.key).alias("key"))
+        if self.timestamp is not None:
+            columns.append(_field(line, self.timestamp).cast("timestamp").alias("timestamp"))
+        return lines.where(sql.trim(line) != "").select(*columns)
 
     def of(self, rows: DataFrame) -> DataFrame:
         """The rows as messages."""
@@ -322,6 +343,12 @@ class Mapping(msgspec.Struct, frozen=True, kw_only=True):
         if self.timestamp is not None:
             columns.append(sql.col(_quoted(self.timestamp)).cast("timestamp").alias("timestamp"))
         return rows.select(*columns)
+
+
+def _field(line: Column, name: str) -> Column:
+    from pyspark.sql import functions as sql
+
+    return sql.get_json_object(line, f"$['{name}']")
 
 
 def _text_or_bytes(rows: DataFrame, name: str) -> Column:
@@ -368,12 +395,12 @@ def backfill(
     files = reading.files()
     name = name or f"files-{hashlib.sha256(msgspec.json.encode([format, sorted(paths)])).hexdigest()[:20]}"
     source = f"{len(files)} {format} files of {', '.join(paths)}"
-    mapping.of(reading.rows(files[:1]))  # reports a wrong column or format before the target stores anything
+    reading.messages(files[:1], mapping)  # reports a wrong column or format before the target stores anything
     with open_steps(root, target, name, f"{source} ({_fingerprint(files, mapping)})") as steps:
         writer, done = StepWriter(spark, root, target, steps), list[Step]()
         for step in steps.all(0, lambda at: _end_of_step(files, at, step_bytes)):
             on_progress(Progress("backfilling files", step.first, len(files)))
-            writer.write(step, mapping.of(reading.rows(files[step.first : step.end])))
+            writer.write(step, reading.messages(files[step.first : step.end], mapping))
             done.append(step)
     on_progress(Progress("backfilling files", len(files), len(files)))
     return report_of(writer, done, source, target, name)
@@ -423,8 +450,23 @@ class _Reading:
             raise NotFoundError(f"{named} has no files with rows", hint="Check the path")
         return found
 
-    def rows(self, files: Sequence[SourceFile]) -> DataFrame:
-        """The rows of some files, one file after the other."""
+    def messages(self, files: Sequence[SourceFile], mapping: Mapping) -> DataFrame:
+        """The messages that some files are, one file after the other."""
+        if self._format != "json":
+            return mapping.of(self._rows(files))
+        self._require_fields(mapping)
+        lines = [self._spark.read.text(file.path) for file in files]
+        return mapping.of_lines(reduce(lambda before, after: before.union(after), lines))
+
+    def _require_fields(self, mapping: Mapping) -> None:
+        if self._schema is None:
+            with told_as_bad_input("the files cannot be read as json", _FORMAT_HINTS["json"]):
+                self._schema = self._reader().option("recursiveFileLookup", "true").load(self._paths).schema
+        for name in (mapping.value, mapping.key, mapping.timestamp):
+            if name is not None and name not in self._schema.names:
+                raise InputError(f"there is no field {name}", hint=f"There are {', '.join(self._schema.names)}")
+
+    def _rows(self, files: Sequence[SourceFile]) -> DataFrame:
         if self._schema is None:
             with told_as_bad_input(f"the files cannot be read as {self._format}", _FORMAT_HINTS[self._format]):
                 self._schema = self._reader().option("recursiveFileLookup", "true").load(self._paths).schema
