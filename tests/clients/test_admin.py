@@ -18,6 +18,8 @@ from aiokafka.admin import NewTopic as AioTopic
 from aiokafka.admin.config_resource import ConfigResource as AioResource
 from aiokafka.admin.config_resource import ConfigResourceType as AioType
 from confluent_kafka import (
+    TIMESTAMP_CREATE_TIME,
+    TIMESTAMP_LOG_APPEND_TIME,
     Consumer,
     IsolationLevel,
     KafkaError,
@@ -49,6 +51,7 @@ with warnings.catch_warnings():
     from kafka.admin import ConfigResource as PythonResource
     from kafka.admin import ConfigResourceType as PythonType
     from kafka.admin import NewTopic as PythonTopic
+    from kafka.errors import TransactionalIdNotFoundError
 
 TOPIC = "shop.orders"
 _WAIT_SECONDS = 120.0
@@ -312,8 +315,9 @@ def test_changed_configs_take_effect_without_a_restart(service: Service, admin: 
         set_config(admin, "compression.type", codec)
         found = consume(service, 2)
         assert [message.value() for message in found] == [b"x" * 5000, b"now"]
-    assert found[0].timestamp()[1] == old
-    assert found[1].timestamp()[1] > old
+    assert found[0].timestamp() == (TIMESTAMP_CREATE_TIME, old)
+    kind, time = found[1].timestamp()
+    assert (kind, time > old) == (TIMESTAMP_LOG_APPEND_TIME, True)
 
 
 def test_broker_is_described_under_known_names(serve: Callable[..., Service]) -> None:
@@ -460,3 +464,45 @@ def test_open_transaction_does_not_keep_deleted_records(service: Service, admin:
     producer.commit_transaction(_WAIT_SECONDS)
     found = consume(service, 1, start=3, **{"isolation.level": "read_committed"})
     assert [message.value() for message in found] == [b"3"]
+
+
+def transactional(service: Service, name: str) -> Producer:
+    """A producer with transactions."""
+    made = Producer({"bootstrap.servers": service.kafka, "transactional.id": name, "log_level": 0})
+    made.init_transactions(_WAIT_SECONDS)
+    return made
+
+
+def test_administrators_see_transactions_and_producers(service: Service, python: Any) -> None:
+    """As kafka-transactions shows them: open ones with their partitions, those that ended, and who writes where."""
+    teller, other = transactional(service, "teller"), transactional(service, "other")
+    for sender in (other, teller):
+        sender.begin_transaction()
+        sender.produce(TOPIC, b"value")
+        assert sender.flush(_WAIT_SECONDS) == 0
+        if sender is other:
+            sender.commit_transaction(_WAIT_SECONDS)
+    admin = python
+    try:
+        ((listed,),) = [admin.list_transactions(state_filters=["Ongoing"]).values()]
+        assert [(one.transactional_id, one.state.value) for one in listed] == [("teller", "Ongoing")]
+        ((listed,),) = [admin.list_transactions().values()]
+        assert sorted(one.transactional_id for one in listed) == ["other", "teller"]
+        ((listed,),) = [admin.list_transactions(producer_id_filters=[listed[0].producer_id]).values()]
+        assert len(listed) == 1
+        ((listed,),) = [admin.list_transactions(state_filters=["Ongoing"], duration_filter_ms=86_400_000).values()]
+        assert listed == []
+        described = admin.describe_transactions(["teller", "other"])
+        partition = PythonPartition(TOPIC, 0)
+        assert (described["teller"].state.value, described["teller"].topic_partitions) == ("Ongoing", {partition})
+        assert described["teller"].transaction_start_time_ms > 0
+        assert (described["other"].state.value, described["other"].topic_partitions) == ("CompleteCommit", set())
+        with pytest.raises(TransactionalIdNotFoundError):
+            admin.describe_transactions(["nobody"])
+        known = {one.producer_id: one for one in admin.describe_producers([partition])[partition].active_producers}
+        writes = known[described["teller"].producer_id]
+        assert (writes.last_sequence, writes.current_transaction_start_offset) == (0, 2)
+        ended = known[described["other"].producer_id]
+        assert (ended.last_sequence, ended.current_transaction_start_offset) == (0, -1)
+    finally:
+        teller.abort_transaction(_WAIT_SECONDS)

@@ -127,7 +127,9 @@ def read_record(rest: Bytes, index: int, base_ms: int, time_us: int | None) -> t
     return Record(time_delta, offset_delta, key, value, headers), at_us
 
 
-def _extension(record: Record, index: int, count: int, is_atomic: bool, producer: bytes) -> bytes:
+def _extension(
+    record: Record, index: int, count: int, is_atomic: bool, producer: bytes, has_append_time: bool
+) -> bytes:
     data = struct.pack("<BBII", 1, 8, index, count) if is_atomic else b""
     nulls = sum(1 << number for number, (_, value) in enumerate(record.headers) if value is None)
     if record.value is None or nulls:
@@ -136,7 +138,7 @@ def _extension(record: Record, index: int, count: int, is_atomic: bool, producer
     if producer:
         producer_id, epoch, sequence, flags = struct.unpack("<qhiB", producer)
         data += b"\x05\x0f" + struct.pack("<qhiB", producer_id, epoch, (sequence + index) % _SEQUENCES, flags)
-    return data
+    return data + b"\x06\x00" if has_append_time else data
 
 
 def payload_of(record: Record, time_us: int, extension: bytes) -> bytes:
@@ -170,7 +172,7 @@ def records_to_frames(
             record, at_us = read_record(rest, index, base_timestamp_ms, time_us)
         except FaultError as fault:
             return fault.kind, index
-        payload = payload_of(record, at_us, _extension(record, index, count, is_atomic, producer))
+        payload = payload_of(record, at_us, _extension(record, index, count, is_atomic, producer, time_us is not None))
         if len(payload) > max_payload:
             return TOO_LARGE, index
         payloads.append(payload)
@@ -210,6 +212,7 @@ class Stored(NamedTuple):
     producer: tuple[int, int, int, int] = _NOBODY
     after: int = 0
     control: tuple[int, int] = (0, 0)
+    has_append_time: bool = False
 
 
 def read_payload(payload: bytes, offset: int) -> Stored:
@@ -236,7 +239,8 @@ def read_payload(payload: bytes, offset: int) -> Stored:
     producer = struct.unpack("<qhiB", entries[5]) if 5 in entries else _NOBODY
     after = total - number - 1 if number < total else 0
     own = (producer[0], producer[1], producer[2], producer[3] & 1)
-    return Stored("message", time_us, key if flags else None, None if is_null else rest.data, headers, own, after)
+    value = None if is_null else rest.data
+    return Stored("message", time_us, key if flags else None, value, headers, own, after, has_append_time=6 in entries)
 
 
 def _read_entries(rest: Bytes) -> dict[int, bytes]:
@@ -244,7 +248,7 @@ def _read_entries(rest: Bytes) -> dict[int, bytes]:
     while rest.data:
         kind, size = rest.take(2)
         body = rest.take(size)
-        if (kind == 4 and (kind in entries or not body)) or (kind == 5 and size != 15):
+        if (kind == 4 and (kind in entries or not body)) or (kind == 5 and size != 15) or (kind == 6 and size):
             raise FaultError(0)
         if kind == 5 and min(struct.unpack("<qhiB", body)) < 0:
             raise FaultError(0)
@@ -294,6 +298,7 @@ class Batch:
         self.base_offset = self.last_offset = base_offset
         self.base_ms = self.max_ms = -1
         self.producer = _NOBODY
+        self.has_append_time = False
         self.records: list[bytes] = []
         self.size = 61
 
@@ -304,6 +309,10 @@ class Batch:
         own, other = self.producer, stored.producer
         if self.size + bound > max_batch_bytes or (own[0], own[1], own[3]) != (other[0], other[1], other[3]):
             return False
+        if self.has_append_time != stored.has_append_time:
+            return False
+        if self.has_append_time and self.base_ms != stored.time_us // 1000:
+            return False
         return own[0] < 0 or other[2] == (own[2] + offset - self.base_offset) % _SEQUENCES
 
     def add(self, stored: Stored, offset: int) -> None:
@@ -313,6 +322,7 @@ class Batch:
             identity, epoch, sequence, flags = stored.producer
             base = (sequence - (offset - self.base_offset)) % _SEQUENCES if identity >= 0 else sequence
             self.producer = (identity, epoch, base, flags)
+            self.has_append_time = stored.has_append_time
         record = Record(
             time_ms - self.base_ms, offset - self.base_offset, stored.key, stored.value, list(stored.headers)
         )
@@ -322,7 +332,7 @@ class Batch:
         self.last_offset = offset
 
     def encoded(self, leader_epoch: int) -> bytes:
-        attributes = 0x10 if self.producer[3] else 0
+        attributes = (0x10 if self.producer[3] else 0) | (0x08 if self.has_append_time else 0)
         return batch_bytes(
             self.base_offset,
             self.last_offset,

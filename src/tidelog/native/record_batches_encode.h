@@ -1,5 +1,5 @@
 /* Frames to Kafka batches. A batch ends where the producer changes, where a control record stands, and before it gets
-   larger than asked. Offsets that a compaction removed or a repair lost have no record, but the batch covers them: a
+   larger than asked; one with the time of append, which all its records share, also where that changes. Offsets that a compaction removed or a repair lost have no record, but the batch covers them: a
    consumer goes on behind them.
 
    A first pass finds an upper bound of what is written; the second checks each record against what is left of it, so
@@ -25,6 +25,7 @@ typedef struct {
 typedef struct {
     Parts parts;
     RecordProducer producer;
+    int has_append_time; /* the broker's time, not that of the client */
 } RecordSource;
 
 typedef enum { SOURCE_MESSAGE, SOURCE_NONE, SOURCE_CONTROL, SOURCE_BAD } SourceKind;
@@ -36,6 +37,7 @@ typedef struct {
     int64_t base_ms, max_ms;
     uint32_t count;
     RecordProducer producer;
+    int has_append_time;
     uint32_t leader_epoch;
     uint64_t max_batch_bytes;
 } BatchWriter;
@@ -57,6 +59,11 @@ static int source_entries(RecordSource *source, Slice rest) {
             if (source->producer.id < 0 || source->producer.epoch < 0 || source->producer.sequence < 0) {
                 return 0;
             }
+        } else if (rest.data[0] == KIND_APPEND_TIME) {
+            if (body.size != 0) {
+                return 0;
+            }
+            source->has_append_time = 1;
         }
         rest.data += 2 + body.size;
         rest.size -= 2 + body.size;
@@ -78,6 +85,7 @@ static SourceKind take_source(Slice payload, RecordSource *source, Fault *fault)
         return SOURCE_BAD;
     }
     source->producer = no_producer;
+    source->has_append_time = 0;
     const uint8_t *extension = source->parts.block.data + source->parts.block.size;
     Slice rest = {extension, (size_t)(source->parts.value.data - extension)};
     if (rest.size > 0 && !source_entries(source, rest)) {
@@ -101,7 +109,8 @@ static void batch_finish(BatchWriter *writer) {
     store_big32(at + 8, (uint32_t)(size - 12));
     store_big32(at + 12, writer->leader_epoch);
     at[16] = 2;
-    store_big16(at + BATCH_ATTRIBUTES_AT, writer->producer.is_transactional ? BATCH_IS_TRANSACTIONAL : 0);
+    store_big16(at + BATCH_ATTRIBUTES_AT, (uint16_t)((writer->producer.is_transactional ? BATCH_IS_TRANSACTIONAL : 0) |
+                                                     (writer->has_append_time ? BATCH_HAS_APPEND_TIME : 0)));
     store_big32(at + 23, (uint32_t)(writer->last_offset - writer->base_offset));
     store_big64(at + 27, (uint64_t)writer->base_ms);
     store_big64(at + 35, (uint64_t)writer->max_ms);
@@ -125,6 +134,7 @@ static int batch_begin(BatchWriter *writer, uint64_t offset, int64_t time_ms, co
     writer->base_ms = writer->max_ms = time_ms;
     writer->count = 0;
     writer->producer = *producer;
+    writer->has_append_time = 0;
     return 1;
 }
 
@@ -132,6 +142,7 @@ static int batch_begin(BatchWriter *writer, uint64_t offset, int64_t time_ms, co
 static void batch_adopt(BatchWriter *writer, const RecordSource *source, uint64_t offset, int64_t time_ms) {
     writer->base_ms = writer->max_ms = time_ms;
     writer->producer = source->producer;
+    writer->has_append_time = source->has_append_time;
     if (source->producer.id >= 0) {
         uint64_t ahead = (offset - writer->base_offset) & INT32_MAX;
         writer->producer.sequence = sequence_after(source->producer.sequence, ((uint64_t)INT32_MAX + 1) - ahead);
@@ -145,7 +156,8 @@ static int batch_takes(const BatchWriter *writer, const RecordSource *source, ui
     int64_t delta_ms;
     if (writer->batch == NULL || offset - writer->base_offset > INT32_MAX ||
         (writer->count > 0 && (uint64_t)(writer->to - writer->batch) + bound > writer->max_batch_bytes) ||
-        __builtin_sub_overflow(time_ms, writer->base_ms, &delta_ms)) {
+        __builtin_sub_overflow(time_ms, writer->base_ms, &delta_ms) ||
+        writer->has_append_time != source->has_append_time || (writer->has_append_time && delta_ms != 0)) {
         return 0;
     }
     return one->id == other->id && one->epoch == other->epoch && one->is_transactional == other->is_transactional &&
@@ -283,9 +295,11 @@ static Fault write_source(BatchWriter *writer, Slice payload, uint64_t offset) {
     if (writer->batch != NULL && writer->count == 0) {
         batch_adopt(writer, &source, offset, time_ms);
     }
-    if (!batch_takes(writer, &source, offset, time_ms, record_bound(payload)) &&
-        !batch_begin(writer, offset, time_ms, &source.producer)) {
-        return BAD_LENGTHS;
+    if (!batch_takes(writer, &source, offset, time_ms, record_bound(payload))) {
+        if (!batch_begin(writer, offset, time_ms, &source.producer)) {
+            return BAD_LENGTHS;
+        }
+        writer->has_append_time = source.has_append_time;
     }
     return write_record(writer, &source, offset, time_ms);
 }

@@ -118,7 +118,7 @@ static inline int has_nulls(const Record *record) {
 static inline size_t extension_bytes(const FramesPlan *plan, const Record *record) {
     return (plan->is_atomic ? BATCH_ENTRY_BYTES : 0) +
            (has_nulls(record) ? NULLS_FIXED_BYTES + record->nulls_bytes : 0) +
-           (plan->producer.size > 0 ? PRODUCER_ENTRY_BYTES : 0);
+           (plan->producer.size > 0 ? PRODUCER_ENTRY_BYTES : 0) + (plan->has_time ? APPEND_TIME_ENTRY_BYTES : 0);
 }
 
 static inline uint64_t payload_bytes(const FramesPlan *plan, const Record *record) {
@@ -180,6 +180,11 @@ static int write_payload(const FramesPlan *plan, const Record *record, size_t in
         memcpy(to + 2, plan->producer.data, PRODUCER_BODY_BYTES);
         store_u32(to + 12, (uint32_t)sequence_after(plan->sequence, index));
         to += PRODUCER_ENTRY_BYTES;
+    }
+    if (plan->has_time) {
+        to[0] = KIND_APPEND_TIME;
+        to[1] = 0;
+        to += APPEND_TIME_ENTRY_BYTES;
     }
     put_slice(to, record->value);
     return record->header_count == 0 || write_headers(record, headers, nulls);

@@ -46,6 +46,7 @@ from tidelog.service.kafka.transactions.coordinator import TransactionService
 from tidelog.service.kafka.transactions.remote import MarkerRequests, RemoteCoordinators, Verification
 from tidelog.service.kafka.transactions.state_machine import TransactionRecord
 from tidelog.service.kafka.transactions.store import TransactionStore
+from tidelog.service.kafka.transactions.views import TransactionViews
 from tidelog.service.metrics import Exposition, label_text, now
 from tidelog.service.placement import Address, Alone, Placement, slot_of
 from tidelog.store.scheduler import in_store_thread
@@ -355,6 +356,7 @@ class Node:
             if self.security.is_required:
                 self.security.node_secret = await in_store_thread(shared_secret, metadata, root)
         self._kafka.add(self._transactions.handlers())
+        self._kafka.add(TransactionViews(self._transactions, self._broker, now_ms).handlers())
         await self._transactions.start()
 
     async def _start_quotas(self) -> None:

@@ -231,6 +231,7 @@ def _encode_hint(value: object) -> str | None:
 #     kind 3, deliver_at    [i64 us]                                               not to be delivered before this time
 #     kind 4, nulls         [u8 flags][bitmap]                                     the value, the headers that are null
 #     kind 5                [i64 id][i16 epoch][i32 sequence][u8 flags]            the idempotent producer of Kafka
+#     kind 6                nothing                                                the timestamp is the broker's
 #
 # All numbers are little-endian.
 #

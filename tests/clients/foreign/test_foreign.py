@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from confluent_kafka import Producer
 from tests.clients.foreign.conftest import PROGRAMS, WORKSHOP, need, run
 
 pytestmark = pytest.mark.foreign
@@ -143,6 +144,30 @@ def test_java_tools(brokers: dict[str, str], tool: Callable[..., str]) -> None:
 
     seen = assert_same(brokers, work)
     assert len(seen[1]) == 50
+
+
+def test_java_transactions_tool(brokers: dict[str, str], tool: Callable[..., str]) -> None:
+    """kafka-transactions: list, describe, describe-producers and find-hanging, while a transaction is open."""
+
+    def work(broker: str, topic: str) -> Any:
+        server = ("TransactionsCommand", "--bootstrap-server", broker)
+        producer = Producer({"bootstrap.servers": broker, "transactional.id": topic, "transaction.timeout.ms": 600_000})
+        producer.init_transactions(60)
+        producer.begin_transaction()
+        producer.produce(topic, b"open", partition=0)
+        assert producer.flush(60) == 0
+        listed = [line.split() for line in tool(*server, "list").splitlines() if topic in line.split()]
+        described = tool(*server, "describe", "--transactional-id", topic).splitlines()[-1].split("\t")
+        writers = tool(*server, "describe-producers", "--topic", topic, "--partition", "0").splitlines()[-1].split("\t")
+        hanging = tool(*server, "find-hanging", "--broker-id", "1", "--max-transaction-timeout", "15")
+        producer.abort_transaction(60)
+        states = [line.split()[-1] for line in tool(*server, "list").splitlines() if topic in line.split()]
+        # Without ids, epochs of coordinators and times.
+        shown = [[*words[:1], words[-1]] for words in listed]
+        return shown, [described[1], *described[4:6], described[-1]], [writers[2], writers[-1]], hanging, states
+
+    shown, _, _, _, states = assert_same(brokers, work)
+    assert (len(shown), states) == (1, ["CompleteAbort"])
 
 
 def _columns(text: str, topic: str, count: int) -> list[list[str]]:

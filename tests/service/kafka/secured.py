@@ -181,6 +181,7 @@ def _text(name: str, names: Names) -> str | None:
         "coordinator_keys": names.group,
         "mechanism": names.mechanism,
         "protocol_type": "consumer",
+        "state_filters": "Ongoing",
     }
     topics = ("name", "topic", "topic_names", "resource_name", "subscribed_topic_names", "topic_name")
     return texts.get(name) or (names.topic if name in topics else "")

@@ -24,7 +24,7 @@ REFUSALS = {
     ErrorCode.CLUSTER_AUTHORIZATION_FAILED,
     ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED,
 }
-LISTINGS = (3, 16, 75)
+LISTINGS = (3, 16, 66, 75)
 """What lists all there is when nothing is named: of what may not be seen, nothing."""
 PLAIN_TOO = (0, 22)
 """What is also sent without a transaction."""
@@ -76,6 +76,8 @@ def listing_of(api_key: int) -> Any:
     """The request that asks for all."""
     if api_key == 3:
         return wire(3).MetadataRequest(topics=None)
+    if api_key == 66:
+        return wire(66).ListTransactionsRequest()
     return wire(16).ListGroupsRequest() if api_key == 16 else wire(75).DescribeTopicPartitionsRequest()
 
 

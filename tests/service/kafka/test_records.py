@@ -130,7 +130,8 @@ def logs(draw: st.DrawFn) -> tuple[int, list[bytes]]:
             mark = b"" if producer[0] < 0 else struct.pack("<qhiB", *producer, draw(st.integers(0, 1)))
             made = draw(records())
             body = b"".join(put_record(one) for one in made)
-            frames = _native.records_to_frames(body, len(made), 0, NOW_MS, None, draw(st.booleans()), mark, 1 << 30)
+            time_us = draw(st.none() | st.integers(NOW_MS * 1000, NOW_MS * 1000 + 1500))
+            frames = _native.records_to_frames(body, len(made), 0, NOW_MS, time_us, draw(st.booleans()), mark, 1 << 30)
             assert len(frames) == 3
             payloads += writable_frames(0, *frames).payloads()
         elif kind == "control":
@@ -396,6 +397,30 @@ def test_the_time_of_append_replaces_that_of_the_client() -> None:
     frames = decode_produced(make_batch([Record(0, 0, None, b"v", [])]), append_time_us=1_234_567).frames
     [(_, [(_, time, _)])] = read_batches(encode_batches(frames))
     assert time == 1234
+
+
+def test_batches_say_whose_time_their_records_have() -> None:
+    """A consumer takes the newest time of such a batch for all its records, so each time has a batch of its own."""
+    sent = make_batch([Record(0, 0, None, b"a", []), Record(9, 1, None, b"b", [])])
+    parts = [
+        decode_produced(sent, append_time_us=time_us).frames for time_us in (5_000_000, 5_000_999, 6_000_000, None)
+    ]
+    frames = encode_many(0, [payload for part in parts for payload in part.payloads()])
+    for data in (encode_batches(frames), b"".join(encode_batches(frames, at, at + 1) for at in range(frames.count))):
+        found = [
+            (header.attributes, header.max_timestamp, time, record.value)
+            for header, contents in read_batches(data)
+            for _, time, record in contents
+        ]
+        assert found[:6] == [
+            (0x08, 5000, 5000, b"a"),
+            (0x08, 5000, 5000, b"b"),
+            (0x08, 5000, 5000, b"a"),
+            (0x08, 5000, 5000, b"b"),
+            (0x08, 6000, 6000, b"a"),
+            (0x08, 6000, 6000, b"b"),
+        ]
+        assert [(attributes, time) for attributes, _, time, _ in found[6:]] == [(0, NOW_MS), (0, NOW_MS + 9)]
 
 
 def test_control_records_are_read_back() -> None:

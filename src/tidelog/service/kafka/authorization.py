@@ -78,8 +78,8 @@ class Access:
     def group(self, permission: Permission | None, group_id: str | None) -> bool:
         return self._allows(permission, Resource(Kind.GROUP, group_id or ""))
 
-    def transaction(self, transactional_id: str | None) -> bool:
-        return self._allows(_WRITE, Resource(Kind.TRANSACTION, transactional_id or ""))
+    def transaction(self, transactional_id: str | None, permission: Permission | None = _WRITE) -> bool:
+        return self._allows(permission, Resource(Kind.TRANSACTION, transactional_id or ""))
 
     def server(self, permission: Permission) -> bool:
         return self._allows(permission, SERVER)
@@ -211,6 +211,8 @@ _ADDED = Listed(
     "v3_and_below_topics", "results_by_topic_v3_and_below", "name", ("partitions", "results_by_partition"),
     error="partition_error_code",
 )  # fmt: skip
+_TRANSACTIONS = Listed("transactional_ids", "transaction_states", "transactional_id")
+_PRODUCERS = Listed("topics", "topics", "name", ("partition_indexes", "partitions"), values={"error_message": _REFUSED})
 _SHARED = Listed("topics", "responses", "topic_id", _BY_INDEX, values={"records": []})
 _ACKNOWLEDGED = Listed("topics", "responses", "topic_id", _BY_INDEX)
 _CREATED = Listed("topics", "topics", values={"error_message": _REFUSED})
@@ -273,6 +275,8 @@ def _fetch(access: Access, context: RequestContext, request: Any) -> Decision:
     def amend(response: Any) -> None:
         _refuse_records(access, _FETCHED, context.api_key, response, lambda topic: topic.topic)
         response.responses = [*response.responses, *refused]
+        if refused:  # the session does not know them: the client has to name them again
+            response.session_id = 0
 
     return Decision(amend=amend)
 
@@ -488,6 +492,30 @@ def _transaction(access: Access, context: RequestContext, request: Any) -> Decis
     return _FREE if access.transaction(request.transactional_id) else _whole(context.api_key, _TRANSACTION)
 
 
+def _describe_transactions(access: Access, context: RequestContext, request: Any) -> Decision:
+    """Topics that may not be seen are left out."""
+
+    def code_of(transactional_id: str) -> ErrorCode:
+        return ErrorCode.NONE if access.transaction(transactional_id, None) else _TRANSACTION
+
+    refused = _TRANSACTIONS.split(context.api_key, request, code_of)
+
+    def amend(response: Any) -> None:
+        for one in response.transaction_states:
+            one.topics = [topic for topic in one.topics if access.topic(None, topic.topic)]
+        response.transaction_states = [*response.transaction_states, *refused]
+
+    return Decision(amend=amend)
+
+
+def _list_transactions(access: Access, context: RequestContext, request: Any) -> Decision:
+    def amend(response: Any) -> None:
+        found = response.transaction_states
+        response.transaction_states = [one for one in found if access.transaction(one.transactional_id, None)]
+
+    return Decision(amend=amend)
+
+
 def _add_partitions(access: Access, context: RequestContext, request: Any) -> Decision:
     """All of them or none, as Kafka does it."""
     key = context.api_key
@@ -647,6 +675,9 @@ RULES: dict[int, Rule] = {
     50: Rule("admin on the server", _server(_ADMIN)),
     51: Rule("admin on the server", _alter_scram),
     60: Rule("read on the server", _server(_READ)),
+    61: Rule("read on the topic", _topics(_PRODUCERS, _READ)),
+    65: Rule("any on the transaction; topics need any, others are not shown", _describe_transactions),
+    66: Rule("any on the transaction, others are not listed", _list_transactions),
     68: Rule("read on the group and the topics", _heartbeat),
     69: Rule("any on the group and its topics", _described_group),
     75: Rule("any on the topic, others are not listed", _describe_topic_partitions),

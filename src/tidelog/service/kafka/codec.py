@@ -81,6 +81,9 @@ APIS: dict[int, Api] = {
     50: Api("describe_user_scram_credentials", 0, 0),
     51: Api("alter_user_scram_credentials", 0, 0),
     60: Api("describe_cluster", 0, 1),
+    61: Api("describe_producers", 0, 0),
+    65: Api("describe_transactions", 0, 0),
+    66: Api("list_transactions", 0, 1),
     68: Api("consumer_group_heartbeat", 0, 1),
     69: Api("consumer_group_describe", 0, 1),
     75: Api("describe_topic_partitions", 0, 0),
@@ -100,7 +103,7 @@ AMONG_NODES = (27,)
 
 LIMITS: dict[int, str] = {
     0: "batches of format 2 (Kafka 0.11 and later), one a partition; topics by name, so not the versions by id",
-    1: "no fetch sessions and no followers: every request names its partitions, as clients do when told so",
+    1: "topics by name, so not the versions by id; no followers; at most 1,000 sessions, evicted as Kafka does it",
     3: "the leader of a partition is its only replica: copies are the store's",
     19: "the replication factor is accepted, and is 1",
     21: "whole files and objects go at once, the rest with the last message of its file",
@@ -113,6 +116,8 @@ LIMITS: dict[int, str] = {
     48: "by client id",
     49: "`producer_byte_rate` and `consumer_byte_rate` by client id; not by user or address",
     51: "afterwards PLAIN needs `tidelog auth user passwd`",
+    61: "`coordinator_epoch` is 0; `kafka-transactions abort` is not served: transactions time out",
+    66: "no patterns (version 2)",
 }
 """What of an API differs from Kafka's, for docs/reference/kafka.md, which is generated from this."""
 

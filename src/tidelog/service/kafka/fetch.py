@@ -9,18 +9,21 @@ Invariants
   stable offset, and the aborted transactions below it.
 - An answer with an error has empty records, not null: librdkafka takes null for damage, does not see the error, and
   asks again at once, for ever.
-- No sessions: every request names all its partitions (session id 0, which clients respect).
+- With a session (`fetch_sessions.py`) a request reads all partitions of the session, and is answered with what is new.
 """
 
 from __future__ import annotations
 
 import asyncio
+import time
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from tidelog.errors import ClosedError, OffsetOutOfRangeError, TidelogError
 from tidelog.service.kafka.broker import Broker, error_code
 from tidelog.service.kafka.codec import wire
 from tidelog.service.kafka.error_codes import ErrorCode
+from tidelog.service.kafka.fetch_sessions import FetchSessions
 from tidelog.service.kafka.partitions import Partition
 from tidelog.service.kafka.primitives import Buffer
 from tidelog.service.kafka.requests import RequestContext, known_name
@@ -44,13 +47,32 @@ class Fetch:
     def __init__(self, broker: Broker) -> None:
         self._broker = broker
         self._module = wire(FETCH)
+        self._sessions = FetchSessions(time.monotonic)
 
     async def handle(self, context: RequestContext, request: Any) -> Any:
-        module = self._module
-        if request.session_id != 0:
-            return module.FetchResponse(error_code=ErrorCode.FETCH_SESSION_ID_NOT_FOUND)
-        topics, wanted = await self._resolved(request)
-        response = module.FetchResponse(responses=topics)
+        session = self._sessions.begin(context.principal, request)
+        if isinstance(session, ErrorCode):
+            return self._module.FetchResponse(error_code=session)
+        if session is None:
+            response = await self._fetched(request, [(topic.topic, topic.partitions) for topic in request.topics])
+            made = self._sessions.make(context.principal, request)
+            if made is not None:
+                response.session_id = made.id
+                response.responses = made.answered(response.responses, is_full=True)
+            return response
+        session.is_in_use = True
+        try:
+            response = await self._fetched(request, session.asked())
+        finally:
+            session.is_in_use = False
+        response.session_id = session.id
+        response.responses = session.answered(response.responses, is_full=False)
+        return response
+
+    async def _fetched(self, request: Any, asked: Sequence[tuple[str, Sequence[Any]]]) -> Any:
+        """The whole answer for these partitions, once there is enough of it or the time is up."""
+        topics, wanted = await self._resolved(asked)
+        response = self._module.FetchResponse(responses=topics)
         max_bytes = min(request.max_bytes, self._broker.settings.max_fetch_bytes)
         is_committed = request.isolation_level == _READ_COMMITTED
         deadline = asyncio.get_running_loop().time() + request.max_wait_ms / 1000
@@ -62,13 +84,13 @@ class Fetch:
             if not await self._news(wanted, is_committed, deadline):
                 return response
 
-    async def _resolved(self, request: Any) -> tuple[list[Any], list[_Wanted]]:
+    async def _resolved(self, asked_topics: Sequence[tuple[str, Sequence[Any]]]) -> tuple[list[Any], list[_Wanted]]:
         module, topics, wanted = self._module, [], []
-        for topic in request.topics:
-            name = known_name(topic.topic)
+        for sent, partitions in asked_topics:
+            name = known_name(sent)
             served = None if name is None else self._broker.find(name)
             answers = []
-            for asked in topic.partitions:
+            for asked in partitions:
                 answer = module.FetchResponsePartitionData(
                     partition_index=asked.partition, high_watermark=-1, aborted_transactions=None, records=[]
                 )
@@ -86,7 +108,7 @@ class Fetch:
                     answer.error_code = epoch_error(partition, asked.current_leader_epoch)
                 answers.append(answer)
                 wanted.append(_Wanted(asked, answer, partition))
-            topics.append(module.FetchResponseFetchableTopicResponse(topic=topic.topic, partitions=answers))
+            topics.append(module.FetchResponseFetchableTopicResponse(topic=sent, partitions=answers))
         return topics, wanted
 
     async def _read(self, wanted: list[_Wanted], max_bytes: int, is_committed: bool) -> int:

@@ -14,14 +14,15 @@
 
 Numbers are big-endian; a varint is zigzag, and -1 as a length is null. Batches are not stored as they come: the log
 holds one frame a message, for Spark, subscriptions and compaction read the same log. What an envelope had no place for
-is in its extension (docs/formats.md): nulls in kind 4, the producer in kind 5. A transaction's marker is a payload of
-24 bytes that begins with 2 (`log/transactions.py`).
+is in its extension (docs/formats.md): nulls in kind 4, the producer in kind 5, kind 6 where the time is the broker's. A
+transaction's marker is a payload of 24 bytes that begins with 2 (`log/transactions.py`).
 
 Invariants
 - A batch from a client is hostile: its checksum, count, lengths, deltas, times and names are checked before a frame is
   made of it; RecordError has Kafka's code for what is wrong. Nothing decompresses to more than it may.
 - What a client stored is what a client gets: null and empty are two things, headers keep their order and repeat, times
-  are those of the client in ms. A batch may come back cut or joined differently.
+  are those of the client in ms, or ours where the topic says so, and the batch says which. A batch may come back cut
+  or joined differently.
 - Offsets without a message (removed by a compaction, lost to damage) have no record, but are covered by a batch, so
   that a consumer goes on behind them.
 """
@@ -179,8 +180,8 @@ def decode_produced(
 ) -> DecodedBatch:
     """The one batch of a partition in a Produce request, as frames that begin at `first_offset`, for `append_frames`.
 
-    With `append_time_us` all messages get that time (`message.timestamp.type=LogAppendTime`). More than one message are
-    marked as an atomic batch. `max_batch_bytes` bounds what the records may decompress to.
+    With `append_time_us` all messages get that time, and say so (`message.timestamp.type=LogAppendTime`). More than one
+    message are marked as an atomic batch. `max_batch_bytes` bounds what the records may decompress to.
     """
     header = read_header(records)
     if header.size != len(records):

@@ -305,7 +305,7 @@ class TransactionService:
     # Requests
 
     async def _init_producer_id(self, context: RequestContext, request: Any) -> Any:
-        reply = Reply(None, self._refusal(request.transactional_id))
+        reply = Reply(None, self.refusal(request.transactional_id))
         if reply.error is ErrorCode.NONE:
             reply = await self._init(request)
         return wire(INIT_PRODUCER_ID).InitProducerIdResponse(
@@ -333,7 +333,7 @@ class TransactionService:
             return Reply(None, ErrorCode.COORDINATOR_NOT_AVAILABLE)
 
     async def _add_partitions(self, context: RequestContext, request: Any) -> Any:
-        error = self._refusal(request.v3_and_below_transactional_id)
+        error = self.refusal(request.v3_and_below_transactional_id)
         unknown: set[tuple[str, int]] = set()
         if error is ErrorCode.NONE:
             sent = [(topic.name, number) for topic in request.v3_and_below_topics for number in topic.partitions]
@@ -380,7 +380,7 @@ class TransactionService:
             who = (request.transactional_id, request.producer_id, request.producer_epoch)
             return self._coordinator.add_offsets(now_ms, token, *who, request.group_id)
 
-        error = self._refusal(request.transactional_id)
+        error = self.refusal(request.transactional_id)
         if error is ErrorCode.NONE:
             error = (await self._ask(request.transactional_id, ask)).error
         return wire(ADD_OFFSETS).AddOffsetsToTxnResponse(error_code=_code(context, error))
@@ -390,13 +390,13 @@ class TransactionService:
             who = (request.transactional_id, request.producer_id, request.producer_epoch)
             return self._coordinator.end(now_ms, token, *who, request.committed)
 
-        error = self._refusal(request.transactional_id)
+        error = self.refusal(request.transactional_id)
         if error is ErrorCode.NONE:
             error = (await self._ask(request.transactional_id, ask)).error
         return wire(END_TXN).EndTxnResponse(error_code=_code(context, error))
 
     async def _commit_offsets(self, context: RequestContext, request: Any) -> Any:
-        error = self._refusal()
+        error = self.refusal()
         is_passed_on = self._slots is not None and is_forwarded(context)
         if error is ErrorCode.NONE and not is_passed_on:
             who = (request.member_id, request.generation_id, request.group_instance_id)
@@ -404,7 +404,7 @@ class TransactionService:
         if error is ErrorCode.NONE and self._slots is not None and not self._slots.has(request.transactional_id):
             return await self._commit_elsewhere(context, request, is_passed_on)
         if error is ErrorCode.NONE:
-            error = self._refusal(request.transactional_id)
+            error = self.refusal(request.transactional_id)
         unknown: set[str] = set()
         if error is ErrorCode.NONE:
             names = {topic.name: known_name(topic.name) for topic in request.topics}
@@ -482,7 +482,8 @@ class TransactionService:
         # Clients know this of other requests alone; this one they simply repeat.
         return ErrorCode.COORDINATOR_LOAD_IN_PROGRESS if error is ErrorCode.CONCURRENT_TRANSACTIONS else error
 
-    def _refusal(self, transactional_id: str | None = None) -> ErrorCode:
+    def refusal(self, transactional_id: str | None = None) -> ErrorCode:
+        """Why requests are not answered now, or not here."""
         if self._is_stopped:
             return ErrorCode.COORDINATOR_NOT_AVAILABLE
         if not self._is_started:

@@ -56,6 +56,17 @@ class Verdict(NamedTuple):
 _APPEND = Verdict()
 
 
+class ActiveProducer(NamedTuple):
+    """A producer as administrators see it; -1 for what there is not."""
+
+    producer_id: int
+    epoch: int
+    last_sequence: int
+    last_us: int
+    open_from: int
+    """The first offset of its open transaction."""
+
+
 class _Producer:
     __slots__ = ("batches", "epoch", "last_us")
 
@@ -173,6 +184,20 @@ class PartitionProducers:
     def aborted(self, start_offset: int, stop_offset: int) -> list[AbortedTransaction]:
         """Aborted transactions with a message in this range (its end is exclusive), for the answer to a Fetch."""
         return self._transactions.aborted(start_offset, stop_offset)
+
+    def active(self) -> list[ActiveProducer]:
+        """All that are known, the one that was heard of last at the end."""
+        opened = {one.producer_id: one.first_offset for one in self.open_transactions}
+        return [
+            ActiveProducer(
+                producer_id,
+                known.epoch,
+                known.batches[-1].last_sequence if known.batches else -1,
+                known.last_us,
+                opened.get(producer_id, -1),
+            )
+            for producer_id, known in self._producers.items()
+        ]
 
     @property
     def count(self) -> int:
