@@ -8,13 +8,18 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 from tests.clients.conftest import Service
+from tests.service.auth.certificates import Authority
+from tests.service.kafka.secured import change_accounts, grant
 
+import tidelog
 from tidelog.cli.dev_s3 import free_ports
+from tidelog.service.auth.accounts import adding_user, granting, make_user
 
 ROOT = Path(__file__).parents[3]
 WORKSHOP = ROOT / "build" / "clients"
@@ -23,13 +28,18 @@ RUN_KAFKA = ROOT / "scripts" / "run-kafka"
 PATIENCE_SECONDS = 600
 
 
-def run(*command: str | Path, given: str | None = None, directory: Path | None = None, **variables: str) -> str:
+def run(
+    *command: str | Path,
+    given: str | None = None,
+    directory: Path | None = None,
+    variables: Mapping[str, str] | None = None,
+) -> str:
     """What a program wrote to stdout; it must succeed."""
     done = subprocess.run(
         [str(word) for word in command],
         input=given,
         cwd=directory,
-        env={**os.environ, **variables},
+        env={**os.environ, **(variables or {})},
         capture_output=True,
         text=True,
         timeout=PATIENCE_SECONDS,
@@ -82,10 +92,54 @@ def tool(tmp_path: Path) -> Callable[..., str]:
         if not (base / "jars").exists():
             (base / "jars").symlink_to(jars)
         return run(
-            RUN_KAFKA, "tool", f"org.apache.kafka.tools.{main_class}", *arguments, given=given, KAFKA_BASE=str(base)
+            RUN_KAFKA,
+            "tool",
+            f"org.apache.kafka.tools.{main_class}",
+            *arguments,
+            given=given,
+            variables={"KAFKA_BASE": str(base)},
         )
 
     return run_tool
+
+
+class Secured(NamedTuple):
+    """A server with TLS and SCRAM, and what a client has to know."""
+
+    address: str
+    authority: str
+    user: str = "root"
+    password: str = "PLANTED-PASSWORD-of-root"
+
+    @property
+    def variables(self) -> dict[str, str]:
+        """For the programs here."""
+        return {"KAFKA_CA": self.authority, "KAFKA_USER": self.user, "KAFKA_PASSWORD": self.password}
+
+    def properties(self, password: str | None = None) -> str:
+        """For clients in Java."""
+        login = "org.apache.kafka.common.security.scram.ScramLoginModule"
+        return (
+            "security.protocol=SASL_SSL\nsasl.mechanism=SCRAM-SHA-256\nssl.truststore.type=PEM\n"
+            f"ssl.truststore.location={self.authority}\n"
+            f'sasl.jaas.config={login} required username="{self.user}" password="{password or self.password}";\n'
+        )
+
+
+@pytest.fixture
+def secured(tmp_path: Path) -> Iterator[Secured]:
+    """`tidelog serve` with TLS and authentication."""
+    directory, authority = tmp_path / "secured", Authority(tmp_path / "certificates")
+    own = authority.signed("server", "server", "localhost")
+    found = Secured("", authority.path)
+    with tidelog.open(str(directory)) as log:
+        user = make_user(found.password, 0)
+        change_accounts(log, adding_user(found.user, user), granting(grant(f"{found.user} admin *")))
+    service = Service(directory, "--auth", "required", "--tls-cert", own.cert, "--tls-key", own.key)
+    try:
+        yield found._replace(address=service.start().kafka)
+    finally:
+        service.close()
 
 
 @pytest.fixture

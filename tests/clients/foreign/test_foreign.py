@@ -14,14 +14,14 @@ from typing import Any
 
 import pytest
 from confluent_kafka import Producer
-from tests.clients.foreign.conftest import PROGRAMS, WORKSHOP, need, run
+from tests.clients.foreign.conftest import PROGRAMS, WORKSHOP, Secured, need, run
 
 pytestmark = pytest.mark.foreign
 _numbers = itertools.count()
 
 GO_MODULES = {
     "franz": ("github.com/twmb/franz-go@v1.22.2", "github.com/twmb/franz-go/pkg/kadm@v1.19.0"),
-    "sarama": ("github.com/IBM/sarama@v1.61.1",),
+    "sarama": ("github.com/IBM/sarama@v1.61.1", "github.com/xdg-go/scram@v1.1.2"),
 }
 SPARK_JARS = (
     *(
@@ -75,18 +75,52 @@ def test_clients_in_go(brokers: dict[str, str], go_program: Callable[[str], Path
     assert (len(seen["all"]), len(seen["seen"])) == (302, 301)
 
 
-def test_kafkajs(brokers: dict[str, str]) -> None:
-    """The same in JavaScript, as far as it has codecs."""
+def kafkajs(broker: str, topic: str, **variables: str) -> Any:
+    """What the program in JavaScript says."""
     node, npm = need("node", "install Node 20 or newer"), need("npm", "install Node 20 or newer")
     directory = WORKSHOP / "kafkajs"
     directory.mkdir(parents=True, exist_ok=True)
     if not (directory / "node_modules" / "kafkajs").exists():
         run(npm, "install", "--no-audit", "--no-fund", "--no-package-lock", "kafkajs@2.2.4", directory=directory)
     (directory / "program.js").write_text((PROGRAMS / "kafkajs.js").read_text())
-    seen = assert_same(
-        brokers, lambda broker, topic: json.loads(run(node, "program.js", broker, topic, directory=directory))
-    )
+    return json.loads(run(node, "program.js", broker, topic, directory=directory, variables=variables))
+
+
+def test_kafkajs(brokers: dict[str, str]) -> None:
+    """The same in JavaScript, as far as it has codecs."""
+    seen = assert_same(brokers, kafkajs)
     assert (len(seen["all"]), len(seen["seen"])) == (122, 121)
+
+
+@pytest.mark.parametrize("name", ["franz", "sarama"])
+def test_clients_in_go_over_sasl_ssl(secured: Secured, go_program: Callable[[str], Path], name: str) -> None:
+    """SCRAM over TLS, everything that they do without it."""
+    seen = json.loads(run(go_program(name), secured.address, new_topic(), variables=secured.variables))
+    assert (len(seen["all"]), len(seen["seen"])) == (302, 301)
+
+
+def test_kafkajs_over_sasl_ssl(secured: Secured) -> None:
+    """The same in JavaScript."""
+    seen = kafkajs(secured.address, new_topic(), **secured.variables)
+    assert (len(seen["all"]), len(seen["seen"])) == (122, 121)
+
+
+def test_java_tools_over_sasl_ssl(secured: Secured, tool: Callable[..., str], tmp_path: Path) -> None:
+    """Topics, an idempotent producer, a group, and the refusal of a wrong password."""
+    config, topic = tmp_path / "client.properties", new_topic()
+    config.write_text(secured.properties())
+    server = ("--bootstrap-server", secured.address, "--command-config", str(config))
+    tool("TopicCommand", *server, "--create", "--topic", topic, "--partitions", "2")
+    lines = "".join(f"value {number}\n" for number in range(50))
+    tool("ConsoleProducer", *server, "--topic", topic, given=lines)
+    consumed = tool(
+        *("consumer.ConsoleConsumer", *server, "--topic", topic, "--from-beginning", "--max-messages", "50"),
+        *("--group", f"{topic}-group", "--timeout-ms", "60000"),
+    )
+    assert sorted(consumed.splitlines()) == sorted(lines.splitlines())
+    config.write_text(secured.properties("wrong"))
+    with pytest.raises(AssertionError, match="SaslAuthenticationException"):
+        tool("TopicCommand", *server, "--list")
 
 
 def test_kcat(brokers: dict[str, str]) -> None:

@@ -3,6 +3,8 @@ package main
 
 import (
 	"context"
+	"crypto/tls"
+	"crypto/x509"
 	"encoding/json"
 	"fmt"
 	"os"
@@ -11,6 +13,7 @@ import (
 
 	"github.com/twmb/franz-go/pkg/kadm"
 	"github.com/twmb/franz-go/pkg/kgo"
+	"github.com/twmb/franz-go/pkg/sasl/scram"
 )
 
 type seen struct {
@@ -29,10 +32,25 @@ func check(err error) {
 	}
 }
 
-func consumed(ctx context.Context, broker, topic, group string, count int, level kgo.IsolationLevel) []seen {
-	client, err := kgo.NewClient(kgo.SeedBrokers(broker), kgo.ConsumerGroup(group), kgo.ConsumeTopics(topic),
-		kgo.FetchIsolationLevel(level), kgo.ConsumeResetOffset(kgo.NewOffset().AtStart()))
+// A client of the broker, over SASL_SSL if there is KAFKA_CA.
+func connect(broker string, more ...kgo.Opt) *kgo.Client {
+	options := append([]kgo.Opt{kgo.SeedBrokers(broker)}, more...)
+	if path := os.Getenv("KAFKA_CA"); path != "" {
+		certificate, err := os.ReadFile(path)
+		check(err)
+		roots := x509.NewCertPool()
+		roots.AppendCertsFromPEM(certificate)
+		user := scram.Auth{User: os.Getenv("KAFKA_USER"), Pass: os.Getenv("KAFKA_PASSWORD")}
+		options = append(options, kgo.DialTLSConfig(&tls.Config{RootCAs: roots}), kgo.SASL(user.AsSha256Mechanism()))
+	}
+	client, err := kgo.NewClient(options...)
 	check(err)
+	return client
+}
+
+func consumed(ctx context.Context, broker, topic, group string, count int, level kgo.IsolationLevel) []seen {
+	client := connect(broker, kgo.ConsumerGroup(group), kgo.ConsumeTopics(topic),
+		kgo.FetchIsolationLevel(level), kgo.ConsumeResetOffset(kgo.NewOffset().AtStart()))
 	defer client.Close()
 	var found []seen
 	for len(found) < count {
@@ -56,17 +74,15 @@ func main() {
 	broker, topic := os.Args[1], os.Args[2]
 	ctx, cancel := context.WithTimeout(context.Background(), 90*time.Second)
 	defer cancel()
-	base, err := kgo.NewClient(kgo.SeedBrokers(broker))
-	check(err)
+	base := connect(broker)
 	defer base.Close()
 	admin := kadm.NewClient(base)
-	_, err = admin.CreateTopic(ctx, 3, 1, nil, topic)
+	_, err := admin.CreateTopic(ctx, 3, 1, nil, topic)
 	check(err)
 	_, again := admin.CreateTopic(ctx, 3, 1, nil, topic)
 	codecs := []kgo.CompressionCodec{kgo.NoCompression(), kgo.GzipCompression(), kgo.SnappyCompression(), kgo.Lz4Compression(), kgo.ZstdCompression()}
 	for _, codec := range codecs {
-		producer, err := kgo.NewClient(kgo.SeedBrokers(broker), kgo.ProducerBatchCompression(codec), kgo.RecordPartitioner(kgo.ManualPartitioner()))
-		check(err)
+		producer := connect(broker, kgo.ProducerBatchCompression(codec), kgo.RecordPartitioner(kgo.ManualPartitioner()))
 		var records []*kgo.Record
 		for n := 0; n < 60; n++ {
 			record := &kgo.Record{Topic: topic, Partition: int32(n % 3), Key: []byte(fmt.Sprintf("key %d", n%7)),
@@ -80,8 +96,7 @@ func main() {
 		check(producer.ProduceSync(ctx, records...).FirstErr())
 		producer.Close()
 	}
-	outcome, err := kgo.NewClient(kgo.SeedBrokers(broker), kgo.TransactionalID(topic+"-tx"), kgo.RecordPartitioner(kgo.ManualPartitioner()))
-	check(err)
+	outcome := connect(broker, kgo.TransactionalID(topic+"-tx"), kgo.RecordPartitioner(kgo.ManualPartitioner()))
 	for _, step := range []struct {
 		value string
 		end   kgo.TransactionEndTry

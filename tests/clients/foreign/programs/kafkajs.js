@@ -2,7 +2,12 @@
 const { Kafka, logLevel, CompressionTypes } = require("kafkajs");
 
 const [, , broker, topic] = process.argv;
-const kafka = new Kafka({ clientId: "kafkajs", brokers: [broker], logLevel: logLevel.NOTHING });
+const { KAFKA_CA, KAFKA_USER: username, KAFKA_PASSWORD: password } = process.env;
+const secured = KAFKA_CA && {
+  ssl: { ca: [require("fs").readFileSync(KAFKA_CA)] },
+  sasl: { mechanism: "scram-sha-256", username, password },
+};
+const kafka = new Kafka({ clientId: "kafkajs", brokers: [broker], logLevel: logLevel.NOTHING, ...secured });
 
 async function consumed(group, count, isolated) {
   const consumer = kafka.consumer({ groupId: group, readUncommitted: !isolated });

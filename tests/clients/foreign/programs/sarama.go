@@ -3,6 +3,8 @@ package main
 
 import (
 	"context"
+	"crypto/tls"
+	"crypto/x509"
 	"encoding/json"
 	"fmt"
 	"os"
@@ -10,6 +12,7 @@ import (
 	"time"
 
 	"github.com/IBM/sarama"
+	"github.com/xdg-go/scram"
 )
 
 type seen struct {
@@ -76,9 +79,41 @@ func consumed(config *sarama.Config, broker, topic, name string, count int) []se
 	return h.found
 }
 
+// sarama leaves SCRAM to another library.
+type conversation struct {
+	*scram.ClientConversation
+}
+
+func (c *conversation) Begin(user, password, authzID string) error {
+	client, err := scram.SHA256.NewClient(user, password, authzID)
+	if err == nil {
+		c.ClientConversation = client.NewConversation()
+	}
+	return err
+}
+
+// Over SASL_SSL if there is KAFKA_CA.
+func secure(config *sarama.Config) {
+	path := os.Getenv("KAFKA_CA")
+	if path == "" {
+		return
+	}
+	certificate, err := os.ReadFile(path)
+	check(err)
+	roots := x509.NewCertPool()
+	roots.AppendCertsFromPEM(certificate)
+	config.Net.TLS.Enable = true
+	config.Net.TLS.Config = &tls.Config{RootCAs: roots}
+	config.Net.SASL.Enable = true
+	config.Net.SASL.Mechanism = sarama.SASLTypeSCRAMSHA256
+	config.Net.SASL.User, config.Net.SASL.Password = os.Getenv("KAFKA_USER"), os.Getenv("KAFKA_PASSWORD")
+	config.Net.SASL.SCRAMClientGeneratorFunc = func() sarama.SCRAMClient { return &conversation{} }
+}
+
 func main() {
 	broker, topic := os.Args[1], os.Args[2]
 	config := sarama.NewConfig()
+	secure(config)
 	config.Version = sarama.V3_6_0_0
 	config.Producer.Idempotent = true
 	config.Net.MaxOpenRequests = 1
