@@ -19,6 +19,7 @@ import typer
 from tidelog.cli.output import parse_size
 from tidelog.cli.session import Session, command
 from tidelog.errors import ConfigError
+from tidelog.tracing import start_tracing
 
 if TYPE_CHECKING:
     from tidelog.cluster.runtime import Cluster
@@ -144,6 +145,9 @@ def serve(
     tls_key: TlsKeyOption = None,
     tls_client_ca: ClientCaOption = None,
     allow_plaintext: PlaintextOption = False,
+    tracing: Annotated[
+        bool, typer.Option("--tracing", help="Traces by OpenTelemetry, if it is installed and set up.")
+    ] = False,
     allow_anonymous: AnonymousOption = False,
     oauth_keys: OAuthKeysOption = None,
     oauth_issuer: OAuthIssuerOption = None,
@@ -169,6 +173,7 @@ def serve(
         "tls_key": tls_key,
         "tls_client_ca": tls_client_ca,
         "allow_plaintext": allow_plaintext or None,
+        "tracing": tracing or None,
         "allow_anonymous": allow_anonymous or None,
         "oauth_keys": oauth_keys,
         "oauth_issuer": oauth_issuer,
@@ -237,6 +242,8 @@ async def _serve(
     from tidelog.service.http.service import HttpSettings
     from tidelog.service.node import Node
 
+    if protection.tracing:
+        start_tracing()
     security = Security(protection)
     stopping = asyncio.Event()
     loop = asyncio.get_running_loop()

@@ -23,7 +23,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import CancelledError, Executor, Future
 from pathlib import Path
 from threading import Lock
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -57,6 +57,7 @@ from tidelog.log.atomic_batches import GroupOf
 from tidelog.store.keys import ObjectId
 from tidelog.store.object_store import ObjectStore
 from tidelog.store.scheduler import NEVER, DaemonPool, in_thread
+from tidelog.tracing import is_tracing, record_span
 
 # Objects that are planned and not published yet: uploaded several at a time, published one after the other.
 #
@@ -340,11 +341,18 @@ class Shipper:
                 self._counters.failed(error)
                 raise
             finally:
-                self._counters.cycle_seconds.add(self._clock.monotonic() - begin)
+                seconds = self._clock.monotonic() - begin
+                self._counters.cycle_seconds.add(seconds)
+                if is_tracing():
+                    record_span("tidelog.ship", seconds, self._traced())
             self._counters.succeeded()
             if self.shipped_offset < self._log.next_offset:
                 self._waiting_since = begin  # what is left came while the rest was shipped
         return self.shipped_offset
+
+    def _traced(self) -> dict[str, Any]:
+        subject = {f"tidelog.{noun}": name for noun, name in self._log.subject.items()}
+        return {**subject, "tidelog.shipped_offset": self.shipped_offset}
 
     def _allowed(self) -> int:
         durable = self._log.durable_offset

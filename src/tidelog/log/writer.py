@@ -37,6 +37,7 @@ from tidelog.log.segment import Segment, Segments
 from tidelog.log.settings import LogSettings
 from tidelog.log.tail_cache import Chunk, caches
 from tidelog.log.writer_pool import WriterPool, join_pool
+from tidelog.tracing import is_tracing, record_span
 
 # The file at the end of the log: written, synced, and closed for good when it is full or old.
 #
@@ -272,6 +273,10 @@ class _Next(enum.Enum):
     STEP = enum.auto()
     REST = enum.auto()
     END = enum.auto()
+
+
+def _as_attributes(subject: Subject) -> dict[str, str]:
+    return {f"tidelog.{noun}": name for noun, name in subject.items()}
 
 
 class _DiskIsFullError(Exception):
@@ -530,7 +535,10 @@ class Writer:
         offset = self._append_queue.written_offset
         begin = self._clock.monotonic()
         self._active.sync()
-        self.sync_seconds.add(self._clock.monotonic() - begin)
+        seconds = self._clock.monotonic() - begin
+        self.sync_seconds.add(seconds)
+        if is_tracing():
+            record_span("tidelog.sync", seconds, {**_as_attributes(self._subject), "tidelog.next_offset": offset})
         self._unsynced_writes = 0
         self._append_queue.synced(offset)
 

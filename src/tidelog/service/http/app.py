@@ -65,6 +65,7 @@ from tidelog.service.http.problems import (
 )
 from tidelog.service.http.routes import JSON, Match, Route, Router
 from tidelog.service.http.service import Service
+from tidelog.tracing import is_tracing, request_span
 
 _logger = logging.getLogger("tidelog.http")
 _NORMAL, _GOING_AWAY, _POLICY_VIOLATION, _INTERNAL = 1000, 1001, 1008, 1011
@@ -140,6 +141,22 @@ class _Request:
     # HTTP
 
     async def answer(self) -> None:
+        if not is_tracing():
+            await self._answer_timed()
+            return
+        with request_span(self._scope["method"], self._peer.headers) as span:
+            await self._answer_timed()
+            if span is not None:
+                self._describe(span)
+
+    def _describe(self, span: Any) -> None:
+        """The route says what was asked for; the path and the query are the client's own."""
+        route = "other" if self._route is None else self._route.path
+        span.update_name(f"{self._scope['method']} {route}")
+        attributes = {"http.route": route, "http.response.status_code": self._status}
+        span.set_attributes({"http.request.method": self._scope["method"], **attributes})
+
+    async def _answer_timed(self) -> None:
         began = time.perf_counter()
         try:
             await self._answer(self._scope["method"])

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import time
 from collections.abc import AsyncIterator
 from http import HTTPStatus
 from typing import Annotated, Any, Literal
@@ -41,6 +42,7 @@ from tidelog.service.kafka.broker import ServedTopic
 from tidelog.store.scheduler import in_store_thread
 from tidelog.topics.message import SHIPPED, Message, OnGap, Sync
 from tidelog.topics.partitioned import PartitionOffset, partition_of
+from tidelog.tracing import is_tracing, record_span
 
 routes = RouteTable("Messages")
 _TEXT = "text/plain"
@@ -117,7 +119,11 @@ async def produce(call: Call) -> Appended | Reply:
     served = await call.topic_in_use()
     if query.partition is None and served.count > 1 and not call.service.broker.placement.is_alone:
         query = msgspec.structs.replace(query, partition=_one_partition(call, served, messages))
+    began = time.perf_counter()
     result = await _append(call.service, served, messages, query)
+    if is_tracing():
+        seen = {"tidelog.topic": str(served.name), "tidelog.messages": len(messages), "tidelog.sync": query.sync}
+        record_span("tidelog.append", time.perf_counter() - began, seen)
     if call.media_type == MSGPACK or call.accepts(MSGPACK):
         return Reply(_encode_packed(result), MSGPACK)
     return result
