@@ -29,12 +29,14 @@ from tidelog.cluster.documents import (
 from tidelog.cluster.leader import LeaderRounds, read_decisions, read_loads
 from tidelog.cluster.load_manager import Candidate, imbalance, plan
 from tidelog.cluster.member import changed_drain
+from tidelog.cluster.promotion import Promotion, plan_promotion, promote
 from tidelog.errors import ConfigError, InputError, NotFoundError
 from tidelog.fields import read_keywords
 from tidelog.store.document import VersionedDocument, decode_json, encode_json
 from tidelog.store.keys import ClusterKeys
 from tidelog.store.metadata.base import MetadataStore
 from tidelog.store.metadata.watch import Changes
+from tidelog.store.object_store import ObjectStore
 from tidelog.topics.names import TopicName, parse_topic_name
 
 _POLL_SECONDS = 0.1
@@ -76,8 +78,17 @@ class ClusterOperations:
                 f"{metadata.url} has no cluster: nodes agree by etcd", hint="Name it with --metadata etcd://host:port"
             )
         self._metadata = metadata
+        self._root = root
         self._clock = clock or SystemClock()
         self.keys = ClusterKeys(root)
+
+    def plan_promotion(self, replica: ObjectStore) -> Promotion:
+        """What would be lost if this replica became the first store."""
+        return plan_promotion(self._metadata, self._root, replica)
+
+    def promote(self, replica: ObjectStore) -> Promotion:
+        """Makes this replica the first store; InputError while a node is alive."""
+        return promote(self._metadata, self._root, replica, self._clock)
 
     def state(self) -> ClusterState:
         """The documents as they are now."""

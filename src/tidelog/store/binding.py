@@ -94,6 +94,12 @@ class StoreBinding:
         elif bound is not None and (asks_store or bound.store != self._objects.url):
             self._require_same(bound, self._store_id())
 
+    def rebind(self) -> None:
+        """Makes the catalog that of this store, whatever it was bound to: the caller has brought it here."""
+        store_id = self._store_id() or self._made_id()
+        ours = BoundStore(store_id=store_id, store=self._objects.url)
+        self._document.update(lambda _: ours, rewrites=True)
+
     def _bind(self) -> None:
         store_id = self._store_id() or self._made_id()
         ours = BoundStore(store_id=store_id, store=self._objects.url)

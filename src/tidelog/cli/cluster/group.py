@@ -16,12 +16,13 @@ import typer
 from tidelog.cli.cluster.dev import dev
 from tidelog.cli.errors import ExitCode
 from tidelog.cli.output import Row, counted
-from tidelog.cli.session import Session, command, command_group
+from tidelog.cli.session import Session, command, command_group, confirm
 from tidelog.errors import InputError
 
 if TYPE_CHECKING:
     from tidelog.cluster.documents import Decision
     from tidelog.cluster.operations import ClusterOperations
+    from tidelog.cluster.promotion import PromotedLog
 
 NodeArgument = Annotated[str, typer.Argument(metavar="NODE", help="The name of a node.")]
 WaitOption = Annotated[
@@ -37,7 +38,7 @@ def add_to(app: typer.Typer) -> None:
     commands: list[tuple[str, Callable[..., None]]] = [
         *(("dev", dev), ("status", status), ("nodes", nodes), ("plan", plan), ("decisions", decisions)),
         *(("move", move), ("drain", drain), ("undrain", undrain), ("balance", balance)),
-        *(("restore-point", restore_point), ("settings", settings)),
+        *(("restore-point", restore_point), ("settings", settings), ("promote", promote)),
     ]
     for name, work in commands:
         command(group, name)(work)
@@ -265,6 +266,41 @@ def settings(
         given[name.strip()] = value.strip() or None
     with _operations(session) as cluster:
         session.output.record(msgspec.structs.asdict(cluster.settings(**given)))
+
+
+def promote(
+    session: Session,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only show what would be lost.")] = False,
+) -> None:
+    """Makes the replica of --store the first store.
+
+    For the loss of the first one, with all nodes stopped. It shows before what is lost. Nodes are started with the new
+    store after it, in directories of their own.
+    """
+    from tidelog.store.urls import open_store
+
+    if session.settings.store is None:
+        raise InputError("the replica is missing", hint="Name it with --store s3://bucket/prefix")
+    replica = open_store(session.settings.store, session.settings.object_store)
+    with _operations(session) as cluster:
+        found = cluster.plan_promotion(replica)
+        rows = [_promoted_row(log) for log in found.logs]
+        document = {"store": found.store, "first": found.first, "lost": found.lost, "logs": rows, "done": not dry_run}
+        if not session.output.as_json:
+            session.output.table(("log", "catalog", "replica", "lost"), rows)
+        if not dry_run:
+            what = f"promote {found.store}, which loses {counted(found.lost, 'message')} that {found.first} had"
+            confirm(session, yes, f"{what[0].upper()}{what[1:]}?", what)
+            cluster.promote(replica)
+    text = f"{counted(found.lost, 'message')} would be lost, and what was not shipped."
+    if not dry_run:
+        text = f"{found.store} is the first store now. Start the nodes with --store {found.store}."
+    session.output.result(document, text)
+
+
+def _promoted_row(log: PromotedLog) -> Row:
+    return {"log": log.topic, "catalog": log.in_catalog, "replica": log.in_replica, "lost": log.lost}
 
 
 def _operator() -> str:

@@ -1,0 +1,174 @@
+"""Makes a replica the first store of an installation, after the loss of the first one.
+
+    plan_promotion -> what would be lost, topic by topic -> promote -> start the nodes with the new store
+
+A replica has the objects of every topic that has it among its `replicas`, and their catalog in its bucket. Promotion
+brings that catalog into the metadata store of the cluster, in place of the one of the first store.
+
+Invariants
+- Nothing is changed while a node of the cluster is alive: who serves would go on with the first store.
+- What is lost is said before: messages that the catalog knows and the replica does not have. What was not shipped is on
+  the disks of the nodes, or in flushes of the first store, and nobody knows here how much that is.
+- A promoted log has a higher epoch than any owner had: an owner that comes back is fenced, and its tail can be rescued.
+- The catalog is bound to the new store last. What is interrupted before is done again by the next promotion; nodes of
+  either store are refused, or find a whole catalog.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from itertools import groupby
+from typing import NamedTuple
+
+import msgspec
+
+from tidelog.clock import Clock
+from tidelog.cold.catalog import Catalog, Owner
+from tidelog.cold.ownership import new_claim
+from tidelog.errors import ConfigError, InputError
+from tidelog.store.binding import BoundStore, StoreBinding
+from tidelog.store.document import decode_json, encode_json
+from tidelog.store.keys import ClusterKeys, TopicKeys, parse_topic_key, store_key, topics_prefix
+from tidelog.store.metadata.base import Delete, Entry, MetadataStore, Put, Write
+from tidelog.store.metadata.open import BUCKET, open_metadata_store
+from tidelog.store.object_store import ObjectStore
+
+_WRITES_AT_ONCE = 50
+PROMOTED = "promoted"
+"""Whom a promoted log belongs to, until a node claims it."""
+
+
+class PromotedLog(NamedTuple):
+    """A topic without partitions, or a partition: where the catalog and the replica end. `in_replica` is None where the
+    replica has nothing of it."""
+
+    topic: str
+    in_catalog: int
+    in_replica: int | None
+
+    @property
+    def lost(self) -> int:
+        """How many offsets are gone."""
+        return max(0, self.in_catalog - (self.in_replica or 0))
+
+
+class Promotion(NamedTuple):
+    """What a promotion would do."""
+
+    store: str
+    first: str
+    logs: tuple[PromotedLog, ...]
+
+    @property
+    def lost(self) -> int:
+        return sum(log.lost for log in self.logs)
+
+
+def plan_promotion(metadata: MetadataStore, root: str, replica: ObjectStore) -> Promotion:
+    """What would be lost. Changes nothing; ConfigError where the store is no replica of this installation."""
+    copies = open_metadata_store(BUCKET, replica, read_only=True)
+    known, copied = _ends(metadata, root), _ends(copies, root)
+    if not copied:
+        raise ConfigError(
+            f"{replica.url} is no replica: it has no topic below the root {root!r}",
+            hint="Name a store that is among the `replicas` of the topics",
+        )
+    first = _bound_store(metadata, root)
+    if first == replica.url:
+        raise ConfigError(f"{replica.url} is the first store of this installation already")
+    strangers = [name for name, end in copied.items() if name in known and known[name][1] != end[1]]
+    if strangers:
+        raise ConfigError(f"{replica.url} has another log than this installation under the name {strangers[0]}")
+    logs = []
+    for name in sorted(known.keys() | copied.keys()):
+        in_catalog = known[name][0] if name in known else copied[name][0]
+        logs.append(PromotedLog(name, in_catalog, copied[name][0] if name in copied else None))
+    return Promotion(replica.url, first, tuple(logs))
+
+
+def promote(metadata: MetadataStore, root: str, replica: ObjectStore, clock: Clock) -> Promotion:
+    """Carries it out; InputError while a node is alive."""
+    keys = ClusterKeys(root)
+    alive = [key.removeprefix(keys.nodes_prefix) for key in metadata.keys(keys.nodes_prefix)]
+    if alive:
+        raise InputError(
+            f"these nodes are alive: {', '.join(alive)}", hint="Stop them, or wait until their leases have run out"
+        )
+    promotion = plan_promotion(metadata, root, replica)
+    copies = open_metadata_store(BUCKET, replica, read_only=True)
+    documents = {name: list(some) for name, some in _documents(copies, root)}
+    for name, known in _documents(metadata, root):
+        if name not in documents:
+            _commit(metadata, [*(Delete(one.key) for one in known), Delete(keys.topic(*name.split("/", 1)))])
+    for name, found in documents.items():
+        _bring(metadata, root, name, found, replica.url, clock)
+    StoreBinding(replica, metadata, root, clock).rebind()
+    return promotion
+
+
+def _bring(metadata: MetadataStore, root: str, name: str, found: Sequence[Entry], store: str, clock: Clock) -> None:
+    """The catalog of one name as the replica has it, in place of the one that is there."""
+    topic = TopicKeys(*name.split("/", 1), root)
+    there = {entry.key: entry for entry in metadata.range(topic.metadata_prefix)}
+    wanted = {entry.key: entry.value for entry in found}
+    if topic.owner in wanted:
+        owner = decode_json(wanted[topic.owner], topic.owner, Owner)
+        known = decode_json(there[topic.owner].value, topic.owner, Owner) if topic.owner in there else owner
+        claim = new_claim()
+        promoted = Owner(
+            epoch=max(owner.epoch, known.epoch) + 1,
+            claim=claim,
+            incarnation=claim,
+            node=PROMOTED,
+            claimed_us=clock.now_us(),
+            log_id=owner.log_id,
+        )
+        _commit(metadata, [Put(topic.owner, encode_json(promoted))])  # first: earlier owners are fenced
+        del wanted[topic.owner]
+    if topic.settings in wanted:
+        wanted[topic.settings] = _without_replica(wanted[topic.settings], store)
+    kept = {topic.owner, *wanted}
+    writes: list[Write] = [Delete(key) for key in there if key not in kept]
+    _commit(metadata, [*writes, *(Put(key, value) for key, value in wanted.items())])
+
+
+def _without_replica(settings: bytes, store: str) -> bytes:
+    """A store is no replica of itself."""
+    own = msgspec.json.decode(settings, type=dict[str, object])
+    replicas = own.get("replicas")
+    if isinstance(replicas, list):
+        own["replicas"] = [url for url in replicas if url != store]
+    return msgspec.json.encode(own)
+
+
+def _commit(metadata: MetadataStore, writes: Sequence[Write]) -> None:
+    for first in range(0, len(writes), _WRITES_AT_ONCE):
+        metadata.commit([], writes[first : first + _WRITES_AT_ONCE])
+
+
+def _documents(metadata: MetadataStore, root: str) -> Iterator[tuple[str, list[Entry]]]:
+    """All documents of topics, by the name of the topic."""
+
+    def name_of(entry: Entry) -> str:
+        found = parse_topic_key(entry.key, root)
+        return "" if found is None else f"{found.namespace}/{found.topic}"
+
+    for name, entries in groupby(metadata.range(topics_prefix(root)), key=name_of):
+        if name:
+            yield name, list(entries)
+
+
+def _ends(metadata: MetadataStore, root: str) -> dict[str, tuple[int, str]]:
+    """Where each log ends in a catalog, and which log it is."""
+    found = {}
+    for name, _ in _documents(metadata, root):
+        catalog = Catalog(metadata, TopicKeys(*name.split("/", 1), root))
+        owner = catalog.owner()
+        if owner is not None:
+            found[name] = catalog.next_offset(), owner[0].log_id
+    return found
+
+
+def _bound_store(metadata: MetadataStore, root: str) -> str:
+    entry = metadata.get(store_key(root))
+    return "" if entry is None else decode_json(entry.value, entry.key, BoundStore).store
