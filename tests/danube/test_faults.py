@@ -34,9 +34,9 @@ from tests.log.workbench import (
 import tidelog
 from tidelog.errors import CorruptionError, LogFailedError, TidelogError
 from tidelog.log import Log, LogSettings
-from tidelog.log.checkpoint import read_checkpoint
 from tidelog.log.directory import wal_files
 from tidelog.log.frame import HEADER_BYTES
+from tidelog.log.segment import read_checkpoint
 from tidelog.testing import POLICIES, Crash, FaultyFiles
 
 FRAME_BYTES = HEADER_BYTES + 20

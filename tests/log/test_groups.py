@@ -13,8 +13,8 @@ from tests.log.workbench import DIRECTORY, contents, disk_with, files_of
 
 from tidelog.errors import LogFailedError
 from tidelog.log import Log, LogSettings
-from tidelog.log.checkpoint import describe_segments
 from tidelog.log.frame import encode_many
+from tidelog.log.segment import describe_segments
 from tidelog.log.view import LogView
 from tidelog.testing import FaultyFiles, History, crash_machine_everywhere
 

@@ -24,9 +24,9 @@ from tests.log.workbench import (
 
 from tidelog.errors import CorruptionError, DataError, GapError
 from tidelog.log import Log, LogSettings
-from tidelog.log.checkpoint import describe_segments, write_checkpoint
 from tidelog.log.directory import CHECKPOINT
 from tidelog.log.frame import HEADER_BYTES, encode
+from tidelog.log.segment import describe_segments, write_checkpoint
 from tidelog.testing import FaultyFiles, ManualClock
 
 SIZE = 20

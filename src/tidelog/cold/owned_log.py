@@ -96,7 +96,7 @@ class Node:
             FlushLog.close,
         )
         """What brings messages to the store before they are acknowledged, for the topics that ask for it."""
-        self.flush_reader = FlushReader(self.metadata, objects, self.lease.session, root)
+        self.flush_reader = Lazy(lambda: FlushReader(self.metadata, objects, self.lease.session, root))
 
     def check_binding(self, *, asks_store: bool = False) -> None:
         """ConfigError where the catalog is that of another store."""

@@ -586,7 +586,7 @@ class Tier:
         if source is None:
             return False
         first = log.next_offset
-        for frames in self._node.flush_reader.frames(source, ownership.owner.log_id, first):
+        for frames in self._node.flush_reader().frames(source, ownership.owner.log_id, first):
             log.append_frames(frames)
         if log.next_offset == first:
             return False

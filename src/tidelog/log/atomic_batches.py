@@ -25,12 +25,11 @@ import msgspec
 from tidelog.clock import Clock
 from tidelog.errors import CorruptionError, TidelogError, offsets_text
 from tidelog.files import Files
-from tidelog.log.checkpoint import describe_segments, write_checkpoint
 from tidelog.log.directory import CHECKPOINT
 from tidelog.log.frame import Frames
 from tidelog.log.reader import Reader, Source
 from tidelog.log.recovery import REPAIR_HINT, Recovered
-from tidelog.log.segment import FilePart, FileScanner, Segment, byte_of_offset
+from tidelog.log.segment import FilePart, FileScanner, Segment, byte_of_offset, describe_segments, write_checkpoint
 
 _logger = logging.getLogger("tidelog.log")
 GroupOf = Callable[[bytes], tuple[int, int]]

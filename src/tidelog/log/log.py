@@ -31,12 +31,11 @@ from tidelog.log import shutdown as stopping
 from tidelog.log.append_queue import AppendQueue, Waiter
 from tidelog.log.atomic_batches import GroupOf, cut_unfinished, whole_below, without_unfinished
 from tidelog.log.binding import BoundFiles
-from tidelog.log.checkpoint import describe_segments, write_checkpoint
 from tidelog.log.directory import marked_offset, take_directory
 from tidelog.log.frame import Frames
 from tidelog.log.reader import Position, ReadableLog, Reader, check_first_offset
 from tidelog.log.recovery import KeptElsewhere, Recovered, cut_torn_tail, move_start, recover, settle_start
-from tidelog.log.segment import FilePart, FileSpan, Segment, Segments
+from tidelog.log.segment import FilePart, FileSpan, Segment, Segments, describe_segments, write_checkpoint
 from tidelog.log.settings import LogSettings, LogStatistics
 from tidelog.log.tail_cache import Batch
 from tidelog.log.writer import ActiveFile, IngestedSegments, Writer, remove_ingested

@@ -25,10 +25,9 @@ from tidelog.codec import MAX_OFFSET
 from tidelog.errors import CorruptionError, DataError, GapError, offsets_text
 from tidelog.files import File, Files, is_full_disk
 from tidelog.log.binding import first_offset_of
-from tidelog.log.checkpoint import Checkpoint, CheckpointFile, read_checkpoint
 from tidelog.log.directory import REMOVED, marked_offset, removed_name, start_name, start_offsets, wal_files
 from tidelog.log.frame import HEADER, HEADER_BYTES, MAX_PAYLOAD_BYTES, Frames, Stop, find_frame, frame_crc, scan
-from tidelog.log.segment import FileScanner, Segment
+from tidelog.log.segment import Checkpoint, CheckpointFile, FileScanner, Segment, read_checkpoint
 from tidelog.log.settings import MIB, LogSettings, RecoveryReport, TornTail
 
 # Classifies what follows the point where the frames stop: nothing (a torn tail), or good frames (damage).

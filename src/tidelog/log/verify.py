@@ -22,7 +22,6 @@ from tidelog.codec import MAX_OFFSET
 from tidelog.files import File, Files
 from tidelog.findings import TORN_TAIL, UNREADABLE, About, Finding
 from tidelog.log.binding import BoundFiles, header_problem, is_foreign
-from tidelog.log.checkpoint import Checkpoint, read_checkpoint
 from tidelog.log.directory import wal_files, wal_name
 from tidelog.log.frame import HEADER_BYTES, Frames, Stop
 from tidelog.log.recovery import (
@@ -35,7 +34,7 @@ from tidelog.log.recovery import (
     oldest_offset,
     read_start,
 )
-from tidelog.log.segment import FileScanner
+from tidelog.log.segment import Checkpoint, FileScanner, read_checkpoint
 from tidelog.log.settings import MIB, LogSettings
 
 _CHUNK_BYTES = 2 * MIB

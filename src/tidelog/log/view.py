@@ -19,11 +19,10 @@ from tidelog.errors import NotFoundError, OffsetOutOfRangeError
 from tidelog.files import Files
 from tidelog.log.atomic_batches import GroupOf, without_unfinished
 from tidelog.log.binding import BoundFiles
-from tidelog.log.checkpoint import describe_segments
 from tidelog.log.directory import wal_files
 from tidelog.log.reader import ReadableLog
 from tidelog.log.recovery import Recovered, Recovery, read_start, recover, refuse_missing_start
-from tidelog.log.segment import FilePart, Segment, Segments
+from tidelog.log.segment import FilePart, Segment, Segments, describe_segments
 from tidelog.log.settings import LogSettings, RecoveryReport
 from tidelog.log.tail_cache import Batch
 

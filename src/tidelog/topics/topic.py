@@ -22,7 +22,7 @@ from tidelog.log.frame import Frames
 from tidelog.log.isolation import READ_COMMITTED, CommittedReader, Isolation, check_isolation
 from tidelog.log.reader import BatchReader, checked_offset
 from tidelog.log.repair import LOST_PAYLOAD
-from tidelog.log.transactions import OpenTransaction
+from tidelog.log.transactions import OpenTransaction, TopicTransactions
 from tidelog.log.view import LogView
 from tidelog.staging.ingest import Ingester
 from tidelog.store.aio import twin, twin_of
@@ -49,7 +49,6 @@ from tidelog.topics.subscription.cursors import CursorStore
 from tidelog.topics.subscription.dead_letters import DeadLetterTopic
 from tidelog.topics.subscription.feed import Filter
 from tidelog.topics.subscription.options import Kind, SubscribeOptions
-from tidelog.topics.transactions import TopicTransactions
 from tidelog.topics.verify import verify_topic
 from tidelog.units import to_seconds
 

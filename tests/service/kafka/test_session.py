@@ -25,7 +25,7 @@ from tests.service.kafka.test_server import Client, produce_request, running
 
 from tidelog.clock import ManualClock
 from tidelog.service.auth.accounts import make_user, removing_user, setting_password
-from tidelog.service.auth.failures import Failures
+from tidelog.service.auth.security import Failures
 from tidelog.service.kafka.broker import BrokerSettings
 from tidelog.service.kafka.codec import APIS, wire
 from tidelog.service.kafka.error_codes import ErrorCode

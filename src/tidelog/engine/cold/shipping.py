@@ -323,7 +323,7 @@ class Shipping(Policy):
             threads=settings.cold_read_threads,
         )
         """Reads values that have left the disk. It needs no claim."""
-        self._values = ValueStore(node.objects, keys, core.values)
+        self._values = Lazy(lambda: ValueStore(node.objects, keys, core.values))
         self._states = StoredSnapshots(core, node.objects, keys)
         self._eviction = Lazy(lambda: Eviction(core.wal.log, node.objects, self._unwanted_below, core.wal.remove_below))
         self._lag = Lag(core.wal, core.clock)
@@ -379,7 +379,7 @@ class Shipping(Policy):
     def _gate(self) -> int:
         """What names a value file that is not in the store waits for it."""
         link, mark = self._claimed, self._core.marks.low_water_mark
-        pending = self._values.pending(link.published.high_water_mark, mark)
+        pending = self._values().pending(link.published.high_water_mark, mark)
         return link.gate(pending[0].seq - 1 if pending else mark)
 
     def settle_in(self, taken: Taken, shipper: Shipper) -> None:
@@ -421,7 +421,7 @@ class Shipping(Policy):
         """Ships everything up to the low-water mark now; returns the new high-water mark."""
         if self._core.values.names():
             with self.linked() as link:
-                self._values.upload(link.published.high_water_mark, self._core.marks.low_water_mark)
+                self._values().upload(link.published.high_water_mark, self._core.marks.low_water_mark)
         self.owner.ship()
         self.purge()
         return self._claimed.published.high_water_mark
@@ -459,7 +459,7 @@ class Shipping(Policy):
     def remove_unused_values(self, used: Collection[ValueName], up_to_seq: int) -> None:
         """Deletes the value files of entries up to a seq that no version refers to, from the store."""
         with self.linked() as link:
-            self._values.remove_unused(used, up_to_seq, link.owned.ownership.verify)
+            self._values().remove_unused(used, up_to_seq, link.owned.ownership.verify)
 
     def _unwanted_below(self) -> int:
         """Nothing from the beginning of the last complete checkpoint on: redo starts there."""

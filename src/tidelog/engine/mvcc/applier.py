@@ -63,7 +63,7 @@ from tidelog.engine.value_files import StagedFile
 from tidelog.engine.wal.operations import OperationRecord, decode_operation, encode_operation, names_of, same_entry
 from tidelog.engine.wal.record_header import LAST, PART_OF_BATCH, REFUSED, decode_operation_head
 from tidelog.engine.wal.ship_watermark import LsnRange, SeqIndex
-from tidelog.engine.wal.value import CODEC_FILE, StoredValue, ValueEncoder, size_and_crc
+from tidelog.engine.wal.value import CODEC_FILE, NO_VALUE, StoredValue, ValueEncoder, size_and_crc
 from tidelog.engine.wal.wal import Wal
 from tidelog.errors import DataError, InputError, InternalError, NotFoundError, OffsetOutOfRangeError
 from tidelog.store.object_store import ObjectStore
@@ -218,9 +218,6 @@ class _Object(NamedTuple):
         return size_and_crc(value)[1] if isinstance(value, PutObject) else value.crc
 
 
-_NO_VALUE = StoredValue(b"", 0, 0, 0)
-
-
 class Applier:
     """Turns entries into WAL records and changes of the tree."""
 
@@ -284,7 +281,7 @@ class Applier:
         previous_lsn, last = 0, len(parts) - 1
         shared = REFUSED | (PART_OF_BATCH if last else 0)
         for order, operation in enumerate(parts):
-            value = _NO_VALUE
+            value = NO_VALUE
             if isinstance(operation, PutFile):
                 value = StoredValue(b"", CODEC_FILE, operation.size, operation.crc)
             elif isinstance(operation, PutObject):
@@ -360,10 +357,10 @@ class Applier:
         """Whether there was something to delete; the record is written in any case, the seq is used."""
         found = self._versions.find(operation.bucket, operation.key, seq)
         if found is None:
-            self._add(operation, seq, flags, previous_lsn, order, _NO_VALUE, b"")
+            self._add(operation, seq, flags, previous_lsn, order, NO_VALUE, b"")
             return False
         key = at(object_prefix(operation.bucket, operation.key), seq)
-        self._log_change(operation, seq, flags, previous_lsn, order, _NO_VALUE, key, encode_tombstone(order))
+        self._log_change(operation, seq, flags, previous_lsn, order, NO_VALUE, key, encode_tombstone(order))
         return True
 
     def _copy(self, seq: int, operation: CopyObject, flags: int, previous_lsn: int, order: int) -> None:
@@ -380,7 +377,7 @@ class Applier:
         is_deleted = isinstance(operation, DeleteBucket)
         key = at(bucket_prefix(operation.bucket), seq)
         value = encode_bucket(order, is_deleted=is_deleted)
-        self._log_change(operation, seq, flags, previous_lsn, order, _NO_VALUE, key, value)
+        self._log_change(operation, seq, flags, previous_lsn, order, NO_VALUE, key, value)
         self._versions.buckets.note(operation.bucket, BucketVersion(seq, order, is_deleted))
 
     # Record and page

@@ -51,9 +51,9 @@ from tidelog.engine.wal.wal import SyncMode, Wal
 from tidelog.errors import DataError
 from tidelog.files import Files
 from tidelog.log.binding import bound
-from tidelog.log.checkpoint import Checkpoint, read_checkpoint
 from tidelog.log.directory import CHECKPOINT, wal_files, wal_name
 from tidelog.log.frame import Frames
+from tidelog.log.segment import Checkpoint, read_checkpoint
 
 # Analysis: derives the marks and the unfinished work from the records after a checkpoint, without touching a page.
 #

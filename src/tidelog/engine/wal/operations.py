@@ -33,14 +33,14 @@ from tidelog.engine.entry import (
 from tidelog.engine.wal.record_header import (
     COPY_OBJECT,
     LAST,
+    MAX_FLAGS,
     OPERATION,
-    PART_OF_BATCH,
     REFUSED,
     OperationHead,
     decode_header,
     decode_operation_head,
 )
-from tidelog.engine.wal.value import CODEC_FILE, StoredValue, decode_value, size_and_crc
+from tidelog.engine.wal.value import CODEC_FILE, NO_VALUE, StoredValue, decode_value, size_and_crc
 from tidelog.errors import DataError, InputError
 
 CREATE_BUCKET: Final = 1
@@ -50,8 +50,6 @@ PUT_OBJECT: Final = 4
 DELETE_OBJECT: Final = 5
 
 _MAX_REASON_BYTES = 4096
-_MAX_FLAGS = LAST | REFUSED | PART_OF_BATCH
-_NO_VALUE = StoredValue(b"", 0, 0, 0)
 
 
 class OperationRecord(msgspec.Struct, frozen=True, gc=False):
@@ -155,7 +153,7 @@ def encode_operation(
     previous_lsn: int = 0,
     time_us: int,
     order: int = 0,
-    value: StoredValue = _NO_VALUE,
+    value: StoredValue = NO_VALUE,
     reason: str = "",
     updates: bytes = b"",
 ) -> bytes:
@@ -184,7 +182,7 @@ def decode_operation(payload: bytes, lsn: int) -> OperationRecord:
         kind = decode_header(payload, lsn).kind
         raise DataError(f"a record of kind {kind} with {len(payload)} bytes is no operation, LSN {lsn}")
     head = decode_operation_head(payload, lsn)
-    if head.flags > _MAX_FLAGS or head.previous_lsn >= lsn:
+    if head.flags > MAX_FLAGS or head.previous_lsn >= lsn:
         decode_header(payload, lsn)  # says what is wrong with it, unless the LSN was not known
     bucket, key, src_bucket, src_key, reason = _texts(payload, head, lsn)
     # fmt: off

@@ -54,7 +54,7 @@ LAST: Final = 1
 REFUSED: Final = 2
 """The entry was refused: it has its seq, and changed nothing."""
 PART_OF_BATCH: Final = 4
-_MAX_FLAGS = LAST | REFUSED | PART_OF_BATCH
+MAX_FLAGS: Final = LAST | REFUSED | PART_OF_BATCH
 
 HEADER: Final = struct.Struct("<BBHIQQQ")
 HEADER_BYTES: Final = HEADER.size
@@ -145,7 +145,7 @@ def decode_header(payload: bytes | memoryview, lsn: int) -> Header:
     kind, flags, updates_offset, _, previous_lsn, undo_next_lsn = header
     if not OPERATION <= kind <= REPACK:
         raise DataError(f"record has unknown kind {kind}, LSN {lsn}")
-    if flags > _MAX_FLAGS:
+    if flags > MAX_FLAGS:
         raise DataError(f"record has unknown flags {flags}, LSN {lsn}")
     if updates_offset > len(payload):
         raise DataError(f"a record of {len(payload)} bytes has its page updates at {updates_offset}, LSN {lsn}")

@@ -40,7 +40,7 @@ from tidelog import _native
 from tidelog.cold.catalog import Catalog
 from tidelog.cold.reader import History, OnGap
 from tidelog.engine.btree.page import INSERT, REMOVE, REPLACE, decode, record_updates
-from tidelog.engine.mvcc.cells import SEQ_BYTES
+from tidelog.engine.mvcc.cells import MAX_SEQ, SEQ_BYTES
 from tidelog.engine.recovery.sorted_runs import REMOVED
 from tidelog.engine.wal.record_header import HEADER_BYTES, LAST, VACUUM, decode_header
 from tidelog.engine.wal.ship_watermark import LsnRange
@@ -54,7 +54,6 @@ if TYPE_CHECKING:
     from tidelog.engine.mvcc.known_results import ResultTable
 
 _logger = logging.getLogger("tidelog.engine")
-MAX_SEQ = (1 << 64) - 1
 
 # The fate of an entry that was open before.
 STILL_OPEN, COUNTS, NEVER_COMPLETE = range(3)

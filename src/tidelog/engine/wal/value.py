@@ -65,6 +65,9 @@ class StoredValue(NamedTuple):
     crc: int
 
 
+NO_VALUE: Final = StoredValue(b"", 0, 0, 0)
+
+
 def encode_value(data: bytes, metadata: dict[str, Any]) -> bytes:
     """Encodes the value of an object."""
     if not metadata:

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
-from functools import partial
 from threading import Lock
 from typing import NamedTuple, Protocol
 
@@ -88,36 +87,39 @@ class LocalCursors:
         """`open_metadata(make)` returns None when there is no file and it is not to be made."""
         self._keys = keys
         self._clock = clock
-        self._existing = partial(open_metadata, False)
-        self._made = partial(open_metadata, True)
+        self._open_metadata = open_metadata
+
+    def _existing(self) -> Catalog | None:
+        metadata = self._open_metadata(False)
+        return None if metadata is None else Catalog(metadata, self._keys)
 
     def names(self) -> list[str]:
-        metadata = self._existing()
-        return [] if metadata is None else Catalog(metadata, self._keys).subscriptions()
+        catalog = self._existing()
+        return [] if catalog is None else catalog.subscriptions()
 
     def groups(self) -> list[str]:
-        metadata = self._existing()
-        return [] if metadata is None else Catalog(metadata, self._keys).groups()
+        catalog = self._existing()
+        return [] if catalog is None else catalog.groups()
 
     def group_cursors(self) -> dict[str, Cursor | DataError]:
         """Those of all consumer groups, as `Catalog.group_cursors`."""
-        metadata = self._existing()
-        return {} if metadata is None else Catalog(metadata, self._keys).group_cursors()
+        catalog = self._existing()
+        return {} if catalog is None else catalog.group_cursors()
 
     def _all(self) -> list[str]:
-        metadata = self._existing()
-        return [] if metadata is None else Catalog(metadata, self._keys).cursors()
+        catalog = self._existing()
+        return [] if catalog is None else catalog.cursors()
 
     def load(self, name: str) -> Cursor | None:
-        metadata = self._existing()
-        found = None if metadata is None else Catalog(metadata, self._keys).cursor(name)
+        catalog = self._existing()
+        found = None if catalog is None else catalog.cursor(name)
         return None if found is None else checked_cursor(name, found[0])
 
     def store(self, name: str, cursor: Cursor) -> None:
         self.metadata().commit([], [self.step(name, cursor)])
 
     def metadata(self) -> MetadataStore:
-        metadata = self._made()
+        metadata = self._open_metadata(True)
         assert metadata is not None
         return metadata
 
@@ -138,9 +140,9 @@ class LocalCursors:
                     self.store(name, clipped)
 
     def delete(self, name: str) -> None:
-        metadata = self._existing()
-        if metadata is not None:
-            metadata.delete(self._keys.subscription(name))
+        catalog = self._existing()
+        if catalog is not None:
+            catalog.metadata.delete(self._keys.subscription(name))
 
     def delete_all(self) -> None:
         """The topic was deleted."""

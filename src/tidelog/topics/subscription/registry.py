@@ -276,18 +276,21 @@ class SubscriptionRegistry:
             if cursor is None:
                 raise subscription_not_found(name, self._topic)
             progress = Progress(cursor.offset, cursor.acked) if subscription is None else subscription.state.progress
-            acked_above = progress.settled_above
-            return SubscriptionInfo(
-                name=name,
-                kind=cursor.kind,
-                offset=progress.floor,
-                acked_above=acked_above,
-                lag_messages=max(0, self._next_offset() - progress.floor - acked_above),
-                created=to_datetime(cursor.created_us),
-                moved=to_datetime(cursor.moved_us),
-                hold_retention=cursor.hold_retention,
-                is_open=subscription is not None,
-            )
+            return self._info(name, cursor, progress, is_open=subscription is not None)
+
+    def _info(self, name: str, cursor: Cursor, progress: Progress, *, is_open: bool) -> SubscriptionInfo:
+        acked_above = progress.settled_above
+        return SubscriptionInfo(
+            name=name,
+            kind=cursor.kind,
+            offset=progress.floor,
+            acked_above=acked_above,
+            lag_messages=max(0, self._next_offset() - progress.floor - acked_above),
+            created=to_datetime(cursor.created_us),
+            moved=to_datetime(cursor.moved_us),
+            hold_retention=cursor.hold_retention,
+            is_open=is_open,
+        )
 
     # Consumer groups of Kafka's protocol, which have offsets here and their members elsewhere
 
@@ -298,17 +301,7 @@ class SubscriptionRegistry:
     def group_info(self, group: str) -> SubscriptionInfo:
         """How far a group is; NotFoundError if it has committed nothing."""
         cursor = self._group_cursor(group)
-        return SubscriptionInfo(
-            name=group,
-            kind=cursor.kind,
-            offset=cursor.offset,
-            acked_above=0,
-            lag_messages=max(0, self._next_offset() - cursor.offset),
-            created=to_datetime(cursor.created_us),
-            moved=to_datetime(cursor.moved_us),
-            hold_retention=False,
-            is_open=False,
-        )
+        return self._info(group, cursor, Progress(cursor.offset), is_open=False)
 
     def move_group(self, group: str, position: Position) -> None:
         """Commits another offset for a group that has no members."""
