@@ -28,7 +28,7 @@ class Region:
         self.keys = keys
 
     def open(self, name: str, store: str, **settings: Any) -> tidelog.LogDirectory:
-        quiet = {"ship_interval_seconds": 3600, "replication_mode": "sync"}
+        quiet: dict[str, Any] = {"ship_interval_seconds": 3600, "replication_mode": "sync"}
         return tidelog.open(
             self.directory / name, store=store, metadata=self.metadata, **self.keys, **(quiet | settings)
         )

@@ -108,7 +108,7 @@ def promote(metadata: MetadataStore, root: str, replica: ObjectStore, clock: Clo
 
 def _bring(metadata: MetadataStore, root: str, name: str, found: Sequence[Entry], store: str, clock: Clock) -> None:
     """The catalog of one name as the replica has it, in place of the one that is there."""
-    topic = TopicKeys(*name.split("/", 1), root)
+    topic = _keys_of(name, root)
     there = {entry.key: entry for entry in metadata.range(topic.metadata_prefix)}
     wanted = {entry.key: entry.value for entry in found}
     if topic.owner in wanted:
@@ -158,11 +158,16 @@ def _documents(metadata: MetadataStore, root: str) -> Iterator[tuple[str, list[E
             yield name, list(entries)
 
 
+def _keys_of(name: str, root: str) -> TopicKeys:
+    namespace, topic = name.split("/", 1)
+    return TopicKeys(namespace, topic, root)
+
+
 def _ends(metadata: MetadataStore, root: str) -> dict[str, tuple[int, str]]:
     """Where each log ends in a catalog, and which log it is."""
     found = {}
     for name, _ in _documents(metadata, root):
-        catalog = Catalog(metadata, TopicKeys(*name.split("/", 1), root))
+        catalog = Catalog(metadata, _keys_of(name, root))
         owner = catalog.owner()
         if owner is not None:
             found[name] = catalog.next_offset(), owner[0].log_id
