@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import inspect
 from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
@@ -510,3 +511,16 @@ def test_producer_of_tasks_stores_each_sequence_once(log: Any) -> None:
 
     asyncio.run(play())
     assert [message.value for message in topic.read()] == [b"a", b"b", b"c"]
+
+
+@pytest.mark.parametrize(
+    ("kind", "embedded"), [(tidelog.RemoteTopic, tidelog.Topic), (tidelog.RemoteProducer, tidelog.Producer)]
+)
+def test_append_looks_as_it_does_in_an_embedded_log(kind: Any, embedded: Any) -> None:
+    """For `help` and editors: parameters, defaults, what it returns, and the docstring of the twin."""
+    for name in ("append", "append_many"):
+        assert str(inspect.signature(getattr(kind, name))) == str(inspect.signature(getattr(embedded, name)))
+        twin = getattr(kind, f"{name}_async")
+        assert inspect.signature(twin) == inspect.signature(getattr(kind, name))
+        assert inspect.iscoroutinefunction(twin)
+        assert inspect.getdoc(twin) == f"Like `{name}`, without blocking the event loop."

@@ -13,7 +13,7 @@ from typing import assert_type
 import pytest
 
 import tidelog
-from tidelog.store.aio import ClosedAtExit, at_once, twin, twin_iterator, twin_of
+from tidelog.store.aio import ClosedAtExit, at_once, twin, twin_by, twin_iterator, twin_of
 
 _WHO = contextvars.ContextVar("_WHO", default="nobody")
 
@@ -42,6 +42,11 @@ class Shop(ClosedAtExit):
         """By hand."""
         return self.find(name, least=least)
 
+    async def _weigh_async(self, name: str, least: int) -> str:
+        return f"{name} of {least}"
+
+    weigh_async = twin_by(find, _weigh_async, "By weight.")
+
     def close(self) -> None:
         """Closes it."""
         self.is_closed = True
@@ -66,6 +71,16 @@ def test_a_twin_runs_beside_the_loop_and_sees_the_context() -> None:
         assert await Shop().find_at_once_async("a") == ("a", 3, True, "task")
 
     asyncio.run(play())
+
+
+def test_twin_by_other_work_gets_what_the_original_would() -> None:
+    """Parameters and defaults are the original's, what comes of them is not."""
+    assert asyncio.run(Shop().weigh_async("tea")) == "tea of 3"
+    assert asyncio.run(Shop().weigh_async(name="tea", least=5)) == "tea of 5"
+    with pytest.raises(TypeError, match="most"):
+        asyncio.run(Shop().weigh_async("tea", most=5))  # type: ignore[call-arg]
+    assert str(inspect.signature(Shop.weigh_async)) == "(self, name: 'str', *, least: 'int' = 3) -> 'str'"
+    assert inspect.getdoc(Shop.weigh_async) == "Like `find`, without blocking the event loop.\n\nBy weight."
 
 
 def test_a_subclass_that_overrides_the_original_has_its_twin() -> None:

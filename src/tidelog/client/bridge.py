@@ -132,7 +132,7 @@ def both(
     def call(self: Owner, /, *args: Arguments.args, **kwargs: Arguments.kwargs) -> Result:
         return self._bridge.wait(work(self, *args, **kwargs))
 
-    return _named(call, work, ""), awaited(work)
+    return named(call, work, ""), awaited(work)
 
 
 def awaited(
@@ -143,18 +143,23 @@ def awaited(
     async def call(self: Owner, /, *args: Arguments.args, **kwargs: Arguments.kwargs) -> Result:
         return await asyncio.wrap_future(self._bridge.start(work(self, *args, **kwargs)))
 
-    return _named(call, work, "_async")
+    return named(call, work, "_async")
 
 
 Made = TypeVar("Made", bound=Callable[..., object])
 
 
-def _named(made: Made, work: Callable[..., object], suffix: str) -> Made:
+def named(made: Made, work: Callable[..., object], suffix: str, returns: str | None = None) -> Made:
+    """Gives what was made from `_work` its name, parameters and docstring, and what it `returns` where that differs."""
     name = work.__name__.removeprefix("_")
     functools.update_wrapper(made, work)
     made.__name__ = name + suffix
     made.__qualname__ = work.__qualname__.replace(work.__name__, name + suffix)
-    made.__signature__ = inspect.signature(work)  # type: ignore[attr-defined]
+    signature = inspect.signature(work)
+    if returns is not None:
+        signature = signature.replace(return_annotation=returns)
+        made.__annotations__ = {**made.__annotations__, "return": returns}
+    made.__signature__ = signature  # type: ignore[attr-defined]
     if suffix:
         made.__doc__ = f"Like `{name}`, without blocking the event loop."
     return made

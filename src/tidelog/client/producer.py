@@ -17,18 +17,18 @@ from __future__ import annotations
 import asyncio
 import secrets
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Sequence
 from concurrent.futures import Future
 from datetime import datetime
 from threading import Lock
-from typing import NamedTuple
+from typing import Any, Concatenate, NamedTuple, ParamSpec, Protocol, TypeVar
 
-from tidelog.client.bridge import Bridge, awaited, waited
+from tidelog.client.bridge import Bridge, awaited, named, waited
 from tidelog.client.transport import Answer, Http, path_of
 from tidelog.client.wire import MSGPACK, Appendable, checked, checked_several, decode_appended, encode, joined
 from tidelog.codec import JSON_ERRORS
 from tidelog.errors import ClosedError, DataError, Hint, InputError, RetryError, TidelogError
-from tidelog.store.aio import ClosedAtExit, twin_of
+from tidelog.store.aio import ClosedAtExit
 from tidelog.topics.message import SHIPPED, HeadersGiven, Message, Sync
 from tidelog.topics.partitioned import PartitionOffset
 from tidelog.topics.producer.producer import checked_sequence
@@ -241,6 +241,77 @@ def _fail(one: _Append, error: TidelogError) -> None:
         one.answer.set_exception(error)
 
 
+# The names of a topic and a producer: what is to be sent is described once, as `both` has it for other calls.
+
+
+class Appends(Protocol):
+    """Who sends: a producer of one log, or what chooses among several."""
+
+    def append(
+        self, messages: Sequence[Appendable], sync: Sync, timeout: float | str | None, sequence: int | None = None
+    ) -> list[int]: ...
+
+    def put(
+        self, messages: Sequence[Appendable], sync: Sync, timeout: float | str | None, sequence: int | None = None
+    ) -> Future[list[int]]: ...
+
+
+class Sending(NamedTuple):
+    """What an append sends, and by whom."""
+
+    appender: Appends
+    messages: Sequence[Appendable]
+    sync: Sync
+    timeout: float | str | None
+    sequence: int | None = None
+
+    def wait(self) -> list[int]:
+        """For a thread."""
+        return self.appender.append(self.messages, self.sync, self.timeout, self.sequence)
+
+    async def wait_async(self) -> list[int]:
+        """For a task."""
+        return await asyncio.wrap_future(self.appender.put(self.messages, self.sync, self.timeout, self.sequence))
+
+
+Owner = TypeVar("Owner")
+Arguments = ParamSpec("Arguments")
+
+
+def sends_several(
+    work: Callable[Concatenate[Owner, Arguments], Sending],
+) -> tuple[
+    Callable[Concatenate[Owner, Arguments], list[int]],
+    Callable[Concatenate[Owner, Arguments], Coroutine[Any, Any, list[int]]],
+]:
+    """The method that blocks and the one that is awaited, made from one that says what is sent; both return offsets."""
+
+    def call(self: Owner, /, *args: Arguments.args, **kwargs: Arguments.kwargs) -> list[int]:
+        return work(self, *args, **kwargs).wait()
+
+    async def call_async(self: Owner, /, *args: Arguments.args, **kwargs: Arguments.kwargs) -> list[int]:
+        return await work(self, *args, **kwargs).wait_async()
+
+    return named(call, work, "", "list[int]"), named(call_async, work, "_async", "list[int]")
+
+
+def sends_one(
+    work: Callable[Concatenate[Owner, Arguments], Sending],
+) -> tuple[
+    Callable[Concatenate[Owner, Arguments], int],
+    Callable[Concatenate[Owner, Arguments], Coroutine[Any, Any, int]],
+]:
+    """The same for a message alone, whose offset they return."""
+
+    def call(self: Owner, /, *args: Arguments.args, **kwargs: Arguments.kwargs) -> int:
+        return work(self, *args, **kwargs).wait()[0]
+
+    async def call_async(self: Owner, /, *args: Arguments.args, **kwargs: Arguments.kwargs) -> int:
+        return (await work(self, *args, **kwargs).wait_async())[0]
+
+    return named(call, work, "", "int"), named(call_async, work, "_async", "int")
+
+
 def new_name() -> str:
     """A producer's name that nobody else has."""
     return f"connect-{secrets.token_hex(12)}"
@@ -283,7 +354,7 @@ class RemoteProducer(ClosedAtExit):
 
     last_sequence_async = awaited(_last_sequence)
 
-    def append(
+    def _append(
         self,
         value: bytes | Message | None,
         *,
@@ -294,52 +365,27 @@ class RemoteProducer(ClosedAtExit):
         deliver_at: datetime | None = None,
         sync: Sync = False,
         timeout: float | str | None = None,
-    ) -> int:
+    ) -> Sending:
         """Appends a message, unless its sequence is stored already; returns its offset, -1 if that is forgotten.
 
         Without a sequence it gets the one after the last.
         """
         message = checked(value, key, headers, timestamp, deliver_at)
-        return self._open_appender.append([message], sync, timeout, sequence)[0]
+        return Sending(self._open_appender, [message], sync, timeout, sequence)
 
-    def append_many(
+    def _append_many(
         self,
         messages: Iterable[bytes | Message],
         *,
         sequence: int | None = None,
         sync: Sync = False,
         timeout: float | str | None = None,
-    ) -> list[int]:
+    ) -> Sending:
         """Appends messages with consecutive sequences, the first of which is `sequence`; returns their offsets."""
-        return self._open_appender.append(checked_several(messages), sync, timeout, sequence)
+        return Sending(self._open_appender, checked_several(messages), sync, timeout, sequence)
 
-    @twin_of(append)
-    async def append_async(
-        self,
-        value: bytes | Message | None,
-        *,
-        sequence: int | None = None,
-        key: bytes | None = None,
-        headers: HeadersGiven | None = None,
-        timestamp: datetime | None = None,
-        deliver_at: datetime | None = None,
-        sync: Sync = False,
-        timeout: float | str | None = None,
-    ) -> int:
-        message = checked(value, key, headers, timestamp, deliver_at)
-        return (await asyncio.wrap_future(self._open_appender.put([message], sync, timeout, sequence)))[0]
-
-    @twin_of(append_many)
-    async def append_many_async(
-        self,
-        messages: Iterable[bytes | Message],
-        *,
-        sequence: int | None = None,
-        sync: Sync = False,
-        timeout: float | str | None = None,
-    ) -> list[int]:
-        put = self._open_appender.put(checked_several(messages), sync, timeout, sequence)
-        return await asyncio.wrap_future(put)
+    append, append_async = sends_one(_append)
+    append_many, append_many_async = sends_several(_append_many)
 
     @property
     def _open_appender(self) -> Appender:

@@ -19,7 +19,7 @@ import msgspec
 
 from tidelog.client.bridge import Bridge, both, waited
 from tidelog.client.consumer import RemoteConsumer
-from tidelog.client.producer import Appender, RemoteProducer, new_name
+from tidelog.client.producer import Appender, Appends, RemoteProducer, Sending, new_name, sends_one, sends_several
 from tidelog.client.reading import AnyReader, Positions, Reader, SpreadReader, Wanted, read, read_async
 from tidelog.client.transport import Http, operate, path_of
 from tidelog.client.wire import Appendable, checked, checked_several
@@ -27,7 +27,7 @@ from tidelog.errors import InputError, NotFoundError
 from tidelog.findings import VerifyReport
 from tidelog.log.isolation import READ_COMMITTED, Isolation
 from tidelog.log.reader import Position, checked_offset
-from tidelog.store.aio import twin_of
+from tidelog.store.aio import twin_by
 from tidelog.topics.base import TopicStatistics, check_only_partition
 from tidelog.topics.message import HeadersGiven, Message, OnGap, Sync
 from tidelog.topics.names import TopicName
@@ -291,7 +291,7 @@ class RemoteTopic(_Topic):
 
     # Appending
 
-    def append(
+    def _append(
         self,
         value: bytes | Message | None,
         *,
@@ -301,43 +301,23 @@ class RemoteTopic(_Topic):
         deliver_at: datetime | None = None,
         sync: Sync = False,
         timeout: float | str | None = None,
-    ) -> int:
+    ) -> Sending:
         """Appends a message and returns its offset, once the server has it in a file: a kill of the server does not
         take it. With `sync` it is on the disk and, with `sync="shipped"`, also in the object store.
 
         Appends of several threads or tasks share requests. `timeout` is the server's for backpressure and the store;
         how long an unreachable server is tried is the client's.
         """
-        message = checked(value, key, headers, timestamp, deliver_at)
-        return self._appender.append([message], sync, timeout)[0]
+        return Sending(self._appender, [checked(value, key, headers, timestamp, deliver_at)], sync, timeout)
 
-    def append_many(
+    def _append_many(
         self, messages: Iterable[bytes | Message], *, sync: Sync = False, timeout: float | str | None = None
-    ) -> list[int]:
+    ) -> Sending:
         """Appends messages atomically with consecutive offsets; returns the offsets."""
-        return self._appender.append(checked_several(messages), sync, timeout)
+        return Sending(self._appender, checked_several(messages), sync, timeout)
 
-    @twin_of(append)
-    async def append_async(
-        self,
-        value: bytes | Message | None,
-        *,
-        key: bytes | None = None,
-        headers: HeadersGiven | None = None,
-        timestamp: datetime | None = None,
-        deliver_at: datetime | None = None,
-        sync: Sync = False,
-        timeout: float | str | None = None,
-    ) -> int:
-        message = checked(value, key, headers, timestamp, deliver_at)
-        return (await asyncio.wrap_future(self._appender.put([message], sync, timeout)))[0]
-
-    @twin_of(append_many)
-    async def append_many_async(
-        self, messages: Iterable[bytes | Message], *, sync: Sync = False, timeout: float | str | None = None
-    ) -> list[int]:
-        packed = checked_several(messages)
-        return await asyncio.wrap_future(self._appender.put(packed, sync, timeout))
+    append, append_async = sends_one(_append)
+    append_many, append_many_async = sends_several(_append_many)
 
     # Reading
 
@@ -356,18 +336,10 @@ class RemoteTopic(_Topic):
         """
         return read(self._bridge, self._reader(start, stop, follow, on_gap, isolation))
 
-    @twin_of(read)
-    def read_async(
-        self,
-        start: Position = "earliest",
-        stop: Position | None = None,
-        *,
-        follow: bool = False,
-        on_gap: OnGap = "raise",
-        isolation: Isolation = READ_COMMITTED,
-    ) -> AsyncIterator[Message]:
-        """The positions are resolved when the iteration begins."""
-        return read_async(self._bridge, self._reader(start, stop, follow, on_gap, isolation))
+    def _read_async(self, *wanted: Any, **options: Any) -> AsyncIterator[Message]:
+        return read_async(self._bridge, self._reader(*wanted, **options))
+
+    read_async = twin_by(read, _read_async, "The positions are resolved when the iteration begins.")
 
     def _reader(
         self, start: Position, stop: Position | None, follow: bool, on_gap: OnGap, isolation: Isolation
@@ -385,7 +357,7 @@ class RemotePartitionedTopic(_Topic):
         super().__init__(link, name, None)
         self._count = partitions
         self._is_placed = is_placed
-        self._turns = itertools.count()
+        self._spread = _Spread(self)
         self._opened: dict[int, RemoteTopic] = {}
         self._appenders: dict[int, Appender] = {}
 
@@ -449,42 +421,19 @@ class RemotePartitionedTopic(_Topic):
 
     # Appending
 
-    def _append(
-        self, messages: Sequence[Appendable], partition: int | None, sync: Sync, timeout: float | str | None
-    ) -> list[int]:
-        if partition is not None or not self._is_placed:
-            return self._target(partition).append(messages, sync, timeout)
-        return waited(self._put(messages, partition, sync, timeout))
-
-    def _put(
-        self, messages: Sequence[Appendable], partition: int | None, sync: Sync, timeout: float | str | None
-    ) -> Future[list[int]]:
-        if partition is not None or not self._is_placed:
-            return self._target(partition).put(messages, sync, timeout)
-        groups: dict[int, list[int]] = {}
-        for_keyless: int | None = None
-        for index, message in enumerate(messages):
-            key = None if isinstance(message, bytes) else message.key
-            if key is None and for_keyless is None:
-                for_keyless = next(self._turns) % self._count
-            number = partition_of(key, self._count) if key is not None else for_keyless
-            groups.setdefault(number or 0, []).append(index)
-        parts = {
-            number: self._target(number).put([messages[index] for index in indexes], sync, timeout)
-            for number, indexes in groups.items()
-        }
-        return self._bridge.start(_joined(len(messages), groups, parts))
-
-    def _target(self, partition: int | None) -> Appender:
+    def _target(self, partition: int | None) -> Appends:
         if partition is None:
-            return self._appender
+            return self._spread if self._is_placed else self._appender
+        return self._appender_of(partition)
+
+    def _appender_of(self, partition: int) -> Appender:
         self.partition(partition)  # it has to exist
         if partition not in self._appenders:
             made = Appender(self._bridge, self._http, self._path, partition, new_name(), says_partition=True)
             self._appenders.setdefault(partition, made)
         return self._appenders[partition]
 
-    def append(
+    def _append(
         self,
         value: bytes | Message | None,
         *,
@@ -495,48 +444,24 @@ class RemotePartitionedTopic(_Topic):
         partition: int | None = None,
         sync: Sync = False,
         timeout: float | str | None = None,
-    ) -> int:
+    ) -> Sending:
         """Appends a message to the partition of its key, or to the one that is named; its offset has `partition`."""
         message = checked(value, key, headers, timestamp, deliver_at)
-        return self._append([message], partition, sync, timeout)[0]
+        return Sending(self._target(partition), [message], sync, timeout)
 
-    def append_many(
+    def _append_many(
         self,
         messages: Iterable[bytes | Message],
         *,
         partition: int | None = None,
         sync: Sync = False,
         timeout: float | str | None = None,
-    ) -> list[int]:
+    ) -> Sending:
         """Appends messages, those of one partition atomically; returns their offsets in the order given."""
-        return self._append(checked_several(messages), partition, sync, timeout)
+        return Sending(self._target(partition), checked_several(messages), sync, timeout)
 
-    @twin_of(append)
-    async def append_async(
-        self,
-        value: bytes | Message | None,
-        *,
-        key: bytes | None = None,
-        headers: HeadersGiven | None = None,
-        timestamp: datetime | None = None,
-        deliver_at: datetime | None = None,
-        partition: int | None = None,
-        sync: Sync = False,
-        timeout: float | str | None = None,
-    ) -> int:
-        message = checked(value, key, headers, timestamp, deliver_at)
-        return (await asyncio.wrap_future(self._put([message], partition, sync, timeout)))[0]
-
-    @twin_of(append_many)
-    async def append_many_async(
-        self,
-        messages: Iterable[bytes | Message],
-        *,
-        partition: int | None = None,
-        sync: Sync = False,
-        timeout: float | str | None = None,
-    ) -> list[int]:
-        return await asyncio.wrap_future(self._put(checked_several(messages), partition, sync, timeout))
+    append, append_async = sends_one(_append)
+    append_many, append_many_async = sends_several(_append_many)
 
     # Reading
 
@@ -555,18 +480,10 @@ class RemotePartitionedTopic(_Topic):
         """
         return read(self._bridge, self._reader(start, stop, follow, on_gap, isolation))
 
-    @twin_of(read)
-    def read_async(
-        self,
-        start: Positions = "earliest",
-        stop: Positions | None = None,
-        *,
-        follow: bool = False,
-        on_gap: OnGap = "raise",
-        isolation: Isolation = READ_COMMITTED,
-    ) -> AsyncIterator[Message]:
-        """The positions are resolved when the iteration begins."""
-        return read_async(self._bridge, self._reader(start, stop, follow, on_gap, isolation))
+    def _read_async(self, *wanted: Any, **options: Any) -> AsyncIterator[Message]:
+        return read_async(self._bridge, self._reader(*wanted, **options))
+
+    read_async = twin_by(read, _read_async, "The positions are resolved when the iteration begins.")
 
     def _reader(
         self, start: Positions, stop: Positions | None, follow: bool, on_gap: OnGap, isolation: Isolation
@@ -578,6 +495,37 @@ class RemotePartitionedTopic(_Topic):
         if self._is_placed:
             return SpreadReader(self._http, self._path, self._count, wanted)
         return Reader(self._http, self._path, None, wanted)
+
+
+class _Spread:
+    """Appends to partitions that several nodes serve: each message goes to that of its key."""
+
+    def __init__(self, topic: RemotePartitionedTopic) -> None:
+        self._topic = topic
+        self._turns = itertools.count()
+
+    def append(
+        self, messages: Sequence[Appendable], sync: Sync, timeout: float | str | None, sequence: int | None = None
+    ) -> list[int]:
+        return waited(self.put(messages, sync, timeout, sequence))
+
+    def put(
+        self, messages: Sequence[Appendable], sync: Sync, timeout: float | str | None, sequence: int | None = None
+    ) -> Future[list[int]]:
+        topic, count = self._topic, self._topic.partitions
+        groups: dict[int, list[int]] = {}
+        for_keyless: int | None = None
+        for index, message in enumerate(messages):
+            key = None if isinstance(message, bytes) else message.key
+            if key is None and for_keyless is None:
+                for_keyless = next(self._turns) % count
+            number = partition_of(key, count) if key is not None else for_keyless
+            groups.setdefault(number or 0, []).append(index)
+        parts = {
+            number: topic._appender_of(number).put([messages[index] for index in indexes], sync, timeout)
+            for number, indexes in groups.items()
+        }
+        return topic._bridge.start(_joined(len(messages), groups, parts))
 
 
 async def _joined(count: int, groups: Mapping[int, list[int]], parts: Mapping[int, Future[list[int]]]) -> list[int]:

@@ -115,6 +115,22 @@ def twin_of(
     return lambda written: _named(written, original, written.__doc__ or "")
 
 
+def twin_by(
+    original: Callable[Concatenate[Owner, Arguments], object], work: Callable[..., Result], note: str = ""
+) -> Callable[Concatenate[Owner, Arguments], Result]:
+    """A twin that `work` does: it gets what the original would, defaults filled in, and repeats no signature."""
+    signature = inspect.signature(original)
+
+    def call(self: Owner, /, *args: Arguments.args, **kwargs: Arguments.kwargs) -> Result:
+        given = signature.bind(self, *args, **kwargs)
+        given.apply_defaults()
+        return work(*given.args, **given.kwargs)
+
+    returns = inspect.signature(work).return_annotation
+    call.__signature__ = signature.replace(return_annotation=returns)  # type: ignore[attr-defined]
+    return _named(call, original, note)
+
+
 def _binder(original: Callable[Arguments, Result]) -> Callable[Arguments, tuple[object, Callable[[], Result]]]:
     """What to call for some arguments: a method is looked up in the object, since a subclass may have overridden it."""
     name: str = original.__name__

@@ -11,7 +11,7 @@ Invariants
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from datetime import datetime
 from typing import TYPE_CHECKING, NoReturn, Unpack
 
@@ -22,7 +22,7 @@ from tidelog.cold.cursor import Cursor
 from tidelog.errors import NotSupportedError
 from tidelog.log import Log, Position
 from tidelog.log.isolation import READ_COMMITTED, Isolation
-from tidelog.store.aio import at_once, twin, twin_of
+from tidelog.store.aio import at_once, twin, twin_by
 from tidelog.store.keys import group_of_cursor
 from tidelog.store.scheduler import Background
 from tidelog.topics.base import BaseTopic, TopicStatistics
@@ -134,17 +134,7 @@ class LiveTopic(BaseTopic):
         """
         return self._messages(self._reader(start, stop, follow, on_gap, isolation), on_gap)
 
-    @twin_of(read)
-    def read_async(
-        self,
-        start: Position = "latest",
-        stop: Position | None = None,
-        *,
-        follow: bool = True,
-        on_gap: OnGap = "raise",
-        isolation: Isolation = READ_COMMITTED,
-    ) -> AsyncIterator[Message]:
-        return self._read_async(start, stop, follow, on_gap, isolation)
+    read_async = twin_by(read, BaseTopic._read_async)
 
     def subscribe(
         self,

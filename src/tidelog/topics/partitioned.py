@@ -33,7 +33,7 @@ from tidelog.log import Position
 from tidelog.log.append_queue import Bell
 from tidelog.log.isolation import READ_COMMITTED, Isolation
 from tidelog.log.reader import BatchReader
-from tidelog.store.aio import ClosedAtExit, twin, twin_of
+from tidelog.store.aio import ClosedAtExit, twin, twin_by, twin_of
 from tidelog.store.scheduler import in_parallel
 from tidelog.topics.base import TopicStatistics
 from tidelog.topics.latest_by_key import LatestByKey
@@ -375,18 +375,15 @@ class PartitionedTopic:
         readers = self._readers(start, stop, follow, on_gap, order, isolation)
         return self._follow(readers, on_gap, order) if follow else _merged(readers, on_gap, order)
 
-    @twin_of(read)
-    async def read_async(
+    async def _read_async(
         self,
-        start: Positions = "earliest",
-        stop: Positions | None = None,
-        *,
-        follow: bool = False,
-        on_gap: OnGap = "raise",
-        order: Order = "time",
-        isolation: Isolation = READ_COMMITTED,
+        start: Positions,
+        stop: Positions | None,
+        follow: bool,
+        on_gap: OnGap,
+        order: Order,
+        isolation: Isolation,
     ) -> AsyncIterator[Message]:
-        """With `follow` messages come as they arrive, whatever the order."""
         readers = await self._readers_async(start, stop, follow, on_gap, order, isolation)
         if order == "time" and not follow:
             async for message in _merged_by_time(readers, on_gap):
@@ -394,6 +391,8 @@ class PartitionedTopic:
         else:
             async for message in _as_they_come(readers, on_gap):
                 yield message
+
+    read_async = twin_by(read, _read_async, "With `follow` messages come as they arrive, whatever the order.")
 
     def _readers(
         self,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Iterator
+from collections.abc import Callable, Coroutine, Iterable, Iterator
 from datetime import datetime
 from typing import Any, Unpack
 
@@ -25,7 +25,7 @@ from tidelog.log.repair import LOST_PAYLOAD
 from tidelog.log.transactions import OpenTransaction, TopicTransactions
 from tidelog.log.view import LogView
 from tidelog.staging.ingest import Ingester
-from tidelog.store.aio import twin, twin_of
+from tidelog.store.aio import twin, twin_by, twin_of
 from tidelog.store.scheduler import Background, in_store_thread
 from tidelog.topics.base import BaseTopic, TopicStatistics, check_on_gap
 from tidelog.topics.ingest import LocalStaging
@@ -343,19 +343,12 @@ class Topic(BaseTopic):
         """
         return self._messages(self._reader(start, stop, follow, on_gap, isolation), on_gap)
 
-    @twin_of(read)
-    def read_async(
-        self,
-        start: Position = "earliest",
-        stop: Position | None = None,
-        *,
-        follow: bool = False,
-        on_gap: OnGap = "raise",
-        isolation: Isolation = READ_COMMITTED,
-    ) -> AsyncIterator[Message]:
-        """A time is looked up when the iteration begins, not by this call; so is every position in a topic that another
-        process owns."""
-        return self._read_async(start, stop, follow, on_gap, isolation)
+    read_async = twin_by(
+        read,
+        BaseTopic._read_async,
+        "A time is looked up when the iteration begins, not by this call; so is every position in a topic that another "
+        "process owns.",
+    )
 
     def latest_by_key(
         self,
