@@ -61,9 +61,18 @@ def assert_state(engine: Engine | EngineReader, model: Model, seq: int) -> None:
     for name, bucket in state.items():
         listed = [(item.key, item.size, item.seq) for item in engine.list_objects(name, seq=seq)]
         assert listed == [(key, len(one.data), one.seq) for key, one in sorted(bucket.objects.items())]
+        scanned = [(one.key, one.data, one.metadata, one.seq) for one in engine.scan(name, with_values=True, seq=seq)]
+        assert scanned == [(key, one.data, one.metadata, one.seq) for key, one in sorted(bucket.objects.items())]
+        assert [one.key for one in engine.scan(name, reverse=True, seq=seq)] == [key for key, *_ in scanned[::-1]]
         for key, one in bucket.objects.items():
             found = engine.read(name, key, seq)
             assert (found.data, found.metadata, found.seq) == (one.data, one.metadata, one.seq)
+        if scanned:
+            key, data, metadata, put_seq = scanned[seq % len(scanned)]
+            middle = len(data or b"") // 2
+            assert engine.read(name, key, seq, offset=middle, length=7).data == (data or b"")[middle:][:7]
+            with engine.open_object(name, key, seq) as file:
+                assert (file.read(), file.metadata, file.seq) == (data, metadata, put_seq)
     assert engine.digest(seq) == model.digest(seq)
 
 

@@ -305,11 +305,11 @@ def blob_directory(positions: Buffer, stored: Buffer, crcs: Buffer) -> bytes:
     columns = [_numbers(one, code) for one, code in zip((positions, stored, crcs), "QII", strict=True)]
     if len({len(one) for one in columns}) > 1:
         raise ValueError("columns have different numbers of rows")
-    directory, last = b"", -1
+    directory = b""
     for position, length, crc in zip(*columns, strict=True):
-        if position <= last or not length:
-            raise InputError("values of a blob file are not in order of position, or one is empty")
-        directory, last = directory + struct.pack("<QII", position, length, crc), position
+        if not length:
+            raise InputError("a value of a blob file is empty")
+        directory += struct.pack("<QII", position, length, crc)
     return directory
 
 

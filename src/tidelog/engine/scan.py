@@ -19,15 +19,17 @@ from typing import NamedTuple
 
 from tidelog.engine.cold.reader import Value, ValuesAhead
 from tidelog.engine.entry import ScannedObject, StoredObject, Tier
-from tidelog.engine.mvcc.cells import INLINE, POINTER, Cell
+from tidelog.engine.mvcc.cells import INLINE, POINTER, Cell, at, object_prefix
 from tidelog.engine.mvcc.retention import Pin, forgotten
 from tidelog.engine.mvcc.versions import WITH_CRC, WITH_VALUE, Row
 from tidelog.engine.reads import EngineStat, check_limit, check_names
 from tidelog.engine.wal.value import decode_value
 from tidelog.errors import GapError, InputError, NotFoundError
 
-_FIRST_ROWS = 16
-_BATCH_ROWS = 512
+# Small values of a store that are in the order of keys come with one request for each blob file that has some.
+_FIRST_ROWS = 64
+_FIRST_BYTES = 512 << 10
+_BATCH_ROWS = 4096
 _BATCH_BYTES = 8 << 20
 _BATCHES_AHEAD = 2
 
@@ -84,7 +86,7 @@ class EngineScans(EngineStat):
     ) -> Iterator[Iterator[ScannedObject]]:
         with pin as at:
             rows = islice(chain.from_iterable(batches), limit)
-            for found in self._values_of((_Wanted.of(bucket, row) for row in rows), at):
+            for found in self._values_of((_Wanted.of(bucket, row) for row in rows), at, are_neighbours=True):
                 self._check_going_on(pin)
                 yield (
                     ScannedObject(one.key, one.cell.size, one.seq, one.cell.crc, data, metadata)
@@ -122,27 +124,32 @@ class EngineScans(EngineStat):
                 answer.append(one)
         return answer
 
-    def _values_of(self, wanted: Iterator[_Wanted], at: int) -> Iterator[list[_Got]]:
-        """The values of some versions, in their order, in batches."""
+    def _values_of(self, wanted: Iterator[_Wanted], seq: int, *, are_neighbours: bool = False) -> Iterator[list[_Got]]:
+        """The values of some versions, in their order, in batches. Neighbours are all there are between two keys."""
         waiting: deque[_Batch] = deque()
-        ahead, most_rows = 0, _FIRST_ROWS
+        ahead, most_rows, most_bytes = 0, _FIRST_ROWS, _FIRST_BYTES
         try:
             while True:
-                while len(waiting) <= ahead and (some := _some(wanted, most_rows)):
-                    waiting.append(self._begin(some))
+                while len(waiting) <= ahead and (some := _some(wanted, most_rows, most_bytes)):
+                    waiting.append(self._begin(some, are_neighbours=are_neighbours))
                     most_rows = min(2 * most_rows, _BATCH_ROWS)
+                    most_bytes = min(2 * most_bytes, _BATCH_BYTES)
                 if not waiting:
                     return
-                yield self._taken(waiting.popleft(), at)
+                yield self._taken(waiting.popleft(), seq)
                 ahead = _BATCHES_AHEAD
         finally:
             for batch in waiting:
                 batch.forget()
 
-    def _begin(self, wanted: list[_Wanted]) -> _Batch:
+    def _begin(self, wanted: list[_Wanted], *, are_neighbours: bool) -> _Batch:
         stored = [self._stored_here(one.cell) for one in wanted]
-        cold = [one.cell for one, here in zip(wanted, stored, strict=True) if here is None]
-        return _Batch(wanted, stored, cold, self._cold.begin_many(cold) if cold and self._cold is not None else None)
+        cold = [one for one, here in zip(wanted, stored, strict=True) if here is None]
+        cells = [one.cell for one in cold]
+        if not cold or self._cold is None:
+            return _Batch(wanted, stored, cells, None)
+        keys = [at(object_prefix(one.bucket, one.key), one.seq) for one in cold] if are_neighbours else []
+        return _Batch(wanted, stored, cells, self._cold.begin_many(cells, keys))
 
     def _taken(self, batch: _Batch, at: int) -> list[_Got]:
         try:
@@ -201,10 +208,10 @@ class _Batch(NamedTuple):
             self.ahead.forget()
 
 
-def _some(wanted: Iterator[_Wanted], most_rows: int) -> list[_Wanted]:
+def _some(wanted: Iterator[_Wanted], most_rows: int, most_bytes: int) -> list[_Wanted]:
     """The next ones, as many as one batch holds."""
     taken: list[_Wanted] = []
-    left = _BATCH_BYTES
+    left = most_bytes
     for one in islice(wanted, most_rows):
         taken.append(one)
         left -= max(one.cell.size, one.cell.stored_bytes)

@@ -277,7 +277,7 @@ static PyObject *tree_encode_pointers(PyObject *module, PyObject *const *argumen
     return encoded;
 }
 
-/* blob_directory(positions, stored, crcs): the directory of a blob file. Positions must be growing, and no value empty. */
+/* blob_directory(positions, stored, crcs): the directory of a blob file. No value may be empty. */
 static PyObject *tree_blob_directory(PyObject *module, PyObject *const *arguments, Py_ssize_t count) {
     static const size_t widths[] = {8, 4, 4};
     NativeState *state = PyModule_GetState(module);
@@ -292,9 +292,8 @@ static PyObject *tree_blob_directory(PyObject *module, PyObject *const *argument
         for (size_t row = 0; encoded != NULL && row < fixed.rows; row++, to += BLOB_ENTRY_BYTES) {
             uint64_t position = native_u64(fixed.columns[0].buf, row);
             uint32_t stored = native_u32(fixed.columns[1].buf, row);
-            if ((row > 0 && position <= native_u64(fixed.columns[0].buf, row - 1)) || stored == 0) {
-                PyErr_SetString(state->input_error,
-                                "values of a blob file are not in order of position, or one is empty");
+            if (stored == 0) {
+                PyErr_SetString(state->input_error, "a value of a blob file is empty");
                 Py_CLEAR(encoded);
                 break;
             }

@@ -13,8 +13,9 @@ from tests.pipeline.engines.jobs_here import compact, copy_of, data_of, keys_of,
 
 import tidelog
 from tidelog.cli.main import main
+from tidelog.engine.cold.gc import drop_wal
 from tidelog.engine.cold.manifest import move_history_start
-from tidelog.engine.entry import Batch, CopyObject, CreateBucket, DeleteBucket, DeleteObject, PutObject
+from tidelog.engine.entry import Batch, CopyObject, CreateBucket, DeleteBucket, DeleteObject, Entry, PutObject
 from tidelog.engine.mvcc.cells import decode_cell, is_pointer, object_prefix, seq_of
 from tidelog.engine.sst.blob_file import BlobPointer, FilePointer, check_blob_file, decode_version
 from tidelog.engine.sst.snapshot import StoredState
@@ -160,6 +161,38 @@ def test_a_name_that_is_too_long_goes_into_a_pack() -> None:
             assert root_of(node).data_files == 0
             node.apply(5)
             node.ship_all()
+
+
+@pytest.mark.parametrize("has_log", [True, False])
+def test_scan_in_key_order_takes_a_request_for_many_small_values(has_log: bool) -> None:
+    """Values were put in any order; after the compaction those of neighbours come together, though the log may still
+    have them.
+    """
+    count = 3000
+    with EngineNode(new_store(), local_retention_bytes=0, inline_value_bytes=0, cold_cache_bytes=0).open() as node:
+        keys = [f"key-{number * 1237 % count:06d}" for number in range(count)]
+        puts: list[tuple[int, Entry]] = [
+            (seq, PutObject("b", key, key.encode() * 30)) for seq, key in enumerate(keys, 2)
+        ]
+        node.apply_these([(1, CreateBucket("b")), *puts[: count // 2]])
+        node.ship_all()
+        compact(node.objects, blob_file_bytes=1 << 20, rows_per_file=100_000)
+        node.apply_these(puts[count // 2 :])
+        node.ship_all()
+        node.engine.create_checkpoint()
+        compact(node.objects, blob_file_bytes=1 << 20, rows_per_file=100_000)
+        node.apply_these([(count + 10, PutObject("b", "zz", b"z" * 1000))])  # the newest file of the log stays here
+        node.core.wal.seal()
+        node.ship_all()
+        if not has_log:
+            drop_wal(node.objects, BucketMetadataStore(node.objects), KEYS, 1 << 60)
+        before = node.shipping.reader.statistics()
+        for reverse in (False, True):
+            found = [(one.key, one.data) for one in node.engine.scan("b", end="z", with_values=True, reverse=reverse)]
+            assert found == [(key, key.encode() * 30) for key in sorted(keys, reverse=reverse)]
+        after = node.shipping.reader.statistics()
+        assert after.requests - before.requests <= 2 * count / 64
+        assert after.bytes_fetched - before.bytes_fetched <= 1.5 * (after.bytes_used - before.bytes_used)
 
 
 def test_nothing_to_do() -> None:

@@ -39,15 +39,14 @@ from tidelog.cold.fetch import (
     Window,
     neighbours,
 )
-from tidelog.engine.cold.manifest import Manifest, StoredCompaction, read_manifest
+from tidelog.engine.cold.compacted_values import CompactedValue, CompactedValues, CountedSource, OnRequest, Stretch
+from tidelog.engine.cold.manifest import Manifest, read_manifest
 from tidelog.engine.cold.value_store import ColdValue
 from tidelog.engine.mvcc.cells import Cell
-from tidelog.engine.sst.blob_file import BlobPointer, Place
-from tidelog.engine.sst.sorted_index import SortedIndex, read_compaction
 from tidelog.engine.sst.value_file import Reference, reference_of
 from tidelog.engine.wal.record_header import decode_header
 from tidelog.engine.wal.replay import ShippedLog
-from tidelog.engine.wal.value import CODEC_FILE, CODEC_NONE, decode_value, decompressed
+from tidelog.engine.wal.value import CODEC_FILE, decode_value
 from tidelog.errors import CorruptionError, DataError, GapError, NotFoundError, OtherLogError, RetryError, TidelogError
 from tidelog.log.frame import Frames
 from tidelog.store.keys import EngineKeys
@@ -67,13 +66,6 @@ from tidelog.store.scheduler import DaemonPool
 # - Descriptors are cached, and read again if their object is missing: it may have been replaced by another.
 
 _REMEMBERED = 1024
-
-
-class Stretch(NamedTuple):
-    """Bytes of the log, and the position of the first of them."""
-
-    position: int
-    data: bytes | memoryview
 
 
 class ColdObject(NamedTuple):
@@ -263,175 +255,6 @@ def _placed(decoded: list[Frames], middle: int, position: int) -> list[Stretch]:
     return placed
 
 
-# Values in compacted data, found by their position in the log: for values whose records were dropped.
-#
-#     pointer: LSN, position -> value index (a block, cached for a while) -> blob file or data file
-#
-# Invariants
-# - A pointer costs at most two requests, and one if the index block is cached: the root and the footers of the index
-#   are read once and cached, until another compaction is published.
-# - The manifest is read if a pointer is not in the known compaction, or if a file of it is missing: another one may
-#   have been published since. A value that is in neither is not here.
-# - Every returned value has the checksum of its cell. Errors name the file and the byte.
-# - Sequential reads are prefetched from the blob file: its values are in log order.
-
-
-_HINT = "Put a good copy of the file in its place; an engine with replicas reads theirs"
-INDEX_CACHE_BYTES = 8 << 20
-# A compaction takes longer than a read: it is rare that several are published and collected during one read.
-_ATTEMPTS = 4
-
-ReadManifest = Callable[[], Manifest | None]
-OnRequest = Callable[[int], None]
-
-
-class CompactedValue(NamedTuple):
-    """A stored value, its codec, and other values that came with it, by their positions in the log."""
-
-    stored: bytes
-    codec: int
-    others: tuple[Stretch, ...] = ()
-
-
-class _Opened(NamedTuple):
-    compacted: StoredCompaction
-    data: SortedIndex
-
-
-class CompactedValues:
-    """The values in the compacted data of one engine in one store. Thread-safe.
-
-    `on_manifest` is called with every manifest that is read, `on_request` with the bytes of every request.
-    """
-
-    def __init__(
-        self,
-        objects: ObjectStore,
-        keys: EngineKeys,
-        manifest: ReadManifest,
-        *,
-        on_manifest: Callable[[Manifest], None] = lambda manifest: None,
-        on_request: OnRequest = lambda size: None,
-    ) -> None:
-        self._source = _CountedSource(objects, on_request)
-        self._keys = keys
-        self._manifest = manifest
-        self._on_manifest = on_manifest
-        self._blocks = ColdCache(INDEX_CACHE_BYTES)
-        self._opened: _Opened | None = None
-        self._opening = Lock()
-        self.history_start_seq = 0
-        """Where history begins, by the newest manifest that was read."""
-
-    def read(self, cell: Cell, window_bytes: int = 0) -> CompactedValue | None:
-        """Returns the value that a cell points to; None if no compaction has it. With a window, also the values after
-        it.
-        """
-        known, failure = self._opened, None
-        for _ in range(_ATTEMPTS):
-            try:
-                found = None if known is None else self._read_from(known.data, cell, window_bytes)
-                failure = None
-            except NotFoundError as error:  # a file that a later compaction does without
-                found, failure = None, error
-            if found is not None:
-                return found
-            try:
-                newest = self._refreshed()
-            except NotFoundError as error:  # its root: another was published since the manifest was read
-                known, failure = None, error
-                continue
-            if newest is None or newest is known:
-                break
-            known = newest
-        if failure is not None:
-            raise failure
-        return None
-
-    def locate(self, cell: Cell) -> tuple[str, int, int, int] | None:
-        """Returns object, byte, stored bytes and codec of the value that a cell points to, as of the known compaction;
-        None if that does not have it.
-        """
-        known = self._opened or self._refreshed()
-        if known is None or cell.lsn >= known.data.compaction.lsn:
-            return None
-        place = known.data.find_value(cell.position)
-        return None if place is None else (*known.data.locate(place), place.stored_bytes, place.codec)
-
-    def _refreshed(self) -> _Opened | None:
-        """Returns the compaction that is published now."""
-        manifest = self._manifest()
-        if manifest is None:
-            return None
-        self._on_manifest(manifest)
-        self.history_start_seq = max(self.history_start_seq, manifest.history_start_seq)
-        compacted = manifest.compacted
-        if compacted is None:
-            return None
-        with self._opening:
-            known = self._opened
-            if known is None or known.compacted.generation < compacted.generation:
-                root = read_compaction(self._source, self._keys, compacted)
-                data = SortedIndex(self._source, self._keys, root, cache=self._blocks)
-                known = self._opened = _Opened(compacted, data)
-            return known
-
-    def _read_from(self, data: SortedIndex, cell: Cell, window_bytes: int) -> CompactedValue | None:
-        if cell.lsn >= data.compaction.lsn:
-            return None
-        place = data.find_value(cell.position)
-        if place is None:
-            return None
-        key, byte = data.locate(place)
-        length = max(place.stored_bytes, _worth_fetching(data, place, window_bytes))
-        fetched = self._source.read_range(key, byte, length)
-        stored = bytes(fetched[: place.stored_bytes])
-        try:
-            if len(stored) != place.stored_bytes:
-                raise DataError(f"got {len(stored)} bytes of a value of {place.stored_bytes}")
-            decode_value(stored, place.codec, cell.size, cell.crc, cell.lsn)
-        except DataError as error:
-            raise CorruptionError(error.message, path=key, byte=byte, operation="read", hint=_HINT) from error
-        if (place.codec, place.stored_bytes) == (cell.codec, cell.stored_bytes):
-            return CompactedValue(stored, place.codec, _others(data, cell, place, fetched))
-        if cell.codec == CODEC_NONE:  # what is compressed here alone is as it was in the log when it is not
-            return CompactedValue(decompressed(stored, place.codec, cell.size, cell.lsn), CODEC_NONE)
-        return CompactedValue(stored, place.codec)
-
-
-def _worth_fetching(data: SortedIndex, place: Place, window_bytes: int) -> int:
-    if not window_bytes or not isinstance(place, BlobPointer):
-        return 0
-    return min(window_bytes, data.compaction.blob_files[place.blob_file].size - place.byte)
-
-
-def _others(data: SortedIndex, cell: Cell, place: Place, fetched: memoryview) -> tuple[Stretch, ...]:
-    """The values after one in the same blob file, as far as they were fetched and the index block lists them."""
-    if not isinstance(place, BlobPointer) or len(fetched) <= place.stored_bytes:
-        return ()
-    found = []
-    for position, other in data.values_after(cell.position):
-        begin = other.byte - place.byte if isinstance(other, BlobPointer) and other.blob_file == place.blob_file else -1
-        if begin < 0 or begin + other.stored_bytes > len(fetched):
-            break
-        found.append(Stretch(position, bytes(fetched[begin : begin + other.stored_bytes])))
-    return tuple(found)
-
-
-class _CountedSource:
-    """A store that counts requests."""
-
-    def __init__(self, objects: ObjectStore, on_request: OnRequest) -> None:
-        self._objects = objects
-        self._on_request = on_request
-
-    def read_range(self, key: str, start: int, length: int) -> memoryview:
-        """Like the store's own method."""
-        data = self._objects.read_range(key, start, length)
-        self._on_request(len(data))
-        return data
-
-
 def manifest_in(objects: ObjectStore, keys: EngineKeys) -> Manifest | None:
     """Reads an engine's manifest in a store; None if there is none. For stores that are rarely read."""
     with open_metadata_store(BUCKET, objects, read_only=True) as metadata:
@@ -526,7 +349,7 @@ class ColdReader:
         self._read_ahead = ReadAhead()
         self._fetchers = DaemonPool(threads, "tidelog-cold")
         self._requests_a_caller = max(1, threads // _CALLERS)
-        counted = _CountedSource(store, self._count_request)
+        counted = CountedSource(store, self._count_request)
         self._fetcher = Fetcher(counted, self._fetchers, ColdReadCounters(), FetchSettings())
         self._on_their_way: dict[tuple[int, int], Future[Fetched]] = {}
         self._mutex = Lock()
@@ -557,10 +380,17 @@ class ColdReader:
         """
         return self.begin_many(cells).take()
 
-    def begin_many(self, cells: Sequence[Cell]) -> ValuesAhead:
-        """Begins to fetch what `read_many` returns. Fails only when it is taken."""
+    def begin_many(self, cells: Sequence[Cell], keys: Sequence[bytes] = ()) -> ValuesAhead:
+        """Begins to fetch what `read_many` returns. Fails only when it is taken.
+
+        With the keys of the versions in the tree, those in compacted data are read from there, where the values of
+        neighbours are neighbours, though their records may be in the log too.
+        """
         values: list[Value | None] = [None] * len(cells)
         spans: list[_Span] = []
+        prefers_compacted = False
+        with contextlib.suppress(TidelogError):
+            prefers_compacted = bool(keys) and self._compacted is not None and self._compacted.warm(keys)
         for index, cell in enumerate(cells):
             if cell.inline is not None:
                 if cell.codec != CODEC_FILE:  # that is read alone, in as many pieces as it takes
@@ -568,7 +398,8 @@ class ColdReader:
             elif not cell.is_tombstone:
                 values[index] = self._from_cache(cell)
                 with contextlib.suppress(TidelogError):  # reading it alone tells of it
-                    span = self._span_of(cell, index) if values[index] is None else None
+                    key = keys[index] if prefers_compacted else None
+                    span = self._span_of(cell, index, key) if values[index] is None else None
                     spans += [] if span is None else [span]
         groups = [
             group
@@ -579,7 +410,11 @@ class ColdReader:
         ]
         return ValuesAhead(self, cells, values, Window(groups, self._requests_a_caller))
 
-    def _span_of(self, cell: Cell, index: int) -> _Span | None:
+    def _span_of(self, cell: Cell, index: int, key: bytes | None) -> _Span | None:
+        if key is not None and self._compacted is not None:
+            place = self._compacted.locate(cell, key)
+            if place is not None:
+                return _Span(*place, index)
         found = self._objects.find_kept(cell.lsn)
         if found is None:
             place = None if self._compacted is None else self._compacted.locate(cell)
@@ -594,12 +429,12 @@ class ColdReader:
         """A value that has a file of its own, to be read by ranges. Asks for nothing yet."""
         return ColdValue(self.keys, reference, self._copies, self._fetchers.submit, self.used)
 
-    def _copies(self) -> Iterator[_CountedSource]:
+    def _copies(self) -> Iterator[CountedSource]:
         """The store, then its replicas."""
-        yield _CountedSource(self.store, self._count_request)
+        yield CountedSource(self.store, self._count_request)
         for replica in self._replicas():
             self._counters.from_replicas += 1
-            yield _CountedSource(replica, self._count_request)
+            yield CountedSource(replica, self._count_request)
 
     def manifest(self) -> Manifest | None:
         found = read_manifest(self.catalog.metadata, self.keys)

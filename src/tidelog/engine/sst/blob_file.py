@@ -1,11 +1,13 @@
-"""Blob files: many small values in one object, in order of their position in the log.
+"""Blob files: many small values in one object, in the order of the keys of objects that have them.
 
     "TBLB" u32 version | stored value ... stored value | directory | count u32, crc32 of the directory u32, "TBLBEND1"
 
     directory: for each value    position u64, stored bytes u32, crc32 of the stored bytes u32          little-endian
 
 Invariants
-- The same values produce the same bytes. Values follow each other without a gap, so the directory gives the location of
+- The same values in the same order produce the same bytes. A compaction writes them in the order of keys (that of the
+  first version that points to each), so that a scan reads neighbours with one request; readers rely on no order.
+- Values follow each other without a gap, so the directory gives the location of
   each, and every byte of the file is covered by a checksum.
 - Reading one value does not need the directory: its location is in the index, its checksum in its cell. The directory
   serves verification of the file.
@@ -50,9 +52,7 @@ class EncodedBlobFile(NamedTuple):
 
 
 def encode_blob_file(values: bytes, positions: Buffer, lengths: Buffer, crcs: Buffer) -> EncodedBlobFile:
-    """Encodes values as a blob file: the stored bytes one after the other in order of position, and arrays of u64, u32
-    and u32.
-    """
+    """Encodes values as a blob file: the stored bytes one after the other, and arrays of u64, u32 and u32."""
     listed = blob_directory(positions, lengths, crcs)
     if not listed:
         raise InputError("a blob file has at least one value")
@@ -77,12 +77,14 @@ def _directory(listed: memoryview, end: int) -> list[DirectoryEntry]:
     count, crc, _ = _TAIL.unpack_from(listed, len(entries))
     if len(entries) != count * _ENTRY.size or crc32(entries) != crc:
         raise DataError("directory checksum does not match")
-    found, byte, last_position = list[DirectoryEntry](), _HEAD.size, -1
+    found, byte = list[DirectoryEntry](), _HEAD.size
     for position, stored_bytes, value_crc in _ENTRY.iter_unpack(entries):
-        if position <= last_position or not 0 < stored_bytes <= MAX_VALUE_BYTES:
-            raise DataError("values in the directory are not in order")
+        if not 0 < stored_bytes <= MAX_VALUE_BYTES:
+            raise DataError(f"a value of {stored_bytes} bytes cannot be in a blob file")
         found.append(DirectoryEntry(position, byte, stored_bytes, value_crc))
-        byte, last_position = byte + stored_bytes, position
+        byte += stored_bytes
+    if len({entry.position for entry in found}) != len(found):
+        raise DataError("a position comes twice in the directory")
     if byte != end:
         raise DataError("values in the directory do not add up to the file")
     return found

@@ -29,7 +29,7 @@ import msgspec
 from tidelog.codec import decode_document, encode_document
 from tidelog.cold.fetch import ByteSource, ColdCache
 from tidelog.engine.cold.manifest import KeptFrom, StoredCompaction
-from tidelog.engine.mvcc.cells import SEQ_BYTES, at, seq_of
+from tidelog.engine.mvcc.cells import SEQ_BYTES, at, decode_cell, is_pointer, seq_of
 from tidelog.engine.sst.blob_file import (
     BlobPointer,
     FilePointer,
@@ -211,6 +211,20 @@ class SortedIndex:
         for row in self._values.in_block(value_key(position + 1)):
             yield position_of(row.row[0]), row.decoded(decode_value_pointer)
 
+    def place_of(self, key: bytes, position: int) -> Place | None:
+        """Returns the value pointer of the version with this key of the tree; None if it is not here, or its value was
+        at another position when this compaction was made.
+        """
+        found = self._versions.at_or_after(key)
+        if found is None or found.row[0] != key:
+            return None
+        cell, place = found.decoded(decode_version)
+        return place if is_pointer(cell) and decode_cell(cell).position == position else None
+
+    def warm(self, low: bytes, high: bytes) -> None:
+        """Fetches what `place_of` needs for keys between two others, several blocks with one request."""
+        self._versions.warm(low, high)
+
     def find_version(self, prefix: bytes, seq: int) -> FoundVersion | None:
         """Returns the version of an object (`version_keys.object_prefix`) or a bucket that is visible at a seq."""
         found = self._versions.at_or_after(at(prefix, seq))
@@ -260,6 +274,11 @@ class _Index:
         file = self._files[index]
         row = file.at_or_after(key)
         return None if row is None else _FoundRow(row, file.part)
+
+    def warm(self, low: bytes, high: bytes) -> None:
+        """Fetches the blocks between two keys."""
+        for file in self._files[bisect_left(self._last_keys, low) : bisect_left(self._last_keys, high) + 1]:
+            file.warm(low, high)
 
     def in_block(self, key: bytes) -> Iterator[_FoundRow]:
         """Yields the rows at or after a key, up to the end of one block."""

@@ -202,6 +202,16 @@ class SSTable:
             return None
         return find_row(self._raw(blocks[index]), key)
 
+    def warm(self, low: bytes, high: bytes) -> None:
+        """Fetches the blocks between two keys, both included, that are not cached, several with one request."""
+        cache, blocks = self._cache, self.footer.blocks
+        begin, end = bisect_left(self._last_keys, low), bisect_left(self._last_keys, high) + 1
+        wanted = blocks[begin:end]
+        if cache is not None and len(wanted) > 1:
+            missing = [one for one in wanted if cache.get_block(self.part.key, one.byte) is None]
+            for block in read_row_blocks(self._objects, self.part.key, missing, self.footer.kind):
+                cache.add(block.place.byte, block.raw, self.part.key)
+
     def in_block(self, key: bytes) -> Iterator[Row]:
         """Yields the rows at or after a key, up to the end of the block that the key is in."""
         blocks = self.footer.blocks

@@ -126,7 +126,7 @@ def large_bytes_of(options: CompactEngineOptions, previous: Compaction | None) -
     return previous.large_bytes
 
 
-_VALUE_ORDER = ("unit", "position", "kind")
+_VALUE_ORDER = ("unit", "position", "kind", "key")
 
 
 class Steps:

@@ -72,7 +72,7 @@ if TYPE_CHECKING:
 #     kind int          0: a location from the last compaction (`value`); 1: a version (`key`, and `value` is its cell)
 #
 # Invariants
-# - Grouped by `unit` and ordered by position and kind, a value is its location, if it has one, then its versions.
+# - Grouped by `unit` and ordered by position, kind and key, a value is its location, if it has one, then its versions.
 # - A value to which no version points is dead, and is not returned.
 # - A large value gets a file named after the oldest version that points to it (by seq, then by its order in the batch),
 #   which is the put that wrote it unless retention has removed that one. No other value ever has that name: a version
@@ -185,6 +185,12 @@ class UnitValues:
         name = parse(key)
         data_key = keys.data_file(name.bucket, name.key or "", name.seq)
         return None if data_key is None else data_key.removeprefix(keys.data_prefix)
+
+    def in_key_order(self, numbers: pa.Array) -> pa.Array:
+        """Which of some values is to be the first, the second and so on in the order of the first key that has each."""
+        import pyarrow.compute as pc
+
+        return pc.sort_indices(self._keys.take(self.columns.first_row.take(numbers)))
 
     def file_pointer(self, number: int) -> bytes:
         """The pointer to the file that a value is already, checked."""
@@ -483,7 +489,7 @@ class Builder:
         for stored in self._read(unit, values):
             small.append(recoded(self._without_files(stored, names, pointers), self._settings.codec))
         if any(len(one.numbers) for one in small):
-            built = self._written_blob_file(unit, values.columns, small, pointers)
+            built = self._written_blob_file(unit, values, small, pointers)
             told = pa.array([msgspec.msgpack.encode(built)], pa.binary())
             yield as_filed(pa.array([b""], pa.binary()), told, (), TOLD_ROW)
         places = pointers.array()
@@ -528,6 +534,7 @@ class Builder:
             by_file.setdefault(blob_file, []).append(row)
         for blob_file, group in sorted(by_file.items()):
             key = self._settings.old_blob_files[blob_file]
+            group.sort(key=_span_in_blob_file)
             found = values_in_blob_file(self._settings.place.opened().objects, key, group)
             yield as_stored([(value.number, data, value.codec) for value, data in found])
 
@@ -552,15 +559,15 @@ class Builder:
         return FilePointer(codec, len(data), name)
 
     def _written_blob_file(
-        self, unit: Unit, columns: LiveColumns, small: Sequence[Stored], pointers: _Pointers
+        self, unit: Unit, values: UnitValues, small: Sequence[Stored], pointers: _Pointers
     ) -> BuiltBlobFile:
         import pyarrow as pa
         import pyarrow.compute as pc
 
         if unit.blob_file is None:
             raise InternalError("a unit has values for a blob file, and none were counted")
-        stored = _in_order(small)
-        positions = columns.position.take(stored.numbers)
+        stored = _in_key_order(values, small)
+        positions = values.columns.position.take(stored.numbers)
         encoded = encode_blob_file(
             stored.data, raw_numbers(positions), raw_numbers(stored.lengths), raw_numbers(stored.crcs)
         )
@@ -576,27 +583,28 @@ class Builder:
             values=len(places),
             live_values=len(places),
             live_bytes=len(stored.data),
-            first_position=positions[0].as_py(),
-            last_position=positions[len(positions) - 1].as_py(),
+            first_position=pc.min(positions).as_py(),
+            last_position=pc.max(positions).as_py(),
         )
         return BuiltBlobFile(number=unit.blob_file, info=info)
 
 
-def _in_order(small: Sequence[Stored]) -> Stored:
-    """All values of a unit for its blob file, in order of position, which is that of their numbers."""
+def _in_key_order(values: UnitValues, small: Sequence[Stored]) -> Stored:
+    """All values of a unit for its blob file, in the order of keys: what a scan reads together lies together."""
     import pyarrow as pa
     import pyarrow.compute as pc
 
-    joined = Stored(
-        pa.concat_arrays([one.numbers.cast(pa.int32()) for one in small]),
-        b"".join(one.data for one in small),
-        *(pa.concat_arrays([getattr(one, name) for one in small]) for name in ("codecs", "lengths", "crcs")),
-    )
-    order = pc.sort_indices(joined.numbers)
-    if order.equals(pa.array(range(len(order)), pa.uint64())):
-        return joined
-    values = list(each_of(joined))
-    return as_stored([values[index] for index in order.to_pylist()])
+    numbers = pa.concat_arrays([one.numbers.cast(pa.int32()) for one in small])
+    data = b"".join(one.data for one in small)
+    columns = [pa.concat_arrays([getattr(one, name) for one in small]) for name in ("codecs", "lengths", "crcs")]
+    order = values.in_key_order(numbers)
+    ends = pc.cumulative_sum(columns[1].cast(pa.int64()))
+    offsets = pa.concat_arrays([pa.array([0], pa.int64()), ends])
+    pieces = pa.Array.from_buffers(
+        pa.large_binary(), len(numbers), [None, offsets.buffers()[1], pa.py_buffer(data)]
+    ).take(order)
+    moved = pieces.buffers()[2].to_pybytes()[: len(data)]
+    return Stored(numbers.take(order), moved, *(column.take(order) for column in columns))
 
 
 class _Pointers:
