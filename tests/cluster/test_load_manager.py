@@ -78,6 +78,14 @@ def test_new_partitions_are_spread_over_nodes_and_zones() -> None:
     assert zones == {"x": 1, "y": 1, "z": 1}
 
 
+def test_a_node_that_is_empty_does_not_get_a_whole_topic() -> None:
+    """Others have more already, and get their share of it all the same: its load would be on one node."""
+    there = nodes("a", "b", "c")
+    before = situation(there, {TopicName("shop", "old"): topic(*["b", "c"] * 3), ORDERS: topic("", "", "")})
+    after = carried_out(before, [one for one in plan(before) if one.kind == "assign"])
+    assert set(after.topics[ORDERS].partitions) == {"a", "b", "c"}
+
+
 def test_partitions_of_a_dead_node_go_to_the_living_with_the_reason() -> None:
     """At once, without a limit, and nothing else is moved."""
     before = situation(nodes("a", "b"), {ORDERS: topic("dead", "a", "dead", "b")}, under_way=10_000)

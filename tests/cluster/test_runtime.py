@@ -7,6 +7,7 @@ import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 
+import msgspec
 import pytest
 from tests.cluster.test_agent import FakeHost
 
@@ -17,6 +18,7 @@ from tidelog.cluster.member import Identity, Member
 from tidelog.cluster.operations import ClusterOperations
 from tidelog.cluster.runtime import Cluster
 from tidelog.errors import ConfigError, ConflictError, HeldError, InputError, NotFoundError
+from tidelog.store.document import encode_json
 from tidelog.store.keys import DEFAULT_ROOT, ClusterKeys
 from tidelog.store.metadata.memory import MemoryMetadataStore
 from tidelog.topics.names import TopicName
@@ -207,6 +209,28 @@ def test_deletion_waits_until_the_owners_have_let_go() -> None:
             assert open_at_removal == [0]
             await until(lambda: all(ORDERS not in node.cluster.placement.topics() for node in nodes))
             assert etcd.get(ClusterKeys().topic(*ORDERS)) is None
+
+    run(work)
+
+
+def test_leader_finishes_a_deletion_whose_node_died() -> None:
+    """The mark is there and nobody goes on with it."""
+
+    async def work(etcd: MemoryMetadataStore) -> None:
+        async with running(etcd, 2) as nodes:
+            removed: list[TopicName] = []
+
+            async def remove(name: TopicName) -> None:
+                removed.append(name)
+
+            for node in nodes:
+                node.cluster.deletion_seconds = 0.1
+                node.cluster.remove_topic = remove
+            await nodes[0].cluster.placement.create(ORDERS, 2, {})
+            gone = msgspec.structs.replace(nodes[0].cluster.state.topics[ORDERS], is_deleting=True)
+            etcd.put(ClusterKeys().topic(*ORDERS), encode_json(gone))
+            await until(lambda: etcd.get(ClusterKeys().topic(*ORDERS)) is None)
+            assert removed == [ORDERS]
 
     run(work)
 

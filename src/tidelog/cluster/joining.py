@@ -82,6 +82,7 @@ async def join(cluster: Cluster, node: Node, directory: LogDirectory, listening:
     meter = LoadMeter(node, directory._clock, cluster)
     cluster.measure = meter.measure
     cluster.known_topics = lambda: known_topics(directory)
+    cluster.remove_topic = node.remove_topic
     assert node.http.sources is not None
     node.http.sources = node.http.sources._replace(cluster=lambda exposition: write_metrics(exposition, cluster, meter))
     await cluster.join(_Host(node))

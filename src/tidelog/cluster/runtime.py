@@ -18,7 +18,7 @@ import logging
 import threading
 import time
 import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from typing import TypeVar
 
 from tidelog.clock import Clock
@@ -45,6 +45,8 @@ _ADOPT_SECONDS = (0.0, 30.0, 600.0)
 """When a leader looks for topics that the cluster does not know, the last of them again and again: it costs a request a
 topic."""
 _TRIM_SECONDS = 60.0
+_DELETION_SECONDS = 120.0
+"""Longer than the node that deletes a topic waits for its owners."""
 _HAND_OVER_SECONDS = 30.0
 Result = TypeVar("Result")
 
@@ -63,6 +65,8 @@ class Cluster:
         """Called in a thread: what this node has to do."""
         self.known_topics: Callable[[], Mapping[TopicName, TopicSeen]] | None = None
         """Called in a thread: the topics of the catalog."""
+        self.remove_topic: Callable[[TopicName], Awaitable[None]] | None = None
+        """Deletes what is stored of a topic that nobody has open."""
         self.rounds = LeaderRounds(metadata, member.keys, clock, member.name)
         self._watch = metadata.watch(member.keys.prefix)
         self._heartbeat = Background(1, "tidelog-cluster-lease")
@@ -71,8 +75,11 @@ class Cluster:
         self._wake = asyncio.Event()
         self._progress = asyncio.Event()
         self._loaded = asyncio.Event()
+        self.deletion_seconds = _DELETION_SECONDS
         self._is_late = False
         self._is_over = False
+        self._deleting: dict[TopicName, float] = {}
+        self._finishing: dict[TopicName, asyncio.Task[None]] = {}
         self._adopted = 0
         self._adopted_at = self._trimmed_at = float("-inf")
 
@@ -202,6 +209,7 @@ class Cluster:
             await self._adopt()
         loads = await in_store_thread(read_loads, self._metadata, self.member.keys)
         self._wrote(await in_store_thread(self.rounds.round, self.state.copy(), loads, leads_by))
+        self._finish_deletions(now)
         if now - self._trimmed_at >= _TRIM_SECONDS:
             self._trimmed_at = now
             await in_store_thread(self.rounds.trim)
@@ -225,6 +233,26 @@ class Cluster:
         state = self.state.copy()
         written = await in_store_thread(self.rounds.adopt, state, seen, leads_by, lambda: uuid.uuid4().hex)
         self._wrote(written)
+
+    def _finish_deletions(self, now: float) -> None:
+        """A node that was deleting a topic may have died on the way: after a while the leader goes on with it."""
+        going = {name for name, placement in self.state.topics.items() if placement.is_deleting}
+        self._deleting = {name: self._deleting.get(name, now) for name in going}
+        for name, since in self._deleting.items():
+            if now - since >= self.deletion_seconds and name not in self._finishing:
+                self._finishing[name] = asyncio.ensure_future(self._finish_deletion(name))
+
+    async def _finish_deletion(self, name: TopicName) -> None:
+        remove = self.remove_topic
+        try:
+            if remove is not None:
+                _logger.warning("the deletion of %s did not end, and is finished", name)
+                await self.placement.delete(name, lambda: remove(name))
+        except TidelogError as error:
+            _logger.warning("the deletion of %s cannot be finished, and is tried again: %s", name, error)
+            self._deleting.pop(name, None)
+        finally:
+            del self._finishing[name]
 
     # Reporting
 
@@ -254,9 +282,10 @@ class Cluster:
                 _logger.warning("%s leaves without handing over: %s", self.member.name, error)
         self._is_over = True
         self._watch.close()
-        for task in self._tasks:
+        tasks = [*self._tasks, *self._finishing.values()]
+        for task in tasks:
             task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await asyncio.gather(*tasks, return_exceptions=True)
         if agent is not None:
             await agent.stop()
 

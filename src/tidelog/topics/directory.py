@@ -117,6 +117,8 @@ class LogDirectory(ClosedAtExit):
         """What ends looking for rows that others stage for partitions."""
         self._divisions = 0
         """How often this process has recorded partitions of a topic."""
+        self._shares_topics = False
+        """Whether other nodes serve topics of the same catalog, by agreement."""
         self._lock: FileLock | None = None
         self._was_local = False
         self._closed = False
@@ -347,22 +349,30 @@ class LogDirectory(ClosedAtExit):
         is_new = False
         if known is None:
             taken = self._opener.log_exists_with(name)
-            if taken is not None:
+            known = None if taken is None else self._opener.layout(name)  # another node may have made it meanwhile
+            if taken is not None and (known is None or known.is_deleted):
                 raise InputError(
                     f"{name} cannot have partitions: there is a topic {taken} already", hint="Take another name"
                 )
+        if known is None:
             known = PartitionLayout(count=1, has_grown=self._opener.exists(name))
-            if known.has_grown and not self._opener.is_reliable(name):
+            # Another node may own what it was so far: that is for nodes that agree by other means who serves what.
+            if known.has_grown and not self._is_reliable(name):
                 raise InputError(f"{name} has reliable=False, and cannot have partitions")
             is_new = not known.has_grown
         try:
-            divided = PartitionLayout(count=wanted) if is_new else known.grown(wanted)
+            grown = known if known.count >= wanted else known.grown(wanted)
+            divided = PartitionLayout(count=wanted) if is_new else grown
             layout = self._opener.set_layout(name, divided, settings, is_new=is_new)
         finally:
             self._divisions += 1  # after: who sees the new number finds what was recorded
         if (opened := self._partitioned.get(name)) is not None:
             opened._grown(layout)
         return layout
+
+    def _is_reliable(self, name: TopicName) -> bool:
+        """Opens the topic, unless another node may be its owner: HeldError if it is."""
+        return self._opener.is_reliable(name) if self._shares_topics else self.topic(str(name)).is_reliable
 
     def partition_logs(self, name: str) -> list[str]:
         """The names of the logs that a topic consists of: its own, or those of its partitions."""

@@ -29,7 +29,7 @@ from typing import Annotated
 
 import typer
 
-from tidelog.cli.dev_s3 import HOST, SeaweedServer, free_ports
+from tidelog.cli.dev_s3 import HOST, S3Keys, SeaweedServer, free_ports
 from tidelog.cli.errors import ExitCode
 from tidelog.cli.session import Session
 from tidelog.errors import ConfigError, RetryError, StoreUnavailableError
@@ -207,6 +207,8 @@ class NodeProcess:
         except subprocess.TimeoutExpired:
             self.process.kill()
             self.process.wait()
+        if self.process.stdout is not None:
+            self.process.stdout.close()
 
 
 def dev(
@@ -257,16 +259,21 @@ def _directory(session: Session, running: ExitStack) -> Path:
     )
 
 
+def node_environment(endpoint: str, keys: S3Keys, lease_seconds: float) -> dict[str, str]:
+    """How a node reaches the store; the keys are on no command line."""
+    return {
+        **os.environ,
+        "TIDELOG_STORE_ENDPOINT": endpoint,
+        "TIDELOG_STORE_ACCESS_KEY_ID": keys.access_key_id,
+        "TIDELOG_STORE_SECRET_ACCESS_KEY": keys.secret_access_key.reveal(),
+        "TIDELOG_CLUSTER_LEASE_SECONDS": str(lease_seconds),
+    }
+
+
 def _start_nodes(
     directory: Path, count: int, lease: float, etcd: EtcdMembers, store: SeaweedServer, running: ExitStack
 ) -> list[NodeProcess]:
-    environment = {
-        **os.environ,
-        "TIDELOG_STORE_ENDPOINT": store.endpoint,
-        "TIDELOG_STORE_ACCESS_KEY_ID": store.keys.access_key_id,
-        "TIDELOG_STORE_SECRET_ACCESS_KEY": store.keys.secret_access_key.reveal(),
-        "TIDELOG_CLUSTER_LEASE_SECONDS": str(lease),
-    }
+    environment = node_environment(store.endpoint, store.keys, lease)
     options = ["--store", store.url, "--metadata", etcd.url]
     started: list[NodeProcess] = []
     running.callback(_stop_nodes, started)

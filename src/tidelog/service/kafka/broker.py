@@ -115,6 +115,7 @@ class Broker:
         self.directory = directory
         self.settings = settings or BrokerSettings()
         self.placement = placement or Alone(directory._info.node or "local", self.settings.node_id)
+        directory._shares_topics = not self.placement.is_alone
         self.address = Address("127.0.0.1", 9092)
         """What clients are sent to; set before the first request."""
         self.cluster_id = directory._info.node if self.placement.is_alone else _installation_id(directory)

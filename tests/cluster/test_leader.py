@@ -1,0 +1,140 @@
+"""The rounds of a leader: what they write, and what they never do."""
+
+from __future__ import annotations
+
+import pytest
+
+from tidelog.clock import ManualClock
+from tidelog.cluster.documents import ClusterState, Request, TopicPlacement, decoded
+from tidelog.cluster.leader import MAX_DECISIONS, LeaderRounds, TopicSeen, read_decisions
+from tidelog.cluster.member import Identity, Member
+from tidelog.store.document import encode_json
+from tidelog.store.keys import ClusterKeys
+from tidelog.store.metadata.base import Check
+from tidelog.store.metadata.memory import MemoryMetadataStore
+from tidelog.store.metadata.watch import Changes
+from tidelog.topics.names import TopicName
+
+KEYS = ClusterKeys()
+ORDERS = TopicName("shop", "orders")
+
+
+class Bench:
+    """A cluster of two nodes in a store in memory, of which `a` leads."""
+
+    def __init__(self) -> None:
+        self.clock = ManualClock()
+        self.etcd = MemoryMetadataStore(self.clock)
+        self.members = [
+            Member(self.etcd, KEYS, self.clock, Identity(name, name, "127.0.0.1:1", ""), 10) for name in ("a", "b")
+        ]
+        for member in self.members:
+            member.join()
+        assert self.members[0].campaign() is not None
+        self.rounds = LeaderRounds(self.etcd, KEYS, self.clock, "a")
+
+    @property
+    def leads_by(self) -> Check:
+        check = self.members[0].leads_by
+        assert check is not None
+        return check
+
+    def state(self) -> ClusterState:
+        state = ClusterState(KEYS)
+        state.apply(Changes(True, {entry.key: entry for entry in self.etcd.range(KEYS.prefix)}))
+        return state
+
+    def create(self, *partitions: str) -> None:
+        document = TopicPlacement(id="00", created_us=1, partitions=partitions)
+        self.etcd.put(KEYS.topic(*ORDERS), encode_json(document))
+
+    def placed(self) -> tuple[str, ...]:
+        found = decoded(self.etcd.get(KEYS.topic(*ORDERS)), TopicPlacement)
+        assert found is not None
+        return found.partitions
+
+
+@pytest.fixture
+def bench() -> Bench:
+    return Bench()
+
+
+def test_a_round_writes_placements_with_their_reasons(bench: Bench) -> None:
+    """And nothing when there is nothing to decide."""
+    bench.create("", "", "gone")
+    bench.rounds.round(bench.state(), {}, bench.leads_by)
+    assert set(bench.placed()) == {"a", "b"}
+    (found,) = read_decisions(bench.etcd, KEYS)
+    assert found.leader == "a"
+    reasons = {(one.kind, one.reason) for one in found.decisions if one.topic}
+    assert reasons == {("assign", "nobody serves it"), ("failover", "gone is not alive")}
+    before = bench.etcd.change_mark()
+    bench.rounds.round(bench.state(), {}, bench.leads_by)
+    assert bench.etcd.change_mark() == before
+
+
+def test_a_leader_that_was_replaced_changes_nothing(bench: Bench) -> None:
+    """Its plan may be right; it is not the one who carries it out."""
+    bench.create("", "")
+    stale, state = bench.leads_by, bench.state()
+    bench.etcd.delete(KEYS.leader)
+    assert bench.members[1].campaign() is not None
+    assert bench.rounds.round(state, {}, stale) == []
+    assert bench.placed() == ("", "")
+    assert read_decisions(bench.etcd, KEYS) == []
+
+
+def test_a_topic_that_was_changed_meanwhile_is_planned_again(bench: Bench) -> None:
+    """The plan was made from what was there before."""
+    bench.create("", "")
+    state = bench.state()
+    bench.create("b", "", "")
+    assert bench.rounds.round(state, {}, bench.leads_by) == []
+    assert bench.placed() == ("b", "", "")
+    bench.rounds.round(bench.state(), {}, bench.leads_by)
+    assert "" not in bench.placed()
+
+
+def test_requests_are_forgotten_when_they_are_done_or_cannot_be(bench: Bench) -> None:
+    """A move, a move to nowhere, a move of nothing, and balance."""
+    bench.create("a", "b")
+    where = {"topic": str(ORDERS), "asked_us": 1}
+    requests = {
+        "1": Request(kind="move", partition=0, node="b", pin=True, **where),  # type: ignore[arg-type]
+        "2": Request(kind="move", partition=1, node="nowhere", **where),  # type: ignore[arg-type]
+        "3": Request(kind="move", partition=9, node="a", **where),  # type: ignore[arg-type]
+    }
+    for name, request in requests.items():
+        bench.etcd.put(KEYS.request(name), encode_json(request))
+    bench.rounds.round(bench.state(), {}, bench.leads_by)
+    assert bench.state().requests == {}
+    assert bench.placed()[0] == "b"
+    assert bench.state().topics[ORDERS].pins == {0: "b"}
+    bench.etcd.put(KEYS.request("4"), encode_json(Request(kind="balance", asked_us=1)))
+    for _ in range(3):
+        bench.clock.advance(2)
+        for member in bench.members:
+            member.beat()
+        bench.rounds.round(bench.state(), {}, bench.leads_by)
+    assert bench.state().requests == {}
+
+
+def test_strays_are_adopted_when_they_were_seen_twice(bench: Bench) -> None:
+    """One that is being deleted is not made again; where no topic is known, all are."""
+    seen = {ORDERS: TopicSeen(5, 2)}
+    other = TopicName("shop", "other")
+    bench.rounds.adopt(bench.state(), seen, bench.leads_by, lambda: "00")
+    assert bench.placed() == ("", "")
+    bench.rounds.adopt(bench.state(), {**seen, other: TopicSeen(5, 1)}, bench.leads_by, lambda: "00")
+    assert other not in bench.state().topics
+    bench.rounds.adopt(bench.state(), {**seen, other: TopicSeen(5, 1)}, bench.leads_by, lambda: "00")
+    assert other in bench.state().topics
+
+
+def test_the_log_of_decisions_is_bounded(bench: Bench) -> None:
+    """The oldest go."""
+    for number in range(MAX_DECISIONS + 70):
+        bench.etcd.put(KEYS.decision(number), b"{}")
+    bench.rounds.trim()
+    keys = bench.etcd.keys(KEYS.decisions_prefix)
+    assert (len(keys), keys[0]) == (MAX_DECISIONS, KEYS.decision(70))
