@@ -191,17 +191,17 @@ def test_java_transactions_tool(brokers: dict[str, str], tool: Callable[..., str
         producer.produce(topic, b"open", partition=0)
         assert producer.flush(60) == 0
         listed = [line.split() for line in tool(*server, "list").splitlines() if topic in line.split()]
-        described = tool(*server, "describe", "--transactional-id", topic).splitlines()[-1].split("\t")
-        writers = tool(*server, "describe-producers", "--topic", topic, "--partition", "0").splitlines()[-1].split("\t")
+        described = tool(*server, "describe", "--transactional-id", topic).splitlines()[-1].split()
+        writers = tool(*server, "describe-producers", "--topic", topic, "--partition", "0").splitlines()[-1].split()
         hanging = tool(*server, "find-hanging", "--broker-id", "1", "--max-transaction-timeout", "15")
         producer.abort_transaction(60)
         states = [line.split()[-1] for line in tool(*server, "list").splitlines() if topic in line.split()]
         # Without ids, epochs of coordinators and times.
         shown = [[*words[:1], words[-1]] for words in listed]
-        return shown, [described[1], *described[4:6], described[-1]], [writers[2], writers[-1]], hanging, states
+        return shown, [described[1], *described[4:6], described[8]], [*writers[2:4], writers[5]], hanging, states
 
-    shown, _, _, _, states = assert_same(brokers, work)
-    assert (len(shown), states) == (1, ["CompleteAbort"])
+    shown, described, writers, _, states = assert_same(brokers, work)
+    assert (len(shown), described[1], writers, states) == (1, "Ongoing", ["-1", "0", "0"], ["CompleteAbort"])
 
 
 def _columns(text: str, topic: str, count: int) -> list[list[str]]:

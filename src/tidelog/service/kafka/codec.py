@@ -116,7 +116,7 @@ LIMITS: dict[int, str] = {
     48: "by client id",
     49: "`producer_byte_rate` and `consumer_byte_rate` by client id; not by user or address",
     51: "afterwards PLAIN needs `tidelog auth user passwd`",
-    61: "`coordinator_epoch` is 0; `kafka-transactions abort` is not served: transactions time out",
+    61: "`coordinator_epoch` is -1, which is not kept; `kafka-transactions abort` is not served: transactions time out",
     66: "no patterns (version 2)",
 }
 """What of an API differs from Kafka's, for docs/reference/kafka.md, which is generated from this."""

@@ -23,6 +23,7 @@ from tidelog.service.kafka.transactions.state_machine import TransactionRecord, 
 from tidelog.topics.names import parse_topic_name
 
 DESCRIBE_PRODUCERS, DESCRIBE_TRANSACTIONS, LIST_TRANSACTIONS = 61, 65, 66
+_NO_EPOCH = -1  # of the coordinator that ended a transaction last: it is not kept, as Kafka says before the first end
 _STATES = {state.value for state in TransactionState}
 
 
@@ -130,7 +131,7 @@ class TransactionViews:
                 producer_epoch=one.epoch,
                 last_sequence=one.last_sequence,
                 last_timestamp=one.last_us // 1000,
-                coordinator_epoch=0,
+                coordinator_epoch=_NO_EPOCH,
                 current_txn_start_offset=one.open_from,
             )
             for one in partition.producers.active()
