@@ -9,6 +9,7 @@ import typer
 
 from tidelog.cli.session import Session, command
 from tidelog.config import explain_settings
+from tidelog.secret import HIDDEN
 from tidelog.topics.directory_info import remembered_place
 
 if TYPE_CHECKING:
@@ -33,7 +34,7 @@ def config(
     """
     named = {"dir": session.directory, "store": session.store, "metadata": session.metadata}
     rows = [
-        {"setting": one.name, "value": one.value, "source": _source(one), "table": one.table}
+        {"setting": one.name, "value": _shown(one.value), "source": _source(one), "table": one.table}
         for one in explain_settings(session.config, os.environ, named)
     ]
     remembered = remembered_place(session.root)
@@ -45,6 +46,14 @@ def config(
         if row["value"] is None and known is not None:
             row |= {"value": known, "source": "tidelog.json"}
     session.output.rows(_COLUMNS, [row for row in rows if not changed or row["source"] != "default"])
+
+
+def _shown(value: object) -> object:
+    """A URL without the user and password that it should not have."""
+    if not isinstance(value, str) or "://" not in value or "@" not in value:
+        return value
+    scheme, _, rest = value.partition("://")
+    return f"{scheme}://{HIDDEN}@{rest.rpartition('@')[2]}"
 
 
 def _source(one: InForce) -> str:

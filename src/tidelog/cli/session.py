@@ -184,6 +184,13 @@ class Session:
             other.engine or self.engine,
         )
 
+    def refuse_secrets(self) -> None:
+        """ConfigError for a store's URL that has a key in it, before anything can repeat it."""
+        if self.store is not None and ("@" in self.store or "?" in self.store):
+            from tidelog.store.urls import canonical_url
+
+            canonical_url(self.store)
+
     def at_root(self, root: str) -> Session:
         """The same with the --root of a job, so that a command in a hint is about that place."""
         if "://" in root:
@@ -249,12 +256,14 @@ class Session:
 
     def _require_catalog_elsewhere(self, hint: str) -> None:
         from tidelog.errors import NotFoundError
+        from tidelog.store.urls import canonical_url
 
         if self.settings.store is None:
             raise NotFoundError(f"there is no log directory {self.root}", hint=hint)
+        store = canonical_url(self.settings.store)
         if self.settings.metadata in (None, "sqlite"):
             raise NotFoundError(
-                f"there is no log directory {self.root}, and with it no catalog of {self.settings.store}",
+                f"there is no log directory {self.root}, and with it no catalog of {store}",
                 hint="Say where the catalog is, with --metadata bucket or --metadata etcd://host:port, or name --dir",
             )
 
@@ -374,6 +383,7 @@ def command(
 
 
 def _run_shown(work: Callable[..., None], session: Session, own: dict[str, Any]) -> None:
+    session.refuse_secrets()
     with shown_warnings():
         work(session, **own)
 

@@ -374,7 +374,7 @@ class RemoteEngine:
         ConflictError if it is no longer what the plan has shown.
         """
         if plan is not None and not isinstance(plan, ServedPlan):
-            raise InputError("this plan was not made by the server", hint="Use one of plan_garbage() of this engine")
+            raise InputError("this plan was not made by the server", hint="Use one that this server has made")
         if plan is not None and horizon is not None:
             raise InputError("a plan has its own horizon", hint="Give one of them")
         query = _horizon(horizon) if plan is None else {"plan": plan.id}

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import re
 import shlex
 from collections.abc import Awaitable, Callable, Iterator, Mapping, MutableMapping, Sequence
 from http import HTTPStatus
@@ -34,6 +35,7 @@ Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 
 _MAX_PARAMETERS = 100
 _LONGEST_DETAIL = 500
+_GIVEN_VALUE = re.compile(r"^(Invalid(?: enum)? value) .*( - at `.*)$", re.DOTALL)
 
 
 class Peer(NamedTuple):
@@ -224,7 +226,7 @@ def parse_query(query_string: bytes, kind: type[msgspec.Struct]) -> msgspec.Stru
     try:
         return msgspec.convert(given, kind, strict=False)
     except JSON_ERRORS as error:
-        raise _unfit(f"the query does not fit: {error}") from None
+        raise _unfit(f"the query does not fit: {without_values(error)}") from None
 
 
 def parse_body(data: bytes, media_type: str, kind: Any, other_types: Sequence[str] = ()) -> Any:
@@ -242,7 +244,12 @@ def parse_body(data: bytes, media_type: str, kind: Any, other_types: Sequence[st
     try:
         return from_json(data, kind)
     except JSON_ERRORS as error:
-        raise _unfit(f"the body does not fit: {error}") from None
+        raise _unfit(f"the body does not fit: {without_values(error)}") from None
+
+
+def without_values(error: Exception) -> str:
+    """What does not fit, and where; not what was given instead, which may be a secret in the wrong place."""
+    return _GIVEN_VALUE.sub(r"\1\2", str(error))
 
 
 def _unfit(detail: str) -> HttpError:

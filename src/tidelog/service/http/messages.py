@@ -24,7 +24,7 @@ from tidelog.codec import JSON_ERRORS
 from tidelog.errors import InputError
 from tidelog.log.isolation import Isolation
 from tidelog.service.auth.access import Kind, Permission
-from tidelog.service.http.call import Call, Reply, parse_body
+from tidelog.service.http.call import Call, Reply, parse_body, without_values
 from tidelog.service.http.message_json import (
     NewMessage,
     ReadEncoding,
@@ -163,7 +163,7 @@ def _messages_of(call: Call) -> list[bytes | Message]:
         try:
             found = to_append(_decode_packed(call.body))
         except JSON_ERRORS as error:
-            raise InputError(f"the body does not fit: {error}") from None
+            raise InputError(f"the body does not fit: {without_values(error)}") from None
         if not found:
             raise InputError("there are no messages in the body")
         return found

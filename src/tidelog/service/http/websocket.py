@@ -30,7 +30,7 @@ import msgspec
 from tidelog.codec import JSON_ERRORS
 from tidelog.errors import ConflictError, InputError, TidelogError
 from tidelog.service.auth.access import Kind, Permission
-from tidelog.service.http.call import Call, DisconnectedError, Socket
+from tidelog.service.http.call import Call, DisconnectedError, Socket, without_values
 from tidelog.service.http.message_json import ReadEncoding
 from tidelog.service.http.problems import HttpError, Problem, problem_of
 from tidelog.service.http.routes import RouteTable
@@ -189,7 +189,7 @@ class _Conversation:
         try:
             op: Op = self._decode(data.encode() if isinstance(data, str) else data)
         except JSON_ERRORS as error:
-            raise InputError(f"the message does not fit: {error}") from None
+            raise InputError(f"the message does not fit: {without_values(error)}") from None
         return op
 
     async def _carry_out(self, op: Op) -> None:
@@ -250,4 +250,4 @@ def _wanted(query: ConnectQuery) -> Subscribe:
         further = msgspec.json.decode(query.options or "{}", type=dict[str, Any])
         return msgspec.convert({"start": query.start, **further, **given}, Subscribe)
     except JSON_ERRORS as error:
-        raise InputError(f"options do not fit: {error}") from None
+        raise InputError(f"options do not fit: {without_values(error)}") from None
