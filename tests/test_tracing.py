@@ -81,7 +81,7 @@ def test_requests_syncs_shipping_and_cold_reads_are_traced(spans: InMemorySpanEx
 
 def test_traces_that_are_off_import_nothing_and_make_nothing(tmp_path: Path) -> None:
     """The default: OpenTelemetry is not even looked for."""
-    assert not tracing.is_tracing()
+    assert not tracing.TRACING.is_on
     tracing.record_span("nothing", 1.0)
     with tracing.request_span("nothing", {}) as span:
         assert span is None

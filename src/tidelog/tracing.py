@@ -20,8 +20,17 @@ from typing import Any
 from tidelog.errors import ConfigError
 
 _MISSING = "traces need the package opentelemetry-api, which is not installed"
-_tracer: Any = None
-_api: Any = None
+
+
+class Tracing:
+    """What this process does about traces. `is_on` is looked at wherever a span could be made, without a call."""
+
+    is_on = False
+    tracer: Any = None
+    api: Any = None
+
+
+TRACING = Tracing()
 
 
 def start_tracing(provider: Any = None) -> None:
@@ -29,33 +38,27 @@ def start_tracing(provider: Any = None) -> None:
 
     Spans go to `provider`, by default to the one that the process has set for all.
     """
-    global _tracer, _api
     try:
         from opentelemetry import trace
         from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
     except ImportError:
         raise ConfigError(_MISSING, hint="Install it: pip install 'tidelog[otel]'") from None
-    _api = trace, TraceContextTextMapPropagator()
-    _tracer = (provider or trace.get_tracer_provider()).get_tracer("tidelog")
+    TRACING.api = trace, TraceContextTextMapPropagator()
+    TRACING.tracer = (provider or trace.get_tracer_provider()).get_tracer("tidelog")
+    TRACING.is_on = True
 
 
 def stop_tracing() -> None:
     """Switches them off."""
-    global _tracer
-    _tracer = None
-
-
-def is_tracing() -> bool:
-    """Whether spans are made."""
-    return _tracer is not None
+    TRACING.is_on = False
 
 
 def record_span(name: str, seconds: float, attributes: Mapping[str, Any] | None = None) -> None:
     """A span of work that has just ended, and took so long. It belongs to the request that runs here, if any."""
-    if _tracer is None:
+    if not TRACING.is_on:
         return
     now_ns = time.time_ns()
-    span = _tracer.start_span(name, start_time=now_ns - int(seconds * 1e9), attributes=dict(attributes or {}))
+    span = TRACING.tracer.start_span(name, start_time=now_ns - int(seconds * 1e9), attributes=dict(attributes or {}))
     span.end(now_ns)
 
 
@@ -65,12 +68,12 @@ def request_span(name: str, headers: Mapping[str, str]) -> Iterator[Any]:
 
     Gives the span, whose `set_attributes` takes what is known at the end; None while traces are off.
     """
-    if _tracer is None:
+    if not TRACING.is_on:
         yield None
         return
-    trace, propagator = _api
+    trace, propagator = TRACING.api
     parent = propagator.extract(headers)
-    with _tracer.start_as_current_span(
+    with TRACING.tracer.start_as_current_span(
         name,
         context=parent,
         kind=trace.SpanKind.SERVER,

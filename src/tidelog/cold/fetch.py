@@ -27,7 +27,7 @@ from tidelog.errors import DataError
 from tidelog.log.frame import HEADER_BYTES
 from tidelog.log.settings import DEFAULT_MAX_MESSAGE_BYTES
 from tidelog.store.settings import DEFAULT_FETCH_AHEAD, DEFAULT_FETCH_BYTES, StoreSettings
-from tidelog.tracing import is_tracing, record_span
+from tidelog.tracing import TRACING, record_span
 
 Item = TypeVar("Item")
 
@@ -52,7 +52,7 @@ class ColdReadCounters:
             self._requests += 1
             self._fetched_bytes += size
             self._request_seconds.add(seconds)
-        if is_tracing():
+        if TRACING.is_on:
             record_span("tidelog.cold_read", seconds, {"tidelog.bytes": size})
 
     def failed(self) -> None:

@@ -57,7 +57,7 @@ from tidelog.log.atomic_batches import GroupOf
 from tidelog.store.keys import ObjectId
 from tidelog.store.object_store import ObjectStore
 from tidelog.store.scheduler import NEVER, DaemonPool, in_thread
-from tidelog.tracing import is_tracing, record_span
+from tidelog.tracing import TRACING, record_span
 
 # Objects that are planned and not published yet: uploaded several at a time, published one after the other.
 #
@@ -343,7 +343,7 @@ class Shipper:
             finally:
                 seconds = self._clock.monotonic() - begin
                 self._counters.cycle_seconds.add(seconds)
-                if is_tracing():
+                if TRACING.is_on:
                     record_span("tidelog.ship", seconds, self._traced())
             self._counters.succeeded()
             if self.shipped_offset < self._log.next_offset:

@@ -37,7 +37,7 @@ from tidelog.log.segment import Segment, Segments
 from tidelog.log.settings import LogSettings
 from tidelog.log.tail_cache import Chunk, caches
 from tidelog.log.writer_pool import WriterPool, join_pool
-from tidelog.tracing import is_tracing, record_span
+from tidelog.tracing import TRACING, record_span
 
 # The file at the end of the log: written, synced, and closed for good when it is full or old.
 #
@@ -537,7 +537,7 @@ class Writer:
         self._active.sync()
         seconds = self._clock.monotonic() - begin
         self.sync_seconds.add(seconds)
-        if is_tracing():
+        if TRACING.is_on:
             record_span("tidelog.sync", seconds, {**_as_attributes(self._subject), "tidelog.next_offset": offset})
         self._unsynced_writes = 0
         self._append_queue.synced(offset)

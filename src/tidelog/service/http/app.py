@@ -65,7 +65,7 @@ from tidelog.service.http.problems import (
 )
 from tidelog.service.http.routes import JSON, Match, Route, Router
 from tidelog.service.http.service import Service
-from tidelog.tracing import is_tracing, request_span
+from tidelog.tracing import TRACING, request_span
 
 _logger = logging.getLogger("tidelog.http")
 _NORMAL, _GOING_AWAY, _POLICY_VIOLATION, _INTERNAL = 1000, 1001, 1008, 1011
@@ -141,7 +141,7 @@ class _Request:
     # HTTP
 
     async def answer(self) -> None:
-        if not is_tracing():
+        if not TRACING.is_on:
             await self._answer_timed()
             return
         with request_span(self._scope["method"], self._peer.headers) as span:

@@ -42,7 +42,7 @@ from tidelog.service.kafka.broker import ServedTopic
 from tidelog.store.scheduler import in_store_thread
 from tidelog.topics.message import SHIPPED, Message, OnGap, Sync
 from tidelog.topics.partitioned import PartitionOffset, partition_of
-from tidelog.tracing import is_tracing, record_span
+from tidelog.tracing import TRACING, record_span
 
 routes = RouteTable("Messages")
 _TEXT = "text/plain"
@@ -121,7 +121,7 @@ async def produce(call: Call) -> Appended | Reply:
         query = msgspec.structs.replace(query, partition=_one_partition(call, served, messages))
     began = time.perf_counter()
     result = await _append(call.service, served, messages, query)
-    if is_tracing():
+    if TRACING.is_on:
         seen = {"tidelog.topic": str(served.name), "tidelog.messages": len(messages), "tidelog.sync": query.sync}
         record_span("tidelog.append", time.perf_counter() - began, seen)
     if call.media_type == MSGPACK or call.accepts(MSGPACK):

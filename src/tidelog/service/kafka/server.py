@@ -56,7 +56,7 @@ from tidelog.service.kafka.quotas import FETCH_RATE, PRODUCE_RATE, ClientQuotas
 from tidelog.service.kafka.requests import Handler, RequestContext
 from tidelog.service.kafka.session import SASL_AUTHENTICATE, SASL_HANDSHAKE, ClientSession
 from tidelog.service.unread import UnreadWatch
-from tidelog.tracing import is_tracing, record_span
+from tidelog.tracing import TRACING, record_span
 
 _logger = logging.getLogger("tidelog.kafka")
 _SIZE = struct.Struct(">i")
@@ -177,7 +177,7 @@ class KafkaServer:
             watch = self._request_seconds[api_key] = Stopwatch()
         seconds = time.perf_counter() - began
         watch.add(seconds, count)
-        if is_tracing():
+        if TRACING.is_on:
             record_span(f"kafka {_title(api_key)}", seconds, {"tidelog.requests": count})
 
     # For connections
