@@ -228,12 +228,12 @@ def connect(
     """Connects to a server (`tidelog serve`); what it returns has the names of what `tidelog.open` returns.
 
     `url` is `http://host:port` or `https://host:port`. `token` is the bearer token, else that of TIDELOG_TOKEN; it is
-    sent to this server only. `tls_ca` is a file in PEM with the private authority that signed the server's certificate,
-    else that of TIDELOG_TLS_CA, else those of the system count; `tls` instead is for a certificate of the client's own.
-    A server that does not answer is tried again for `timeout` seconds a call, then ServerUnavailableError is
-    raised; appends that were tried again are stored once. At most `max_connections` requests are on their way at once,
-    and as many appends of threads that wait. A consumer gets up to `prefetch` messages ahead: fewer share work more
-    evenly, more cost less per message.
+    sent to this server and to the nodes that it names. `tls_ca` is a file in PEM with the private authority that signed
+    the server's certificate, else that of TIDELOG_TLS_CA, else those of the system count; `tls` instead is for a
+    certificate of the client's own. A server that does not answer is tried again for `timeout` seconds a call, then
+    ServerUnavailableError is raised; appends that were tried again are stored once. At most `max_connections` requests
+    are on their way at once, and as many appends of threads that wait. A consumer gets up to `prefetch` messages ahead:
+    fewer share work more evenly, more cost less per message.
     """
     seconds = to_seconds(timeout)
     if not seconds:

@@ -214,6 +214,12 @@ class _Topic:
     delete_subscription, delete_subscription_async = both(_delete_subscription)
 
 
+async def _shipped(http: Http, path: str, partition: int) -> int:
+    found = await operate(http, f"{path}/ship", {"partition": partition})
+    shipped: int = found["shipped_offsets"][str(partition)]
+    return shipped
+
+
 async def _purge(http: Http, path: str, before: Mapping[int, int]) -> dict[int, int]:
     document = {"before": {str(number): checked_offset(offset) for number, offset in before.items()}}
     found = await http.json("POST", f"{path}/purge", document)
@@ -277,9 +283,7 @@ class RemoteTopic(_Topic):
 
     async def _ship(self) -> int:
         """Ships everything accepted so far to the object store; returns the first offset that is not shipped."""
-        found = await operate(self._http, f"{self._path}/ship")
-        shipped: int = found["shipped_offsets"][str(self._partition)]
-        return shipped
+        return await _shipped(self._http, self._path, self._partition or 0)
 
     async def _delete_before(self, offset: int) -> int:
         """Deletes every message below an offset, for good, and returns the offset that the topic begins with then."""
@@ -405,6 +409,10 @@ class RemotePartitionedTopic(_Topic):
 
     async def _ship(self) -> dict[int, int]:
         """Ships everything accepted so far; returns the first offset of each partition that is not shipped."""
+        if self._is_placed:
+            numbers = range(self._count)
+            shipped = await asyncio.gather(*(_shipped(self._http, self._path, number) for number in numbers))
+            return dict(zip(numbers, shipped, strict=True))
         found = await operate(self._http, f"{self._path}/ship")
         return {int(number): offset for number, offset in found["shipped_offsets"].items()}
 

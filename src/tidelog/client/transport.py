@@ -523,6 +523,11 @@ class Http:
         """The node that a request is sent to, as far as is known."""
         return self._sent_on.get(about, self._first)
 
+    def remember(self, path: str, at: Http) -> None:
+        """A path that one node alone answers."""
+        if at is not self._first:
+            self._sent_on[path, None, False] = at
+
     def readdressed(self, head: bytes, target: str = "") -> bytes:
         """The head of a request that was made for another node; with `target` for its path and query."""
         line, _, rest = head.split(b"\r\n", 2)
@@ -670,8 +675,10 @@ async def ended_operation(
 ) -> Any:
     """The same, with the id of the operation: a plan is applied by that."""
     found = await http.json(method, path, document, query={"wait": _OPERATION_SECONDS, **(query or {})}, **_WAITING)
+    begun_at = http.at((path, (query or {}).get("partition"), False))
     while found["state"] == "running":
         place = path_of("operations", found["id"])
+        http.remember(place, begun_at)
         found = await http.json("GET", place, query={"wait": _OPERATION_SECONDS}, **_WAITING)
     problem = found.get("problem")
     if problem is not None:

@@ -339,7 +339,7 @@ SINK_NAMES = ("topic", "txnAppId", "txnVersion", "handOverTimeout")
 # Spark's own, which it hands on with ours.
 _OF_SPARK = ("checkpointLocation", "queryName", "outputMode")
 TOPIC_OPTIONS = (
-    *("root", "path", "metadata", "config", *_SUBSCRIPTIONS, "columns", "includeHeaders", "failOnDataLoss"),
+    *("root", "path", "metadata", "config", "server", *_SUBSCRIPTIONS, "columns", "includeHeaders", "failOnDataLoss"),
     *("startingOffsets", "startingTimestamp", "startingOffsetsByTimestamp", "startingOffsetsByTimestampStrategy"),
     *("endingOffsets", "endingTimestamp", "endingOffsetsByTimestamp"),
     *("minPartitions", "maxRecordsPerPartition", "maxPartitionBytes", "maxRowsPerBatch"),
@@ -376,6 +376,8 @@ class SourceOptions(msgspec.Struct, frozen=True, kw_only=True):
     min_offsets_per_trigger: int | None = None
     max_trigger_delay_seconds: float = 900.0
     max_bytes_per_trigger: int | None = None
+    server: str | None = None
+    """A server whose newest messages are to be read, too: it ships them when a read is planned."""
     is_table: bool = False
     """A table may be over a topic that its first INSERT creates: until then it is empty."""
 
@@ -417,8 +419,15 @@ def parse_source_options(
         min_offsets_per_trigger=options.number("minOffsetsPerTrigger"),
         max_trigger_delay_seconds=options.seconds("maxTriggerDelay", 900.0),
         max_bytes_per_trigger=options.size("maxBytesPerTrigger"),
+        server=options.parsed("server", _server_url),
         is_table=is_table,
     )
+
+
+def _server_url(text: str) -> str:
+    if not text.startswith(("http://", "https://")):
+        raise InputError(f"server must be the URL of a tidelog server, such as http://127.0.0.1:8080, not {text!r}")
+    return text
 
 
 class OptionReader:

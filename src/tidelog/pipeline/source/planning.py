@@ -22,6 +22,7 @@ from operator import itemgetter
 
 import msgspec
 
+from tidelog.client.client import connect
 from tidelog.clock import SystemClock
 from tidelog.cold.catalog import Catalog, Catalogs, Descriptor, PartitionLayout
 from tidelog.cold.fetch import FetchSettings
@@ -368,6 +369,14 @@ class OpenTopics:
                 f"{topic} has partitions, and one offset is given for all of them",
                 hint=f'Name the partitions: {{"{topic}": {{"0": 100, "1": -2}}}}',
             )
+
+    def ship_newest(self) -> None:
+        """With the option `server`: what the server has accepted so far is in the store after this."""
+        if self._options.server is None:
+            return
+        with connect(self._options.server) as client:
+            for topic in sorted({self.partition(name).topic for name in self.names()}):
+                client.topic(topic).ship()
 
     def log(self, name: str) -> TieredView | LogView:
         """Where the messages of a log are read from; NotFoundError when there is no such topic or partition."""

@@ -137,6 +137,7 @@ class TopicReader(DataSourceReader):
         with OpenTopics(self._options) as topics:
             _refuse_empty_ranges(self._options)
             topics.check_places()
+            topics.ship_newest()
             ranges = {log: self._range(topics, log) for log in topics.names() if self._is_there(topics, log)}
             return [TopicPartition(parts, topics.place) for parts in topics.plan_tasks(ranges)]
 

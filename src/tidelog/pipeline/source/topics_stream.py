@@ -138,6 +138,7 @@ class TopicStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     @told_in_one_line
     def latestOffset(self, start: Checkpoint, limit: ReadLimit) -> Checkpoint:
         self._topics.refresh()
+        self._topics.ship_newest()
         begun, known = self._found(start)
         log_ids = known | self._log_ids({*begun, *self._topics.names()})
         made_again = [topic for topic in begun if log_ids.get(topic) != known.get(topic, log_ids.get(topic))]

@@ -80,6 +80,13 @@ async def for_each(logs: _Logs, report: Report, work: Callable[[Topic], Any]) ->
     return results
 
 
+class ShipQuery(WaitQuery, forbid_unknown_fields=True, frozen=True, kw_only=True):
+    """What to ship."""
+
+    partition: Annotated[int, msgspec.Meta(ge=0, le=100_000)] | None = None
+    """Default: all of them."""
+
+
 async def _begun(call: Call, kind: str, work: Callable[[Topic], Any], join: Callable[[list[Any]], Any]) -> Reply:
     served = await call.service.topic(call.topic_name)
     logs = await partition_logs(call.service, served)
@@ -95,9 +102,18 @@ def by_partition(name: str) -> Callable[[list[Any]], dict[str, Any]]:
     return lambda results: {name: {str(number): value for number, value in enumerate(results)}}
 
 
-@starting(routes, "POST", f"{_TOPIC}/ship", Kind.TOPIC)
+@starting(routes, "POST", f"{_TOPIC}/ship", Kind.TOPIC, ShipQuery)
 async def ship(call: Call) -> Reply:
     """Ships everything that was accepted so far to the object store; the result has `shipped_offsets`."""
+    number = call.query.partition
+    if number is not None:
+        served = await call.service.topic(call.topic_name)
+        log = (await call.service.broker.partition(served, number)).topic
+
+        async def run(report: Report) -> Any:
+            return {"shipped_offsets": {str(number): await in_store_thread(log.ship)}}
+
+        return await begun(call, "ship", topic_resource(served.name), run, call.query.wait)
     return await _begun(call, "ship", Topic.ship, by_partition("shipped_offsets"))
 
 
