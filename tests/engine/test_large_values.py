@@ -343,6 +343,26 @@ def test_collection_removes_files_of_old_versions_here_and_in_the_store() -> Non
         assert node.engine.verify().ok
 
 
+def test_file_put_again_during_a_collection_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What was counted was rolled back since, and the same seq has put something else: that is not garbage."""
+    with open_local(tmp_path, settings=WITH_VALUE_FILES) as engine:
+        engine.apply_many([(1, CreateBucket("b")), (2, PutObject("b", "k", DATA)), (3, PutObject("b", "k", DATA[1:]))])
+        engine.update_low_water_mark(2)
+        vacuum = engine._garbage()._vacuum
+        run = vacuum.run
+
+        def run_and_replace(*arguments: Any) -> Any:
+            found = run(*arguments)
+            engine.rollback_to(2)
+            engine.apply(3, PutObject("b", "k", DATA[2:]))
+            return found
+
+        monkeypatch.setattr(vacuum, "run", run_and_replace)
+        engine.collect_garbage(horizon=2)
+        assert engine.read("b", "k").data == DATA[2:]
+        assert engine.read("b", "k", 2).data == DATA
+
+
 def test_change_feed_streams_large_values(node: EngineNode) -> None:
     """A put in the feed has an iterator of its data, which another engine can apply."""
     with open_local(DIRECTORY / "other", FaultyFiles(), WITH_VALUE_FILES) as other:

@@ -609,9 +609,9 @@ class Garbage:
         begin = self._core.clock.monotonic()
         self._place.finish()
         start_seq = self._history.start_seq if wanted is None else self._move_start(self.retention.horizon(wanted))
-        usage, applied_seq = Usage(self._place.pieces()), self._core.marks.applied_seq
+        usage, final_seq = Usage(self._place.pieces()), self._core.marks.low_water_mark
         found = self._vacuum.run(self._rule(0 if wanted is None else start_seq), usage.note)
-        self._remove_value_files(usage.value_files, applied_seq)
+        self._remove_value_files(usage.value_files, final_seq)
         uses = self._judged(usage)
         if moves and self._is_much(uses):
             self._place.prepare()
@@ -640,8 +640,8 @@ class Garbage:
         )
 
     def _remove_value_files(self, used: set[ValueName], up_to_seq: int) -> None:
-        """Removes the value files that no version refers to. One that is put meanwhile has a later seq; only versions
-        that were counted are copied.
+        """Removes the value files of final entries that no version refers to. One that is put meanwhile has a later
+        seq, also if its entry takes the place of one that was rolled back; only versions that were counted are copied.
         """
         here = self._core.values
         here.remove(name for name in here.names() if name.seq <= up_to_seq and name not in used)
