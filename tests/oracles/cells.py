@@ -5,8 +5,7 @@ from __future__ import annotations
 import struct
 
 from tidelog.engine.mvcc.cells import INLINE, POINTER, TOMBSTONE, Cell
-from tidelog.engine.wal import varint
-from tidelog.engine.wal.varint import U32
+from tidelog.engine.wal.record_header import U32, decode_varint
 from tidelog.errors import DataError
 
 _CRC = struct.Struct("<I")
@@ -29,7 +28,7 @@ def decode_cell(value: bytes) -> Cell:
 
 
 def _decoded(value: bytes) -> Cell:
-    number = varint.decode
+    number = decode_varint
     flags, codec = value[0] & 15, value[0] >> 4
     order, at = number(value, 1, U32)
     if flags == POINTER:

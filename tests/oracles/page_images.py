@@ -33,7 +33,7 @@ from tidelog.engine.btree.page import (
     level_of,
     right_of,
 )
-from tidelog.engine.wal import varint
+from tidelog.engine.wal.record_header import decode_varint, encode_varint
 from tidelog.errors import DataError
 
 _IMAGE = struct.Struct("<IIB")
@@ -50,7 +50,7 @@ def image_of(page: Page) -> bytes:
         before, (key, value) = (key, value), (key_at(copy, index), value_at(copy, index))
         shared_key, shared_value = _common(before[0], key), _common(before[1], value)
         for number in (shared_key, len(key) - shared_key, shared_value, len(value) - shared_value):
-            parts.append(varint.encode(number))
+            parts.append(encode_varint(number))
         parts += (key[shared_key:], value[shared_value:])
     return b"".join(parts)
 
@@ -87,7 +87,7 @@ def _put_cells(page: bytearray, image: bytes) -> None:
     while at < len(image):
         lengths = []
         for _ in range(4):
-            length, at = varint.decode(image, at, PAGE_BYTES)
+            length, at = decode_varint(image, at, PAGE_BYTES)
             lengths.append(length)
         key, at = _part(image, at, key, *lengths[:2])
         value, at = _part(image, at, value, *lengths[2:])

@@ -8,11 +8,18 @@ from tests.oracles.frames import crc32
 from tidelog.engine.btree.page import PUT, PUT_HEADER, encode_insert
 from tidelog.engine.mvcc.cells import at, encode_inline, encode_pointer
 from tidelog.engine.mvcc.cells import object_prefix as _object_prefix
-from tidelog.engine.wal import varint
 from tidelog.engine.wal.operations import PUT_OBJECT
-from tidelog.engine.wal.record_header import COPY_OBJECT, FIXED, OPERATION, PART_OF_BATCH, REFUSED
+from tidelog.engine.wal.record_header import (
+    COPY_OBJECT,
+    FIXED,
+    OPERATION,
+    PART_OF_BATCH,
+    REFUSED,
+    U16,
+    U32,
+    encode_varint,
+)
 from tidelog.engine.wal.value import StoredValue, ValueEncoder
-from tidelog.engine.wal.varint import U16, U32
 from tidelog.log.frame import HEADER_BYTES as FRAME_HEADER_BYTES
 
 __all__ = ["cell_parts", "object_key", "operation_head", "plain_data", "put_record", "stored_record"]
@@ -39,7 +46,7 @@ def operation_head(
     *lengths: int,
 ) -> bytes:
     """All of an operation before its names."""
-    number = varint.encode
+    number = encode_varint
     is_part, is_copy, is_refused = flags & PART_OF_BATCH, op == COPY_OBJECT, flags & REFUSED
     if (not is_part and (previous_lsn or order)) or (not is_refused and lengths[4]):
         raise ValueError("an operation that is no part of a batch has none before it, and one that counts no reason")
@@ -129,7 +136,7 @@ def put_head(
 
 def encode_put_update(page: int, position: int) -> bytes:
     """Encodes a PUT, whose value is at a position of the log."""
-    return PUT_HEADER.pack(page, PUT) + varint.encode(position)
+    return PUT_HEADER.pack(page, PUT) + encode_varint(position)
 
 
 def plain_data(stored: bytes, size: int, crc: int, /) -> bytes | None:

@@ -12,7 +12,6 @@ from collections.abc import Iterable
 from tests.oracles.frames import byte_view, crc32, places
 
 from tidelog.engine.mvcc.known_results import Found, Open
-from tidelog.engine.wal import varint
 from tidelog.engine.wal.record_header import (
     COPY_OBJECT,
     FIXED,
@@ -23,6 +22,7 @@ from tidelog.engine.wal.record_header import (
     ROLLBACK_END,
     STRUCTURE,
     decode_operation_head,
+    decode_varint,
 )
 from tidelog.errors import DataError
 from tidelog.log.frame import Buffer
@@ -127,7 +127,7 @@ def entry_ends(
             raise DataError(f"a record of {length} bytes is cut short, LSN {lsn}")
         if kind == OPERATION and record[1] & LAST:
             try:
-                seqs.append(varint.decode(record, FIXED.size)[0])
+                seqs.append(decode_varint(record, FIXED.size)[0])
             except DataError as error:
                 raise DataError(f"a record of {length} bytes is cut short, LSN {lsn}") from error
             lsns.append(lsn)

@@ -43,8 +43,13 @@ from tidelog.engine.btree.page import (
 )
 from tidelog.engine.btree.page import HEADER_BYTES as PAGE_HEADER_BYTES
 from tidelog.engine.mvcc.cells import at, encode_pointer
-from tidelog.engine.wal import varint
-from tidelog.engine.wal.record_header import HEADER_BYTES, OPERATION, OperationHead, decode_operation_head
+from tidelog.engine.wal.record_header import (
+    HEADER_BYTES,
+    OPERATION,
+    OperationHead,
+    decode_operation_head,
+    decode_varint,
+)
 from tidelog.errors import DataError
 from tidelog.log.frame import Buffer
 
@@ -173,7 +178,7 @@ def _put_update(view: memoryview, head: OperationHead, lsn: int) -> bytes:
     if head.op != _PUT_OBJECT:
         raise DataError(f"record {lsn}: the update of a put, and it is none")
     try:
-        position, end = varint.decode(view, head.updates_offset + PUT_HEADER.size)
+        position, end = decode_varint(view, head.updates_offset + PUT_HEADER.size)
     except DataError as error:
         raise DataError(f"record {lsn}: a page update is cut short") from error
     if end != len(view):

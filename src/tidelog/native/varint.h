@@ -1,4 +1,4 @@
-/* Numbers in as few bytes as they need; `wal/varint.py` draws them. */
+/* Numbers in as few bytes as they need; `wal/record_header.py` draws them. */
 
 #ifndef TIDELOG_VARINT_H
 #define TIDELOG_VARINT_H

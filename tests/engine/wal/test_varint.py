@@ -6,39 +6,38 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tidelog.engine.wal import varint
-from tidelog.engine.wal.varint import U16, U64
+from tidelog.engine.wal.record_header import U16, U64, decode_varint, encode_varint
 from tidelog.errors import DataError
 
 
 @given(st.integers(0, U64), st.binary(max_size=3), st.binary(max_size=3))
 def test_a_number_comes_back_wherever_it_stands(number: int, before: bytes, behind: bytes) -> None:
     """It takes a byte for every seven bits."""
-    encoded = varint.encode(number)
+    encoded = encode_varint(number)
     assert len(encoded) == max(1, -(-number.bit_length() // 7))
-    assert varint.decode(before + encoded + behind, len(before)) == (number, len(before + encoded))
+    assert decode_varint(before + encoded + behind, len(before)) == (number, len(before + encoded))
     for size in range(len(encoded)):
         with pytest.raises(DataError, match="cut short"):
-            varint.decode(encoded[:size], 0)
+            decode_varint(encoded[:size], 0)
 
 
 @pytest.mark.parametrize(("number", "largest"), [(-1, U64), (U64 + 1, U64), (U16 + 1, U16)])
 def test_what_does_not_fit_is_not_written(number: int, largest: int) -> None:
     """It would come back as another number."""
     with pytest.raises(OverflowError):
-        varint.encode(number, largest)
+        encode_varint(number, largest)
 
 
 @pytest.mark.parametrize("data", [b"\xff" * 9 + b"\x02", b"\xff" * 10 + b"\x01", b"\x80" * 10 + b"\x00"])
 def test_more_than_64_bits_are_refused(data: bytes) -> None:
     """Ten bytes hold 64 bits and no more."""
     with pytest.raises(DataError):
-        varint.decode(data, 0)
-    assert varint.decode(b"\xff" * 9 + b"\x01", 0) == (U64, 10)
+        decode_varint(data, 0)
+    assert decode_varint(b"\xff" * 9 + b"\x01", 0) == (U64, 10)
 
 
 def test_a_number_has_the_bound_that_is_asked_for() -> None:
     """A length of two bytes is none of three."""
-    assert varint.decode(varint.encode(U16), 0, U16) == (U16, 3)
+    assert decode_varint(encode_varint(U16), 0, U16) == (U16, 3)
     with pytest.raises(DataError):
-        varint.decode(varint.encode(U16 + 1), 0, U16)
+        decode_varint(encode_varint(U16 + 1), 0, U16)

@@ -18,8 +18,8 @@ Invariants
   remember there whether inserts come in order, and byte 38 says that a page was used since the last sweep for something
   to evict. The crc covers bytes 4 to 8191, with byte 38 as 0.
 - A page image is what redo needs of a page: page id u32, right sibling u32, level u8, then the cells in order, each as
-  four varints (`varint.py`) and two texts: how many bytes its key shares with the key before, how many more it has, the
-  same for its value; and those further bytes of both.
+  four varints (`wal/record_header.py`) and two texts: how many bytes its key shares with the key before, how many more
+  it has, the same for its value; and those further bytes of both.
 - Every call here is one step for all threads: no reader sees half of a change, and readers need no lock.
 
 Pages from a disk are hostile: a damaged one raises DataError. The loops are C (`native/pages.c`).

@@ -15,8 +15,7 @@ import struct
 from typing import NamedTuple
 
 from tidelog._native import cell_parts
-from tidelog.engine.wal import varint
-from tidelog.engine.wal.varint import MAX_BYTES, MAX_U32_BYTES, U32
+from tidelog.engine.wal.record_header import MAX_BYTES, MAX_U32_BYTES, U32, encode_varint
 from tidelog.errors import DataError
 
 MAX_SEQ = (1 << 64) - 1
@@ -82,10 +81,10 @@ def parse(key: bytes) -> VersionKey:
 #
 #     flags u8, order u32                                                         a version of a bucket
 #
-# Little-endian; fields without a width are varints (`varint.py`). The upper half of the flags of an object is its
-# codec, and numbers that neighbours have in common come first, so that images of pages are small. `order` is the index
-# of the operation in its batch: it distinguishes versions of one seq. `crc` covers the value before compression, so it
-# does not depend on where or how the value is stored.
+# Little-endian; fields without a width are varints (`wal/record_header.py`). The upper half of the flags of an object
+# is its codec, and numbers that neighbours have in common come first, so that images of pages are small. `order` is the
+# index of the operation in its batch: it distinguishes versions of one seq. `crc` covers the value before compression,
+# so it does not depend on where or how the value is stored.
 #
 # Invariants
 # - A position in the log stays, though files are purged and objects are merged. A pointer changes only when its value
@@ -139,14 +138,14 @@ class BucketCell(NamedTuple):
 
 def encode_pointer(order: int, size: int, crc: int, codec: int, lsn: int, position: int, stored_bytes: int) -> bytes:
     """Encodes the cell of a value in the log."""
-    number = varint.encode
+    number = encode_varint
     lengths = number(size) + number(stored_bytes, U32)
     return b"".join((_head(POINTER, codec, order), lengths, _CRC.pack(crc), number(lsn), number(position)))
 
 
 def encode_inline(order: int, size: int, crc: int, codec: int, stored: bytes) -> bytes:
     """Encodes the cell of an inline value."""
-    return b"".join((_head(INLINE, codec, order), varint.encode(size), _CRC.pack(crc), stored))
+    return b"".join((_head(INLINE, codec, order), encode_varint(size), _CRC.pack(crc), stored))
 
 
 def encode_tombstone(order: int) -> bytes:
@@ -157,7 +156,7 @@ def encode_tombstone(order: int) -> bytes:
 def _head(flags: int, codec: int, order: int) -> bytes:
     if not 0 <= codec <= _MAX_CODEC:
         raise OverflowError(f"codec {codec} is out of range")
-    return b"%c%b" % (flags | codec << 4, varint.encode(order, U32))
+    return b"%c%b" % (flags | codec << 4, encode_varint(order, U32))
 
 
 def with_order(cell: Cell, order: int) -> bytes:

@@ -1,4 +1,4 @@
-"""Record headers: the first bytes of every WAL record.
+"""Record headers: the first bytes of every WAL record; and the varints in them.
 
     an operation:
 
@@ -8,7 +8,7 @@
            | u8   | u8    | u64     | u32 | 4 bits each|         |       |      |         |
            +------+-------+---------+-----+------------+---------+-------+------+---------+
 
-    numbers, each a varint (`varint.py`): seq; with PART_OF_BATCH previous_lsn and order; size, stored_bytes; the
+    numbers, each a varint (below): seq; with PART_OF_BATCH previous_lsn and order; size, stored_bytes; the
     lengths of bucket and key, of a copy those of src_bucket and src_key, and with REFUSED that of the reason
 
     every other kind:
@@ -34,9 +34,14 @@ from __future__ import annotations
 import struct
 from typing import Final, NamedTuple
 
-from tidelog.engine.wal import varint
-from tidelog.engine.wal.varint import U16, U32
 from tidelog.errors import DataError
+
+U64: Final = (1 << 64) - 1
+U32: Final = (1 << 32) - 1
+U16: Final = (1 << 16) - 1
+MAX_BYTES: Final = 10
+MAX_U32_BYTES: Final = 5
+_ONE_BYTE: Final = tuple(bytes((number,)) for number in range(128))
 
 OPERATION: Final = 1
 STRUCTURE: Final = 2
@@ -97,7 +102,7 @@ def decode_operation_head(record: bytes | memoryview, lsn: int) -> OperationHead
 
 
 def _head(record: bytes | memoryview, fixed: tuple[int, int, int, int, int]) -> OperationHead:
-    number, flags = varint.decode, fixed[0]
+    number, flags = decode_varint, fixed[0]
     seq, at = number(record, FIXED.size)
     previous_lsn = order = 0
     if flags & PART_OF_BATCH:
@@ -168,3 +173,47 @@ def _header(payload: bytes | memoryview, lsn: int) -> Header:
     if updates_offset < HEADER_BYTES:
         raise DataError(f"a record of {len(payload)} bytes has its page updates at {updates_offset}, LSN {lsn}")
     return Header(kind, flags, updates_offset, *numbers)
+
+
+# Varints, variable-length integers: LEB128, seven bits per byte, lowest first; the eighth bit says that more bytes
+# follow.
+#
+#     0 to 127        1 byte
+#     up to 16383     2 bytes
+#     ...
+#     up to 2**64-1   10 bytes
+#
+# Invariants
+# - Encodings are minimal. Non-minimal ones are accepted on decoding: encodings are never compared.
+# - Input comes from a disk: a truncated or overlong number raises DataError.
+#
+# `native/varint.h` is the same in C.
+
+
+def encode_varint(number: int, largest: int = U64) -> bytes:
+    """Encodes a number; OverflowError if it is negative or too large."""
+    if 0 <= number < 128:
+        return _ONE_BYTE[number]
+    if not 0 <= number <= largest:
+        raise OverflowError(f"{number} does not fit")
+    taken = bytearray()
+    while number >= 128:
+        taken.append(number & 127 | 128)
+        number >>= 7
+    taken.append(number)
+    return bytes(taken)
+
+
+def decode_varint(data: bytes | memoryview, at: int, largest: int = U64) -> tuple[int, int]:
+    """Decodes the number that begins at a byte; returns it and the offset after it."""
+    number = shift = 0
+    for byte in data[at : at + MAX_BYTES]:
+        at += 1
+        if byte < 128:
+            number |= byte << shift
+            if number > largest:
+                break
+            return number, at
+        number |= (byte & 127) << shift
+        shift += 7
+    raise DataError("a number is cut short, or too large")
