@@ -104,6 +104,33 @@ def fill(served: Served) -> None:
     ended(served, "POST", f"{TOPIC}/ship")
 
 
+class TestCompaction:
+    def test_small_objects_are_merged_beside_appends(self, tmp_path: Path) -> None:
+        """Every message is readable from the new object, and the old ones go after the grace period."""
+        with serving(tmp_path / "data", store=(tmp_path / "store").as_uri()) as served:
+            for number in range(4):
+                served.produce("shop/orders", f"{number}a", f"{number}b")
+                ended(served, "POST", f"{TOPIC}/ship")
+            done = ended(served, "POST", f"{TOPIC}/compact?wait=60")["result"]["reports"]["0"]
+            assert (done["replaced_objects"], done["new_objects"]) == (3, 1)
+            again = ended(served, "POST", f"{TOPIC}/compact?grace_seconds=0")["result"]["reports"]["0"]
+            assert (again["replaced_objects"], again["deleted_objects"]) == (0, 3)
+            assert len(list((tmp_path / "store").rglob("*.tlog"))) == 2
+            assert ended(served, "POST", f"{TOPIC}/verify")["result"]["ok"]
+            served.produce("shop/orders", "last")
+            ended(served, "POST", f"{TOPIC}/seal")
+        with tidelog.open(tmp_path / "other", store=(tmp_path / "store").as_uri(), metadata="bucket") as log:
+            values = [one.value for one in log.topic("shop/orders").read()]
+            assert values == [f"{number}{one}".encode() for number in range(4) for one in "ab"] + [b"last"]
+
+    def test_by_key_is_refused_with_the_way(self, served: Served) -> None:
+        """What a server cannot do it says, with the command that does; without a store there is nothing to merge."""
+        served.produce("shop/orders", "a")
+        refused = served.call("POST", f"{TOPIC}/compact?by_key=true")
+        assert (refused.status, "tidelog pipeline compact" in refused.json["hint"]) == (422, True)
+        assert ended(served, "POST", f"{TOPIC}/compact")["problem"]["error"] == "NotSupportedError"
+
+
 class TestGarbage:
     def test_plan_is_applied_as_it_was_shown(self, tmp_path: Path) -> None:
         """Versions that came after the look are not touched; a plan is applied once."""

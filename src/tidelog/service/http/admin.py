@@ -12,7 +12,10 @@ from typing import Annotated, Any
 
 import msgspec
 
-from tidelog.errors import ConflictError, NotFoundError, OffsetOutOfRangeError
+from tidelog.cold.gc import DEFAULT_GRACE_SECONDS
+from tidelog.cold.merging import MergeReport, Merging
+from tidelog.cold.rewrite import DEFAULT_TARGET_BYTES
+from tidelog.errors import ConflictError, NotFoundError, NotSupportedError, OffsetOutOfRangeError
 from tidelog.findings import VerifyReport, merged
 from tidelog.log.frame import encode_many
 from tidelog.service.auth.access import Kind, Permission, topic_resource
@@ -24,6 +27,8 @@ from tidelog.service.http.subscriptions import partition_logs
 from tidelog.service.http.topics import TopicDescription, describe
 from tidelog.service.kafka.partitions import Partition
 from tidelog.store.scheduler import in_store_thread
+from tidelog.topics.columns import frames_digest
+from tidelog.topics.message import TIMESTAMP_FIELD
 from tidelog.topics.rescue import Rescue
 from tidelog.topics.topic import Topic
 
@@ -37,6 +42,17 @@ class VerifyQuery(WaitQuery, forbid_unknown_fields=True, frozen=True, kw_only=Tr
 
     cold: bool = True
     """Also every object in the store, which are paid reads."""
+
+
+class CompactQuery(WaitQuery, forbid_unknown_fields=True, frozen=True, kw_only=True):
+    """How to compact."""
+
+    target_bytes: Annotated[int, msgspec.Meta(ge=1, le=16 << 30)] = DEFAULT_TARGET_BYTES
+    """Objects are merged up to this size."""
+    grace_seconds: Annotated[float, msgspec.Meta(ge=0)] = DEFAULT_GRACE_SECONDS
+    """Objects that were replaced longer ago than this are deleted."""
+    by_key: bool = False
+    """Also remove messages that a later one of their key supersedes: 422, that is a job of Spark."""
 
 
 class RescueTail(msgspec.Struct, frozen=True, kw_only=True):
@@ -134,6 +150,33 @@ async def verify(call: Call) -> Reply:
     cold = call.query.cold
     subject = str(call.topic_name)
     return await _begun(call, "verify", lambda log: log.verify(cold=cold), lambda all: report_of(merged(subject, all)))
+
+
+@starting(routes, "POST", f"{_TOPIC}/compact", Kind.TOPIC, CompactQuery)
+async def compact(call: Call) -> Reply:
+    """Merges small objects in the store into large ones; the result has a report for each partition.
+
+    It reads and writes each object that is merged. Removing superseded messages by their keys needs all keys at once,
+    and is a job of Spark, which runs beside the server: `tidelog pipeline compact`.
+    """
+    query: CompactQuery = call.query
+    if query.by_key:
+        raise NotSupportedError(
+            "a server does not compact by key: that needs all keys of a topic at once",
+            hint="Run `tidelog pipeline compact NAMESPACE/NAME --by-key` on the same store: it works beside the server",
+        )
+
+    def merge(log: Topic) -> MergeReport:
+        tiered = log._with_store("compact")
+        return Merging(
+            *(tiered.owned.catalog, tiered.node.objects, log._clock),
+            digest=frames_digest,
+            time_field=TIMESTAMP_FIELD,
+            target_bytes=query.target_bytes,
+            grace_seconds=query.grace_seconds,
+        ).run()
+
+    return await _begun(call, "compact", merge, by_partition("reports"))
 
 
 def report_of(report: VerifyReport) -> dict[str, Any]:

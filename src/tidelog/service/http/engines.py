@@ -181,7 +181,7 @@ class Stat(msgspec.Struct, frozen=True, kw_only=True):
     """The checksum of data and metadata."""
 
 
-class CompactQuery(WaitQuery, forbid_unknown_fields=True, frozen=True, kw_only=True):
+class EngineCompactQuery(WaitQuery, forbid_unknown_fields=True, frozen=True, kw_only=True):
     """What to compact."""
 
     index: bool = False
@@ -544,13 +544,13 @@ async def verify_engine(call: Call) -> Reply:
     return await _begun(call, "verify", work)
 
 
-@starting(routes, "POST", f"{_ENGINE}/compact", Kind.ENGINE, CompactQuery)
+@starting(routes, "POST", f"{_ENGINE}/compact", Kind.ENGINE, EngineCompactQuery)
 async def compact_engine(call: Call) -> Reply:
     """Merges small objects of the engine's log in the store, or rewrites its index; the result is the report.
 
     Replaced objects stay for a while, for those who read them, and are deleted by a later run.
     """
-    query: CompactQuery = call.query
+    query: EngineCompactQuery = call.query
 
     async def work(engine: Engine) -> Any:
         if query.index:

@@ -149,7 +149,7 @@ def _one_partition(call: Call, served: ServedTopic, messages: list[bytes | Messa
         check_here_for(call, served, [number], f"{call.target}{separator}partition={number}")
     raise InputError(
         f"the partitions of {served.name} are on several nodes, and these messages would go to more than one of them",
-        hint="Send those of one partition together, with partition=N. tidelog.connect does that by itself",
+        hint="Send those of one partition together, with partition=N. A client of tidelog does that by itself",
     )
 
 

@@ -121,7 +121,7 @@ def _check_partitions(
         raise ElsewhereError(found[0], target)
     raise InputError(
         f"the partitions of {served.name} are on {len(ids)} nodes",
-        hint="Ask for one: partition=N in the query. tidelog.connect does that by itself",
+        hint="Ask for one: partition=N in the query. A client of tidelog does that by itself",
     )
 
 

@@ -16,6 +16,7 @@ const WORDS = {
   verify: "Verify",
   checkpoint: "Checkpoint",
   rescue: "Rescue",
+  compact: "Compact",
   "plan-orphans": "Plan: orphaned objects",
   "remove-orphans": "Remove orphaned objects",
   "plan-garbage": "Plan: garbage",
@@ -32,6 +33,7 @@ function actionsOf(subject, hasStore) {
     isEngine ? ["Verify: reads disk and store", "POST", "verify", {}] : ["Verify this disk", "POST", "verify", { cold: false }],
     !isEngine && hasStore && ["Verify disk and store: reads every object", "POST", "verify", { cold: true }],
     isEngine && ["Plan the collection of garbage", "GET", "garbage", {}],
+    hasStore && ["Compact: merge small objects of the store", "POST", "compact", {}],
     !isEngine && hasStore && ["Plan the removal of orphaned objects", "GET", "orphans", {}],
     !isEngine && ["Plan what retention deletes", "GET", "retention", {}],
   ].filter(Boolean);
