@@ -12,7 +12,7 @@ Invariants
 from __future__ import annotations
 
 from bisect import bisect_right, insort
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from itertools import pairwise
 from threading import Lock
 from typing import Annotated, Literal, NamedTuple, TypeVar
@@ -605,6 +605,11 @@ class Catalog:
         """What is under the key of this offset, reservations included."""
         entry = self.metadata.get(self.keys.descriptor(start_offset))
         return None if entry is None else self._decoded(entry)
+
+    def find_many(self, start_offsets: Iterable[int]) -> dict[int, Found]:
+        """The same of many offsets at once: those under whose keys there is something."""
+        starts = {self.keys.descriptor(start): start for start in start_offsets}
+        return {starts[key]: self._decoded(entry) for key, entry in self.metadata.get_many(list(starts)).items()}
 
     def newest(self) -> Descriptor | None:
         hint = self.current()

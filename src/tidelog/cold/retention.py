@@ -162,10 +162,7 @@ def finish_cold(owned: OwnedCatalog, objects: ObjectStore) -> list[Descriptor]:
 
 def published_below(catalog: Catalog, offset: int) -> Iterable[Descriptor]:
     """The descriptors of which nothing is at an offset or above it, oldest first."""
-    for descriptor in catalog.walk(0):
-        if descriptor.next_offset > offset:
-            return
-        yield descriptor
+    return (one for one in catalog.between(0, offset) if one.next_offset <= offset)
 
 
 def remove_published(owned: OwnedCatalog, objects: ObjectStore, descriptors: Sequence[Descriptor]) -> None:
@@ -189,6 +186,17 @@ def remove_unpublished(catalog: Catalog, objects: ObjectStore, descriptor: Descr
         return False
     objects.delete(catalog.keys.object(descriptor.name))
     return True
+
+
+def remove_all_unpublished(
+    catalog: Catalog, objects: ObjectStore, descriptors: Sequence[Descriptor]
+) -> list[Descriptor]:
+    """The same of many objects, with few requests; returns the descriptors of those that were deleted."""
+    found = catalog.find_many(one.start_offset for one in descriptors)
+    named = {one.value.object_id for one in found.values() if isinstance(one.value, Descriptor)}
+    gone = [one for one in descriptors if one.object_id not in named]
+    objects.delete([catalog.keys.object(one.name) for one in gone])
+    return gone
 
 
 def names_object(catalog: Catalog, start_offset: int, object_id: str) -> bool:

@@ -53,7 +53,7 @@ from tidelog.cold.gc import (
     UnfinishedUploads,
 )
 from tidelog.cold.ownership import OwnedCatalog
-from tidelog.cold.retention import names_object, published_below, remove_unpublished
+from tidelog.cold.retention import names_object, published_below, remove_all_unpublished
 from tidelog.cold.rewrite_commit import pending_rewrites
 from tidelog.engine.cold.manifest import Manifest, change_manifest, read_manifest, without_old
 from tidelog.engine.mvcc.cells import Cell, decode_cell
@@ -579,7 +579,7 @@ def drop_wal(
     doomed = _unpublish(catalog, start_lsn)
     if not metadata.copy_is_current(keys.metadata_prefix):
         return DroppedLog(start_lsn=start_lsn)  # a later collection finds them below the start
-    gone = [one for one in doomed if remove_unpublished(catalog, objects, one)]
+    gone = remove_all_unpublished(catalog, objects, doomed)
     left_over = [key for key, _ in objects_below(catalog, objects, start_lsn)]
     objects.delete(left_over)
     size = sum(one.size for one in gone)
@@ -611,9 +611,11 @@ def _unpublish(catalog: Catalog, start_lsn: int) -> list[Descriptor]:
     seen: dict[str, Descriptor] = {}
 
     def remove_all() -> None:
-        for descriptor in list(published_below(catalog, start_lsn)):
+        doomed = list(published_below(catalog, start_lsn))
+        there = catalog.find_many(one.start_offset for one in doomed)
+        for descriptor in doomed:
             seen[descriptor.object_id] = descriptor
-            found = catalog.find(descriptor.start_offset)
+            found = there.get(descriptor.start_offset)
             if found is not None and found.value == descriptor:
                 catalog.metadata.remove(catalog.keys.descriptor(descriptor.start_offset), found.version)
 

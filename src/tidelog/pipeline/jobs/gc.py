@@ -54,7 +54,7 @@ from tidelog.pipeline.jobs.tally import cataloged_topics, chosen_logs, notes_on,
 from tidelog.pipeline.location import EngineLocation
 from tidelog.pipeline.tasks import rows_of_items
 from tidelog.pipeline.work import run_on_workers
-from tidelog.store.keys import EngineKeys, TopicKeys, escape
+from tidelog.store.keys import MAX_NUMBER, EngineKeys, TopicKeys, escape
 from tidelog.topics.names import parse_topic_name
 
 if TYPE_CHECKING:
@@ -402,7 +402,7 @@ def _totals(collector: EngineCollector, now: Plan) -> tuple[Totals, Totals]:
     """All that is referenced, and all of that which is in the store."""
     marked, catalog = collector.marked, collector.catalog
     wrong = {one.key for one in now.found if one.is_wrong}
-    log = [(catalog.keys.object(one.name), one.size) for one in catalog.walk(now.start_offset)]
+    log = [(catalog.keys.object(one.name), one.size) for one in catalog.between(now.start_offset, MAX_NUMBER)]
     named = [*marked.references.sizes.items(), *log]
     there = [(key, size) for key, size in named if key not in wrong]
     return (
