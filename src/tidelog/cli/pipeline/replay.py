@@ -251,7 +251,7 @@ def backfill(
     root: RootOption = None,
     master: MasterOption = None,
 ) -> None:
-    """Writes the rows of Parquet, CSV, JSON or Avro files into a topic. File by file in the order of their names, each
+    """Writes the rows of files into a topic. Parquet, CSV, JSON or Avro, file by file in the order of their names, each
     once. JSON files have an object a line; Avro files need Spark's package spark-avro.
 
     Killed and run again it continues. If the files differ from those that it was begun with it refuses, since it could
