@@ -29,6 +29,9 @@ PARTITIONS = 6
 QUIET = {"log_level": 0, "reconnect.backoff.max.ms": 500, "topic.metadata.refresh.interval.ms": 2000}
 
 
+SHOWN_LINES = 15
+
+
 class DevCluster:
     """A running `tidelog cluster dev`."""
 
@@ -56,6 +59,7 @@ class DevCluster:
         assert line, self._process.communicate()[1]
         self.facts: dict[str, Any] = json.loads(line)
         self._admin = AdminClient({"bootstrap.servers": self.bootstrap, **QUIET})
+        _running.append(self)
         self.operations = ClusterOperations(open_metadata_store(self.facts["metadata"]), DEFAULT_ROOT)
 
     @property
@@ -139,7 +143,21 @@ class DevCluster:
             node.process.terminate()
             node.stop()
         self._process.send_signal(signal.SIGINT)
-        return self._process.communicate(timeout=WAIT_SECONDS)[1]
+        _running.remove(self)
+        try:
+            return self._process.communicate(timeout=2 * WAIT_SECONDS)[1]
+        except subprocess.TimeoutExpired:
+            nodes = [node["pid"] for node in self.facts["nodes"]]
+            for pid in (self._process.pid, *nodes, self.facts["store_pid"], *self.facts["etcd_pids"]):
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+            raise AssertionError(f"the cluster does not stop\n{self.tails()}") from None
+
+    def tails(self) -> str:
+        """What the nodes said last."""
+        logs = sorted(self.directory.glob("n?.log"))
+        last = [log.read_text("utf-8", "replace").splitlines()[-SHOWN_LINES:] for log in logs]
+        return "\n".join(["", f"ended: {self.missing()}", *(line for lines in last for line in lines)])
 
 
 class Producing:
@@ -189,10 +207,13 @@ class Producing:
         assert not self._thread.is_alive()
 
 
+_running: list[DevCluster] = []
+
+
 def until(is_so: Callable[[], bool]) -> None:
     deadline = time.monotonic() + WAIT_SECONDS
     while not is_so():
-        assert time.monotonic() < deadline, "it does not happen"
+        assert time.monotonic() < deadline, "\n".join(["it does not happen", *(one.tails() for one in _running)])
         time.sleep(0.05)
 
 
