@@ -104,7 +104,7 @@ class Wanted:
 
     def _of_topic(self, state: ClusterState, topic: TopicName) -> set[Piece]:
         placement = state.topics.get(topic)
-        if placement is None or placement.is_deleting:
+        if placement is None or placement.is_deleting or self.node not in placement.partitions:
             return set()
         return {Piece("partition", topic, n) for n, node in enumerate(placement.partitions) if node == self.node}
 
