@@ -38,7 +38,7 @@ def send(settings: dict[str, Any], numbers: range, partitions: int) -> list[Kafk
 
 
 def receive(settings: dict[str, Any], count: int, group: str = "billing", topic: str = "shop.orders") -> list[bytes]:
-    """Values of so many messages, each committed."""
+    """Values of so many messages, all of them committed."""
     consumer = Consumer(
         {
             **settings,
@@ -58,9 +58,8 @@ def receive(settings: dict[str, Any], count: int, group: str = "billing", topic:
                     found.append(message.value() or b"")
                 elif error.fatal():
                     raise KafkaException(error)
-            if found:
-                consumer.commit(asynchronous=False)
             if len(found) >= count:
+                consumer.commit(asynchronous=False)  # once: without news since the last one it is an error
                 return found
         raise AssertionError(f"{len(found)} of {count} messages came")
     finally:

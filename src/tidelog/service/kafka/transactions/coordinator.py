@@ -498,6 +498,9 @@ class TransactionService:
         loop = asyncio.get_running_loop()
         deadline = loop.time() + self._patience_seconds
         while True:
+            refusal = self.refusal(transactional_id or None)  # its slot may have been handed over while this waited
+            if refusal is not ErrorCode.NONE:
+                return Reply(None, refusal)
             token: asyncio.Future[Reply] = loop.create_future()
             self._carry_out(await request(self._now_ms(), token))
             self._tokens.add(token)
