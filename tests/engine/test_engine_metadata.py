@@ -238,6 +238,7 @@ def test_lost_disk_and_metadata_come_back_from_the_bucket(tmp_path: Path) -> Non
 def test_nothing_is_rebuilt_without_a_copy(tmp_path: Path) -> None:
     """Where the bucket has no engine, or is the metadata store itself, and where no other one is named."""
     store, metadata = (tmp_path / "store").as_uri(), f"sqlite://{tmp_path}/m.db"
+    (tmp_path / "store").mkdir()
     with pytest.raises(NotFoundError, match="no published copy"):
         tidelog.rebuild_engine_manifest(store=store, metadata=metadata)
     with pytest.raises(ConfigError, match="no store was named"):
