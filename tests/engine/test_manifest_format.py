@@ -8,6 +8,7 @@ from tests.engine.stations import KEYS, EngineNode, new_store
 from tests.test_docs import FORMATS, block
 
 from tidelog.engine.cold.manifest import decode_manifest, encode_manifest
+from tidelog.engine.sst.value_file import ValueName
 from tidelog.store.keys import CheckpointId, ObjectId, StatePartId
 
 
@@ -25,6 +26,7 @@ def test_the_keys_are_those_of_the_formats_page() -> None:
     assert objects == [
         KEYS.object(ObjectId(42, 99, 7)),
         KEYS.checkpoint(CheckpointId(900, 1841, 3, "0d" * 16)),
+        KEYS.values_prefix + str(ValueName(41, 0, 9_000_000, 0x2EC595F5)),
         KEYS.state_part(StatePartId(900, 1841, "1c" * 16)),
     ]
 
