@@ -51,6 +51,9 @@ class RocksPeer:
     def listed(self) -> int:
         return len([(key.decode(), len(value)) for key, value in self._database.items()])
 
+    def scanned(self) -> int:
+        return sum(1 for key, value in self._database.items() if key.decode() and value)
+
     def close(self) -> None:
         self._database.close()
 

@@ -92,6 +92,7 @@ def test_objects_are_listed_as_the_twin_lists_them(tmp_path: Path) -> None:
     """At any seq, from any key, in pieces of any size, with pages that are missing."""
     entries = RandomEntries("list", keys=400)
     chance = random.Random(11)
+    seen: set[int] = set()
     with open_local(tmp_path / "e") as engine:
         engine.apply_many(entries.entries(1500))
         pages = engine._core.pool.pages
@@ -107,9 +108,11 @@ def test_objects_are_listed_as_the_twin_lists_them(tmp_path: Path) -> None:
                 bounds = (start, resume) if reverse else (resume, stop)
                 arguments = (some if number % 3 == 0 else pages), ROOT, *bounds, *wanted, columns, reverse, *folds
                 rows, resume, missing = agreed(engine_kernel, versions_oracle, "list_seen", *arguments)[1]
-                assert all(len(row) == (3, 4, 9)[columns] for row in rows)
+                assert {len(row) for row in rows} in ([set(), {3}], [set(), {4}], [set(), {6}, {9}])[columns]
+                seen.update(map(len, rows))
                 if missing:
                     break
+    assert seen == {3, 4, 6, 9}
 
 
 @pytest.mark.parametrize(

@@ -27,7 +27,7 @@ from tidelog.engine.entry import (
     PutObject,
 )
 from tidelog.engine.settings import EngineSettings
-from tidelog.errors import ConflictError, InputError, NotFoundError
+from tidelog.errors import ConflictError, DataError, InputError, NotFoundError
 
 NAMES = st.sampled_from(["a", "b"])
 KEYS = st.sampled_from(["", "a", "a/", "a/b", "a/b/c", "a/é", "b", "b\U0001f600", "ba", "z" * 300, "z" * 299])
@@ -166,6 +166,43 @@ def test_a_scan_of_many_pages_has_every_version_of_its_seq(tmp_path: Path, rever
             some = [one.key for one in engine.scan("b", "00100", "00200", seq=seq, reverse=reverse, limit=20)]
             inside = [key for key, *_ in wanted if "00100" <= key < "00200"]
             assert some == (inside[::-1] if reverse else inside)[:20]
+
+
+@pytest.mark.parametrize("reverse", [False, True])
+def test_scan_mixes_values_of_pages_with_others(tmp_path: Path, reverse: bool) -> None:
+    """Stretches of small values, of large ones and of some with metadata follow each other; a limit ends anywhere."""
+    values = [b"small-%d" % number if number % 1200 < 700 else b"large-%d " % number * 50 for number in range(2000)]
+    metadata = [{"by": "ann"} if number in (100, 1300) else {} for number in range(2000)]
+    puts = [PutObject("a", f"{number:04d}", values[number], metadata[number]) for number in range(2000)]
+    with open_local(tmp_path / "e") as engine:
+        engine.apply_many([(1, CreateBucket("a")), (2, Batch(puts[:1000])), (3, Batch(puts[1000:]))])
+        wanted = [(put.key, put.data, put.metadata) for put in (reversed(puts) if reverse else puts)]
+        for limit in (None, 1, 255, 256, 257, 700, 1201, 1999, 2000, 2001):
+            found = engine.scan("a", with_values=True, reverse=reverse, limit=limit)
+            assert [(one.key, one.data, one.metadata) for one in found] == wanted[:limit]
+
+
+def test_metadata_of_scanned_objects_is_not_shared(tmp_path: Path) -> None:
+    """Who changes the metadata of one object changes that of no other."""
+    with open_local(tmp_path / "e") as engine:
+        engine.apply_many([(1, CreateBucket("a")), (2, PutObject("a", "k", b"1")), (3, PutObject("a", "l", b"2"))])
+        first, second = engine.scan("a", with_values=True)
+        assert first.metadata is not None
+        first.metadata["by"] = "ann"
+        assert second.metadata == {}
+
+
+def test_scan_refuses_a_damaged_value_of_a_page(tmp_path: Path) -> None:
+    """The value of a page is returned with the checksum of its object, or not at all."""
+    with open_local(tmp_path / "e") as engine:
+        engine.apply_many([(1, CreateBucket("a")), (2, PutObject("a", "k", b"small value"))])
+        pages = engine._core.pool.pages
+        for page in pages.values():
+            at = page.find(b"small value")
+            if at >= 0:
+                page[at] ^= 1
+        with pytest.raises(DataError, match="checksum"):
+            list(engine.scan("a", with_values=True))
 
 
 @pytest.mark.parametrize("with_values", [False, True])

@@ -14,14 +14,14 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
-from itertools import chain, islice, starmap
+from itertools import chain, groupby, islice, starmap
 from typing import NamedTuple
 
 from tidelog.engine.cold.reader import Value, ValuesAhead
 from tidelog.engine.entry import ScannedObject, StoredObject, Tier
 from tidelog.engine.mvcc.cells import INLINE, POINTER, Cell, at, object_prefix
 from tidelog.engine.mvcc.retention import Pin, forgotten
-from tidelog.engine.mvcc.versions import WITH_CRC, WITH_VALUE, Row
+from tidelog.engine.mvcc.versions import PLAIN_COLUMNS, WITH_CRC, WITH_VALUE, Row
 from tidelog.engine.reads import EngineStat, check_limit, check_names
 from tidelog.engine.wal.value import decode_value
 from tidelog.errors import GapError, InputError, NotFoundError
@@ -84,14 +84,18 @@ class EngineScans(EngineStat):
     def _scanned_values(
         self, pin: Pin, bucket: str, batches: Iterator[list[Row]], limit: int | None
     ) -> Iterator[Iterator[ScannedObject]]:
+        """Small values come with their rows, which are most of the work then; others are looked up."""
         with pin as at:
-            rows = islice(chain.from_iterable(batches), limit)
-            for found in self._values_of((_Wanted.of(bucket, row) for row in rows), at, are_neighbours=True):
-                self._check_going_on(pin)
-                yield (
-                    ScannedObject(one.key, one.cell.size, one.seq, one.cell.crc, data, metadata)
-                    for one, (data, metadata), _ in found
-                )
+            for has_values, run in groupby(_limited(batches, limit), _has_values):
+                for found in run if has_values else self._scanned_places(bucket, run, at):
+                    self._check_going_on(pin)
+                    yield starmap(ScannedObject, found)
+
+    def _scanned_places(self, bucket: str, batches: Iterator[list[Row]], at: int) -> Iterator[Iterator[Row]]:
+        """Rows with the places of their values: the same with the values."""
+        wanted = (_Wanted.of(bucket, row) for row in chain.from_iterable(batches))
+        for found in self._values_of(wanted, at, are_neighbours=True):
+            yield ((one.key, one.cell.size, one.seq, one.cell.crc, *value) for one, value, _ in found)
 
     def read_many(self, keys: Iterable[tuple[str, str]], seq: int | None = None) -> list[StoredObject | None]:
         """Returns the objects of these (bucket, key) as of one seq, in their order; None for those that do not exist.
@@ -206,6 +210,20 @@ class _Batch(NamedTuple):
     def forget(self) -> None:
         if self.ahead is not None:
             self.ahead.forget()
+
+
+def _has_values(rows: list[Row]) -> bool:
+    return len(rows[0]) == PLAIN_COLUMNS
+
+
+def _limited(batches: Iterator[list[Row]], limit: int | None) -> Iterator[list[Row]]:
+    """The first rows, no list of them empty."""
+    for rows in batches:
+        if limit is not None and len(rows) >= limit:
+            yield rows[:limit]
+            return
+        yield rows
+        limit = None if limit is None else limit - len(rows)
 
 
 def _some(wanted: Iterator[_Wanted], most_rows: int, most_bytes: int) -> list[_Wanted]:

@@ -4,6 +4,7 @@
 #ifndef TIDELOG_VERSIONS_LIST_H
 #define TIDELOG_VERSIONS_LIST_H
 
+#include "operation.h"
 #include "tree.h"
 #include "version_cell.h"
 
@@ -117,7 +118,7 @@ typedef struct {
     VersionCell version; /* a small value is behind the name, not where `inlined` says */
 } ListedRow;
 
-/* What a row has: key, size and seq; the crc too; and where the value is. */
+/* What a row has: key, size and seq; the crc too; and the value, or where that is. */
 enum { LISTED_INFO, LISTED_CRC, LISTED_VALUE };
 
 typedef struct {
@@ -493,10 +494,51 @@ static PyObject *list_value_row(const Listing *list, const ListedRow *row) {
                          (unsigned long long)version->stored_bytes, inlined);
 }
 
+/* Whether a value is in the page, not compressed and without metadata; then it is what its checksum says. */
+static int list_is_plain(const Listing *list, const ListedRow *row) {
+    const VersionCell *version = &row->version;
+    const uint8_t *stored = list->names + row->name + row->name_bytes;
+    return version->flags == CELL_INLINE && version->codec == 0 &&
+           version->inlined.size >= METADATA_LENGTH_BYTES && version->inlined.size - METADATA_LENGTH_BYTES == row->size &&
+           load_u32(stored) == 0 && crc_of(stored, version->inlined.size) == row->crc;
+}
+
+static int list_all_plain(const Listing *list) {
+    size_t index = 0;
+    while (index < list->count && list_is_plain(list, &list->rows[index])) {
+        index++;
+    }
+    return index == list->count;
+}
+
+/* (key, size, seq, crc, data, empty metadata) */
+static PyObject *list_plain_row(const Listing *list, const ListedRow *row) {
+    const uint8_t *name = list->names + row->name;
+    PyObject *fields = PyTuple_New(6);
+    if (fields == NULL) {
+        return NULL;
+    }
+    PyTuple_SET_ITEM(fields, 0, PyUnicode_DecodeUTF8((const char *)name, (Py_ssize_t)row->name_bytes, NULL));
+    PyTuple_SET_ITEM(fields, 1, PyLong_FromUnsignedLongLong(row->size));
+    PyTuple_SET_ITEM(fields, 2, PyLong_FromUnsignedLongLong(row->seq));
+    PyTuple_SET_ITEM(fields, 3, PyLong_FromUnsignedLong(row->crc));
+    PyTuple_SET_ITEM(fields, 4, bytes_of(name + row->name_bytes + METADATA_LENGTH_BYTES, row->size));
+    PyTuple_SET_ITEM(fields, 5, PyDict_New());
+    for (Py_ssize_t column = 0; column < 6; column++) {
+        if (PyTuple_GET_ITEM(fields, column) == NULL) {
+            Py_DECREF(fields);
+            return NULL;
+        }
+    }
+    return fields;
+}
+
+/* With their values where the pages have all of these as they are; else with the places of the values. */
 static PyObject *list_values(const Listing *list) {
+    PyObject *(*row)(const Listing *, const ListedRow *) = list_all_plain(list) ? list_plain_row : list_value_row;
     PyObject *answer = PyList_New((Py_ssize_t)list->count);
     for (size_t index = 0; answer != NULL && index < list->count; index++) {
-        PyObject *fields = list_value_row(list, &list->rows[index]);
+        PyObject *fields = row(list, &list->rows[index]);
         if (fields == NULL) {
             Py_CLEAR(answer);
         } else {
