@@ -76,8 +76,8 @@ def list_seen(
         raise ValueError("limit must not be negative")
     if not 1 <= limit <= LIST_STEPS:
         raise ValueError(f"limit must be from 1 to {LIST_STEPS}")
-    if not 0 <= columns <= 2:
-        raise ValueError("columns must be from 0 to 2")
+    if not 0 <= columns <= 3:
+        raise ValueError("columns must be from 0 to 3")
     if is_reverse:
         start, stop = stop, start
     if len(start) > _MAX_KEY_BYTES:
@@ -93,10 +93,10 @@ def list_seen(
     rows: list[Row] = [
         (key.decode(), cell.size, at_seq, cell.crc, cell.codec, *_place_of(cell)) for key, at_seq, cell in walk.rows
     ]
-    plain = [_plain_row(row) for row in rows] if columns == 2 else [None]
+    plain = [_plain_row(row) for row in rows] if columns == 3 else [None]
     if None not in plain:
         return [row for row in plain if row is not None], None if is_over else walk.target, missing_page
-    return [row[: (3, 4, 9)[columns]] for row in rows], None if is_over else walk.target, missing_page
+    return [row[: (3, 4, 9, 9)[columns]] for row in rows], None if is_over else walk.target, missing_page
 
 
 def _plain_row(row: Row) -> Row | None:

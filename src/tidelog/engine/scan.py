@@ -21,7 +21,7 @@ from tidelog.engine.cold.reader import Value, ValuesAhead
 from tidelog.engine.entry import ScannedObject, StoredObject, Tier
 from tidelog.engine.mvcc.cells import INLINE, POINTER, Cell, at, object_prefix
 from tidelog.engine.mvcc.retention import Pin, forgotten
-from tidelog.engine.mvcc.versions import PLAIN_COLUMNS, WITH_CRC, WITH_VALUE, Row
+from tidelog.engine.mvcc.versions import PLAIN_COLUMNS, WITH_CRC, WITH_DATA, Row
 from tidelog.engine.reads import EngineStat, check_limit, check_names
 from tidelog.engine.wal.value import decode_value
 from tidelog.errors import GapError, InputError, NotFoundError
@@ -62,7 +62,7 @@ class EngineScans(EngineStat):
         if self._buckets.created(bucket, pin.seq) is None:
             pin.check()
             raise self._no_bucket(bucket, pin.seq)
-        columns = WITH_VALUE if with_values else WITH_CRC
+        columns = WITH_DATA if with_values else WITH_CRC
         batches = self._versions.objects(
             bucket, prefix, pin.seq, start=start, end=end, reverse=bool(reverse), columns=columns
         )

@@ -118,8 +118,8 @@ typedef struct {
     VersionCell version; /* a small value is behind the name, not where `inlined` says */
 } ListedRow;
 
-/* What a row has: key, size and seq; the crc too; and the value, or where that is. */
-enum { LISTED_INFO, LISTED_CRC, LISTED_VALUE };
+/* What a row has: key, size and seq; the crc too; and where the value is; or the data, if all of it is in pages. */
+enum { LISTED_INFO, LISTED_CRC, LISTED_VALUE, LISTED_DATA };
 
 typedef struct {
     Tree tree;
@@ -264,7 +264,7 @@ static int list_take(Listing *list, const Cell *cell, uint64_t seq, const Versio
     const uint8_t *name = (const uint8_t *)memchr(cell->key, 0, cell->key_bytes) + 1;
     size_t size = (size_t)(cell->key + cell->key_bytes - SEQ_BYTES - 1 - name);
     size_t common = list_fold(list, name, size);
-    Slice inlined = {version->inlined.data, list->columns == LISTED_VALUE && !common ? version->inlined.size : 0};
+    Slice inlined = {version->inlined.data, list->columns >= LISTED_VALUE && !common ? version->inlined.size : 0};
     *folded = common ? (size_t)(name - cell->key) + common : 0;
     size = common ? common : size;
     if (list_make_room(list, size + inlined.size) < 0) {
@@ -278,7 +278,7 @@ static int list_take(Listing *list, const Cell *cell, uint64_t seq, const Versio
     row->seq = common ? 0 : seq;
     row->size = common ? 0 : version->size;
     row->crc = common ? 0 : version->crc;
-    if (list->columns == LISTED_VALUE) { /* nobody else looks at it, and it is most of the row */
+    if (list->columns >= LISTED_VALUE) { /* nobody else looks at it, and it is most of the row */
         row->version = common ? (VersionCell){.flags = 0} : *version;
     }
     list->names_bytes += size + inlined.size;
@@ -535,7 +535,8 @@ static PyObject *list_plain_row(const Listing *list, const ListedRow *row) {
 
 /* With their values where the pages have all of these as they are; else with the places of the values. */
 static PyObject *list_values(const Listing *list) {
-    PyObject *(*row)(const Listing *, const ListedRow *) = list_all_plain(list) ? list_plain_row : list_value_row;
+    int has_data = list->columns == LISTED_DATA && list_all_plain(list);
+    PyObject *(*row)(const Listing *, const ListedRow *) = has_data ? list_plain_row : list_value_row;
     PyObject *answer = PyList_New((Py_ssize_t)list->count);
     for (size_t index = 0; answer != NULL && index < list->count; index++) {
         PyObject *fields = row(list, &list->rows[index]);
@@ -582,7 +583,7 @@ static PyObject *list_rows(const Listing *list) {
 }
 
 static PyObject *list_answer(const Listing *list, int got) {
-    PyObject *rows = list->columns == LISTED_VALUE ? list_values(list) : list_rows(list);
+    PyObject *rows = list->columns >= LISTED_VALUE ? list_values(list) : list_rows(list);
     if (rows == NULL) {
         return NULL;
     }
@@ -613,8 +614,8 @@ static int list_arguments(PyObject *module, PyObject *const *arguments, Listing 
     if (list->is_reverse < 0) {
         return -1;
     }
-    if (columns > LISTED_VALUE) {
-        PyErr_Format(PyExc_ValueError, "columns must be from 0 to %d", LISTED_VALUE);
+    if (columns > LISTED_DATA) {
+        PyErr_Format(PyExc_ValueError, "columns must be from 0 to %d", LISTED_DATA);
         return -1;
     }
     list->columns = (int)columns;

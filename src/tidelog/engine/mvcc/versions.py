@@ -129,11 +129,11 @@ Seen = tuple[list[Row], bytes | None, int]
 
 # Objects of one step of a listing: enough to forget what a step costs, few enough that it delays no other thread.
 LISTED_ROWS = 256
-INFO, WITH_CRC, WITH_VALUE = range(3)
+INFO, WITH_CRC, WITH_VALUE, WITH_DATA = range(4)
 """The columns of a row: (key, size, seq); and crc; and codec, lsn, position, stored bytes, small value or None.
 
-Where all values of a list are in the pages as they are, without metadata, its rows with values are (key, size, seq,
-crc, data, {}): `PLAIN_COLUMNS` of them.
+With data they are the same, or, where the pages have all values of a list as they are and without metadata, (key, size,
+seq, crc, data, {}): `PLAIN_COLUMNS` of them.
 """
 PLAIN_COLUMNS = 6
 _MAX_BOUND_BYTES = 2048
