@@ -83,10 +83,10 @@ ATTRIBUTES = {
         collect_garbage collect_garbage_async compact compact_async compact_index compact_index_async
         create_checkpoint create_checkpoint_async digest digest_async find_object find_object_async has_bucket
         has_bucket_async high_water_mark list_buckets list_buckets_async list_objects list_objects_async
-        low_water_mark open_object open_object_async pin plan_garbage plan_garbage_async read read_async
-        read_many read_many_async rollback_to rollback_to_async scan scan_async ship ship_async stat stat_async
-        statistics transaction truncation_mark update_low_water_mark update_low_water_mark_async verify verify_async
-        versions versions_async
+        low_water_mark open_object open_object_async pin plan_garbage plan_garbage_async prefetch prefetch_async
+        read read_async read_many read_many_async rollback_to rollback_to_async scan scan_async ship ship_async stat
+        stat_async statistics transaction truncation_mark update_low_water_mark update_low_water_mark_async verify
+        verify_async versions versions_async
     """,
     "EngineReader": """
         applied_seq changes changes_async close close_async digest digest_async find_object find_object_async

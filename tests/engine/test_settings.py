@@ -83,7 +83,7 @@ def test_a_full_file_is_read(config: Path) -> None:
     assert settings.rotate_max_bytes == settings.compaction_max_bytes == 100_000_000
     assert settings.buffer_pool_bytes == 1_000_000_000
     assert (settings.wal_sync_mode, settings.wal_compression, settings.ship_compression) == ("fsync", "zstd", "zstd")
-    assert (settings.page_size, settings.page_bytes) == ("8KB", 8192)
+    assert settings.page_bytes == 8192
     assert settings.store_url == "s3://my-storage-engine/data"
     assert (settings.checkpoint_interval_seconds, settings.compaction_enabled) == (300, True)
 
@@ -100,6 +100,21 @@ def test_the_names_of_the_original_design_are_accepted(config: Path) -> None:
         assert getattr(wanted, name) == value != getattr(load(), name)
         assert load_engine_config(None, {}, {alias: value}).storage_engine == wanted
         assert load(None, {f"TIDELOG_ENGINE_{alias.upper()}": str(value)}) == wanted
+
+
+def test_names_with_nothing_to_choose_are_accepted_and_set_nothing(config: Path) -> None:
+    """The original design names a page size and an eviction policy. There is one of each, and they are no settings."""
+    for name, accepted in EngineSettings.CONSTANTS.items():
+        assert name not in EngineSettings.__struct_fields__
+        for value in accepted:
+            config.write_text(f'[storage_engine]\n{name} = "{value}"\n')
+            assert load(config) == load(None, {f"TIDELOG_ENGINE_{name.upper()}": value}) == load()
+            assert load(None, {}, **{name: value}) == load()
+        config.write_text(f'[storage_engine]\n{name} = "other"\n')
+        said = f"{name} must be one of {', '.join(accepted)}, not 'other'"
+        assert said in refusal(config)
+        assert said.upper() in refusal(None, {f"TIDELOG_ENGINE_{name.upper()}": "other"}).upper()
+    assert load(page_size=8192) == load()
 
 
 def test_a_source_that_gives_a_setting_by_two_names_is_refused(config: Path) -> None:
@@ -159,8 +174,7 @@ def test_the_later_source_wins(config: Path) -> None:
         ("compaction_max_bytes", "1kB", 1000),
         ("wal_compression_level", -5, -5),
         ("keep_seconds", "7d", 7 * 86400),
-        ("page_size", 8192, 8192),
-        ("page_size", "8KiB", "8KiB"),
+        ("disk_cache_bytes", "1GiB", 1 << 30),
         ("replicas", ["s3://a", "s3://b"], ("s3://a", "s3://b")),
         ("replicas", "s3://a, file:///b", ("s3://a", "file:///b")),
     ],
@@ -202,7 +216,7 @@ def test_unknown_names_are_refused(config: Path) -> None:
     """In every source, with the nearest known name."""
     config.write_text("[storage_engine]\nwal_segment_sise = 5\n")
     assert "Did you mean wal_segment_size?" in refusal(config)
-    assert "Did you mean TIDELOG_ENGINE_PAGE_SIZE?" in refusal(None, {"TIDELOG_ENGINE_PAGE_SISE": "8KB"})
+    assert "Did you mean TIDELOG_ENGINE_KEEP_VERSIONS?" in refusal(None, {"TIDELOG_ENGINE_KEEP_VERSION": "2"})
     assert "TIDELOG_WAL_SEGMENT_SIZE is not a setting" in refusal(None, {"TIDELOG_WAL_SEGMENT_SIZE": "8KB"})
     assert "Did you mean keep_versions?" in refusal(keep_version=1)
 

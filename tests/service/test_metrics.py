@@ -11,12 +11,14 @@ from pathlib import Path
 
 import promql_parser
 import pytest
+from tests.engine.stations import EngineNode, new_store
 from tests.service.http.serving import WAIT_SECONDS, Served, serving
 from tests.service.http.test_subscriptions import subscribe
 
 from tidelog.clock import Stopwatch
+from tidelog.engine.entry import CreateBucket, PutObject
 from tidelog.service.kafka.codec import encode_request, wire
-from tidelog.service.metrics import FAMILIES, Exposition, Sum, label_text, write_groups
+from tidelog.service.metrics import FAMILIES, Exposition, Sum, label_text, write_engine, write_groups
 
 ROOT = Path(__file__).resolve().parents[2]
 DEPLOY = ROOT / "deploy"
@@ -199,3 +201,34 @@ def test_dashboard_and_alerts_are_there() -> None:
         names = {family_of(found) for found in NAME.findall((DEPLOY / name).read_text("utf-8"))}
         sides = {found.split("_")[1] for found in names}
         assert {"partition", "subscription", "group", "http", "engine", "cold"} <= sides
+
+
+def test_engine_has_histograms_and_what_its_cold_reads_cost() -> None:
+    """Applies, syncs, hot and cold reads by time; bytes fetched against bytes used; what waits for the orchestrator is
+    apart from what waits for the store.
+    """
+    with EngineNode(new_store(), inline_value_bytes=0, local_retention_bytes=0).open() as node:
+        node.apply_these([(1, CreateBucket("b")), (2, PutObject("b", "cold", b"c" * 500))])
+        node.apply_these([(3, PutObject("b", "k", b"x" * 20_000))])
+        node.ship_all()
+        node.engine.create_checkpoint()
+        node.ship_all()
+        node.apply_these([(4, PutObject("b", "hot", b"h"))])
+        node.clock.advance(7)
+        assert [node.engine.read("b", "cold").tier for _ in range(4)] == ["cold", "cold", "hot", "hot"]
+        for _ in range(64):
+            node.engine.read("b", "hot")
+        exposition = Exposition()
+        write_engine(exposition, "main", node.engine.statistics())
+    found = parsed(exposition.text().decode())
+    value = {name: samples.get('{engine="main"}') for name, samples in found.items()}
+    assert value["tidelog_engine_uncommitted_seconds"] == 7
+    assert value["tidelog_engine_unshipped_seconds"] == 0
+    assert value["tidelog_engine_apply_seconds_count"] == 3
+    assert (value["tidelog_engine_fsync_seconds_count"] or 0) >= 3
+    assert value["tidelog_engine_hot_read_seconds_count"] == 1
+    assert value["tidelog_engine_cold_read_seconds_count"] == 2
+    assert value["tidelog_engine_cold_fetched_bytes_total"] == 504
+    assert value["tidelog_engine_cold_used_bytes_total"] == 1008
+    assert (value["tidelog_engine_disk_cache_admitted_total"], value["tidelog_engine_disk_cache_hits_total"]) == (1, 2)
+    assert '{engine="main",le="1e-06"}' in found["tidelog_engine_hot_read_seconds_bucket"]

@@ -90,7 +90,9 @@ class ServeConfig(EngineConfig, frozen=True, kw_only=True):
     """How the server is protected."""
 
 
-_VARIABLE_PREFIXES = {"storage_engine": "TIDELOG_ENGINE_"}
+_ENGINE_TABLE = "storage_engine"
+_ENGINE_PREFIX = "TIDELOG_ENGINE_"
+_VARIABLE_PREFIXES = {_ENGINE_TABLE: _ENGINE_PREFIX}
 
 
 class Setting(NamedTuple):
@@ -244,6 +246,8 @@ def from_file(known: Sequence[Setting], path: Path, environment: Mapping[str, st
     found: Found = {}
     for table, key, value in _entries(_read_toml(path), [name for name in by_table if name], path):
         place = f"[{table}] {key}" if table else key
+        if table == _ENGINE_TABLE and _is_constant(key, value, place, path):
+            continue
         setting = _setting_at(by_table, table, key, path)
         _add(found, _expand(Given(setting, value, place, path), environment))
     return found
@@ -255,6 +259,10 @@ def from_environment(known: Sequence[Setting], environment: Mapping[str, str]) -
     found: Found = {}
     for variable in sorted(environment):
         if not variable.startswith(PREFIX) or variable in _OTHER_VARIABLES:
+            continue
+        if variable.startswith(_ENGINE_PREFIX) and _is_constant(
+            variable.removeprefix(_ENGINE_PREFIX).lower(), environment[variable], variable
+        ):
             continue
         setting = by_variable.get(variable)
         if setting is not None and environment[variable]:
@@ -276,6 +284,14 @@ def from_keywords(known: Mapping[str, Setting], overrides: Mapping[str, object],
             plain = os.fspath(value) if isinstance(value, os.PathLike) else value
             _add(found, Given(known[name], plain, f"the keyword {name}"))
     return found
+
+
+def _is_constant(name: str, value: object, place: str, path: Path | None = None) -> bool:
+    """Whether a name of the original design is meant that has one meaning only: it is accepted, and sets nothing."""
+    accepted = EngineSettings.CONSTANTS.get(name)
+    if accepted is not None and value is not None and str(value) not in accepted:
+        raise ConfigError(f"{place} must be one of {', '.join(accepted)}, not {value!r}", path=path)
+    return accepted is not None
 
 
 def _read_toml(path: Path) -> dict[str, object]:
@@ -374,7 +390,10 @@ def load_engine_config(
     accepted = {name: setting for name, setting in known.items() if _is_for_engines(setting)}
     elsewhere = dict.fromkeys(known.keys() - accepted, "It is for topics: tidelog.open")
     elsewhere |= dict.fromkeys(fields_of(ServeSettings), _FOR_THE_SERVER)
-    given = _given(ServeConfig, config, environment) | from_keywords(accepted, overrides or {}, elsewhere)
+    chosen = {
+        name: value for name, value in (overrides or {}).items() if not _is_constant(name, value, f"the keyword {name}")
+    }
+    given = _given(ServeConfig, config, environment) | from_keywords(accepted, chosen, elsewhere)
     _build(ServeConfig, given)
     return _build(EngineConfig, _only(EngineConfig, given))
 

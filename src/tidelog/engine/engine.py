@@ -46,7 +46,7 @@ from tidelog.engine.mvcc.cells import MAX_SEQ
 from tidelog.engine.orchestrator.base import Turn
 from tidelog.engine.reads import EngineStat, News, Standing, checked_entries, checked_seq
 from tidelog.engine.recovery.recovery import RecoveryReport
-from tidelog.engine.scan import EngineScans, checked_keys
+from tidelog.engine.scan import EnginePrefetch, EngineScans, checked_keys
 from tidelog.engine.txn.locks import LockStatistics
 from tidelog.engine.txn.read_set import Carried, batch_of
 from tidelog.engine.txn.transaction import DEFAULT_LOCK_TIMEOUT_SECONDS, Transaction, Transactions
@@ -262,7 +262,7 @@ def _checked(horizon: int | None) -> int | None:
 _MAX_CHUNK_BYTES = 2 << 20
 
 
-class Engine(EngineScans, ChangeCalls, GarbageCalls, CompactionCalls, ClosedAtExit):
+class Engine(EnginePrefetch, ChangeCalls, GarbageCalls, CompactionCalls, ClosedAtExit):
     """An open engine. Create one with `tidelog.open_engine`; it owns its directory until it is closed."""
 
     def __init__(
@@ -377,6 +377,7 @@ class Engine(EngineScans, ChangeCalls, GarbageCalls, CompactionCalls, ClosedAtEx
             yield one
 
     open_object_async = twin(EngineStat.open_object, reading_cold)
+    prefetch_async = twin(EnginePrefetch.prefetch, reading_cold)
     has_bucket_async = twin(EngineStat.has_bucket, reading)
     find_object_async = twin(EngineStat.find_object, reading)
     list_objects_async = twin_iterator(EngineStat.list_objects, reading)

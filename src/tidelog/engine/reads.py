@@ -42,9 +42,9 @@ from tidelog.engine.mvcc.digest import Digest
 from tidelog.engine.mvcc.retention import History, Marks, Pin, forgotten
 from tidelog.engine.mvcc.versions import INFO, WITH_CRC, Buckets, BucketVersion, Found, Pointer, Row
 from tidelog.engine.object_file import ObjectFile, RawObject, ReadAheadValue, ReadData
-from tidelog.engine.sst.value_file import reference_of
+from tidelog.engine.sst.value_file import Reference, reference_of
 from tidelog.engine.txn.read_set import Carried, batch_of
-from tidelog.engine.value_files import ValueFiles
+from tidelog.engine.value_files import OpenValue, ValueFiles
 from tidelog.engine.wal.value import CODEC_FILE, CODEC_NONE, LENGTH_BYTES, decode_metadata, decode_value, object_crc
 from tidelog.errors import (
     ClosedError,
@@ -381,14 +381,20 @@ class EngineReading:
     def _stored_here(self, cell: Cell) -> bytes | None:
         """The stored value, if it is on this disk."""
         if cell.inline is None:
-            return self._read_stored(cell.position, cell.stored_bytes)
+            stored = self._read_stored(cell.position, cell.stored_bytes)
+            return self._cold.on_disk(cell) if stored is None and self._cold is not None else stored
         if cell.codec != CODEC_FILE:
             return cell.inline
-        opened = self._value_files.open(reference_of(cell))
+        opened = self._open_here(reference_of(cell))
         if opened is None:
             return None
         with contextlib.closing(opened):
             return opened.value()
+
+    def _open_here(self, reference: Reference) -> OpenValue | None:
+        """The file of a large value, if it is on this disk."""
+        opened = self._value_files.open(reference)
+        return self._cold.open_on_disk(reference) if opened is None and self._cold is not None else opened
 
     # Parts of an object
 
@@ -416,7 +422,7 @@ class EngineReading:
             raw = RawObject(cell.size, lambda offset, length: view[offset : offset + length], pin, _nothing)
             return ObjectFile(raw, size=cell.size, metadata=metadata, seq=found.seq, tier=tier)
         reference = reference_of(cell)
-        opened = self._value_files.open(reference)
+        opened = self._open_here(reference)
         if opened is not None:
             read: ReadData = opened.data
             metadata, tier, close = opened.metadata(), "hot", opened.close
@@ -441,7 +447,7 @@ class EngineReading:
                 stop = None if length is None else offset + length
                 return StoredObject(whole.data[offset:stop], whole.metadata, whole.seq, whole.tier)
             cell = found.cell
-            opened = self._value_files.open(reference_of(cell))
+            opened = self._open_here(reference_of(cell))
             with contextlib.closing(opened or self._cold_value(cell)) as value:
                 data = value.data(offset, cell.size if length is None else length)
                 tier: Tier = "cold" if opened is None else "hot"
@@ -580,9 +586,10 @@ class EngineReading:
         if cell.is_tombstone:
             return None
         if cell.inline is None:
-            return "hot" if cell.position >= self._local.first_position else "cold"
-        is_here = cell.codec != CODEC_FILE or self._value_files.has(reference_of(cell).name)
-        return "hot" if is_here else "cold"
+            is_here = cell.position >= self._local.first_position
+        else:
+            is_here = cell.codec != CODEC_FILE or self._value_files.has(reference_of(cell).name)
+        return "hot" if is_here or (self._cold is not None and self._cold.has_on_disk(cell)) else "cold"
 
     def _checked_read_seq(self, seq: int) -> int:
         start = self._history.start_seq
@@ -688,7 +695,7 @@ class EngineStat(EngineReading):
         reference = reference_of(cell)
         if not reference.metadata_bytes:
             return {}
-        opened = self._value_files.open(reference)
+        opened = self._open_here(reference)
         if opened is None:
             return None
         with contextlib.closing(opened):

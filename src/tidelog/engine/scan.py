@@ -17,11 +17,13 @@ from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain, groupby, islice, starmap
 from typing import NamedTuple
 
+import msgspec
+
 from tidelog.engine.cold.reader import Value, ValuesAhead
 from tidelog.engine.entry import ScannedObject, StoredObject, Tier
 from tidelog.engine.mvcc.cells import INLINE, POINTER, Cell, at, object_prefix
 from tidelog.engine.mvcc.retention import Pin, forgotten
-from tidelog.engine.mvcc.versions import PLAIN_COLUMNS, WITH_CRC, WITH_DATA, Row
+from tidelog.engine.mvcc.versions import PLAIN_COLUMNS, WITH_CRC, WITH_DATA, WITH_VALUE, Row
 from tidelog.engine.reads import EngineStat, check_limit, check_names
 from tidelog.engine.wal.value import decode_value
 from tidelog.errors import GapError, InputError, NotFoundError
@@ -173,6 +175,64 @@ class EngineScans(EngineStat):
     def _got_again(self, wanted: _Wanted, at: int) -> _Got:
         found = self.read(wanted.bucket, wanted.key, at)
         return _Got(wanted, (found.data, found.metadata), found.tier)
+
+
+class PrefetchReport(msgspec.Struct, frozen=True, kw_only=True):
+    """What a prefetch did: so many `objects`, of so many `bytes` as they are stored, were brought to this disk;
+    `already_here` were on it; for `left_out` there was no room.
+    """
+
+    objects: int
+    bytes: int
+    already_here: int
+    left_out: int
+
+
+class EnginePrefetch(EngineScans):
+    """The call of an engine with a disk that brings cold values back to it."""
+
+    def prefetch(self, bucket: str, prefix: str = "", *, seq: int | None = None) -> PrefetchReport:
+        """Brings the values of all objects of a bucket whose keys start with the prefix to this disk, as of a seq, in
+        the order of keys, as far as `disk_cache_bytes` has room; neighbours come with one request. They leave it like
+        those that were read often.
+        """
+        check_names(bucket, prefix)
+        brought = brought_bytes = already_here = left_out = 0
+        room = 0 if self._cold is None else self._cold.disk_room_bytes
+        with self.pin(seq) as at:
+            if self._buckets.created(bucket, at) is None:
+                raise self._no_bucket(bucket, at)
+            rows = chain.from_iterable(self._versions.objects(bucket, prefix, at, columns=WITH_VALUE))
+            wanted = (_Wanted.of(bucket, row) for row in rows)
+            while some := _some(wanted, _BATCH_ROWS, _BATCH_BYTES):
+                cold: list[_Wanted] = []
+                for one in some:
+                    stored_bytes = one.cell.size if one.cell.inline is not None else one.cell.stored_bytes
+                    if self._tier_of(one.cell) == "hot":
+                        already_here += 1
+                    elif stored_bytes <= room:
+                        cold.append(one)
+                        room -= stored_bytes
+                    else:
+                        left_out += 1
+                for one, is_here in zip(cold, self._brought(cold, at), strict=True):
+                    brought += is_here
+                    brought_bytes += is_here * max(one.cell.size, one.cell.stored_bytes)
+                    left_out += not is_here
+        return PrefetchReport(objects=brought, bytes=brought_bytes, already_here=already_here, left_out=left_out)
+
+    def _brought(self, wanted: list[_Wanted], at_seq: int) -> list[bool]:
+        if not wanted or self._cold is None:
+            return []
+        try:
+            keys = [at(object_prefix(one.bucket, one.key), one.seq) for one in wanted]
+            return self._cold.bring_back([one.cell for one in wanted], keys)
+        except (GapError, NotFoundError) as error:
+            if at_seq < self._kept_from():  # another process has moved the start of history
+                raise forgotten(self._kept_from()) from error
+            for one in wanted:  # moved since they were looked up, if they are not lost
+                self._got_again(one, at_seq)
+            return [False] * len(wanted)
 
 
 class _Wanted(NamedTuple):

@@ -35,6 +35,13 @@ class EngineSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     }
     """Names of the original design of the engine, which are accepted too."""
 
+    CONSTANTS: ClassVar[Mapping[str, tuple[str, ...]]] = {
+        "page_size": ("8192", "8KB", "8KiB"),
+        "eviction_policy": ("lru",),
+    }
+    """Names of the original design for which there is nothing to choose, with the values that are accepted: pages have
+    8192 bytes, and leave the buffer pool by second chance, which comes close to LRU. They are no settings."""
+
     # The log
 
     rotate_max_bytes: Annotated[int, msgspec.Meta(ge=4096)] = 100_000_000
@@ -70,12 +77,6 @@ class EngineSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     """Memory for pages of the index, taken as they come to be used. About a tenth of the index is a good start; a
     version takes some 100 bytes of it, so that the default holds the whole index of two million objects and a tenth of
     that of twenty million. An index that fits is also redone faster after a crash."""
-
-    page_size: Literal["8KB", "8KiB", "8192", 8192] = "8KB"
-    """Fixed: a page has 8192 bytes, and no other size is accepted."""
-
-    eviction_policy: Literal["lru"] = "lru"
-    """Which pages leave a full buffer pool: those that were not used for the longest time (second chance)."""
 
     checkpoint_interval_seconds: Annotated[float, msgspec.Meta(gt=0)] = 300
     """How often dirty pages are written, so that opening after a crash has little to do again. More often means more
@@ -124,6 +125,11 @@ class EngineSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
 
     cold_cache_bytes: Annotated[int, msgspec.Meta(ge=0)] = 64 * MIB
     """Memory for what was read from the store, so that it is not fetched again."""
+
+    disk_cache_bytes: Annotated[int, msgspec.Meta(ge=0)] = 256 * MIB
+    """Room on this disk for values that left it and are read again: the second read brings one back, and the oldest of
+    them leave, except those that were read since (second chance). More serves more reads without the store; each value
+    takes some 200 bytes of memory. 0 keeps none."""
 
     cold_read_threads: Annotated[int, msgspec.Meta(ge=1, le=512)] = 64
     """Requests for values that have left the disk at the same time, of all scans and of all tasks. They have threads of
@@ -204,8 +210,6 @@ class EngineOptions(TypedDict, total=False):
     inline_value_bytes: int | str
     large_value_bytes: int | str
     buffer_pool_bytes: int | str
-    page_size: Literal[8192, "8192", "8KB", "8KiB"]
-    eviction_policy: Literal["lru"]
     checkpoint_interval_seconds: float | str
     checkpoint_max_age_seconds: float | str
     s3_bucket: str | None
@@ -218,6 +222,7 @@ class EngineOptions(TypedDict, total=False):
     ship_compression_level: int
     local_retention_bytes: int | str
     cold_cache_bytes: int | str
+    disk_cache_bytes: int | str
     cold_read_threads: int
     open_store_wait_seconds: float | str
     refresh_seconds: float | str
@@ -231,7 +236,9 @@ class EngineOptions(TypedDict, total=False):
     keep_versions: int | None
     keep_seconds: int | str | None
     checks_invariants: bool
-    # By another name
+    # By another name, or with nothing to choose
+    page_size: Literal[8192, "8192", "8KB", "8KiB"]
+    eviction_policy: Literal["lru"]
     wal_segment_size: int | str
     wal_segment_max_secs: int | str
     buffer_pool_size: int | str

@@ -95,7 +95,7 @@ class ValueFiles:
             for name in self._files.list(self._directory):
                 found = parse_value_name(name)
                 if found is not None and found.seq <= applied_seq:
-                    file = _opened(self._files, self._directory / name)
+                    file = opened_file(self._files, self._directory / name)
                     if file is not None:
                         self._sizes[found] = file.size()
                         file.close()
@@ -226,7 +226,7 @@ class ValueFiles:
         path = self._path(name)
         try:
             with explained("read", path):
-                file = _opened(self._files, path)
+                file = opened_file(self._files, path)
         finally:
             with self._mutex:  # the next to leave the disk is the one that was not read for the longest time
                 if (size := self._sizes.pop(name, None)) is not None:
@@ -310,7 +310,8 @@ def _check_size(size: int) -> None:
         raise InputError(f"data has more than {MAX_STREAM_BYTES} bytes; put it into several objects")
 
 
-def _opened(files: Files, path: Path) -> File | None:
+def opened_file(files: Files, path: Path) -> File | None:
+    """A file that another thread may remove; None if it has."""
     try:
         return files.open(path)
     except FileNotFoundError:  # it has left the disk just now

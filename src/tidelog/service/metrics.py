@@ -27,6 +27,7 @@ Labels = tuple[tuple[str, str], ...]
 
 # Powers of two of a microsecond, as `Histogram` has them: 64 us to 67 s. What is faster is in the first bucket.
 _FIRST_BUCKET, _LAST_BUCKET = 6, 26
+_FIRST_BUCKET_OF_HOT_READS = 0
 
 
 class Family(NamedTuple):
@@ -34,6 +35,7 @@ class Family(NamedTuple):
 
     kind: Kind
     help: str
+    first_bucket: int = _FIRST_BUCKET
 
 
 FAMILIES: dict[str, Family] = {
@@ -144,6 +146,24 @@ FAMILIES: dict[str, Family] = {
     "tidelog_engine_unshipped_bytes": Family("gauge", "Bytes that only the orchestrator has if the disk is lost"),
     "tidelog_engine_unshipped_seconds": Family("gauge", "How long the oldest shippable entry has waited"),
     "tidelog_engine_ship_errors_in_a_row": Family("gauge", "Attempts to ship that failed since the last success"),
+    "tidelog_engine_uncommitted_seconds": Family(
+        "gauge",
+        "How long the oldest applied entry above the low-water mark waits for the orchestrator and its replicas",
+    ),
+    "tidelog_engine_apply_seconds": Family("histogram", "Time of applies, until their entries are durable"),
+    "tidelog_engine_fsync_seconds": Family("histogram", "Time of syncs of the WAL"),
+    "tidelog_engine_hot_read_seconds": Family(
+        "histogram", "Time of reads from this disk, a sample of one in 64", _FIRST_BUCKET_OF_HOT_READS
+    ),
+    "tidelog_engine_cold_read_seconds": Family("histogram", "Time of single reads of values that have left the disk"),
+    "tidelog_engine_cold_requests_total": Family("counter", "Requests for values that have left the disk"),
+    "tidelog_engine_cold_fetched_bytes_total": Family("counter", "Bytes that these fetched"),
+    "tidelog_engine_cold_used_bytes_total": Family(
+        "counter", "Bytes of the values that were asked for, from the store or from memory"
+    ),
+    "tidelog_engine_disk_cache_bytes": Family("gauge", "Cold values that came back to this disk"),
+    "tidelog_engine_disk_cache_hits_total": Family("counter", "Reads that these answered"),
+    "tidelog_engine_disk_cache_admitted_total": Family("counter", "Values that came back to this disk"),
 }
 
 
@@ -167,8 +187,9 @@ class Exposition:
         lines = self._lines.setdefault(name, [])
         inner = _inner(labels)
         comma = "," if inner else ""
-        reached = sum(histogram.counts[:_FIRST_BUCKET])
-        for power in range(_FIRST_BUCKET, _LAST_BUCKET + 1):
+        first = FAMILIES[name].first_bucket
+        reached = sum(histogram.counts[:first])
+        for power in range(first, _LAST_BUCKET + 1):
             reached += histogram.counts[power]
             lines.append(f'{name}_bucket{{{inner}{comma}le="{2**power / 1e6:g}"}} {reached}')
         total = histogram.count
@@ -381,15 +402,32 @@ def write_engine(exposition: Exposition, name: str, statistics: EngineStatistics
         "tidelog_engine_buffer_misses_total": statistics.buffer_pool.misses,
         "tidelog_engine_checkpoints_total": statistics.checkpoints,
         "tidelog_engine_failed_checkpoints_total": statistics.failed_checkpoints,
+        "tidelog_engine_uncommitted_seconds": statistics.low_water_lag_seconds,
+    }
+    times = {
+        "tidelog_engine_apply_seconds": statistics.apply_seconds,
+        "tidelog_engine_fsync_seconds": statistics.wal.sync_seconds,
+        "tidelog_engine_hot_read_seconds": statistics.hot_read_seconds,
     }
     shipping = statistics.shipping
     if shipping is not None:
+        cold = shipping.cold
+        times["tidelog_engine_cold_read_seconds"] = cold.read_seconds
+        values["tidelog_engine_cold_requests_total"] = cold.requests
+        values["tidelog_engine_cold_fetched_bytes_total"] = cold.bytes_fetched
+        values["tidelog_engine_cold_used_bytes_total"] = cold.bytes_used
+        if cold.disk_cache is not None:
+            values["tidelog_engine_disk_cache_bytes"] = cold.disk_cache.bytes
+            values["tidelog_engine_disk_cache_hits_total"] = cold.disk_cache.hits
+            values["tidelog_engine_disk_cache_admitted_total"] = cold.disk_cache.admitted
         values["tidelog_engine_fenced"] = int(shipping.is_fenced)
         values["tidelog_engine_unshipped_bytes"] = shipping.lag_bytes
         values["tidelog_engine_unshipped_seconds"] = shipping.lag_seconds
         values["tidelog_engine_ship_errors_in_a_row"] = shipping.errors_in_a_row
     for family, value in values.items():
         exposition.add(family, value, labels)
+    for family, histogram in times.items():
+        exposition.add_histogram(family, histogram, (("engine", name),))
 
 
 def write_groups(

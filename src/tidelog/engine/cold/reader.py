@@ -40,13 +40,15 @@ from tidelog.cold.fetch import (
     neighbours,
 )
 from tidelog.engine.cold.compacted_values import CompactedValue, CompactedValues, CountedSource, OnRequest, Stretch
+from tidelog.engine.cold.disk_cache import DiskCache, DiskCacheStatistics
 from tidelog.engine.cold.manifest import Manifest, read_manifest
 from tidelog.engine.cold.value_store import ColdValue
 from tidelog.engine.mvcc.cells import Cell
-from tidelog.engine.sst.value_file import Reference, reference_of
+from tidelog.engine.sst.value_file import Reference, check_value_file, reference_of
+from tidelog.engine.value_files import OpenValue
 from tidelog.engine.wal.record_header import decode_header
 from tidelog.engine.wal.replay import ShippedLog
-from tidelog.engine.wal.value import CODEC_FILE, decode_value
+from tidelog.engine.wal.value import CODEC_FILE, decode_value, stored_again
 from tidelog.errors import CorruptionError, DataError, GapError, NotFoundError, OtherLogError, RetryError, TidelogError
 from tidelog.log.frame import Frames
 from tidelog.store.keys import EngineKeys
@@ -307,6 +309,8 @@ class ColdStatistics(msgspec.Struct, frozen=True, kw_only=True):
     read_seconds: Histogram
     """Of single reads, those from the cache too."""
     cache: CacheStatistics
+    disk_cache: DiskCacheStatistics | None
+    """Of an engine with a directory."""
 
 
 class _Counters:
@@ -336,8 +340,11 @@ class ColdReader:
         on_manifest: Callable[[Manifest], None] = lambda manifest: None,
         *,
         threads: int = _FETCHING_THREADS,
+        disk: DiskCache | None = None,
     ) -> None:
-        """`threads` fetch ahead, for all callers; one of them has a quarter of these at most."""
+        """`threads` fetch ahead, for all callers; one of them has a quarter of these at most. What is read often comes
+        back to the `disk`.
+        """
         self.catalog = catalog
         self.store = store
         self._objects = ColdObjects(catalog)
@@ -356,18 +363,23 @@ class ColdReader:
         self._counters = _Counters()
         self._read_seconds = Stopwatch()
         self._headers = CheckedHeaders()
+        self._disk = disk
+        self._coming: set[Reference] = set()
 
     def read(self, cell: Cell) -> Value:
         """Returns data and metadata of the value that a cell points to."""
         began = time.perf_counter()
         self._counters.reads += 1
         if cell.codec == CODEC_FILE:
-            return self._decoded(self.open_value(reference_of(cell)).value(), cell.codec, cell)
+            value = self._decoded(self.open_value(reference_of(cell)).value(), cell.codec, cell)
+            self._read_seconds.add(time.perf_counter() - began)
+            return value
         self._counters.bytes_used += cell.stored_bytes
         window_bytes = self._read_ahead.noticed(cell.position, cell.stored_bytes)
         value = self._from_cache(cell) or self._decoded(*self._shared(cell, window_bytes), cell)
         if window_bytes:
             self._fetch_next(cell, window_bytes)
+        self.noticed(cell, value)
         self._read_seconds.add(time.perf_counter() - began)
         return value
 
@@ -408,7 +420,7 @@ class ColdReader:
                 self._fetcher, key, some, _Span.bytes, range_bytes=_RANGE_BYTES, gap_bytes=_GAP_BYTES
             )
         ]
-        return ValuesAhead(self, cells, values, Window(groups, self._requests_a_caller))
+        return ValuesAhead(self, cells, values, Window(groups, self._requests_a_caller), are_scanned=bool(keys))
 
     def _span_of(self, cell: Cell, index: int, key: bytes | None) -> _Span | None:
         if key is not None and self._compacted is not None:
@@ -425,8 +437,82 @@ class ColdReader:
         self._counters.requests += self._headers.check(self.store, found)
         return _Span(found.key, byte, cell.stored_bytes, cell.codec, index)
 
+    # What comes back to this disk
+
+    def on_disk(self, cell: Cell) -> bytes | None:
+        """The stored value that a cell points to, if it came back to this disk."""
+        return None if self._disk is None else self._disk.get(cell)
+
+    def open_on_disk(self, reference: Reference) -> OpenValue | None:
+        """The file of a large value, if it came back to this disk."""
+        return None if self._disk is None else self._disk.open(reference)
+
+    def has_on_disk(self, cell: Cell) -> bool:
+        """Whether a cold value came back to this disk."""
+        key = reference_of(cell).name if cell.codec == CODEC_FILE else cell.position
+        return self._disk is not None and self._disk.has(key)
+
+    @property
+    def disk_room_bytes(self) -> int:
+        """How much of cold values this disk may hold."""
+        return 0 if self._disk is None else self._disk.capacity_bytes
+
+    def noticed(self, cell: Cell, value: Value) -> None:
+        """Notes a read of a value: the second one brings it back to this disk."""
+        if self._disk is not None and self._disk.is_read_again(cell.position, cell.stored_bytes):
+            self._disk.add(cell.position, stored_again(*value, cell.codec))
+
+    def bring_back(self, cells: Sequence[Cell], keys: Sequence[bytes]) -> list[bool]:
+        """Brings cold values to this disk, neighbours with one request; returns which of them are there now."""
+        disk = self._disk
+        if disk is None:
+            return [False] * len(cells)
+        found = []
+        small = [index for index, cell in enumerate(cells) if cell.codec != CODEC_FILE]
+        ahead = self.begin_many([cells[index] for index in small], [keys[index] for index in small])
+        values = iter(ahead.take())
+        for cell in cells:
+            if cell.codec == CODEC_FILE:
+                found.append(self._bring_file_back(disk, reference_of(cell)))
+            else:
+                value = next(values)
+                assert value is not None, "a deletion is not among the cells"
+                found.append(disk.add(cell.position, stored_again(*value, cell.codec)))
+        return found
+
+    def _bring_file_back(self, disk: DiskCache, reference: Reference) -> bool:
+        name, file_bytes, key = reference.name, reference.file_bytes, self.keys.values_prefix + str(reference.name)
+
+        def pieces() -> Iterator[memoryview]:
+            source = CountedSource(self.store, self._count_request)
+            yield from check_value_file(
+                name, file_bytes, lambda at, length: source.read_range(key, at, length), self.store.url + "/" + key
+            )
+
+        return disk.add_file(name, file_bytes, pieces)
+
+    def _file_noticed(self, reference: Reference) -> None:
+        """The second read of a large value brings it back, in the background."""
+        disk = self._disk
+        if disk is None or reference in self._coming:
+            return
+        if disk.is_read_again(reference.name, reference.file_bytes):
+            self._coming.add(reference)
+            try:
+                self._fetchers.submit(self._file_comes_back, disk, reference)
+            except RuntimeError:  # closed: nobody reads on
+                self._coming.discard(reference)
+
+    def _file_comes_back(self, disk: DiskCache, reference: Reference) -> None:
+        try:
+            with contextlib.suppress(TidelogError):  # the next read of it tells what is wrong
+                self._bring_file_back(disk, reference)
+        finally:
+            self._coming.discard(reference)
+
     def open_value(self, reference: Reference) -> ColdValue:
         """A value that has a file of its own, to be read by ranges. Asks for nothing yet."""
+        self._file_noticed(reference)
         return ColdValue(self.keys, reference, self._copies, self._fetchers.submit, self.used)
 
     def _copies(self) -> Iterator[CountedSource]:
@@ -456,10 +542,15 @@ class ColdReader:
     def close(self) -> None:
         """Stops prefetching. Idempotent."""
         self._fetchers.shutdown(wait=False, cancel_futures=True)
+        if self._disk is not None:
+            self._disk.close()
 
     def statistics(self) -> ColdStatistics:
         return ColdStatistics(
-            **vars(self._counters), read_seconds=self._read_seconds.snapshot(), cache=self._cache.statistics()
+            **vars(self._counters),
+            read_seconds=self._read_seconds.snapshot(),
+            cache=self._cache.statistics(),
+            disk_cache=None if self._disk is None else self._disk.statistics(),
         )
 
     def _from_cache(self, cell: Cell) -> Value | None:
@@ -650,7 +741,10 @@ class ValuesAhead:
         cells: Sequence[Cell],
         values: list[Value | None],
         groups: Window[_Span],
+        *,
+        are_scanned: bool,
     ) -> None:
+        self._are_scanned = are_scanned
         self._reader = reader
         self._cells = cells
         self._values = values
@@ -664,8 +758,11 @@ class ValuesAhead:
                 for span, stored in group.take():
                     cell = self._cells[span.number]
                     with contextlib.suppress(DataError):
-                        self._values[span.number] = decode_value(stored, span.codec, cell.size, cell.crc, cell.lsn)
+                        value = decode_value(stored, span.codec, cell.size, cell.crc, cell.lsn)
+                        self._values[span.number] = value
                         self._reader.used(len(stored))
+                        if not self._are_scanned:
+                            self._reader.noticed(cell, value)
         for index, cell in enumerate(self._cells):
             if self._values[index] is None and not cell.is_tombstone:
                 self._values[index] = self._reader.read(cell)

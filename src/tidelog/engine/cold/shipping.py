@@ -31,6 +31,7 @@ from tidelog.cold.retention import Eviction
 from tidelog.cold.settings import ReplicaStatistics, ShipperStatistics, TierSettings
 from tidelog.cold.shipper import Shipper
 from tidelog.cold.takeover import Taken
+from tidelog.engine.cold.disk_cache import DiskCache
 from tidelog.engine.cold.gc import remove_engine_orphans, superseded_parts
 from tidelog.engine.cold.manifest import Manifest, StoredCheckpoint, without_old
 from tidelog.engine.cold.reader import ColdReader, ColdStatistics
@@ -321,6 +322,7 @@ class Shipping(Policy):
             lambda: self._replicas().stores,
             on_manifest=self._noted,
             threads=settings.cold_read_threads,
+            disk=DiskCache(core.files, core.directory, settings.disk_cache_bytes),
         )
         """Reads values that have left the disk. It needs no claim."""
         self._values = Lazy(lambda: ValueStore(node.objects, keys, core.values))

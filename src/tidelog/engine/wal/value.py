@@ -76,6 +76,12 @@ def encode_value(data: bytes, metadata: dict[str, Any]) -> bytes:
     return b"".join((_LENGTH.pack(len(packed)), packed, data))
 
 
+def stored_again(data: bytes, metadata: dict[str, Any], codec: int) -> bytes:
+    """A value that was decoded, as its cell says it is stored; compressed anew, if it was."""
+    value = encode_value(data, metadata)
+    return _compressor(1).compress(value) if codec == CODEC_ZSTD else value
+
+
 def object_crc(data: bytes, metadata: dict[str, Any] | None = None) -> int:
     """Returns the checksum of an object with this data and metadata, for `if_match_crc`."""
     return crc32(encode_value(data, checked_metadata(metadata or {})))
