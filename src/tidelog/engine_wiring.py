@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import secrets
+from collections.abc import Callable
 from pathlib import Path
 from typing import Literal, Protocol, Unpack, overload
 
@@ -35,6 +36,7 @@ from tidelog.log import shutdown as stopping
 from tidelog.log.directory import LOCK
 from tidelog.store.aio import twin
 from tidelog.store.binding import StoreBinding
+from tidelog.store.keys import DEFAULT_ENGINE
 from tidelog.store.metadata.base import MetadataStore
 from tidelog.store.metadata.bucket import copy_of
 from tidelog.store.metadata.open import BUCKET, MEMORY, canonical_metadata_url, open_metadata_store
@@ -146,8 +148,8 @@ def _close(opened: Engine | EngineReader | RestoringEngine) -> None:
 open_engine_async: _OpensInTask = twin(open_engine, give_back=_close, before=stopping.prepare)  # type: ignore[assignment]
 
 
-def open_reader(config: EngineConfig, *, runs_in_background: bool = True) -> EngineReader:
-    """Opens the engine that these settings name for reading, from its store."""
+def open_reader(config: EngineConfig, *, runs_in_background: bool = True, name: str = DEFAULT_ENGINE) -> EngineReader:
+    """Opens the engine that these settings name for reading, from its store, where it has this name."""
     known = None if config.dir is None else remembered(LocalFiles(), Path(config.dir).absolute())
     store = _store_url(config) or (None if known is None else known.store)
     if store is None:
@@ -159,7 +161,8 @@ def open_reader(config: EngineConfig, *, runs_in_background: bool = True) -> Eng
                 command="Give it with --store s3://bucket/prefix",
             ),
         )
-    info = (known or EngineDirectory(node="")).placed(store, _metadata_url(config), config.storage_engine.metadata_root)
+    own = known or EngineDirectory(node="", name=name)
+    info = own.placed(store, _metadata_url(config), config.storage_engine.metadata_root)
     check_replicas(store, config.storage_engine.replicas)
     require_store_directory(store)
     objects = open_store(store, config.object_store)
@@ -230,11 +233,35 @@ def restore_engine(
 
     if not lazy:
         return restore(on_progress)
-    reader = open_reader(msgspec.structs.replace(loaded, dir=None), runs_in_background=False)
-    restoring = RestoringEngine(reader, restore, on_progress)
+    restoring = _begun(loaded, restore, on_progress)
     if claim:  # a drill's copy may be older than what a later look at the store would show
-        in_thread(lambda: _refresh(reader), "tidelog-engine-restore-refresh")
+        in_thread(lambda: _refresh(restoring._reader), "tidelog-engine-restore-refresh")
     return restoring
+
+
+def restore_lazily_at(directory: Path, config: EngineConfig, *, name: str = DEFAULT_ENGINE) -> RestoringEngine:
+    """Restores the engine of this name in its store into a directory, and answers reads from the store meanwhile: all
+    that was shipped when this returns.
+    """
+
+    def restore(progressed: OnProgress | None) -> Engine:
+        restore_directory(directory, config, on_progress=progressed, name=name)
+        return open_engine_at(directory, config, name=name)
+
+    restoring = _begun(config, restore, None, name=name)
+    _refresh(restoring._reader)
+    return restoring
+
+
+def _begun(
+    config: EngineConfig,
+    restore: Callable[[OnProgress | None], Engine],
+    on_progress: OnProgress | None,
+    *,
+    name: str = DEFAULT_ENGINE,
+) -> RestoringEngine:
+    reader = open_reader(msgspec.structs.replace(config, dir=None), runs_in_background=False, name=name)
+    return RestoringEngine(reader, restore, on_progress)
 
 
 def _refresh(reader: EngineReader) -> None:
@@ -335,9 +362,10 @@ def open_engine_at(
     files: Files | None = None,
     clock: Clock | None = None,
     take_over: bool = False,
+    name: str = DEFAULT_ENGINE,
 ) -> Engine:
     """Opens an engine with these settings, and its store if it has one. Its lease is always renewed in the
-    background.
+    background. `name` is that of a new one in its store.
     """
     files, clock = files or LocalFiles(), clock or SystemClock()
     refuse_half_restored(files, directory)
@@ -345,8 +373,8 @@ def open_engine_at(
     store = _store_url(config) or (None if known is None else known.store)
     check_replicas(store or MEMORY, settings.replicas)
     answers_by = clock.monotonic() + settings.open_store_wait_seconds
-    _refuse_wrong_store(files, directory, config)
-    info = settled(files, directory, _store_url(config), _metadata_url(config), settings.metadata_root)
+    _refuse_wrong_store(files, directory, config, name)
+    info = settled(files, directory, _store_url(config), _metadata_url(config), settings.metadata_root, name)
     if info.store is None:
         if settings.replicas:
             raise ConfigError(
@@ -422,12 +450,12 @@ def _node(
     )
 
 
-def _refuse_wrong_store(files: Files, directory: Path, config: EngineConfig) -> None:
+def _refuse_wrong_store(files: Files, directory: Path, config: EngineConfig, name: str) -> None:
     """Reports errors in the store of a new engine before anything is created in its directory."""
     url = _store_url(config)
     if url is None or files.exists(directory / WAL):
         return
-    objects, info = open_store(url, config.object_store), _named(config, node="")
+    objects, info = open_store(url, config.object_store), _named(config, node="", name=name)
 
     def ask() -> None:
         with _opened_metadata(info, config, objects) as metadata:
@@ -447,6 +475,7 @@ def restore_directory(
     on_progress: OnProgress | None = None,
     take_over: bool = False,
     claims: bool = True,
+    name: str = DEFAULT_ENGINE,
 ) -> RestoreReport:
     """Fills an empty directory from the store so that it can be opened as an engine; without a claim it is
     read-only.
@@ -464,7 +493,7 @@ def restore_directory(
     check_replicas(url, config.storage_engine.replicas)
     require_store_directory(url)
     objects = open_store(url, config.object_store)
-    info = _named(config, node=f"restore-{secrets.token_hex(8)}", is_drill=not claims)
+    info = _named(config, node=f"restore-{secrets.token_hex(8)}", is_drill=not claims, name=name)
     copies = [open_store(replica, config.object_store) for replica in config.storage_engine.replicas]
     with contextlib.ExitStack() as opened:
         reads_copy = not claims and _is_copy(info, objects)
@@ -523,8 +552,8 @@ def _drill(
     return Engine(core, cold.reader, cold, runs_in_background=False)
 
 
-def _named(config: EngineConfig, *, node: str, is_drill: bool = False) -> EngineDirectory:
-    info = EngineDirectory(node=node, is_drill=is_drill)
+def _named(config: EngineConfig, *, node: str, is_drill: bool = False, name: str = DEFAULT_ENGINE) -> EngineDirectory:
+    info = EngineDirectory(node=node, is_drill=is_drill, name=name)
     return info.placed(_store_url(config), _metadata_url(config), config.storage_engine.metadata_root)
 
 

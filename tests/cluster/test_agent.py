@@ -7,8 +7,8 @@ from collections.abc import Sequence
 
 import msgspec
 
-from tidelog.cluster.agent import Agent, Piece
-from tidelog.cluster.documents import NOBODY, ClusterState, Coordinators, TopicPlacement
+from tidelog.cluster.agent import Agent, Piece, engine_piece
+from tidelog.cluster.documents import NOBODY, ClusterState, Coordinators, EnginePlacement, TopicPlacement
 from tidelog.errors import HeldError, StoreUnavailableError, TidelogError
 from tidelog.service.placement import SLOTS
 from tidelog.store.document import encode_json
@@ -57,12 +57,30 @@ class FakeHost:
         return self.fenced
 
 
+class FakeEngines:
+    """Engines that only remember whether they are open."""
+
+    def __init__(self) -> None:
+        self.calls: list[str] = []
+        self.fenced: list[str] = []
+
+    async def open_engine(self, name: str) -> None:
+        self.calls.append(f"open {name}")
+
+    async def release_engine(self, name: str) -> None:
+        self.calls.append(f"release {name}")
+
+    async def fenced_engines(self) -> Sequence[str]:
+        return self.fenced
+
+
 class Documents:
     """What the cluster says, and an agent that follows it."""
 
     def __init__(self, host: FakeHost) -> None:
         self.state = ClusterState(KEYS)
-        self.agent = Agent("a", host)
+        self.engines = FakeEngines()
+        self.agent = Agent("a", host, self.engines)
         self._version = 0
 
     def _say(self, key: str, document: msgspec.Struct | None) -> None:
@@ -72,6 +90,9 @@ class Documents:
 
     def place(self, *nodes: str, is_deleting: bool = False) -> None:
         self._say(KEYS.topic(*ORDERS), TopicPlacement(id="00", created_us=1, partitions=nodes, is_deleting=is_deleting))
+
+    def engine(self, name: str, node: str) -> None:
+        self._say(KEYS.engine(name), EnginePlacement(node=node))
 
     def slots(self, *ours: int) -> None:
         self._say(KEYS.coordinators, Coordinators(slots=tuple("a" if n in ours else NOBODY for n in range(SLOTS))))
@@ -182,3 +203,28 @@ def test_agent_that_is_stopped_begins_nothing() -> None:
         assert parts(host) == set()
 
     asyncio.run(run())
+
+
+def test_engines_are_opened_released_and_opened_again_when_they_are_lost() -> None:
+    """By the documents; one that was lost, or claimed elsewhere while the node was away, is opened anew."""
+
+    async def work() -> None:
+        documents = Documents(FakeHost())
+        calls = documents.engines.calls
+        documents.engine("photos", "a")
+        await documents.settled()
+        assert (documents.agent.opening, calls) == (0, ["open photos"])
+        documents.agent.lost(engine_piece("photos"))
+        assert documents.agent.opening == 1
+        await documents.settled()
+        documents.engines.fenced = ["photos"]
+        await documents.agent.drop_fenced()
+        await documents.settled()
+        documents.engine("photos", "b")
+        await documents.settled()
+        assert calls == ["open photos", "open photos", "release photos", "open photos", "release photos"]
+        documents.agent.lost(engine_piece("photos"))
+        await documents.settled()
+        assert len(calls) == 5
+
+    asyncio.run(work())

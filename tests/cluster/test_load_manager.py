@@ -198,7 +198,28 @@ def test_coordinator_slots_and_engines_follow_the_living() -> None:
     slots = Counter(one.to for one in decisions if one.kind == "slot")
     assert slots["b"] == SLOTS // 2
     assert sum(slots.values()) == SLOTS // 2
-    assert {(one.engine, one.to) for one in decisions if one.kind == "engine"} == {("photos", "a"), ("maps", "b")}
+    assert {(one.engine, one.to) for one in decisions if one.engine} == {("photos", "a"), ("maps", "b")}
+
+
+def test_engines_are_drained_moved_and_made_even_one_at_a_time() -> None:
+    """A request wins over a pin, limits hold as for partitions, and what was moved a moment ago rests."""
+    engines = {f"e{number}": EnginePlacement(node="a") for number in range(5)}
+    here = situation(nodes("a", "b"), {}, coordinators=settled("a", "b"), engines=engines)
+    (even,) = plan(here)
+    assert (even.kind, even.engine, even.source, even.to) == ("balance", "e0", "a", "b")
+    assert even.reason == "a has 5 engines, b 0"
+    resting = {f"engine e{number}": NOW_US - 1 for number in range(5)}
+    assert plan(msgspec.structs.replace(here, moved_us=resting)) == []
+    assert plan(msgspec.structs.replace(here, is_settled=False)) == []
+    asked = {"1": Request(kind="move-engine", asked_us=1, engine="e3", node="b", by="ops")}
+    moved = plan(msgspec.structs.replace(here, requests=asked, is_settled=False))
+    assert [(one.kind, one.engine, one.to, one.reason) for one in moved] == [("move", "e3", "b", "asked for by ops")]
+    draining = {"a": Candidate("a", is_usable=False, why_not="a is being drained"), "b": Candidate("b")}
+    limited = ClusterSettings(max_moves_at_once=2)
+    drained = plan(situation(draining, {}, limited, coordinators=settled("b", "b"), engines=engines, is_settled=False))
+    assert [(one.kind, one.engine, one.to) for one in drained] == [("drain", "e0", "b"), ("drain", "e1", "b")]
+    lost = plan(situation(nodes("b"), {}, limited, coordinators=settled("b", "b"), engines=engines))
+    assert [one.kind for one in lost] == ["failover"] * 5
 
 
 def test_topics_that_are_being_deleted_are_left_alone() -> None:

@@ -45,8 +45,10 @@ class HandPlacement:
     def is_ours(self, topic: TopicName, partition: int) -> bool:
         return self._installation.owners.get((topic, partition)) == self.node_id
 
-    def engine_owner(self, name: str) -> NodeAddress | None:
-        return None
+    is_alive = True
+
+    def engines(self) -> Mapping[str, NodeAddress | None]:
+        return {}
 
     def coordinator(self, key: str) -> NodeAddress | None:
         number = self._installation.slots.get(slot_of(key))

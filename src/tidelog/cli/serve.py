@@ -22,6 +22,7 @@ from tidelog.errors import ConfigError
 from tidelog.tracing import start_tracing
 
 if TYPE_CHECKING:
+    from tidelog.cluster.engine_host import ClusterEngines
     from tidelog.cluster.runtime import Cluster
     from tidelog.config.serve import ServeSettings
     from tidelog.engine.engine import Engine
@@ -238,6 +239,7 @@ async def _serve(
     engines: Mapping[str, Path],
 ) -> None:
     from tidelog.cluster.joining import join
+    from tidelog.config import load_engine_config
     from tidelog.service.auth.security import Security
     from tidelog.service.http.service import HttpSettings
     from tidelog.service.node import Node
@@ -247,6 +249,7 @@ async def _serve(
     security = Security(protection)
     stopping = asyncio.Event()
     loop = asyncio.get_running_loop()
+    config = load_engine_config(session.config, os.environ)
     directory = await asyncio.to_thread(session.open)
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stopping.set)
@@ -256,18 +259,21 @@ async def _serve(
     placement = None if cluster is None else cluster.placement
     node = Node(directory, settings, http_settings=limits, security=security, engines=opened, placement=placement)
     reloading: set[asyncio.Task[None]] = set()
+    hosted: ClusterEngines | None = None
     loop.add_signal_handler(signal.SIGHUP, lambda: _begin(security.reload(), reloading))
     try:
         if cluster is not None:
             await cluster.load()
         listening = await node.start(kafka, http, advertised, advertised_http)
         if cluster is not None:
-            await join(cluster, node, directory, listening)
+            hosted = await join(cluster, node, directory, listening, config)
         _show(session, listening)
         await stopping.wait()
         if cluster is not None:
             await cluster.stop()
     finally:
+        if hosted is not None:
+            await hosted.stop()
         if cluster is not None:
             await cluster.leave()
         await node.stop()

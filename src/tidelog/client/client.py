@@ -189,7 +189,7 @@ class Client(ClosedAtExit):
     async def _engines(self) -> list[str]:
         """The names of the engines that the client may see."""
         found = await self._http.json("GET", "/v1/engines")
-        return [one["name"] for one in found["engines"]]
+        return sorted(one["name"] for one in (*found["engines"], *found.get("elsewhere", ())))
 
     engines, engines_async = both(_engines)
     configure_topic, configure_topic_async = both(_configure_topic)

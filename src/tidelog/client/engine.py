@@ -4,6 +4,8 @@ Invariants
 - An entry carries its seq: a request that got no answer is sent again, and the same seq with the same entry changes
   nothing. So an entry is applied once.
 - A listing or a scan that takes several requests shows one state: that of its seq, which is fixed when it begins.
+- Entries say what this client has seen applied before them: an engine that lost its end with a node refuses them, and
+  nothing is left out in between.
 - JSON has no bytes: metadata with values that are bytes is refused here, not changed on the way.
 """
 
@@ -51,6 +53,7 @@ class _Marks(msgspec.Struct, frozen=True, kw_only=True):
 
 class _Applied(msgspec.Struct, frozen=True):
     results: list[Result]
+    applied_seq: int
 
 
 class _Item(msgspec.Struct, frozen=True, kw_only=True):
@@ -123,6 +126,7 @@ class RemoteEngine:
         self._http = http
         self._name = name
         self._path = path_of("engines", name)
+        self._seen_seq = 0
 
     @property
     def name(self) -> str:
@@ -136,6 +140,7 @@ class RemoteEngine:
 
     async def _marks(self) -> _Marks:
         found: _Marks = await self._http.json("GET", self._path, kind=_Marks)
+        self._seen_seq = max(self._seen_seq, found.applied_seq)
         return found
 
     @property
@@ -165,6 +170,7 @@ class RemoteEngine:
     async def _rollback_to(self, seq: int) -> None:
         """Undoes every entry above a seq: the orchestrator threw an uncommitted tail away."""
         await self._http.json("POST", f"{self._path}/rollback", {"seq": seq})
+        self._seen_seq = min(self._seen_seq, seq)
 
     update_low_water_mark, update_low_water_mark_async = both(_update_low_water_mark)
     rollback_to, rollback_to_async = both(_rollback_to)
@@ -176,11 +182,16 @@ class RemoteEngine:
         return (await self._apply_many([(seq, entry)]))[0]
 
     async def _apply_many(self, entries: Iterable[tuple[int, Entry]]) -> list[Result]:
-        """Applies entries in order, with one sync."""
-        given = [{"seq": seq, "entry": _sendable(entry)} for seq, entry in entries]
+        """Applies entries in order, with one sync. ConflictError when another node serves the engine since, and its
+        store has less than this client has seen applied: go on after `applied_seq`.
+        """
+        given = [(seq, _sendable(entry)) for seq, entry in entries]
         if not given:
             return []
-        found: _Applied = await self._http.json("POST", f"{self._path}/apply", {"entries": given}, kind=_Applied)
+        seen_seq = min(self._seen_seq, given[0][0] - 1)  # what is applied again goes back on purpose
+        body = {"entries": [{"seq": seq, "entry": entry} for seq, entry in given], "seen_seq": max(0, seen_seq)}
+        found: _Applied = await self._http.json("POST", f"{self._path}/apply", body, kind=_Applied)
+        self._seen_seq = found.applied_seq
         return found.results
 
     apply, apply_async = both(_apply)

@@ -43,6 +43,11 @@ class Piece(NamedTuple):
         return f"engine {self.topic.name}" if self.kind == "engine" else f"coordinator slot {self.number}"
 
 
+def engine_piece(name: str) -> Piece:
+    """An engine."""
+    return Piece("engine", TopicName("", name))
+
+
 class Host(Protocol):
     """What a node offers to the cluster. LockedError says that another node still has it."""
 
@@ -67,7 +72,11 @@ class EngineHost(Protocol):
 
     async def open_engine(self, name: str) -> None: ...
 
-    async def release_engine(self, name: str) -> None: ...
+    async def release_engine(self, name: str) -> None:
+        """Ships what it may, and closes it so that another node may restore it at once."""
+
+    async def fenced_engines(self) -> Sequence[str]:
+        """Those that are open here and claimed by another node since."""
 
 
 class Wanted:
@@ -95,7 +104,7 @@ class Wanted:
                     Piece("slot", number=n) for n, node in enumerate(state.coordinators.slots) if node == self.node
                 }
             elif key.startswith(keys.engines_prefix):
-                piece = Piece("engine", TopicName("", key.removeprefix(keys.engines_prefix)))
+                piece = engine_piece(key.removeprefix(keys.engines_prefix))
                 before |= {piece} & self.pieces
                 placement = state.engines.get(piece.topic.name)
                 after |= {piece} if placement is not None and placement.node == self.node else set()
@@ -126,11 +135,11 @@ class Agent:
 
     @property
     def opening(self) -> int:
-        return sum(piece.kind == "partition" for piece in self._wanted.pieces - self.held)
+        return sum(piece.kind != "slot" for piece in self._wanted.pieces - self.held)
 
     @property
     def releasing(self) -> int:
-        return sum(piece.kind == "partition" for piece in self.held - self._wanted.pieces)
+        return sum(piece.kind != "slot" for piece in self.held - self._wanted.pieces)
 
     def follow(self, state: ClusterState, changed: Iterable[str]) -> None:
         """The documents under these keys have changed."""
@@ -196,6 +205,12 @@ class Agent:
             raise ConflictError(f"this node serves no engines, so it cannot serve {piece.topic.name}")
         return engines.open_engine(piece.topic.name) if opens else engines.release_engine(piece.topic.name)
 
+    def lost(self, piece: Piece) -> None:
+        """What was open here is not any more: it is opened again if it is still this node's to serve."""
+        self.held.discard(piece)
+        self._begin(piece)
+        self.on_progress()
+
     def renew(self) -> None:
         """In a thread, before `drop_fenced`: what is held here is not opened by others from now on."""
         self._host.renew()
@@ -203,6 +218,8 @@ class Agent:
     async def drop_fenced(self) -> None:
         """Gives up what others have claimed while this node was away, and all slots: who has those now is not known."""
         fenced = {Piece("partition", topic, number) for topic, number in await self._host.fenced_partitions()}
+        if self._engines is not None:
+            fenced |= {engine_piece(name) for name in await self._engines.fenced_engines()}
         for piece in sorted(self.held & fenced):
             with contextlib.suppress(TidelogError):
                 await self._call(piece, False)

@@ -106,6 +106,10 @@ class NodeLoad(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Of the busiest partitions, `namespace/topic/number`."""
     unshipped: dict[str, Unshipped] = {}
     """By topic."""
+    engines: int = 0
+    """Engines that are open."""
+    unshipped_engines: dict[str, Unshipped] = {}
+    """By engine: entries that the orchestrator applies again if the node dies."""
 
 
 class TopicPlacement(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -120,12 +124,26 @@ class TopicPlacement(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     is_deleting: bool = False
 
 
+class EngineArguments(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What a node needs to open an engine."""
+
+    store: str | None = None
+    """Its store; None: that of the cluster's topics, where it has its own name."""
+    metadata: str | None = None
+    """Of an engine with a store of its own; None: that store itself."""
+    metadata_root: str | None = None
+    name: str = ""
+    """Its name in its store, if that is another one."""
+    must_exist: bool = False
+    """Whether it is an error that its store has none; else it is created."""
+
+
 class EnginePlacement(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """Who serves an engine."""
+    """Who serves an engine. `pin`: who is to serve it, as long as that node can."""
 
     node: str = NOBODY
     pin: str = NOBODY
-    arguments: dict[str, object] = {}
+    arguments: EngineArguments = EngineArguments()
 
 
 class Coordinators(msgspec.Struct, frozen=True, kw_only=True):
@@ -170,13 +188,14 @@ class ClusterSettings(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=T
 
 
 class Request(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """What an operator asked for."""
+    """What an operator asked for. A move is that of a partition, or of an engine."""
 
-    kind: Literal["move", "balance"]
+    kind: Literal["move", "balance", "move-engine"]
     asked_us: int
     by: str = ""
     topic: str = ""
     partition: int = 0
+    engine: str = ""
     node: str = NOBODY
     pin: bool = False
 

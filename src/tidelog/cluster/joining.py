@@ -17,13 +17,16 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 from tidelog.clock import Clock
-from tidelog.cluster.documents import Load, NodeLoad, Unshipped
+from tidelog.cluster.agent import engine_piece
+from tidelog.cluster.documents import EngineArguments, Load, NodeLoad, Unshipped
+from tidelog.cluster.engine_host import ClusterEngines, Place
 from tidelog.cluster.leader import TopicSeen
 from tidelog.cluster.load_manager import load_key
 from tidelog.cluster.member import Identity, Member
 from tidelog.cluster.runtime import Cluster
 from tidelog.cold.ownership import Ownership
-from tidelog.errors import ConfigError, TidelogError
+from tidelog.config import EngineConfig
+from tidelog.errors import ConfigError, NotFoundError, TidelogError
 from tidelog.service.metrics import Exposition
 from tidelog.service.node import Listening, Node
 from tidelog.store.keys import ClusterKeys, is_part
@@ -71,21 +74,55 @@ def make_cluster(directory: LogDirectory, name: str | None, zone: str, version: 
     return Cluster(metadata, directory._clock, member)
 
 
-async def join(cluster: Cluster, node: Node, directory: LogDirectory, listening: Listening) -> None:
-    """Makes a node that listens a member."""
+async def join(
+    cluster: Cluster, node: Node, directory: LogDirectory, listening: Listening, config: EngineConfig | None = None
+) -> ClusterEngines:
+    """Makes a node that listens a member; returns its engines, which are opened with the settings of `config`."""
     kafka = node.http.broker.address
     host = f"[{kafka.host}]" if ":" in kafka.host else kafka.host
     session = "" if directory._tier is None else directory._tier.lease.session
     cluster.member.identity = cluster.member.identity._replace(
         kafka=f"{host}:{kafka.port}", http=node.http.advertised or listening.http_url, session=session
     )
-    meter = LoadMeter(node, directory._clock, cluster)
+    engines = ClusterEngines(
+        node.http, config or EngineConfig(), _place_of(cluster, directory), lambda name: _arguments(cluster, name)
+    )
+    meter = LoadMeter(node, directory._clock, cluster, engines)
     cluster.measure = meter.measure
     cluster.known_topics = lambda: known_topics(directory)
     cluster.remove_topic = node.remove_topic
     assert node.http.sources is not None
     node.http.sources = node.http.sources._replace(cluster=lambda exposition: write_metrics(exposition, cluster, meter))
-    await cluster.join(_Host(node))
+    engines.lost = lambda name: _lost(cluster, name)
+    await cluster.join(_Host(node), engines)
+    return engines
+
+
+def _lost(cluster: Cluster, name: str) -> None:
+    if cluster.agent is not None:
+        cluster.agent.lost(engine_piece(name))
+
+
+def _arguments(cluster: Cluster, name: str) -> EngineArguments:
+    """NotFoundError where the document is gone: the engine is not wanted any more."""
+    placement = cluster.state.engines.get(name)
+    if placement is None:
+        raise NotFoundError(f"the cluster has no engine {name} any more")
+    return placement.arguments
+
+
+def _place_of(cluster: Cluster, directory: LogDirectory) -> Place:
+    """Engines are with the topics, unless they say otherwise."""
+    tier = directory._tier
+    assert tier is not None, "a node of a cluster has a store"
+    metadata, root = directory._shared_metadata()
+    return Place(
+        root=directory.root,
+        store=tier.objects.url,
+        metadata=metadata.url,
+        metadata_root=root,
+        lease_seconds=cluster.member.lease_seconds,
+    )
 
 
 class _Host:
@@ -152,16 +189,19 @@ class _Sample(NamedTuple):
 class LoadMeter:
     """What a node does, measured from one call to the next. One thread at a time uses it."""
 
-    def __init__(self, node: Node, clock: Clock, cluster: Cluster) -> None:
+    def __init__(self, node: Node, clock: Clock, cluster: Cluster, engines: ClusterEngines) -> None:
         self._node = node
         self._clock = clock
         self._cluster = cluster
+        self._engines = engines
         self._last: _Sample | None = None
         self._rates: dict[str, Load] = {}
         self._total = Load()
         self._cpu = 0.0
         self.unshipped: dict[str, Unshipped] = {}
         """What was only on this disk at the last measurement, by topic."""
+        self.unshipped_engines: dict[str, Unshipped] = {}
+        """The same by engine."""
 
     def measure(self) -> NodeLoad:
         """In a thread."""
@@ -169,6 +209,7 @@ class LoadMeter:
         statistics = {key: found for key, topic in opened.items() if (found := _statistics(topic)) is not None}
         self._take(statistics)
         self.unshipped = unshipped_of(statistics)
+        self.unshipped_engines = self._engines.unshipped()
         agent = self._cluster.agent
         busy = sorted(self._rates.items(), key=lambda each: -each[1].bytes_in)[:_MAX_PARTITIONS]
         return NodeLoad(
@@ -184,6 +225,8 @@ class LoadMeter:
             releasing=0 if agent is None else agent.releasing,
             partitions={key: load for key, load in busy if load.bytes_in >= _QUIET_BYTES},
             unshipped=self.unshipped,
+            engines=len(self._engines.names()),
+            unshipped_engines=self.unshipped_engines,
         )
 
     def _opened(self) -> dict[str, Topic]:
@@ -246,6 +289,9 @@ def write_metrics(exposition: Exposition, cluster: Cluster, meter: LoadMeter) ->
         "unshipped_messages": sum(one.messages for one in lost),
         "unshipped_bytes": sum(one.bytes for one in lost),
         "unshipped_seconds": max((one.seconds for one in lost), default=0.0),
+        "assigned_engines": sum(one.node == member.name for one in state.engines.values()),
+        "unassigned_engines": sum(one.node not in state.nodes for one in state.engines.values()),
+        "unshipped_entries": sum(one.messages for one in meter.unshipped_engines.values()),
     }
     for name, value in values.items():
         exposition.add(f"tidelog_cluster_{name}", value)

@@ -20,6 +20,7 @@ import msgspec
 
 from tidelog.clock import Clock
 from tidelog.cluster.documents import (
+    NOBODY,
     ClusterState,
     Coordinators,
     Decision,
@@ -168,9 +169,12 @@ class LeaderRounds:
             key = self._keys.coordinators
             document = encode_json(Coordinators(slots=tuple(nodes)))
             yield _Change(key, state.versions.get(key), document, list(slots.values()))
+        pins = {request.engine: request.node if request.pin else NOBODY for request in _moves(state, "move-engine")}
         for decision in decisions:
             if decision.engine:
-                changed = msgspec.structs.replace(state.engines[decision.engine], node=decision.to)
+                placement = state.engines[decision.engine]
+                pin = pins.get(decision.engine, placement.pin) if decision.kind == "move" else placement.pin
+                changed = msgspec.structs.replace(placement, node=decision.to, pin=pin)
                 key = self._keys.engine(decision.engine)
                 yield _Change(key, state.versions.get(key), encode_json(changed), [decision])
 
@@ -183,6 +187,8 @@ class LeaderRounds:
                 yield _Change(key, state.versions.get(key), None, [])
 
     def _is_done(self, state: ClusterState, request: Request, decisions: Sequence[Decision]) -> bool:
+        if request.kind == "move-engine":
+            return self._is_engine_done(state, request, decisions)
         topic = TopicName(*request.topic.split("/", 1))
         placement = state.topics.get(topic)
         if placement is None or not 0 <= request.partition < len(placement.partitions):
@@ -197,6 +203,15 @@ class LeaderRounds:
             return True
         at = (request.topic, request.partition)
         return any((one.topic, one.partition) == at and one.kind == "move" for one in decisions)
+
+    def _is_engine_done(self, state: ClusterState, request: Request, decisions: Sequence[Decision]) -> bool:
+        placement = state.engines.get(request.engine)
+        if placement is None or not state.is_usable(request.node):
+            _logger.warning("the engine %s cannot be moved to %s", request.engine, request.node)
+            return True
+        if placement.node == request.node:
+            return True
+        return any(one.engine == request.engine and one.kind == "move" for one in decisions)
 
     # Writing
 
@@ -223,7 +238,7 @@ class LeaderRounds:
         if self._moved_us is None:
             self._moved_us = {}
         self.decided += len(decisions)
-        self._issued.append((self._clock.monotonic(), sum(bool(decision.topic) for decision in decisions)))
+        self._issued.append((self._clock.monotonic(), sum(decision.slot < 0 for decision in decisions)))
         slots: dict[tuple[str, str], list[str]] = defaultdict(list)
         for decision in decisions:
             if decision.kind in _RESTING:
@@ -275,8 +290,8 @@ def candidate(state: ClusterState, name: str) -> Candidate:
     return Candidate(name, info.zone, not why_not, why_not)
 
 
-def _moves(state: ClusterState) -> list[Request]:
-    return [request for request in state.requests.values() if request.kind == "move"]
+def _moves(state: ClusterState, kind: str = "move") -> list[Request]:
+    return [request for request in state.requests.values() if request.kind == kind]
 
 
 def read_loads(metadata: MetadataStore, keys: ClusterKeys) -> dict[str, NodeLoad]:

@@ -16,6 +16,7 @@ Invariants
   partition that was moved rests. `max_moves_per_hour` is a limit for all of it.
 - Partitions of a topic are spread over nodes, and over zones in proportion to their nodes, when they are given out.
 - A partition is decided on once in a plan.
+- Engines are spread by their number, and the rest is as for partitions: pins, drains, requests, limits, rest.
 """
 
 from __future__ import annotations
@@ -47,6 +48,8 @@ _KILO = 1e3
 # What a partition counts for by being there, in MB/s: so loads that are next to nothing move nothing.
 _IDLE_WEIGHT = 0.1
 _NONE = Load()
+_UNEVEN_ENGINES = 2
+"""A node has so many engines more than another before one is moved."""
 
 
 class Candidate(NamedTuple):
@@ -381,16 +384,68 @@ class _Plan:
         self._found.append(Decision(kind="slot", reason=reason, to=to, source=source, slot=slot))
 
     def _engines(self) -> None:
+        """What nobody serves is given out at once; drains, requests and pins follow, then one at a time what makes the
+        numbers even: an engine is restored where it goes."""
+        engines = self._situation.engines
         counts = Counter(dict.fromkeys(self.usable, 0))
-        counts.update(placement.node for placement in self._situation.engines.values() if placement.node in self.usable)
+        counts.update(placement.node for placement in engines.values() if placement.node in self.usable)
+        asked = {
+            request.engine: request
+            for _, request in sorted(self._situation.requests.items())
+            if request.kind == "move-engine" and request.node in self.usable
+        }
+        moved = set[str]()
+        for name, placement in sorted(engines.items()):
+            found = self._engine_moved(placement, asked.get(name), counts)
+            if found is not None:
+                self._give_engine(name, placement.node, *found, counts)
+                moved.add(name)
+        self._even_engines(counts, moved | asked.keys())
+
+    def _engine_moved(
+        self, placement: EnginePlacement, request: Request | None, counts: Mapping[str, int]
+    ) -> tuple[DecisionKind, str, str] | None:
+        """Where an engine goes, and why; None: it stays."""
+        node, pin = placement.node, placement.pin if placement.pin in self.usable else NOBODY
+        least = min(counts, key=lambda name: (counts[name], name))
+        if node not in self._situation.nodes:
+            if not node:
+                return "assign", pin or least, "nobody serves it"
+            return "failover", pin or least, f"{node} is not alive"
+        if node not in self.usable and self._takes_room():
+            return "drain", pin or least, self._situation.nodes[node].why_not or f"{node} is being drained"
+        if request is not None and node != request.node and self._takes_room():
+            return "move", request.node, f"asked for by {request.by or '?'}"
+        if pin and pin != node and request is None and self._takes_room():
+            return "pin", pin, f"it is pinned to {pin}"
+        return None
+
+    def _takes_room(self) -> bool:
+        self._room -= 1
+        return self._room >= 0
+
+    def _give_engine(
+        self, name: str, source: str, kind: DecisionKind, to: str, reason: str, counts: Counter[str]
+    ) -> None:
+        counts[to] += 1
+        if source in counts:
+            counts[source] -= 1
+        self._found.append(Decision(kind=kind, reason=reason, to=to, source=source, engine=name))
+
+    def _even_engines(self, counts: Counter[str], stay: set[str]) -> None:
+        is_asked = any(request.kind == "balance" for request in self._situation.requests.values())
+        if not (is_asked or (self._situation.is_settled and self._left_this_hour() > 0)):
+            return
+        rested_us = self._situation.now_us - int(self._settings.rest_seconds * 1e6)
+        most, least = max(counts, key=lambda node: (counts[node], node)), min(counts, key=lambda n: (counts[n], n))
+        if counts[most] - counts[least] < _UNEVEN_ENGINES:
+            return
         for name, placement in sorted(self._situation.engines.items()):
-            pin = placement.pin if placement.pin in self.usable else NOBODY
-            if placement.node in self.usable and pin in (NOBODY, placement.node):
-                continue
-            to = pin or min(counts, key=lambda node: (counts[node], node))
-            counts[to] += 1
-            reason = f"it is pinned to {to}" if pin else f"{placement.node or 'nobody'} does not serve it any more"
-            self._found.append(Decision(kind="engine", reason=reason, to=to, source=placement.node, engine=name))
+            has_rested = is_asked or self._situation.moved_us.get(f"engine {name}", 0) <= rested_us
+            if placement.node == most and not placement.pin and name not in stay and has_rested and self._takes_room():
+                reason = f"{most} has {counts[most]} engines, {least} {counts[least]}"
+                self._give_engine(name, most, "balance", least, reason, counts)
+                return
 
 
 def _best(parts: list[_Part], gap: float) -> _Part | None:

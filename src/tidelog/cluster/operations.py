@@ -18,10 +18,13 @@ import msgspec
 
 from tidelog.clock import Clock, SystemClock
 from tidelog.cluster.documents import (
+    NOBODY,
     ClusterSettings,
     ClusterState,
     Decision,
     Decisions,
+    EngineArguments,
+    EnginePlacement,
     NodeLoad,
     Request,
     TopicPlacement,
@@ -30,11 +33,11 @@ from tidelog.cluster.leader import LeaderRounds, read_decisions, read_loads
 from tidelog.cluster.load_manager import Candidate, imbalance, plan
 from tidelog.cluster.member import changed_drain
 from tidelog.cluster.promotion import Promotion, plan_promotion, promote
-from tidelog.errors import ConfigError, InputError, NotFoundError
+from tidelog.errors import ConfigError, ConflictError, InputError, NotFoundError
 from tidelog.fields import read_keywords
 from tidelog.store.document import VersionedDocument, decode_json, encode_json
-from tidelog.store.keys import ClusterKeys
-from tidelog.store.metadata.base import MetadataStore
+from tidelog.store.keys import ClusterKeys, is_part
+from tidelog.store.metadata.base import Check, Delete, MetadataStore, Put
 from tidelog.store.metadata.watch import Changes
 from tidelog.store.object_store import ObjectStore
 from tidelog.topics.names import TopicName, parse_topic_name
@@ -55,18 +58,38 @@ class NodeRow(NamedTuple):
     version: str
     is_leader: bool
     partitions: int
+    engines: int
     slots: int
     load: NodeLoad | None
 
 
+class EngineRow(NamedTuple):
+    """An engine of the cluster."""
+
+    name: str
+    node: str | None
+    """Who serves it; None: nobody at the moment."""
+    pin: str | None
+    store: str | None
+    """None: that of the cluster."""
+    unshipped: int
+    """Entries that only the disk of its node and the orchestrator have."""
+
+
 class Lost(NamedTuple):
-    """What would be missing of a topic if the disk of a node were lost now."""
+    """What would be missing of a topic, or of an engine, if the disk of a node were lost now. Entries of an engine are
+    applied again by its orchestrator."""
 
     node: str
     topic: str
     messages: int
     bytes: int
     seconds: float
+    engine: str = ""
+
+
+def _no_engine(name: str) -> NotFoundError:
+    return NotFoundError(f"the cluster has no engine {name[:80]}", hint="`tidelog cluster engines` lists them")
 
 
 class ClusterOperations:
@@ -114,14 +137,31 @@ class ClusterOperations:
         }
         return [self._row(state, name, counts[name], loads.get(name)) for name in sorted(state.node_ids)]
 
+    def engines(self) -> list[EngineRow]:
+        """All engines, by name."""
+        state, loads = self.state(), self.loads()
+        unshipped = {name: one.messages for load in loads.values() for name, one in load.unshipped_engines.items()}
+        return [
+            EngineRow(
+                name,
+                one.node if one.node in state.nodes else None,
+                one.pin or None,
+                one.arguments.store,
+                unshipped.get(name, 0),
+            )
+            for name, one in sorted(state.engines.items())
+        ]
+
     def _row(self, state: ClusterState, name: str, partitions: int, load: NodeLoad | None) -> NodeRow:
         info, slots = state.nodes.get(name), state.coordinators.slots.count(name)
+        engines = sum(one.node == name for one in state.engines.values())
         if info is None:
             condition = "gone"
         elif info.is_leaving:
             condition = "leaving"
         elif state.is_draining(name):
-            condition = "draining" if partitions or slots or (load is not None and load.releasing) else "drained"
+            has_some = partitions or engines or slots or (load is not None and load.releasing)
+            condition = "draining" if has_some else "drained"
         else:
             condition = "alive"
         return NodeRow(
@@ -134,6 +174,7 @@ class ClusterOperations:
             "" if info is None else info.version,
             state.leader is not None and state.leader.node == name,
             partitions,
+            engines,
             slots,
             load,
         )
@@ -142,13 +183,16 @@ class ClusterOperations:
         """The cluster in a few numbers."""
         state, loads = self.state(), self.loads()
         owners = [node for placement in state.topics.values() for node in placement.partitions]
-        lost = self.restore_point(loads)
+        lost = [one for one in self.restore_point(loads) if not one.engine]
+        entries = sum(one.messages for load in loads.values() for one in load.unshipped_engines.values())
         return {
             "leader": None if state.leader is None else state.leader.node,
             "nodes": len(state.nodes),
             "topics": len(state.topics),
             "partitions": len(owners),
             "unassigned": sum(node not in state.nodes for node in owners),
+            "engines": len(state.engines),
+            "unassigned_engines": sum(one.node not in state.nodes for one in state.engines.values()),
             "moving": sum(load.opening for name, load in loads.items() if name in state.nodes),
             "strategy": state.settings.strategy,
             "imbalance": round(imbalance(self._situation(state, loads)), 3),
@@ -156,16 +200,23 @@ class ClusterOperations:
             "unshipped_messages": sum(one.messages for one in lost),
             "unshipped_bytes": sum(one.bytes for one in lost),
             "unshipped_seconds": max((one.seconds for one in lost), default=0.0),
+            "unshipped_entries": entries,
         }
 
     def restore_point(self, loads: Mapping[str, NodeLoad] | None = None) -> list[Lost]:
         """What is only on the disk of one node, as the nodes have reported it last."""
         found = self.loads() if loads is None else loads
-        return [
+        topics = [
             Lost(name, topic, one.messages, one.bytes, one.seconds)
             for name, load in sorted(found.items())
             for topic, one in sorted(load.unshipped.items())
         ]
+        engines = [
+            Lost(name, "", one.messages, one.bytes, one.seconds, engine)
+            for name, load in sorted(found.items())
+            for engine, one in sorted(load.unshipped_engines.items())
+        ]
+        return topics + engines
 
     # Planning
 
@@ -211,6 +262,49 @@ class ClusterOperations:
                 kind="move", asked_us=self._clock.now_us(), by=by, topic=topic, partition=partition, node=node, pin=pin
             )
         )
+
+    def move_engine(self, engine: str, node: str, *, pin: bool = False, by: str = "") -> str:
+        """Asks for the move of an engine; returns the name of the request."""
+        state = self.state()
+        self._known(state, [node])
+        if engine not in state.engines:
+            raise _no_engine(engine)
+        if not state.is_usable(node):
+            raise InputError(f"{node} gets no engines: it is gone, drained or too old", hint="Choose another node")
+        asked_us = self._clock.now_us()
+        return self._ask(Request(kind="move-engine", asked_us=asked_us, by=by, engine=engine, node=node, pin=pin))
+
+    def unpin_engine(self, engine: str) -> bool:
+        """Lets the load manager move an engine again; returns whether it was pinned."""
+        was_pinned = False
+
+        def change(known: EnginePlacement | None) -> EnginePlacement:
+            nonlocal was_pinned
+            if known is None:
+                raise _no_engine(engine)
+            was_pinned = bool(known.pin)
+            return msgspec.structs.replace(known, pin=NOBODY)
+
+        self._document(self.keys.engine(engine), EnginePlacement).update(change)
+        return was_pinned
+
+    def add_engine(self, name: str, arguments: EngineArguments | None = None) -> None:
+        """From here on a node serves an engine of this name; ConflictError if there is one."""
+        if not is_part(name):
+            raise InputError(f"{name!r} cannot be the name of an engine", hint="Use letters, digits, `.`, `_` and `-`")
+        key, document = self.keys.engine(name), encode_json(EnginePlacement(arguments=arguments or EngineArguments()))
+        try:
+            self._metadata.commit([Check(key, None)], [Put(key, document)])
+        except ConflictError as error:
+            raise ConflictError(f"the cluster has an engine {name}") from error
+
+    def remove_engine(self, name: str) -> None:
+        """No node serves it any more. What its store has stays, and it can be added again."""
+        key = self.keys.engine(name)
+        found = self._metadata.get(key)
+        if found is None:
+            raise _no_engine(name)
+        self._metadata.commit([Check(key, found.version)], [Delete(key)])
 
     def _placement(self, state: ClusterState, name: TopicName) -> TopicPlacement:
         placement = state.topics.get(name)
@@ -286,14 +380,15 @@ class ClusterOperations:
         def check(state: ClusterState) -> bool:
             nonlocal said_before
             is_assigned = any(node in placement.partitions for placement in state.topics.values())
-            if is_assigned or node in state.coordinators.slots:
+            has_engine = any(one.node == node for one in state.engines.values())
+            if is_assigned or has_engine or node in state.coordinators.slots:
                 return False
             load = self.loads().get(node)
             if load is None or node not in state.nodes:
                 return True
             if said_before is None:
                 said_before = load.at_us
-            return load.at_us != said_before and load.open == 0 and load.releasing == 0
+            return load.at_us != said_before and load.open == 0 and load.engines == 0 and load.releasing == 0
 
         return check
 

@@ -112,9 +112,12 @@ class ClusterPlacement:
     def is_ours(self, topic: TopicName, partition: int) -> bool:
         return self._owner(topic, partition) == self._member.name and self._member.is_alive
 
-    def engine_owner(self, name: str) -> NodeAddress | None:
-        placement = self._state.engines.get(name)
-        return None if placement is None else self._addresses.get(placement.node)
+    def engines(self) -> Mapping[str, NodeAddress | None]:
+        return {name: self._addresses.get(placement.node) for name, placement in self._state.engines.items()}
+
+    @property
+    def is_alive(self) -> bool:
+        return self._member.is_alive
 
     def coordinator(self, key: str) -> NodeAddress | None:
         slots = self._state.coordinators.slots

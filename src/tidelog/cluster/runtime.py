@@ -69,6 +69,7 @@ class Cluster:
         """Deletes what is stored of a topic that nobody has open."""
         self.rounds = LeaderRounds(metadata, member.keys, clock, member.name)
         self._watch = metadata.watch(member.keys.prefix)
+        self._watching = threading.Thread(target=self._follow, name="tidelog-cluster-watch", daemon=True)
         self._heartbeat = Background(1, "tidelog-cluster-lease")
         self._loop: asyncio.AbstractEventLoop | None = None
         self._tasks: list[asyncio.Task[None]] = []
@@ -89,7 +90,7 @@ class Cluster:
         """Learns who the node is, and reads all documents: from here on the placement answers."""
         self._loop = asyncio.get_running_loop()
         await in_store_thread(self.member.prepare)
-        threading.Thread(target=self._follow, name="tidelog-cluster-watch", daemon=True).start()
+        self._watching.start()
         await self._loaded.wait()
 
     async def join(self, host: Host, engines: EngineHost | None = None) -> None:
@@ -151,6 +152,7 @@ class Cluster:
                 continue
             if changes is not None:
                 self._in_loop(lambda changes=changes: self._take(changes))  # type: ignore[misc]
+        self._watch.end()
 
     def _in_loop(self, work: Callable[[], None]) -> None:
         assert self._loop is not None

@@ -64,17 +64,27 @@ def remembered(files: Files, directory: Path) -> EngineDirectory | None:
 
 
 def settled(
-    files: Files, directory: Path, store: str | None, metadata: str | None = None, metadata_root: str | None = None
+    files: Files,
+    directory: Path,
+    store: str | None,
+    metadata: str | None = None,
+    metadata_root: str | None = None,
+    name: str = DEFAULT_ENGINE,
 ) -> EngineDirectory:
-    """Returns the effective identity and persists it."""
-    info = resolved(files, directory, store, metadata, metadata_root)
+    """Returns the effective identity and persists it. `name` is that of a new engine in its store."""
+    info = resolved(files, directory, store, metadata, metadata_root, name)
     if info != remembered(files, directory):
         remember(files, directory, info)
     return info
 
 
 def resolved(
-    files: Files, directory: Path, store: str | None, metadata: str | None = None, metadata_root: str | None = None
+    files: Files,
+    directory: Path,
+    store: str | None,
+    metadata: str | None = None,
+    metadata_root: str | None = None,
+    name: str = DEFAULT_ENGINE,
 ) -> EngineDirectory:
     """Returns the effective identity: the stored one, with the given store if none was claimed before.
 
@@ -96,7 +106,8 @@ def resolved(
         )
     if known is not None and is_bound:
         refuse_other_metadata(directory, known, metadata, metadata_root)
-    info = (known or EngineDirectory(node=secrets.token_hex(8))).placed(store, metadata, metadata_root)
+    own = known or EngineDirectory(node=secrets.token_hex(8), name=name)
+    info = own.placed(store, metadata, metadata_root)
     if info.store is None and (metadata is not None or metadata_root is not None):
         raise ConfigError(
             "metadata is named without a store",

@@ -131,6 +131,11 @@ FAMILIES: dict[str, Family] = {
     "tidelog_cluster_unshipped_messages": Family("gauge", "Restore point: messages that are on this disk only"),
     "tidelog_cluster_unshipped_bytes": Family("gauge", "Restore point: bytes that are on this disk only"),
     "tidelog_cluster_unshipped_seconds": Family("gauge", "Restore point: age of the oldest message on this disk only"),
+    "tidelog_cluster_assigned_engines": Family("gauge", "Engines that are assigned to this node"),
+    "tidelog_cluster_unassigned_engines": Family("gauge", "Engines whose node is not alive, or that have none"),
+    "tidelog_cluster_unshipped_entries": Family(
+        "gauge", "Restore point: entries of engines that are on this disk only, and in the orchestrator's log"
+    ),
     # Engines
     "tidelog_engine_applied_seq": Family("gauge", "The last seq that was applied"),
     "tidelog_engine_low_water_mark": Family("gauge", "Everything up to it is committed"),

@@ -393,4 +393,5 @@ class Node:
         try:
             await asyncio.to_thread(self._directory.close)
         finally:
-            await asyncio.gather(*(engine.close_async() for engine in self.http.engines.values()))
+            restoring = (engine.close_async() for engine in self.http.restoring.values())
+            await asyncio.gather(*restoring, *(engine.close_async() for engine in self.http.engines.values()))

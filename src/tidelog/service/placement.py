@@ -91,7 +91,12 @@ class Placement(Protocol):
 
     def is_ours(self, topic: TopicName, partition: int) -> bool: ...
 
-    def engine_owner(self, name: str) -> NodeAddress | None: ...
+    def engines(self) -> Mapping[str, NodeAddress | None]:
+        """The engines that nodes get, with who serves each; those that a node was started with are not among them."""
+
+    @property
+    def is_alive(self) -> bool:
+        """Whether this node is certain that no other sees it gone: only then it answers for what is its own."""
 
     def coordinator(self, key: str) -> NodeAddress | None:
         """Of a group or a transactional id: the node that has its slot (`slot_of`)."""
@@ -139,8 +144,10 @@ class Alone:
     def is_ours(self, topic: TopicName, partition: int) -> bool:
         return True
 
-    def engine_owner(self, name: str) -> NodeAddress:
-        return self._address
+    is_alive = True
+
+    def engines(self) -> Mapping[str, NodeAddress | None]:
+        return {}
 
     def coordinator(self, key: str) -> NodeAddress:
         return self._address

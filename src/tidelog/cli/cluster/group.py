@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from tidelog.cluster.promotion import PromotedLog
 
 NodeArgument = Annotated[str, typer.Argument(metavar="NODE", help="The name of a node.")]
+EngineArgument = Annotated[str, typer.Argument(metavar="NAME", help="The name of the engine.")]
 WaitOption = Annotated[
     float, typer.Option("--wait", metavar="SECONDS", min=0, help="How long to wait until it is done; 0: not at all.")
 ]
@@ -38,7 +39,9 @@ def add_to(app: typer.Typer) -> None:
     commands: list[tuple[str, Callable[..., None]]] = [
         *(("dev", dev), ("status", status), ("nodes", nodes), ("plan", plan), ("decisions", decisions)),
         *(("move", move), ("drain", drain), ("undrain", undrain), ("balance", balance)),
-        *(("restore-point", restore_point), ("settings", settings), ("promote", promote)),
+        *(("engines", engines), ("add-engine", add_engine), ("remove-engine", remove_engine)),
+        *(("move-engine", move_engine), ("restore-point", restore_point), ("settings", settings)),
+        ("promote", promote),
     ]
     for name, work in commands:
         command(group, name)(work)
@@ -78,8 +81,8 @@ def nodes(session: Session) -> None:
     """
     with _operations(session) as cluster:
         rows = [_node_row(node) for node in cluster.nodes()]
-    columns = ("name", "state", "leader", "partitions", "slots", "zone", "kafka", "http", "bytes_in", "cpu", "version")
-    session.output.rows(columns, rows)
+    shown = ("name", "state", "leader", "partitions", "engines", "slots", "zone", "kafka", "http")
+    session.output.rows((*shown, "bytes_in", "cpu", "version"), rows)
 
 
 def _node_row(node: Any) -> Row:
@@ -90,6 +93,7 @@ def _node_row(node: Any) -> Row:
         "leader": node.is_leader,
         "node_id": node.node_id,
         "partitions": node.partitions,
+        "engines": node.engines,
         "slots": node.slots,
         "zone": node.zone,
         "kafka": node.kafka,
@@ -160,17 +164,96 @@ def restore_point(session: Session) -> None:
     """Shows what is only on the disk of one node.
 
     That much would be missing if it were lost now. It is what the nodes have reported in the last seconds. Messages of
-    topics with `durability = shipped` are in the bucket before their producers hear of it.
+    topics with `durability = shipped` are in the bucket before their producers hear of it. Entries of an engine are
+    also in the log of its orchestrator, which applies them again.
     """
     with _operations(session) as cluster:
         rows: list[Row] = [one._asdict() for one in cluster.restore_point()]
     if not rows and not session.as_json:
         session.output.note("Everything is in the store.")
         return
-    session.output.rows(("node", "topic", "messages", "bytes", "seconds"), rows)
+    session.output.rows(("node", "topic", "engine", "messages", "bytes", "seconds"), rows)
+
+
+def engines(session: Session) -> None:
+    """Lists the engines, and who serves them.
+
+    `unshipped` counts the entries that their orchestrators would apply again if the node died now.
+    """
+    with _operations(session) as cluster:
+        rows: list[Row] = [one._asdict() for one in cluster.engines()]
+    session.output.rows(("name", "node", "pin", "store", "unshipped"), rows)
 
 
 # Asking
+
+
+def add_engine(
+    session: Session,
+    name: EngineArgument,
+    engine_store: Annotated[
+        str | None,
+        typer.Option("--engine-store", metavar="URL", help="Of one that exists and has a store of its own."),
+    ] = None,
+    engine_metadata: Annotated[
+        str | None, typer.Option("--engine-metadata", metavar="URL", help="Its metadata [default: that store].")
+    ] = None,
+    existing: Annotated[bool, typer.Option("--existing", help="It is there, and not to be created.")] = False,
+) -> None:
+    """Has a node serve an engine.
+
+    It is created in the store of the cluster, if it is not there. With --engine-store it is one that exists, and that
+    nobody else has open.
+    """
+    from tidelog.cluster.documents import EngineArguments
+    from tidelog.store.keys import DEFAULT_ENGINE
+
+    if engine_metadata is not None and engine_store is None:
+        raise InputError("--engine-metadata goes with --engine-store")
+    arguments = EngineArguments(must_exist=existing)
+    if engine_store is not None:
+        arguments = EngineArguments(store=engine_store, metadata=engine_metadata, name=DEFAULT_ENGINE, must_exist=True)
+    with _operations(session) as cluster:
+        cluster.add_engine(name, arguments)
+    session.output.result({"engine": name}, f"A node will serve the engine {name}.")
+
+
+def remove_engine(session: Session, name: EngineArgument) -> None:
+    """Has no node serve an engine any more.
+
+    What its store has stays: `tidelog cluster add-engine` brings it back.
+    """
+    with _operations(session) as cluster:
+        cluster.remove_engine(name)
+    session.output.result({"engine": name}, f"No node serves the engine {name} any more.")
+
+
+def move_engine(
+    session: Session,
+    name: EngineArgument,
+    node: Annotated[str | None, typer.Argument(metavar="NODE", help="Where it goes.")] = None,
+    pin: Annotated[bool, typer.Option("--pin", help="Keep it there, whatever the balance says.")] = False,
+    unpin: Annotated[bool, typer.Option("--unpin", help="Let the load manager move it again.")] = False,
+    wait: WaitOption = _WAIT_SECONDS,
+) -> None:
+    """Moves an engine to a node.
+
+    The old one ships what is committed and closes it, the new one restores it from the store. What is not committed is
+    applied again by the orchestrator.
+    """
+    with _operations(session) as cluster:
+        if unpin:
+            was_pinned = cluster.unpin_engine(name)
+            text = "is not pinned any more" if was_pinned else "was not pinned"
+            session.output.result({"unpinned": was_pinned}, f"The engine {name} {text}.")
+        if node is None:
+            if not unpin:
+                raise InputError("where the engine goes is missing: tidelog cluster move-engine NAME NODE")
+            return
+        request = cluster.move_engine(name, node, pin=pin, by=_operator())
+        is_done = wait > 0 and cluster.until(cluster.is_carried_out(request), wait)
+        document = {"engine": name, "node": node, "done": is_done}
+        _tell(session, document, f"The engine {name} is assigned to {node}.", is_done, wait)
 
 
 def move(

@@ -1,9 +1,13 @@
 """Engines over HTTP: apply, marks, read as of any seq, list, scan, history, changes, checkpoint.
 
 Invariants
-- Only engines that the server was started with are served. The orchestrator keeps the order: every entry that is
-  applied comes with its seq, and the same seq with the same entry again changes nothing, so a client may repeat it.
+- Engines are served that the server was started with, and those that a cluster gives to this node. The orchestrator
+  keeps the order: every entry that is applied comes with its seq, and the same seq with the same entry again changes
+  nothing, so a client may repeat it.
 - An answer to `apply` comes when the entries are on the disk.
+- An engine that another node has restored may be behind what the orchestrator has seen of it: entries with a `seen_seq`
+  that it does not have are refused, so that none are left out between two that it has.
+- While an engine is being restored it is read from its store; what changes it is 503 until then.
 """
 
 from __future__ import annotations
@@ -33,11 +37,13 @@ from tidelog.engine.entry import (
     VersionInfo,
     operations,
 )
-from tidelog.errors import InputError, NotFoundError
+from tidelog.engine.restoring import RestoringEngine
+from tidelog.errors import ConflictError, InputError, NotFoundError
 from tidelog.service.auth.access import Kind, Permission, Resource
 from tidelog.service.http.admin import VerifyQuery, report_of
 from tidelog.service.http.call import Call, Reply
 from tidelog.service.http.operations import Report, WaitQuery, begun, starting
+from tidelog.service.http.problems import RETRY_SECONDS, HttpError
 from tidelog.service.http.routes import BYTES, RouteTable
 
 routes = RouteTable("Engines")
@@ -63,12 +69,24 @@ class EngineMarks(msgspec.Struct, frozen=True, kw_only=True):
     """The orchestrator may truncate its log up to here."""
     directory: str | None = None
     """Where it is; only in a list for commands on the server's machine, which have the directory."""
+    is_restoring: bool = False
+    """It can only be read, and shows what its store has."""
+
+
+class EngineElsewhere(msgspec.Struct, frozen=True, kw_only=True):
+    """An engine of the cluster that this node does not serve."""
+
+    name: str
+    node: str | None
+    """Who does; None: nobody at the moment."""
 
 
 class EngineList(msgspec.Struct, frozen=True, kw_only=True):
     """The engines that are served."""
 
     engines: list[EngineMarks]
+    elsewhere: list[EngineElsewhere] = []
+    """Those of other nodes."""
 
 
 class EngineDescription(EngineMarks, frozen=True, kw_only=True):
@@ -88,6 +106,8 @@ class Entries(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Entries to apply, in the order of their seqs."""
 
     entries: Annotated[list[NumberedEntry], msgspec.Meta(min_length=1, max_length=100_000)]
+    seen_seq: Annotated[int, msgspec.Meta(ge=0)] = 0
+    """The last seq that the client has seen applied: an engine that has less is behind, and refuses (409)."""
 
 
 class Applied(msgspec.Struct, frozen=True, kw_only=True):
@@ -256,11 +276,27 @@ class Changes(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def engine_of(call: Call) -> Engine:
-    """The engine in the path; NotFoundError where it is not served."""
-    found = call.service.engines.get(call.path["engine"])
+    """The engine in the path; NotFoundError where it is not served, 503 while it is being restored."""
+    found = readable_of(call)
+    if isinstance(found, RestoringEngine):
+        raise HttpError(
+            HTTPStatus.SERVICE_UNAVAILABLE,
+            f"the engine {call.path['engine']} is being restored here, and can only be read",
+            hint="Try again in a moment",
+            error="ServerUnavailableError",
+            headers=(("retry-after", str(RETRY_SECONDS)),),
+        )
+    return found
+
+
+def readable_of(call: Call) -> Engine | RestoringEngine:
+    """The same for reading: one that is being restored is read from its store."""
+    name, service = call.path["engine"], call.service
+    found = service.engines.get(name) or service.restoring.get(name)
     if found is None:
         raise NotFoundError(
-            f"there is no engine {call.path['engine'][:80]!r}", hint="Start the server with --engine NAME=DIR"
+            f"there is no engine {name[:80]!r}",
+            hint="Start the server with --engine NAME=DIR, or add it to a cluster: tidelog cluster add-engine NAME",
         )
     return found
 
@@ -271,8 +307,13 @@ def _checked_seq(seq: int) -> int:
     return seq
 
 
-def marks(name: str, engine: Engine) -> EngineMarks:
-    """Where an engine stands."""
+def marks(name: str, engine: Engine | RestoringEngine) -> EngineMarks:
+    """Where an engine stands. What is read from its store alone is all committed, and shipped."""
+    if isinstance(engine, RestoringEngine):
+        seq = engine.applied_seq
+        return EngineMarks(
+            name=name, applied_seq=seq, low_water_mark=seq, high_water_mark=seq, truncation_mark=seq, is_restoring=True
+        )
     return EngineMarks(
         name=name,
         applied_seq=engine.applied_seq,
@@ -285,21 +326,37 @@ def marks(name: str, engine: Engine) -> EngineMarks:
 @routes.add("GET", "/v1/engines", None, EngineList)
 async def list_engines(call: Call) -> EngineList:
     """Lists the engines that the client may see, with their marks."""
-    served = sorted(call.service.engines.items())
-    seen = [(name, engine) for name, engine in served if call.allows(None, Resource(Kind.ENGINE, name))]
-    found = [marks(name, engine) for name, engine in seen]
-    if call.peer.is_local_socket:
-        places = [str(engine._core.directory) for _, engine in seen]
-        found = [msgspec.structs.replace(one, directory=place) for one, place in zip(found, places, strict=True)]
-    return EngineList(engines=found)
+    service = call.service
+    here: dict[str, Engine | RestoringEngine] = {**service.restoring, **service.engines}
+    served = sorted(here.items())
+    found = [_listed(call, name, engine) for name, engine in served if _is_seen(call, name)]
+    placed = sorted(service.broker.placement.engines().items())
+    elsewhere = [
+        EngineElsewhere(name=name, node=None if owner is None else owner.node)
+        for name, owner in placed
+        if not service.serves_engine(name) and _is_seen(call, name)
+    ]
+    return EngineList(engines=found, elsewhere=elsewhere)
+
+
+def _is_seen(call: Call, name: str) -> bool:
+    return call.allows(None, Resource(Kind.ENGINE, name))
+
+
+def _listed(call: Call, name: str, engine: Engine | RestoringEngine) -> EngineMarks:
+    found = marks(name, engine)
+    if call.peer.is_local_socket and isinstance(engine, Engine):
+        found = msgspec.structs.replace(found, directory=str(engine._core.directory))
+    return found
 
 
 @routes.add("GET", _ENGINE, Permission.READ, EngineDescription, resource=Kind.ENGINE)
 async def describe_engine(call: Call) -> EngineDescription:
     """Describes an engine: marks and statistics."""
-    engine = engine_of(call)
+    engine = readable_of(call)
     known = msgspec.structs.asdict(marks(call.path["engine"], engine))
-    return EngineDescription(**known, statistics=msgspec.to_builtins(engine.statistics()))
+    statistics = {} if isinstance(engine, RestoringEngine) else msgspec.to_builtins(engine.statistics())
+    return EngineDescription(**known, statistics=statistics)
 
 
 @routes.add("POST", f"{_ENGINE}/apply", Permission.WRITE, Applied, resource=Kind.ENGINE, body=Entries, max_body_bytes=0)
@@ -307,9 +364,15 @@ async def apply_entries(call: Call) -> Applied:
     """Applies entries of the orchestrator's log; answers when they are on the disk.
 
     The same seq with the same entry again is a no-op; with another entry it is an error; a smaller new one is an error.
+    An engine that was restored without the end of its log refuses what comes after `seen_seq`.
     """
     engine = engine_of(call)
     wanted: Entries = call.body
+    if engine.applied_seq < wanted.seen_seq:
+        raise ConflictError(
+            f"the engine is at seq {engine.applied_seq}, and had applied {wanted.seen_seq} before it was moved",
+            hint=f"Apply the entries from seq {engine.applied_seq + 1} on again: they are in the orchestrator's log",
+        )
     given = [(_checked_seq(one.seq), one.entry) for one in wanted.entries]
     results = await engine.apply_many_async(given)
     return Applied(results=results, applied_seq=engine.applied_seq)
@@ -337,14 +400,14 @@ async def rollback(call: Call) -> EngineMarks:
 @routes.add("GET", f"{_ENGINE}/buckets", Permission.READ, Buckets, resource=Kind.ENGINE, query=AsOf)
 async def list_buckets(call: Call) -> Buckets:
     """Lists the buckets as of a seq."""
-    return Buckets(buckets=await engine_of(call).list_buckets_async(call.query.seq))
+    return Buckets(buckets=await readable_of(call).list_buckets_async(call.query.seq))
 
 
 @routes.add("GET", _BUCKET, Permission.READ, Scanned, resource=Kind.ENGINE, query=ScanQuery)
 async def scan_objects(call: Call) -> Scanned:
     """Lists the objects of a bucket as of a seq: a range of keys, in either direction, with or without their values."""
     query: ScanQuery = call.query
-    engine, bucket = engine_of(call), call.path["bucket"]
+    engine, bucket = readable_of(call), call.path["bucket"]
     found: list[ScannedItem] = []
     if query.delimiter:
         if query.with_values or query.reverse or query.start is not None or query.end is not None:
@@ -382,7 +445,7 @@ async def read_object(call: Call) -> Reply:
     With `offset` and `length`, some bytes of it: that is how a large one is read.
     """
     query: ObjectQuery = call.query
-    found = await engine_of(call).read_async(
+    found = await readable_of(call).read_async(
         call.path["bucket"], call.path["key"], query.seq, offset=query.offset, length=query.length
     )
     metadata = json.dumps(msgspec.to_builtins(found.metadata))
@@ -393,7 +456,7 @@ async def read_object(call: Call) -> Reply:
 @routes.add("GET", f"{_OBJECT}/stat", Permission.READ, Stat, resource=Kind.ENGINE, query=AsOf)
 async def stat_object(call: Call) -> Stat:
     """Describes an object as of a seq, without its data."""
-    found = await engine_of(call).stat_async(call.path["bucket"], call.path["key"], call.query.seq)
+    found = await readable_of(call).stat_async(call.path["bucket"], call.path["key"], call.query.seq)
     return Stat(**msgspec.to_builtins(found))
 
 
@@ -436,7 +499,7 @@ async def delete_object(call: Call) -> Result:
 @routes.add("GET", f"{_OBJECT}/versions", Permission.READ, Versions, resource=Kind.ENGINE)
 async def list_versions(call: Call) -> Versions:
     """Lists the versions of an object."""
-    return Versions(versions=await engine_of(call).versions_async(call.path["bucket"], call.path["key"]))
+    return Versions(versions=await readable_of(call).versions_async(call.path["bucket"], call.path["key"]))
 
 
 @routes.add("GET", f"{_ENGINE}/changes", Permission.READ, Changes, resource=Kind.ENGINE, query=ChangesQuery)
@@ -565,5 +628,5 @@ async def compact_engine(call: Call) -> Reply:
 )
 async def digest(call: Call) -> Reply:
     """The digest of the state as of a seq: the same on every replica."""
-    found = await engine_of(call).digest_async(call.query.seq)
+    found = await readable_of(call).digest_async(call.query.seq)
     return Reply(found.encode(), "text/plain", HTTPStatus.OK)

@@ -82,12 +82,20 @@ def check_here_for(call: Call, served: ServedTopic, numbers: Iterable[int], targ
 
 
 def _check_engine(call: Call, target: str) -> None:
-    name = call.path["engine"]
-    if name in call.service.engines:
+    """An engine that is open here is answered for here, also while it is about to be moved: until it is closed, no
+    other node can have it."""
+    name, service, placement = call.path["engine"], call.service, call.service.broker.placement
+    placed = placement.engines()
+    if name not in placed:
+        return  # one that the server was started with, or none
+    if service.serves_engine(name):
+        if not placement.is_alive:
+            raise _nobody(f"the engine {name}")
         return
-    owner = call.service.broker.placement.engine_owner(name)
-    if owner is not None and owner.node_id != call.service.broker.node_id:
-        raise ElsewhereError(owner, target)
+    owner = placed[name]
+    if owner is None or owner.node_id == placement.node_id:
+        raise _nobody(f"the engine {name}")
+    raise ElsewhereError(owner, target)
 
 
 def _asked(call: Call, served: ServedTopic) -> Iterable[int]:

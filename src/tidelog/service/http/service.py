@@ -26,6 +26,7 @@ from tidelog.topics.names import TopicName
 
 if TYPE_CHECKING:
     from tidelog.engine.engine import Engine
+    from tidelog.engine.restoring import RestoringEngine
     from tidelog.service.http.metrics_page import Sources
     from tidelog.service.http.operations import Operations
 
@@ -152,6 +153,8 @@ class Service:
         """Commits offsets for a consumer group of Kafka's protocol, which its coordinator does."""
         self.engines: dict[str, Engine] = {}
         """Those that are served, by name."""
+        self.restoring: dict[str, RestoringEngine] = {}
+        """Those that can be read, and are changed once their disk is filled."""
         self.operations: Operations
         """Set by the application."""
         self._locks: WeakValueDictionary[Any, asyncio.Lock] = WeakValueDictionary()
@@ -226,6 +229,10 @@ class Service:
                 hint="Use its address, or start it with --advertise-http and its name",
                 error="AccessDeniedError",
             )
+
+    def serves_engine(self, name: str) -> bool:
+        """Whether it can be read here."""
+        return name in self.engines or name in self.restoring
 
     def lock(self, key: Any) -> asyncio.Lock:
         """For work that must not be done twice at once."""

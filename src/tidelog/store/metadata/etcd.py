@@ -247,6 +247,9 @@ class _EtcdWatch(Watch):
             "start_revision": self._revision + 1,
         }
 
+    def end(self) -> None:
+        self._end_stream()
+
     def _end_stream(self) -> None:
         stream, self._stream = self._stream, None
         if isinstance(stream, Generator):

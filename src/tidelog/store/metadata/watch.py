@@ -45,6 +45,9 @@ class Watch(ABC):
         """Twice is fine."""
         self.is_closed = True
 
+    def end(self) -> None:  # noqa: B027 - most wait by nothing that is to be given back
+        """By the thread that uses it, when it is done: gives back what it waits by."""
+
 
 class PollingWatch(Watch):
     """For a store that tells nothing by itself: asks it whether anything has changed, and reads all if so."""
