@@ -408,6 +408,7 @@ def rescue(
     rows: list[Row] = []
     for one in tails:
         wanted = {"name": one["name"], "partition": one["partition"], "discard": discard, "into": into}
+        wanted["node"] = one.get("node", "")
         done = client._bridge.wait(ended_operation(client._http, _path(topic, "rescue"), document=wanted))
         rows.append({"tail": one["name"], "into": into, **done["result"]})
     session.output.rows(("tail", "discarded") if discard else ("tail", "into", "appended", "lost"), rows)
@@ -423,6 +424,7 @@ def _tail_row(one: Any) -> Row:
         "messages": count,
         "file_bytes": one["bytes"],
         "set_aside": one["is_set_aside"],
+        **({"node": one["node"]} if one.get("node") else {}),
     }
 
 

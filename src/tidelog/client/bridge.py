@@ -95,6 +95,19 @@ class Bridge:
             self._thread.join(_STOP_SECONDS)
 
 
+class LoopBridge(Bridge):
+    """The same over an event loop that runs already, a server's: its tasks await, and its other threads may block."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._pid = os.getpid()
+        self._is_closed = False
+        self.loop = loop
+
+    def close(self) -> None:
+        """The loop goes on; whoever runs it ends it."""
+        self._is_closed = True
+
+
 async def _end(close: Callable[[], None]) -> None:
     others = [task for task in asyncio.all_tasks() if task is not asyncio.current_task()]
     for task in others:

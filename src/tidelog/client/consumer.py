@@ -110,7 +110,10 @@ class RemoteConsumer(Consumer):
         filter: Filter | None,
         options: Mapping[str, object],
         prefetch: int,
+        headers: Mapping[str, str] | None = None,
     ) -> None:
+        """`headers` are sent with every connection, beside those of the client."""
+        self._headers = dict(headers or {})
         check_names(name, consumer)
         checked_filter(filter)
         self._partitions = partitions
@@ -249,7 +252,7 @@ class RemoteConsumer(Consumer):
         scheme = "wss" if server.is_tls else "ws"
         uri = f"{scheme}://{server.authority}{server.base}{self._path}/connect?{self._query}"
         options: dict[str, Any] = {
-            "additional_headers": http.headers,
+            "additional_headers": http.headers | self._headers,
             "compression": None,
             "max_size": _MAX_FRAME_BYTES,
             "max_queue": 4,
@@ -411,7 +414,8 @@ class RemoteConsumer(Consumer):
     def _place(self, message: Message | int) -> Place:
         if self._partitions > 1 and not isinstance(message, Message | PartitionOffset):
             raise message_of_which_partition(message)
-        return getattr(message, "partition", 0), int(offset_of(message))
+        given = int(message) if isinstance(message, PartitionOffset) else message
+        return getattr(message, "partition", 0), offset_of(given)
 
     def _check_positions(self, name: str, given: Positions, of: str) -> None:
         if self._partitions > 1 and isinstance(given, int):
@@ -581,6 +585,15 @@ class RemoteConsumer(Consumer):
         except BaseException:
             self._has_unstored = True
             raise
+
+    async def _confirm(self) -> None:
+        """In the client's loop: returns when the server has every acknowledgement so far, over as many connections as
+        it takes."""
+        self._send_acks()
+        wanted = set(self._unconfirmed)
+        while wanted & self._unconfirmed.keys():
+            self._check()
+            await self._changed.wait()
 
     async def _close(self) -> None:
         """Leaves: unacknowledged messages go to other consumers. Returns when what was acknowledged is stored."""

@@ -41,6 +41,9 @@ from tidelog.topics.producer.registry import check_name
 from tidelog.topics.subscription.feed import Filter
 from tidelog.topics.subscription.options import Kind, SubscribeOptions
 
+_OF_THE_STORE = -1
+"""The epoch of a partition of which only the store was asked."""
+
 
 class Link:
     """What the objects of one client share."""
@@ -61,6 +64,7 @@ class PartitionState(msgspec.Struct, frozen=True, kw_only=True):
     durable_offset: int
     next_offset: int
     last_stable_offset: int
+    epoch: int = 0
     node: str | None = None
 
 
@@ -116,14 +120,14 @@ class _Topic:
 
     async def _state(self) -> TopicState:
         found: TopicState = await self._http.json("GET", self._path, kind=TopicState)
-        if all(one.node is None for one in found.partitions):
+        if all(one.epoch != _OF_THE_STORE for one in found.partitions):
             return found
         stands = await asyncio.gather(*(self._stand_of(one) for one in found.partitions))
         return msgspec.structs.replace(found, partitions=stands)
 
     async def _stand_of(self, known: PartitionState) -> PartitionState:
-        """As the node says that serves it: another one knows what is in the store only."""
-        if known.node is None:
+        """As the node says that serves it, where that did not answer before."""
+        if known.epoch != _OF_THE_STORE:
             return known
         query = {"partition": known.partition}
         found: TopicState = await self._http.json("GET", self._path, query=query, kind=TopicState)

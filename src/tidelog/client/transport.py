@@ -21,7 +21,7 @@ import socket
 import ssl
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from threading import Semaphore
 from types import MappingProxyType
@@ -438,8 +438,13 @@ class Http:
         *,
         timeout_seconds: float,
         max_connections: int,
+        further: Mapping[str, str] = MappingProxyType({}),
+        may_follow: Callable[[Server], bool] | None = None,
     ) -> None:
+        """`further` are headers of every request. `may_follow`: which servers requests may be sent on to."""
         self.server = server
+        self._further = dict(further)
+        self._may_follow = may_follow
         self.timeout_seconds = timeout_seconds
         self.tls = (tls or ssl.create_default_context()) if server.is_tls else None
         self._token = token
@@ -456,7 +461,8 @@ class Http:
     @property
     def headers(self) -> dict[str, str]:
         """What every request says."""
-        return {} if self._token is None else {"authorization": f"Bearer {self._token.reveal()}"}
+        proof = {} if self._token is None else {"authorization": f"Bearer {self._token.reveal()}"}
+        return proof | self._further
 
     async def ask(
         self,
@@ -471,13 +477,14 @@ class Http:
         attempt: float | None = None,
         waits: bool = False,
         is_only_try: bool = False,
+        headers: Mapping[str, str] | None = None,
     ) -> Answer:
         """The answer to a request that may be sent several times; raises what a refusal stands for.
 
         `timeout`: for all tries together. `attempt`: how long one waits for its answer; None: as long as `timeout`.
         `waits`: the server may hold the answer back until there is news.
         """
-        head = self.head(method, path, query, body, media_type, accept)
+        head = self.head(method, path, query, body, media_type, accept, headers)
         about = (path, (query or {}).get("partition"), bool((query or {}).get("stored")))
         return await self.send(
             head, body, about, timeout=timeout, attempt=attempt, waits=waits, is_only_try=is_only_try
@@ -502,7 +509,8 @@ class Http:
         while True:
             left = max(0.001, deadline - loop.time())
             try:
-                answer = await self._followed(head, body, about, left if attempt is None else min(left, attempt), waits)
+                seconds = left if attempt is None else min(left, attempt)
+                answer = await self._followed(head, body, about, seconds, waits)
             except ssl.SSLCertVerificationError as error:
                 raise unreachable(error, self._failed(about).server) from None  # it stays so
             except (LostError, OSError, TimeoutError) as error:
@@ -564,6 +572,8 @@ class Http:
         server = parse_server(f"{parts.scheme}://{parts.netloc}")
         if self.server.is_tls and not server.is_tls:
             raise _odd("it sends requests on to a server without TLS")
+        if self._may_follow is not None and not self._may_follow(server):
+            raise _odd("it sends requests on to a server that is none of its nodes")
         known = self._others.get(server.url)
         if known is None:
             if len(self._others) >= _MAX_NODES:
@@ -575,6 +585,7 @@ class Http:
                 self.tls,
                 timeout_seconds=self.timeout_seconds,
                 max_connections=self._max_connections,
+                further=self._further,
             )
         return known, parts.path + (f"?{parts.query}" if parts.query else "")
 
@@ -593,13 +604,20 @@ class Http:
         return answer.json(kind) if answer.body else None
 
     def head(
-        self, method: str, path: str, query: Mapping[str, object] | None, body: bytes, media_type: str, accept: str
+        self,
+        method: str,
+        path: str,
+        query: Mapping[str, object] | None,
+        body: bytes,
+        media_type: str,
+        accept: str,
+        headers: Mapping[str, str] | None = None,
     ) -> bytes:
         """The head of a request, with the token."""
         given = {name: _text(value) for name, value in (query or {}).items() if value is not None}
         target = self.server.base + path + (f"?{urlencode(given)}" if given else "")
         lines = [f"{method} {target} HTTP/1.1", f"host: {self.server.authority}", f"accept: {accept}"]
-        lines += [f"{name}: {value}" for name, value in self.headers.items()]
+        lines += [f"{name}: {value}" for name, value in (self.headers | dict(headers or {})).items()]
         if body or method in ("POST", "PUT", "PATCH"):
             lines.append(f"content-length: {len(body)}")
         if body:

@@ -21,7 +21,7 @@ from urllib.parse import urlsplit
 from tidelog.client.local_socket import socket_of
 from tidelog.config.serve import ServeSettings
 from tidelog.engine.engine import Engine
-from tidelog.errors import ConfigError, DataError, InputError, TidelogError
+from tidelog.errors import ConfigError, ConflictError, DataError, InputError, TidelogError
 from tidelog.service.auth.access import LOCAL, Principal, Resource
 from tidelog.service.auth.security import Security
 from tidelog.service.console.pages import console_routes
@@ -30,6 +30,8 @@ from tidelog.service.http.call import Peer
 from tidelog.service.http.metrics_page import Sources
 from tidelog.service.http.server import HttpServer
 from tidelog.service.http.service import HttpSettings, Service
+from tidelog.service.http.sessions import CONSUMER_SEPARATOR
+from tidelog.service.http.spread.others import Others, asking_node
 from tidelog.service.kafka.account_requests import AccountRequests
 from tidelog.service.kafka.admin import Admin
 from tidelog.service.kafka.broker import Broker, BrokerSettings
@@ -52,6 +54,7 @@ from tidelog.service.placement import Address, Alone, Placement, slot_of
 from tidelog.store.scheduler import in_store_thread
 from tidelog.topics.directory import LogDirectory
 from tidelog.topics.names import TopicName, parse_topic_name
+from tidelog.topics.subscription.dead_letters import DeadLetterTopic
 from tidelog.topics.subscription.group_offsets import CoordinatedOffsets, GroupOffset, OffsetKey
 
 _logger = logging.getLogger("tidelog.http")
@@ -180,6 +183,10 @@ class Node:
         self.security.on_check(self.http.end_revoked)
         self.http.move_group = self._groups.move
         self.http.engines = dict(engines or {})
+        if not self.placement.is_alone:
+            self.http.others = Others(self.placement, self.security)
+            directory._open_letters = self._open_letters
+            self.http.sessions.suffix = lambda: f"{CONSUMER_SEPARATOR}{self.placement.node_id}"
         self._http = HttpServer(App(self.http, console_routes()))
 
         self.http.sources = Sources(
@@ -226,6 +233,9 @@ class Node:
 
     def _partition_opened(self, topic: str, partition: int, next_offset: int) -> None:
         self._groups.partition_opened(topic, partition, next_offset)
+        served = self._broker.find(parse_topic_name(topic))
+        if served is not None and not self.placement.is_alone:
+            self.http.fences.forget(served.id)
         if self._verification is not None:
             self._verification.opened(topic, partition)
 
@@ -280,9 +290,34 @@ class Node:
             open_partitions=sum(len(topic.open) for topic in self._broker.topics()),
         )
 
+    def _open_letters(self, name: str) -> DeadLetterTopic:
+        """In a thread: the topic for dead letters of this name, wherever it is. It is created as any other, so that
+        all nodes know it at once."""
+        parsed = parse_topic_name(name)
+        served = self._broker.find(parsed)
+        if served is not None and self.placement.is_ours(parsed, 0) and (opened := served.open.get(0)) is not None:
+            return opened.topic
+        assert self.http.others is not None, "there are other nodes"
+        return self.http.others.bridge.wait(self._letters(parsed))
+
+    async def _letters(self, name: TopicName) -> DeadLetterTopic:
+        served = self._broker.find(name)
+        if served is None:
+            try:
+                served = await self._broker.create(name, 1)
+            except ConflictError:  # another node was faster
+                served = await self.http.topic(name)
+        if self.placement.is_ours(name, 0):
+            return (await self._broker.partition(served, 0)).topic
+        assert self.http.others is not None, "there are other nodes"
+        return self.http.others.topic(name)
+
     async def _authenticated(self, peer: Peer) -> Principal:
         if peer.is_local_socket:
             return LOCAL
+        node = asking_node(peer.headers, self.security) if self.security.is_required else None
+        if node is not None:
+            return node
         header = peer.headers.get("authorization")
         return await self.security.authenticate_http(header, peer.certificate_der, peer.address)
 
@@ -299,6 +334,8 @@ class Node:
     ) -> Listening:
         """Listens on both addresses. `advertised` is what Kafka's clients are sent to, if that is another one, and
         `advertised_http` the URL by which those of HTTP reach it."""
+        if self.http.others is not None:
+            self.http.others.start()
         await self._broker.start()
         await self._groups.start()
         await self._group_configs.start(*await in_store_thread(self._directory._shared_metadata))
@@ -386,6 +423,8 @@ class Node:
         if self._transactions is not None:
             await self._transactions.stop()
         await self._peers.close()
+        if self.http.others is not None:
+            self.http.others.close()
         await self._groups.stop()
         await self._shares.stop()
         await self._broker.stop()

@@ -74,7 +74,7 @@ from tidelog.topics.names import TopicName, parse_topic_name
 from tidelog.topics.open import TopicOpener, bring_layouts_along
 from tidelog.topics.partitioned import PartitionedTopic
 from tidelog.topics.subscription.cursors import CatalogCursors, CursorStore, LocalCursors
-from tidelog.topics.subscription.dead_letters import dead_letter_name, is_for_letters
+from tidelog.topics.subscription.dead_letters import DeadLetterTopic, dead_letter_name, is_for_letters
 from tidelog.topics.subscription.group_offsets import GroupOffsets
 from tidelog.topics.topic import Topic
 
@@ -118,6 +118,8 @@ class LogDirectory(ClosedAtExit):
         self._divisions = 0
         """How often this process has recorded partitions of a topic."""
         self._shares_topics = False
+        self._open_letters: Callable[[str], DeadLetterTopic] | None = None
+        """Opens a topic for dead letters where several nodes share the topics."""
         """Whether other nodes serve topics of the same catalog, by agreement."""
         self._lock: FileLock | None = None
         self._was_local = False
@@ -503,8 +505,10 @@ class LogDirectory(ClosedAtExit):
         """Under the guard, which is free meanwhile: until no other thread is opening this topic."""
         self._opening_changed.wait_for(lambda: name not in self._opening)
 
-    def _dead_letter_topic(self, name: str) -> Topic:
+    def _dead_letter_topic(self, name: str) -> DeadLetterTopic:
         """One that keeps them."""
+        if self._open_letters is not None:
+            return self._open_letters(name)
         return self.topic(name, reliable=True)
 
     def configure_topic(self, name: str, **settings: Unpack[TierOptions]) -> dict[str, object]:

@@ -522,7 +522,7 @@ class PartitionedTopic:
     delete_subscription_async = twin(delete_subscription)
 
 
-def _of_sequence(key: bytes | None, sequence: int, partitions: int) -> int:
+def of_sequence(key: bytes | None, sequence: int, partitions: int) -> int:
     """The partition of a message of a producer, among so many."""
     return sequence % partitions if key is None else partition_of(key, partitions)
 
@@ -811,7 +811,7 @@ class PartitionedProducer(ClosedAtExit):
     def _choose(self, key: bytes | None, partition: int | None, sequence: int | None) -> int:
         if partition is not None or sequence is None:
             return self._topic._choose(key, partition)
-        *earlier, now = (_of_sequence(key, sequence, count) for count in self._topic._counts)
+        *earlier, now = (of_sequence(key, sequence, count) for count in self._topic._counts)
         if not earlier:
             return now
         # It may have been stored before there were so many partitions.

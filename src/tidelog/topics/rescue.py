@@ -15,9 +15,10 @@ Invariants
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from itertools import islice
 from pathlib import Path
+from typing import Protocol
 
 import msgspec
 
@@ -36,13 +37,12 @@ from tidelog.errors import DataError, InputError, NotFoundError
 from tidelog.files import Files
 from tidelog.log.binding import bound
 from tidelog.log.directory import wal_files
-from tidelog.log.isolation import decided_batches
+from tidelog.log.isolation import Isolation, decided_batches
 from tidelog.log.view import LogView
 from tidelog.staging.ingest import read_ingested_ranges
 from tidelog.topics.directory import LogDirectory
-from tidelog.topics.message import BatchDecoder, Message, group_of, with_headers
+from tidelog.topics.message import BatchDecoder, Message, OnGap, group_of, with_headers
 from tidelog.topics.names import parse_topic_name
-from tidelog.topics.topic import Topic
 
 RESCUED_FROM = "tidelog-rescued-from"
 RESCUED_OFFSET = "tidelog-rescued-offset"
@@ -94,6 +94,19 @@ class _Progress(msgspec.Struct, frozen=True, kw_only=True):
     """`into` has by topic the offset that was next in it when the first message was about to be appended."""
 
     into: dict[str, int]
+
+
+class RescueTarget(Protocol):
+    """What is asked of the topic that a tail is appended to."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def start_offset(self) -> int: ...
+    @property
+    def next_offset(self) -> int: ...
+    def append_many(self, messages: Iterable[bytes | Message], *, sync: bool = False) -> list[int]: ...
+    def read(self, start: int, *, on_gap: OnGap, isolation: Isolation) -> Iterable[Message]: ...
 
 
 class Rescue:
@@ -195,7 +208,7 @@ class Rescue:
 
     # Appending
 
-    def append_to(self, tail: RescuableTail, target: Topic, on_done: OnDone | None = None) -> Rescued:
+    def append_to(self, tail: RescuableTail, target: RescueTarget, on_done: OnDone | None = None) -> Rescued:
         """Appends a tail to a topic, and returns once it is on the disk there. A repeated call continues."""
         self._require_lock()
         if tail.set_aside_us is None:
@@ -213,7 +226,7 @@ class Rescue:
         lost = tail.count - already - appended - handed_over
         return Rescued(appended=appended, already_there=already, lost=lost, handed_over=handed_over)
 
-    def _already_in(self, tail: RescuableTail, target: Topic) -> int:
+    def _already_in(self, tail: RescuableTail, target: RescueTarget) -> int:
         """The first offset of the tail that the target has not; written down is where to look."""
         path = self._folder(tail) / _PROGRESS_FILE
         known = self._progress(path)

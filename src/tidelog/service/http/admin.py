@@ -7,7 +7,8 @@ Invariants
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import asyncio
+from collections.abc import Callable, Sequence
 from typing import Annotated, Any
 
 import msgspec
@@ -21,20 +22,24 @@ from tidelog.log.frame import encode_many
 from tidelog.service.auth.access import Kind, Permission, topic_resource
 from tidelog.service.http.call import Call, Reply
 from tidelog.service.http.operations import Report, WaitQuery, begun, starting
+from tidelog.service.http.placed import ElsewhereError
 from tidelog.service.http.reading import news, position
 from tidelog.service.http.routes import BYTES, RouteTable
+from tidelog.service.http.service import Service
+from tidelog.service.http.spread.parts import Joined, ask_node, by_number, nothing
 from tidelog.service.http.subscriptions import partition_logs
-from tidelog.service.http.topics import TopicDescription, describe
+from tidelog.service.http.topics import TopicDescription, describe, join_described
 from tidelog.service.kafka.partitions import Partition
 from tidelog.store.scheduler import in_store_thread
 from tidelog.topics.columns import frames_digest
 from tidelog.topics.message import TIMESTAMP_FIELD
-from tidelog.topics.rescue import Rescue
+from tidelog.topics.names import TopicName, parse_topic_name
+from tidelog.topics.rescue import Rescue, RescueTarget
 from tidelog.topics.topic import Topic
 
 routes = RouteTable("Administration")
+_TAILS_SECONDS = 30.0
 _TOPIC = "/v1/topics/{namespace}/{name}"
-_Logs = list[Topic]
 
 
 class VerifyQuery(WaitQuery, forbid_unknown_fields=True, frozen=True, kw_only=True):
@@ -65,6 +70,8 @@ class RescueTail(msgspec.Struct, frozen=True, kw_only=True):
     next_offset: int
     bytes: int
     is_set_aside: bool
+    node: str = ""
+    """The node that has it on its disk; empty where there is one node only."""
 
 
 class RescueTails(msgspec.Struct, frozen=True, kw_only=True):
@@ -82,12 +89,14 @@ class RescueRequest(msgspec.Struct, forbid_unknown_fields=True, frozen=True, kw_
     """The topic that it is appended to. Default: the one that it belonged to."""
     discard: bool = False
     """Delete the tail for good, instead."""
+    node: str = ""
+    """The node that has it. Default: the one that is asked."""
 
 
 # Operations
 
 
-async def for_each(logs: _Logs, report: Report, work: Callable[[Topic], Any]) -> list[Any]:
+async def for_each(logs: Sequence[Topic], report: Report, work: Callable[[Topic], Any]) -> list[Any]:
     """The work done for one partition after the other, in threads."""
     results = []
     for number, log in enumerate(logs):
@@ -103,22 +112,22 @@ class ShipQuery(WaitQuery, forbid_unknown_fields=True, frozen=True, kw_only=True
     """Default: all of them."""
 
 
-async def _begun(call: Call, kind: str, work: Callable[[Topic], Any], join: Callable[[list[Any]], Any]) -> Reply:
+async def _begun(call: Call, kind: str, work: Callable[[Topic], Any], join: Callable[[dict[int, Any]], Any]) -> Reply:
     served = await call.service.topic(call.topic_name)
-    logs = await partition_logs(call.service, served)
+    logs = await partition_logs(call, served)
 
     async def run(report: Report) -> Any:
-        return join(await for_each(logs, report, work))
+        return join(dict(zip(logs, await for_each(list(logs.values()), report, work), strict=True)))
 
     return await begun(call, kind, topic_resource(served.name), run, call.query.wait)
 
 
-def by_partition(name: str) -> Callable[[list[Any]], dict[str, Any]]:
+def by_partition(name: str) -> Callable[[dict[int, Any]], dict[str, Any]]:
     """Makes a result of those of all partitions, by number."""
-    return lambda results: {name: {str(number): value for number, value in enumerate(results)}}
+    return lambda results: {name: {str(number): value for number, value in results.items()}}
 
 
-@starting(routes, "POST", f"{_TOPIC}/ship", Kind.TOPIC, ShipQuery)
+@starting(routes, "POST", f"{_TOPIC}/ship", Kind.TOPIC, ShipQuery, join=Joined("ship", by_number("shipped_offsets")))
 async def ship(call: Call) -> Reply:
     """Ships everything that was accepted so far to the object store; the result has `shipped_offsets`."""
     number = call.query.partition
@@ -133,15 +142,22 @@ async def ship(call: Call) -> Reply:
     return await _begun(call, "ship", Topic.ship, by_partition("shipped_offsets"))
 
 
-@routes.add("POST", f"{_TOPIC}/flush", Permission.WRITE, resource=Kind.TOPIC)
+@routes.add("POST", f"{_TOPIC}/flush", Permission.WRITE, resource=Kind.TOPIC, join=nothing)
 async def flush(call: Call) -> None:
     """Answers when everything that was accepted so far is on the disk."""
     served = await call.service.topic(call.topic_name)
-    for log in await partition_logs(call.service, served):
+    for log in (await partition_logs(call, served)).values():
         await log.flush_async()
 
 
-@starting(routes, "POST", f"{_TOPIC}/verify", Kind.TOPIC, VerifyQuery)
+def _join_verified(results: list[Any]) -> dict[str, Any]:
+    reports = [
+        msgspec.convert({name: one[name] for name in VerifyReport.__struct_fields__}, VerifyReport) for one in results
+    ]
+    return report_of(merged(reports[0].subject, reports))
+
+
+@starting(routes, "POST", f"{_TOPIC}/verify", Kind.TOPIC, VerifyQuery, join=Joined("verify", _join_verified))
 async def verify(call: Call) -> Reply:
     """Reads and checks every frame on the disk and, with `cold`, every object in the store.
 
@@ -149,10 +165,15 @@ async def verify(call: Call) -> Reply:
     """
     cold = call.query.cold
     subject = str(call.topic_name)
-    return await _begun(call, "verify", lambda log: log.verify(cold=cold), lambda all: report_of(merged(subject, all)))
+    return await _begun(
+        call,
+        "verify",
+        lambda log: log.verify(cold=cold),
+        lambda reports: report_of(merged(subject, list(reports.values()))),
+    )
 
 
-@starting(routes, "POST", f"{_TOPIC}/compact", Kind.TOPIC, CompactQuery)
+@starting(routes, "POST", f"{_TOPIC}/compact", Kind.TOPIC, CompactQuery, join=Joined("compact", by_number("reports")))
 async def compact(call: Call) -> Reply:
     """Merges small objects in the store into large ones; the result has a report for each partition.
 
@@ -185,7 +206,7 @@ def report_of(report: VerifyReport) -> dict[str, Any]:
     return {"ok": report.ok, "verdict": report.verdict, **document}
 
 
-@starting(routes, "POST", f"{_TOPIC}/seal", Kind.TOPIC)
+@starting(routes, "POST", f"{_TOPIC}/seal", Kind.TOPIC, join=Joined("seal", lambda results: results[0]))
 async def seal(call: Call) -> Reply:
     """Seals a topic for another owner: ships everything, records where to continue, and closes it here.
 
@@ -200,12 +221,12 @@ async def seal(call: Call) -> Reply:
     return await begun(call, "seal", topic_resource(served.name), run, call.query.wait)
 
 
-@routes.add("POST", f"{_TOPIC}/open", Permission.ADMIN, TopicDescription, resource=Kind.TOPIC)
+@routes.add("POST", f"{_TOPIC}/open", Permission.ADMIN, TopicDescription, resource=Kind.TOPIC, join=join_described)
 async def open_topic(call: Call) -> TopicDescription:
     """Opens a topic that was sealed here: this node owns it again."""
     served = await call.service.topic(call.topic_name)
     served.is_sealed = False
-    return await describe(call.service, served)
+    return await describe(call, served, asks_others=False)
 
 
 # Rescue
@@ -213,9 +234,12 @@ async def open_topic(call: Call) -> TopicDescription:
 
 @routes.add("GET", f"{_TOPIC}/rescue", Permission.ADMIN, RescueTails, resource=Kind.TOPIC, at_any_node=True)
 async def list_tails(call: Call) -> RescueTails:
-    """Lists messages that this node accepted before another one took the topic over, and did not ship."""
+    """Lists messages that a node accepted before another one took the topic over, and did not ship.
+
+    Where there are several nodes, all that are alive are asked: each tail is on the disk of its `node`.
+    """
     served = await call.service.topic(call.topic_name)
-    directory = call.service.broker.directory
+    directory, own_node = call.service.broker.directory, _own_node(call)
 
     def look() -> list[RescueTail]:
         return [
@@ -227,12 +251,29 @@ async def list_tails(call: Call) -> RescueTails:
                 next_offset=tail.next_offset,
                 bytes=tail.file_bytes,
                 is_set_aside=tail.set_aside_us is not None,
+                node=own_node,
             )
             for number, name in enumerate(directory.partition_logs(str(served.name)))
             for tail in Rescue(directory, name).tails()
         ]
 
-    return RescueTails(tails=await in_store_thread(look))
+    own = await in_store_thread(look)
+    if call.only is not None or call.service.broker.placement.is_alone:
+        return RescueTails(tails=own)
+    others = [node for node in call.service.broker.placement.nodes() if node.node != own_node]
+    all_partitions = list(range(served.count))
+    answers = await asyncio.gather(
+        *(ask_node(call, node, "GET", call.target, all_partitions, timeout=_TAILS_SECONDS) for node in others)
+    )
+    tails = own + [tail for answer in answers for tail in answer.json(RescueTails).tails]
+    return RescueTails(tails=sorted(tails, key=lambda tail: (tail.partition, tail.node, tail.name)))
+
+
+def _own_node(call: Call) -> str:
+    placement = call.service.broker.placement
+    if placement.is_alone:
+        return ""
+    return next((node.node for node in placement.nodes() if node.node_id == placement.node_id), "")
 
 
 @starting(routes, "POST", f"{_TOPIC}/rescue", Kind.TOPIC, mode="answer", body=RescueRequest, at_any_node=True)
@@ -241,13 +282,14 @@ async def rescue(call: Call) -> Reply:
     wanted: RescueRequest = call.body
     service = call.service
     served = await service.topic(call.topic_name)
+    _check_node(call, wanted.node)
     names = await service.broker.directory.partition_logs_async(str(served.name))
     if wanted.partition >= len(names):
         raise NotFoundError(f"{served.name} has no partition {wanted.partition}")
     if wanted.into is not None:
         call.check(Permission.WRITE, topic_resource(wanted.into))
     saved = Rescue(service.broker.directory, names[wanted.partition])
-    target = wanted.into or names[wanted.partition]
+    target = _target(service, wanted.into or names[wanted.partition])
 
     def run() -> Any:
         tail = next((one for one in saved.tails() if one.name == wanted.name), None)
@@ -256,15 +298,46 @@ async def rescue(call: Call) -> Reply:
         if wanted.discard:
             saved.discard(tail)
             return {"discarded": tail.count}
-        into = service.broker.directory.topic(target)
-        if not isinstance(into, Topic):
-            raise ConflictError(f"{target} has partitions", hint="Name one of its logs, or another topic")
-        return saved.append_to(tail, into)
+        return saved.append_to(tail, target())
 
     async def work(report: Report) -> Any:
         return await in_store_thread(run)
 
     return await begun(call, "rescue", topic_resource(served.name), work, call.query.wait)
+
+
+def _check_node(call: Call, name: str) -> None:
+    """ElsewhereError for a tail of another node."""
+    if not name or name == _own_node(call):
+        return
+    node = next((one for one in call.service.broker.placement.nodes() if one.node == name), None)
+    if node is None:
+        raise NotFoundError(f"the node {name[:80]!r} is not alive", hint="`tidelog cluster nodes` shows them")
+    raise ElsewhereError(node, call.target)
+
+
+def _target(service: Service, name: str) -> Callable[[], RescueTarget]:
+    """Opens what a tail is appended to, in a thread: a log here, or a partition of another node."""
+    parsed, number = _served_as(service, name)
+    if service.broker.find(parsed) is not None and not service.broker.placement.is_ours(parsed, number):
+        assert service.others is not None, "a node by itself serves everything"
+        elsewhere = service.others.topic(parsed, number)
+        return lambda: elsewhere
+
+    def opened() -> RescueTarget:
+        into = service.broker.directory.topic(name)
+        if not isinstance(into, Topic):
+            raise ConflictError(f"{name} has partitions", hint="Name one of its logs, or another topic")
+        return into
+
+    return opened
+
+
+def _served_as(service: Service, name: str) -> tuple[TopicName, int]:
+    """The topic and the partition whose log is called so."""
+    parsed = parse_topic_name(name)
+    parent = parsed.parent() if service.broker.find(parsed) is None else None
+    return (parsed, 0) if parent is None else parent
 
 
 # Raw frames

@@ -65,6 +65,8 @@ from tidelog.service.http.problems import (
 )
 from tidelog.service.http.routes import JSON, Match, Route, Router
 from tidelog.service.http.service import Service
+from tidelog.service.http.spread.others import PARTITIONS_HEADER
+from tidelog.service.http.spread.parts import answered_by_all
 from tidelog.tracing import TRACING, request_span
 
 _logger = logging.getLogger("tidelog.http")
@@ -100,7 +102,10 @@ class App:
         self._openapi: bytes | None = None
         self._encoder = msgspec.json.Encoder()
         service.openapi = self.openapi
-        service.operations = operations.Operations()
+        placement = service.broker.placement
+        service.operations = operations.Operations(
+            lambda: "" if placement.is_alone else f"{operations.OPERATION_SEPARATOR}{placement.node_id}"
+        )
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http":
@@ -177,12 +182,13 @@ class _Request:
             if route.body is not None or route.body_types:
                 data = await call.read(take)
                 self._received = len(data)
+                call.raw_body = data
                 is_own = call.media_type in route.body_types or route.body is None
                 call.body = data if is_own else parse_body(data, call.media_type, route.body, route.body_types)
             if route.mode == "stream":
                 await self._stream(call)
                 return
-            work = route.handler(call)
+            work = route.handler(call) if call.spread is None or route.spreads else answered_by_all(call)
             result = await (self._while_connected(call, work) if route.mode == "wait" else work)
         if isinstance(result, Reply):
             await self._respond(result.status or route.status, result.body, result.media_type, result.headers)
@@ -210,6 +216,7 @@ class _Request:
         call.target = self._scope["raw_path"].decode("latin-1")
         if self._scope["query_string"]:
             call.target += "?" + self._scope["query_string"].decode("latin-1")
+        call.only = _only(self._peer.headers.get(PARTITIONS_HEADER))
         if not route.reads_stored:
             check_here(call, call.target)
         return call
@@ -351,6 +358,16 @@ class _Request:
         changes = self._route is not None and self._route.permission in (Permission.WRITE, Permission.ADMIN)
         if changes or self._status in (HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN):
             self._service.audit(self._principal, self._peer, name, self._resource, self._status)
+
+
+def _only(given: str | None) -> tuple[int, ...] | None:
+    """The partitions that another node asks for."""
+    if given is None:
+        return None
+    numbers = given.split(",")
+    if not all(number.isascii() and number.isdigit() and len(number) <= 6 for number in numbers):
+        raise HttpError(HTTPStatus.BAD_REQUEST, f"{PARTITIONS_HEADER} must be numbers of partitions, as in 0,2")
+    return tuple(dict.fromkeys(map(int, numbers)))
 
 
 def _peer_of(scope: Scope) -> Peer:

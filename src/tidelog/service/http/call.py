@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import copy
 import re
 import shlex
 from collections.abc import Awaitable, Callable, Iterator, Mapping, MutableMapping, Sequence
@@ -28,6 +29,7 @@ from tidelog.topics.names import TopicName, parse_topic_name
 if TYPE_CHECKING:
     from tidelog.service.http.service import Service
     from tidelog.service.kafka.broker import ServedTopic
+    from tidelog.service.placement import NodeAddress
 
 Scope = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
@@ -109,6 +111,12 @@ class Call:
         """Its path and query, as they came."""
         self.query: Any = None
         self.body: Any = None
+        self.raw_body = b""
+        """As it came."""
+        self.only: tuple[int, ...] | None = None
+        """The partitions that are asked for, where another node asks the rest of others."""
+        self.spread: Mapping[NodeAddress, list[int]] | None = None
+        """The nodes of the partitions that are asked for, where these are several nodes."""
         self._receive = receive
 
     @property
@@ -119,6 +127,16 @@ class Call:
     def topic_name(self) -> TopicName:
         """The topic in the path; TopicNameError when none can be called so."""
         return parse_topic_name(f"{self.path['namespace']}/{self.path['name']}")
+
+    def numbers(self, served: ServedTopic) -> Sequence[int]:
+        """The partitions of a topic that this request is about, on this node."""
+        return range(served.count) if self.only is None else self.only
+
+    def part(self, numbers: Sequence[int]) -> Call:
+        """The same request for some of the partitions."""
+        made = copy.copy(self)
+        made.only, made.spread = tuple(numbers), None
+        return made
 
     @property
     def media_type(self) -> str:

@@ -10,11 +10,13 @@ Invariants
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterable
 from typing import Annotated, Any
 
 import msgspec
 
+from tidelog.client.wire import checked
 from tidelog.errors import NotFoundError, ReopenError, TidelogError
 from tidelog.service.auth.access import Kind, Permission, topic_resource
 from tidelog.service.http.call import Call, forbidden
@@ -173,8 +175,12 @@ async def _send_back(call: Call, letters: ServedTopic, letter: Letter, into: str
         raise forbidden(Permission.WRITE, topic_resource(target))
     if target == letter.topic:
         raise NotFoundError("a letter cannot go back to the topic of the letters")
-    log = await _target_log(call.service, target)
     name = f"dlq-replay {letter.topic[:100]} {letters.id.hex()[:12]}"
+    served, number = await _target(call.service, target)
+    placement = call.service.broker.placement
+    if not placement.is_alone and not placement.is_ours(served.name, number):
+        return await _send_elsewhere(call.service, served, number, letter, name)
+    log = (await call.service.broker.partition(served, number)).topic
     key = log.name, name
     producer: Any = await call.service.producers.get(key, lambda: log.producer_async(name))
     try:
@@ -192,12 +198,26 @@ async def _send_back(call: Call, letters: ServedTopic, letter: Letter, into: str
     return True
 
 
-async def _target_log(service: Service, name: str) -> Topic:
+async def _send_elsewhere(service: Service, served: ServedTopic, number: int, letter: Letter, name: str) -> bool:
+    """The same to a partition of another node."""
+    assert service.others is not None, "a node by itself serves everything"
+    topic = service.others.topic(served.name, number)
+    state = await topic.producer_state(name, letter.offset)
+    if state["last_sequence"] is not None and letter.offset <= state["last_sequence"]:
+        if str(letter.offset) in state.get("stored", {}):
+            return False
+        await topic.append_async(letter.reborn(), sync=True)
+        return True
+    await asyncio.wrap_future(topic.appender(name).put([checked(letter.reborn())], True, None, letter.offset))
+    return True
+
+
+async def _target(service: Service, name: str) -> tuple[ServedTopic, int]:
     """The topic, or the partition, that is called so."""
     parsed, number = parse_topic_name(name), 0
     if service.broker.find(parsed) is None and (parent := parsed.parent()) is not None:
         parsed, number = parent
-    return (await service.broker.partition(await service.topic(parsed), number)).topic
+    return await service.topic(parsed), number
 
 
 # In a thread

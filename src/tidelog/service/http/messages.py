@@ -11,9 +11,8 @@ Invariants
 from __future__ import annotations
 
 import asyncio
-import itertools
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from http import HTTPStatus
 from typing import Annotated, Any, Literal
 
@@ -32,16 +31,18 @@ from tidelog.service.http.message_json import (
     to_json,
     to_message,
 )
-from tidelog.service.http.placed import check_here, check_here_for, read_stored
+from tidelog.service.http.placed import check_here, read_stored
 from tidelog.service.http.problems import HttpError
 from tidelog.service.http.producers import append_once
-from tidelog.service.http.reading import Limits, news, position, read_several
+from tidelog.service.http.reading import Limits, news, positions, read_several
 from tidelog.service.http.routes import BYTES, EVENTS, JSON, MSGPACK, RouteTable
 from tidelog.service.http.service import Service
+from tidelog.service.http.spread.append import NUMBERED_HEADER, append_elsewhere, groups_of
+from tidelog.service.http.spread.reading import SpreadReader
 from tidelog.service.kafka.broker import ServedTopic
 from tidelog.store.scheduler import in_store_thread
 from tidelog.topics.message import SHIPPED, Message, OnGap, Sync
-from tidelog.topics.partitioned import PartitionOffset, partition_of
+from tidelog.topics.partitioned import PartitionOffset
 from tidelog.tracing import TRACING, record_span
 
 routes = RouteTable("Messages")
@@ -51,6 +52,9 @@ _HEARTBEAT_SECONDS = 15.0
 _TAIL_MESSAGES = 500
 _LINE_BREAKS_TO_SPACE = bytes.maketrans(b"\r\n", b"  ")
 _decode_packed = msgspec.msgpack.Decoder(list[Appendable]).decode
+_decode_numbered = msgspec.msgpack.Decoder(
+    tuple[tuple[Annotated[int, msgspec.Meta(ge=0)], ...], list[Appendable]]
+).decode
 _encode_packed = msgspec.msgpack.Encoder().encode
 
 PartitionNumber = Annotated[int, msgspec.Meta(ge=0, le=100_000)]
@@ -115,12 +119,14 @@ async def produce(call: Call) -> Appended | Reply:
     is the value of one message.
     """
     query: ProduceQuery = call.query
-    messages = _messages_of(call)
+    sequences, messages = _messages_of(call)
     served = await call.topic_in_use()
-    if query.partition is None and served.count > 1 and not call.service.broker.placement.is_alone:
-        query = msgspec.structs.replace(query, partition=_one_partition(call, served, messages))
     began = time.perf_counter()
-    result = await _append(call.service, served, messages, query)
+    groups = await groups_of(call, served, messages) if query.partition is None else None
+    if groups is not None:
+        result = await _append_spread(call, served, messages, groups)
+    else:
+        result = await _append(call.service, served, messages, query, sequences)
     if TRACING.is_on:
         seen = {"tidelog.topic": str(served.name), "tidelog.messages": len(messages), "tidelog.sync": query.sync}
         record_span("tidelog.append", time.perf_counter() - began, seen)
@@ -129,31 +135,46 @@ async def produce(call: Call) -> Appended | Reply:
     return result
 
 
-def _one_partition(call: Call, served: ServedTopic, messages: list[bytes | Message]) -> int | None:
-    """Where several nodes serve a topic: the partition of all these messages, None where all are served here.
+async def _append_spread(
+    call: Call, served: ServedTopic, messages: list[bytes | Message], groups: Mapping[int, list[int]]
+) -> Appended:
+    """Appends to partitions of several nodes; an error of one is raised after all were tried."""
+    query: ProduceQuery = call.query
+    first = query.sequence
 
-    Messages without a key go to one that is served here."""
-    placement = call.service.broker.placement
-    ours = [number for number in range(served.count) if placement.is_ours(served.name, number)]
-    if len(ours) == served.count:
-        return None
-    keys = {message.key for message in messages if isinstance(message, Message) and message.key is not None}
-    numbers = {partition_of(key, served.count) for key in keys}
-    if not numbers and ours and call.query.producer is None:
-        return ours[next(_TURNS) % len(ours)]
-    if len(numbers) == 1 and len(keys) and all(isinstance(one, Message) and one.key for one in messages):
-        (number,) = numbers
-        if number in ours:
-            return number
-        separator = "&" if "?" in call.target else "?"
-        check_here_for(call, served, [number], f"{call.target}{separator}partition={number}")
-    raise InputError(
-        f"the partitions of {served.name} are on several nodes, and these messages would go to more than one of them",
-        hint="Send those of one partition together, with partition=N. A client of tidelog does that by itself",
-    )
+    async def store(number: int, indexes: list[int]) -> list[int]:
+        some = [messages[index] for index in indexes]
+        sequences = None if first is None else tuple(first + index for index in indexes)
+        if call.service.broker.placement.is_ours(served.name, number):
+            of_one = msgspec.structs.replace(query, partition=number)
+            return (await _append(call.service, served, some, of_one, sequences)).offsets
+        return await append_elsewhere(call, served, number, some, sequences)
+
+    stored = await asyncio.gather(*(store(*one) for one in groups.items()), return_exceptions=True)
+    offsets, partitions = [0] * len(messages), [0] * len(messages)
+    for (number, indexes), found in zip(groups.items(), stored, strict=True):
+        if isinstance(found, BaseException):
+            raise found
+        for index, offset in zip(indexes, found, strict=True):
+            offsets[index], partitions[index] = offset, number
+    return Appended(offsets=offsets, partitions=partitions)
 
 
-def _messages_of(call: Call) -> list[bytes | Message]:
+def _messages_of(call: Call) -> tuple[tuple[int, ...] | None, list[bytes | Message]]:
+    """The messages, and their sequences where another node has numbered them."""
+    if NUMBERED_HEADER not in call.headers or call.media_type != MSGPACK:
+        return None, _plain_messages_of(call)
+    try:
+        sequences, messages = _decode_numbered(call.body)
+    except JSON_ERRORS as error:
+        raise InputError(f"the body does not fit: {without_values(error)}") from None
+    is_counted = call.query.producer is not None and call.query.partition is not None
+    if not sequences or len(sequences) != len(messages) or list(sequences) != sorted(sequences) or not is_counted:
+        raise InputError("numbered messages have a sequence each, which increase, a producer and a partition")
+    return sequences, to_append(messages)
+
+
+def _plain_messages_of(call: Call) -> list[bytes | Message]:
     media_type, query = call.media_type, call.query
     if media_type in (BYTES, _TEXT):
         return [Message(call.body, None if query.key is None else query.key.encode("utf-8"))]
@@ -171,7 +192,11 @@ def _messages_of(call: Call) -> list[bytes | Message]:
 
 
 async def _append(
-    service: Service, served: ServedTopic, messages: list[bytes | Message], query: ProduceQuery
+    service: Service,
+    served: ServedTopic,
+    messages: list[bytes | Message],
+    query: ProduceQuery,
+    sequences: tuple[int, ...] | None,
 ) -> Appended:
     sync = query.sync_wanted
     options: dict[str, Any] = {"sync": sync, "timeout": query.timeout}
@@ -182,7 +207,7 @@ async def _append(
     else:
         target = await in_store_thread(service.broker.directory.topic, str(served.name))
     if query.producer is not None:
-        offsets = await append_once(service, served, target, number, messages, query)
+        offsets = await append_once(service, served, target, number, messages, query, sequences)
     elif query.sequence is not None or query.epoch is not None:
         raise InputError("a sequence and an epoch need a producer", hint="Add producer=NAME")
     else:
@@ -204,8 +229,6 @@ async def _in_files(service: Service, served: ServedTopic, offsets: list[int], p
     for number, offset in last.items():
         await (await service.broker.partition(served, number)).until_in_files(offset + 1)
 
-
-_TURNS = itertools.count()
 
 # Reading
 
@@ -251,6 +274,7 @@ class ReadMessages(msgspec.Struct, frozen=True, kw_only=True):
     resource=Kind.TOPIC,
     query=ReadQuery,
     reads_stored=True,
+    spreads=True,
     mode="wait",
     response_types=(JSON, MSGPACK),
 )
@@ -270,9 +294,14 @@ async def consume(call: Call) -> ReadMessages | Reply:
         return _page(call, read.messages, {number: read.next_offset}, {number: end})
     check_here(call, call.target)
     served = await service.topic(call.topic_name)
-    offsets = await _positions(service, served, query)
+    seconds = min(query.wait, service.settings.max_wait_seconds)
+    if call.spread is not None:
+        reading = SpreadReader(call, served, limits).page(_given_offsets(query) or query.offset, seconds)
+        page = await service.unless_stopping(reading)
+        return _page(call, *(page or ([], {}, {})))
+    offsets = await _positions(call, served, query)
     loop = asyncio.get_running_loop()
-    deadline = loop.time() + min(query.wait, service.settings.max_wait_seconds)
+    deadline = loop.time() + seconds
     while True:
         partitions = {number: await service.broker.partition(served, number) for number in offsets}
         ends = {number: one.high_watermark for number, one in partitions.items()}
@@ -293,16 +322,21 @@ def _page(call: Call, found: list[Message], offsets: dict[int, int], ends: dict[
     return ReadMessages(messages=shown, next_offsets=next_offsets, end_offsets=end_offsets)
 
 
-async def _positions(service: Service, served: ServedTopic, query: ReadQuery | TailQuery) -> dict[int, int]:
-    if query.offsets:
-        given = parse_body(
-            query.offsets.encode("utf-8"), JSON, dict[PartitionNumber, Annotated[int, msgspec.Meta(ge=0)]]
-        )
-        if not given:
-            raise InputError("offsets names no partition")
-        return dict(given)
-    numbers = range(served.count) if query.partition is None else (query.partition,)
-    return {number: await position(await service.broker.partition(served, number), query.offset) for number in numbers}
+def _given_offsets(query: ReadQuery | TailQuery) -> dict[int, int] | None:
+    if not query.offsets:
+        return None
+    given = parse_body(query.offsets.encode("utf-8"), JSON, dict[PartitionNumber, Annotated[int, msgspec.Meta(ge=0)]])
+    if not given:
+        raise InputError("offsets names no partition")
+    return dict(given)
+
+
+async def _positions(call: Call, served: ServedTopic, query: ReadQuery | TailQuery) -> dict[int, int]:
+    given = _given_offsets(query)
+    if given is not None:
+        return given
+    numbers = call.numbers(served) if query.partition is None else (query.partition,)
+    return await positions(call.service, served, query.offset, numbers)
 
 
 # Following
@@ -335,6 +369,7 @@ class Skipped(msgspec.Struct, frozen=True):
     query=TailQuery,
     mode="stream",
     response_types=(EVENTS,),
+    spreads=True,
 )
 async def tail(call: Call) -> AsyncIterator[bytes]:
     """Follows a topic as server-sent events: each message is an event `message`, as JSON.
@@ -344,24 +379,49 @@ async def tail(call: Call) -> AsyncIterator[bytes]:
     query: TailQuery = call.query
     service = call.service
     served = await service.topic(call.topic_name)
-    offsets = _resumed(call) or await _positions(service, served, query)
     limits = Limits(_TAIL_MESSAGES, 1 << 20, query.isolation, "skip")
     rate = _Rate(query.max_per_second)
+    if call.spread is not None:
+        async for piece in _tail_of_all(call, served, limits, rate):
+            yield piece
+        return
+    offsets = _resumed(call) or await _positions(call, served, query)
     yield b": follows\n\n"
     while not service.stopping.is_set():
         partitions = {number: await service.broker.partition(served, number) for number in offsets}
         ends = {number: one.high_watermark for number, one in partitions.items()}
         found, following = await read_several(service, served, offsets, limits)
-        shown, skipped = rate.choose(found)
-        if skipped:
-            yield b"event: skipped\ndata: " + msgspec.json.encode(Skipped(skipped)) + b"\n\n"
-        if shown:
-            yield _events(shown, offsets, query.encoding)
+        yield _shown_events(found, offsets, rate, query.encoding)
         offsets = following
         if not found and not await news(
             service, [(one, ends[number]) for number, one in partitions.items()], _HEARTBEAT_SECONDS
         ):
             yield b": still here\n\n"
+
+
+async def _tail_of_all(call: Call, served: ServedTopic, limits: Limits, rate: _Rate) -> AsyncIterator[bytes]:
+    """The same from several nodes."""
+    query, service = call.query, call.service
+    reader = SpreadReader(call, served, limits)
+    yield b": follows\n\n"
+    page = await reader.page(_resumed(call) or _given_offsets(query) or query.offset, 0.0)
+    before = page.next_offsets
+    for message in reversed(page.messages):
+        before = before | {message.partition: message.offset}
+    while not service.stopping.is_set():
+        yield _shown_events(page.messages, before, rate, query.encoding) or b": still here\n\n"
+        before = page.next_offsets
+        following = await service.unless_stopping(reader.page(before, _HEARTBEAT_SECONDS))
+        if following is None:
+            return
+        page = following
+
+
+def _shown_events(messages: list[Message], offsets: dict[int, int], rate: _Rate, encoding: ReadEncoding) -> bytes:
+    """Events for what fits into the second, and one for the rest; nothing for nothing."""
+    shown, skipped = rate.choose(messages)
+    left_out = b"event: skipped\ndata: " + msgspec.json.encode(Skipped(skipped)) + b"\n\n" if skipped else b""
+    return left_out + (_events(shown, offsets, encoding) if shown else b"")
 
 
 def _events(messages: list[Message], offsets: dict[int, int], encoding: ReadEncoding) -> bytes:

@@ -15,7 +15,7 @@ import secrets
 from collections.abc import Awaitable, Callable
 from datetime import UTC, datetime
 from http import HTTPStatus
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, NamedTuple
 
 import msgspec
 
@@ -34,6 +34,8 @@ _KEPT_PLANS = 100
 _encode = msgspec.json.Encoder().encode
 
 
+OPERATION_SEPARATOR = "-"
+"""Before the number of the node in the id of an operation, where there are several nodes."""
 PLANNING = "plan-"
 """What the kinds of operations that make a plan begin with."""
 
@@ -84,10 +86,19 @@ Report = Callable[[int, int], None]
 """Called with how much is done, and of how much."""
 
 
+class KeptPlan(NamedTuple):
+    """A plan that is kept in another form than it is shown in."""
+
+    kept: Any
+    shown: Any
+
+
 class Operations:
     """All operations of this process."""
 
-    def __init__(self) -> None:
+    def __init__(self, suffix: Callable[[], str] = lambda: "") -> None:
+        """`suffix` is what ids of this node end with."""
+        self._suffix = suffix
         self._all: dict[str, tuple[Operation, Resource]] = {}
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._plans: dict[str, Any] = {}
@@ -97,7 +108,7 @@ class Operations:
     ) -> Operation:
         """Begins the work; its result must be fit for JSON."""
         operation = Operation(
-            id=secrets.token_hex(8),
+            id=secrets.token_hex(8) + self._suffix(),
             kind=kind,
             subject=str(resource),
             state="running",
@@ -118,9 +129,10 @@ class Operations:
 
         try:
             result = await work(report)
-            operation.result = msgspec.to_builtins(result)
+            kept, shown = result if isinstance(result, KeptPlan) else (result, result)
+            operation.result = msgspec.to_builtins(shown)
             if operation.kind.startswith(PLANNING):
-                self._plans[operation.id] = result
+                self._plans[operation.id] = kept
             operation.done, operation.state = operation.total, "done"
         except TidelogError as error:
             operation.state, operation.problem = "failed", problem_of(error)

@@ -4,7 +4,8 @@ Invariants
 - A request about one partition, or about a topic whose partitions one node has, is sent to that node with its path and
   query as they are. The client sends its body and its token again, to a node that this one names: nothing of it was
   carried out here.
-- A request about partitions of several nodes is refused with what to say instead, unless a part of them is enough.
+- A request about partitions of several nodes is answered by all of them together (`spread/`), unless a part of them
+  is enough.
 - What nobody serves at the moment is 503 with Retry-After.
 - Messages that are in the store can be read at any node, without asking their owner.
 """
@@ -20,8 +21,11 @@ import msgspec
 from tidelog.codec import JSON_ERRORS
 from tidelog.errors import InputError, TidelogError
 from tidelog.service.auth.access import Kind
-from tidelog.service.http.problems import RETRY_SECONDS, HttpError
+from tidelog.service.http.operations import OPERATION_SEPARATOR
+from tidelog.service.http.problems import HttpError
 from tidelog.service.http.reading import Limits, Read, collect
+from tidelog.service.http.sessions import CONSUMER_SEPARATOR
+from tidelog.service.http.spread.parts import nobody, node_of, parts_of
 from tidelog.service.kafka.broker import Broker, ServedTopic
 from tidelog.service.placement import NodeAddress
 from tidelog.store.scheduler import in_store_thread
@@ -49,21 +53,13 @@ class ElsewhereError(HttpError):
         )
 
 
-def _nobody(what: str) -> HttpError:
-    return HttpError(
-        HTTPStatus.SERVICE_UNAVAILABLE,
-        f"no node serves {what} at the moment",
-        hint="Try again: another node is taking it over",
-        error="ServerUnavailableError",
-        headers=(("retry-after", str(RETRY_SECONDS)),),
-    )
-
-
 def check_here(call: Call, target: str, *, is_asked: bool = False) -> None:
     """HttpError for a request that this node does not answer; `target` is its path and query. `is_asked`: by a handler
-    whose route every node answers otherwise."""
+    whose route every node answers otherwise. Where several nodes answer together, `call.spread` says which."""
     broker, route = call.service.broker, call.route
-    if broker.placement.is_alone or (route.at_any_node and not is_asked):
+    if broker.placement.is_alone:
+        return
+    if _is_of_this_node(call, target) or (route.at_any_node and not is_asked):
         return
     if route.resource is Kind.ENGINE:
         _check_engine(call, target)
@@ -73,12 +69,28 @@ def check_here(call: Call, target: str, *, is_asked: bool = False) -> None:
         except InputError:
             return  # the handler says what is wrong with it
         if served is not None:
-            _check_partitions(broker, served, _asked(call, served), target, route.takes_a_part)
+            _check_partitions(call, served, _asked(call, served), target)
 
 
 def check_here_for(call: Call, served: ServedTopic, numbers: Iterable[int], target: str) -> None:
     """The same for these partitions."""
-    _check_partitions(call.service.broker, served, numbers, target, False)
+    _check_partitions(call, served, numbers, target)
+
+
+def _is_of_this_node(call: Call, target: str) -> bool:
+    """Whether this is about an operation, a plan or a consumer that this node has; ElsewhereError if another one."""
+    path = call.path
+    for identity, separator in (
+        (path.get("operation"), OPERATION_SEPARATOR),
+        (getattr(call.query, "plan", None), OPERATION_SEPARATOR),
+        (path.get("consumer"), CONSUMER_SEPARATOR),
+    ):
+        node = node_of(identity or "", separator, call.service.broker.placement.nodes())
+        if node is not None and node.node_id != call.service.broker.node_id:
+            raise ElsewhereError(node, target)
+        if node is not None and "consumer" in path:
+            return call.service.sessions.has(path["consumer"])
+    return False
 
 
 def _check_engine(call: Call, target: str) -> None:
@@ -90,16 +102,18 @@ def _check_engine(call: Call, target: str) -> None:
         return  # one that the server was started with, or none
     if service.serves_engine(name):
         if not placement.is_alive:
-            raise _nobody(f"the engine {name}")
+            raise nobody(f"the engine {name}")
         return
     owner = placed[name]
     if owner is None or owner.node_id == placement.node_id:
-        raise _nobody(f"the engine {name}")
+        raise nobody(f"the engine {name}")
     raise ElsewhereError(owner, target)
 
 
 def _asked(call: Call, served: ServedTopic) -> Iterable[int]:
     """The partitions that a request is about."""
+    if call.only is not None:
+        return call.only
     partition, offsets = getattr(call.query, "partition", None), getattr(call.query, "offsets", "")
     numbers = [] if partition is None else [partition]
     if isinstance(offsets, str) and offsets:
@@ -111,26 +125,29 @@ def _asked(call: Call, served: ServedTopic) -> Iterable[int]:
     return known or range(served.count)
 
 
-def _check_partitions(
-    broker: Broker, served: ServedTopic, numbers: Iterable[int], target: str, takes_a_part: bool
-) -> None:
+def _check_partitions(call: Call, served: ServedTopic, numbers: Iterable[int], target: str) -> None:
+    broker, route = call.service.broker, call.route
     placement = broker.placement
     owners = {number: placement.owner(served.name, number) for number in numbers}
     ids = {None if owner is None else owner.node_id for owner in owners.values()}
-    if ids == {broker.node_id} or (takes_a_part and broker.node_id in ids):
+    if ids == {broker.node_id} or (route.takes_a_part and broker.node_id in ids):
         return
+    if call.only is not None:  # another node has asked, and looks again where they are
+        raise nobody(f"these partitions of {served.name} alone")
     found = [owner for owner in owners.values() if owner is not None]
-    if takes_a_part and found:
+    if route.takes_a_part and found:
         raise ElsewhereError(found[0], target)
     if len(found) < len(owners):
         missing = next(number for number, owner in owners.items() if owner is None)
-        raise _nobody(f"{served.name}, partition {missing},")
+        raise nobody(f"{served.name}, partition {missing},")
     if len(ids) == 1:
         raise ElsewhereError(found[0], target)
-    raise InputError(
-        f"the partitions of {served.name} are on {len(ids)} nodes",
-        hint="Ask for one: partition=N in the query. A client of tidelog does that by itself",
-    )
+    if not route.spreads and route.join is None:
+        raise InputError(
+            f"the partitions of {served.name} are on {len(ids)} nodes",
+            hint="Ask for one: partition=N in the query. A client of tidelog does that by itself",
+        )
+    call.spread = parts_of(broker, served, owners)
 
 
 async def read_stored(call: Call, offset: str, partition: int | None, limits: Limits) -> tuple[Read, int, int] | None:

@@ -30,6 +30,7 @@ from tidelog.service.http.call import Call, Reply
 from tidelog.service.http.engines import engine_of
 from tidelog.service.http.operations import Report, WaitQuery, begun, starting
 from tidelog.service.http.routes import RouteTable
+from tidelog.service.http.spread.parts import Joined, SpreadPlan, by_number
 from tidelog.service.http.subscriptions import partition_logs
 from tidelog.topics.topic import Topic
 
@@ -80,10 +81,11 @@ def _changed(what: str) -> ConflictError:
 
 async def _planned(call: Call, kind: str, plan: Callable[[Topic], Any]) -> Reply:
     served = await call.service.topic(call.topic_name)
-    logs = await partition_logs(call.service, served)
+    logs = await partition_logs(call, served)
 
     async def run(report: Report) -> Any:
-        return by_partition("plans")(await for_each(logs, report, plan))
+        found = await for_each(list(logs.values()), report, plan)
+        return by_partition("plans")(dict(zip(logs, found, strict=True)))
 
     return await begun(call, kind, topic_resource(served.name), run, call.query.wait)
 
@@ -93,41 +95,53 @@ async def _applied(
     kind: str,
     planned_as: str,
     apply: Callable[[Topic, Any], Any],
-    join: Callable[[list[Any]], Any],
+    join: Callable[[dict[int, Any]], Any],
     check: Callable[[Topic, Any], None] | None = None,
 ) -> Reply:
     """Applies what was shown, or what is planned now, to each partition; all of them are checked before the first."""
     served = await call.service.topic(call.topic_name)
     resource = topic_resource(served.name)
-    logs = await partition_logs(call.service, served)
-    shown = _shown(call, planned_as, resource, len(logs))
+    numbered = await partition_logs(call, served)
+    logs = list(numbered.values())
+    shown = _shown(call, planned_as, resource, list(numbered))
     plan_of = dict(zip(logs, shown, strict=True))
 
     async def run(report: Report) -> Any:
         if check is not None and call.query.plan is not None:
             await for_each(logs, report, lambda log: check(log, plan_of[log]))
-        return join(await for_each(logs, report, lambda log: apply(log, plan_of[log])))
+        applied = await for_each(logs, report, lambda log: apply(log, plan_of[log]))
+        return join(dict(zip(numbered, applied, strict=True)))
 
     return await begun(call, kind, resource, run, call.query.wait)
 
 
-def _shown(call: Call, planned_as: str, resource: Resource, count: int) -> list[Any]:
+def _shown(call: Call, planned_as: str, resource: Resource, numbers: list[int]) -> list[Any]:
     """The plan that was named, by partition; None for each where none was."""
     if call.query.plan is None:
-        return [None] * count
-    plans: dict[str, Any] = call.service.operations.plan(planned_as, resource, call.query.plan)["plans"]
-    if len(plans) != count:
+        return [None] * len(numbers)
+    plan = call.service.operations.plan(planned_as, resource, call.query.plan)
+    if isinstance(plan, SpreadPlan):
+        raise _changed("the nodes of its partitions")
+    plans: dict[str, Any] = plan["plans"]
+    if list(plans) != list(map(str, numbers)):
         raise _changed("the number of partitions")
     return list(plans.values())
 
 
-@starting(routes, "GET", f"{_TOPIC}/retention", Kind.TOPIC)
+@starting(routes, "GET", f"{_TOPIC}/retention", Kind.TOPIC, join=Joined(PLAN_RETENTION, by_number("plans")))
 async def plan_retention(call: Call) -> Reply:
     """Plans what the retention settings delete now; the result has a plan for each partition. Changes nothing."""
     return await _planned(call, PLAN_RETENTION, Topic.plan_retention)
 
 
-@starting(routes, "POST", f"{_TOPIC}/retention", Kind.TOPIC, ApplyQuery)
+@starting(
+    routes,
+    "POST",
+    f"{_TOPIC}/retention",
+    Kind.TOPIC,
+    ApplyQuery,
+    join=Joined("retention", by_number("start_offsets"), PLAN_RETENTION),
+)
 async def apply_retention(call: Call) -> Reply:
     """Deletes now what the retention settings say; the result has `start_offsets`.
 
@@ -147,13 +161,20 @@ async def apply_retention(call: Call) -> Reply:
     return await _applied(call, "retention", PLAN_RETENTION, prune, by_partition("start_offsets"), check)
 
 
-@starting(routes, "GET", f"{_TOPIC}/orphans", Kind.TOPIC)
+@starting(routes, "GET", f"{_TOPIC}/orphans", Kind.TOPIC, join=Joined(PLAN_ORPHANS, by_number("plans")))
 async def plan_orphans(call: Call) -> Reply:
     """Plans the removal of objects that no message needs; the result has a plan for each partition. Changes nothing."""
     return await _planned(call, PLAN_ORPHANS, Topic.plan_orphans)
 
 
-@starting(routes, "POST", f"{_TOPIC}/orphans/remove", Kind.TOPIC, OrphanQuery)
+@starting(
+    routes,
+    "POST",
+    f"{_TOPIC}/orphans/remove",
+    Kind.TOPIC,
+    OrphanQuery,
+    join=Joined("remove-orphans", by_number("reports"), PLAN_ORPHANS),
+)
 async def remove_orphans(call: Call) -> Reply:
     """Removes objects that no message needs; the result has a report for each partition.
 

@@ -65,6 +65,11 @@ async def position(partition: Partition, text: str) -> int:
     return min(found, end)
 
 
+async def positions(service: Service, served: ServedTopic, text: str, numbers: Iterable[int]) -> dict[int, int]:
+    """The offsets that a client means in these partitions."""
+    return {number: await position(await service.broker.partition(served, number), text) for number in numbers}
+
+
 async def read_one(service: Service, partition: Partition, offset: int, limits: Limits) -> Read:
     """Messages of a partition from an offset on, as far as there are any now."""
     end = partition.high_watermark
@@ -121,7 +126,7 @@ async def read_several(
     reads: dict[int, Read] = {}
     for number, offset in offsets.items():
         reads[number] = await read_one(service, await service.broker.partition(served, number), offset, share)
-    merged = heapq.merge(*(read.messages for read in reads.values()), key=_time)
+    merged = heapq.merge(*(read.messages for read in reads.values()), key=time_of)
     taken = [message for message, _ in zip(merged, range(limits.messages), strict=False)]
     following = dict(offsets)
     counts = dict.fromkeys(offsets, 0)
@@ -134,7 +139,8 @@ async def read_several(
     return taken, following
 
 
-def _time(message: Message) -> datetime:
+def time_of(message: Message) -> datetime:
+    """By which messages of several partitions are merged."""
     assert message.timestamp is not None
     return message.timestamp
 

@@ -31,6 +31,8 @@ if TYPE_CHECKING:
 Handler = Callable[["Call"], Awaitable[Any]]
 StreamHandler = Callable[["Call"], AsyncIterator[bytes]]
 SocketHandler = Callable[["Call", "Socket"], Awaitable[None]]
+Join = Callable[["Call", list[Any]], Any]
+"""Makes one answer of those of several nodes, in the declared type."""
 Mode = Literal["answer", "wait", "stream", "socket"]
 """`answer`: an answer at once. `wait`: the handler may wait for news, and is cancelled when its client is gone.
 `stream`: an async generator of pieces. `socket`: a WebSocket."""
@@ -77,6 +79,10 @@ class Route(msgspec.Struct, frozen=True, kw_only=True):
     """Whether its handler asks first whether the store is enough, and then `check_here` by itself."""
     takes_a_part: bool = False
     """Whether a node answers it that has some of the partitions."""
+    spreads: bool = False
+    """Whether its handler serves a topic whose partitions are on several nodes by itself (`Call.spread`)."""
+    join: Join | None = None
+    """Makes one answer of those of several nodes, each for its own partitions (`spread/`)."""
     is_public: bool = False
     """Whether it is answered without authentication."""
     max_body_bytes: int = DEFAULT_BODY_BYTES

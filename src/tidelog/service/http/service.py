@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from tidelog.engine.restoring import RestoringEngine
     from tidelog.service.http.metrics_page import Sources
     from tidelog.service.http.operations import Operations
+    from tidelog.service.http.spread.others import Others
 
 Result = TypeVar("Result")
 
@@ -155,6 +156,8 @@ class Service:
         """Those that are served, by name."""
         self.restoring: dict[str, RestoringEngine] = {}
         """Those that can be read, and are changed once their disk is filled."""
+        self.others: Others | None = None
+        """The other nodes; None: there are none."""
         self.operations: Operations
         """Set by the application."""
         self._locks: WeakValueDictionary[Any, asyncio.Lock] = WeakValueDictionary()

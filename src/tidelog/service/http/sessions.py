@@ -32,6 +32,7 @@ import msgspec
 from tidelog.errors import ConflictError, InputError, TidelogError
 from tidelog.service.auth.access import Principal
 from tidelog.service.http.problems import HttpError
+from tidelog.service.http.spread.consumer import SpreadConsumer, held_by, is_held_by
 from tidelog.topics.names import TopicName
 from tidelog.topics.partitioned import PartitionedConsumer, PartitionOffset
 from tidelog.topics.subscription.consumer import Consumer
@@ -40,6 +41,8 @@ from tidelog.topics.subscription.queue import Delivery
 
 _logger = logging.getLogger("tidelog.http")
 _MAX_SESSIONS = 10_000
+CONSUMER_SEPARATOR = "."
+"""Before the number of the node in the id of a consumer, where there are several nodes."""
 _Seconds = Annotated[float, msgspec.Meta(ge=0.001, le=86_400 * 366)]
 Offset = Annotated[int, msgspec.Meta(ge=0, le=(1 << 63) - 2)]
 Settled = tuple[Annotated[int, msgspec.Meta(ge=0, le=100_000)], Offset]
@@ -106,6 +109,16 @@ def start_of(start: str | Mapping[str, int], partitions: int) -> Any:
     return moment
 
 
+def over() -> HttpError:
+    """For the requests of a consumer that is there no longer."""
+    return HttpError(
+        HTTPStatus.GONE,
+        "this consumer is closed: its lease ran out, it was closed, or the server was started again",
+        hint="Subscribe again: what was not acknowledged is delivered again",
+        error="ClosedError",
+    )
+
+
 async def _at_once(messages: Sequence[Delivery]) -> None:
     return None
 
@@ -114,10 +127,17 @@ class Session:
     """One consumer of one client."""
 
     def __init__(
-        self, start: str, consumer: Consumer, principal: Principal, lease_seconds: float | None, key: tuple[Any, ...]
+        self,
+        start: str,
+        consumer: Consumer,
+        principal: Principal,
+        lease_seconds: float | None,
+        key: tuple[Any, ...],
+        suffix: str = "",
     ) -> None:
-        """`start` names this start of the server; `lease_seconds` is None where a connection is the lease."""
-        self.id = f"{start}.{secrets.token_urlsafe(18)}"
+        """`start` names this start of the server, `suffix` its node; `lease_seconds` is None where a connection is the
+        lease."""
+        self.id = f"{start}.{secrets.token_urlsafe(18)}{suffix}"
         self.consumer = consumer
         self.principal = principal
         self.lease_seconds = lease_seconds
@@ -133,14 +153,14 @@ class Session:
         self._turn = asyncio.Lock()
         self._number = 0
         self._batch: list[Delivery] = []
-        self._is_partitioned = isinstance(consumer, PartitionedConsumer)
+        self._is_partitioned = isinstance(consumer, PartitionedConsumer | SpreadConsumer)
 
     @property
     def held(self) -> int:
         """How many messages the client has not settled."""
-        if isinstance(self.consumer, PartitionedConsumer):
-            return sum(len(one._holder.unacked) for one in self.consumer._consumers.values())
-        return len(self.consumer._holder.unacked)
+        if isinstance(self.consumer, SpreadConsumer):
+            return self.consumer.held
+        return held_by(self.consumer)
 
     @property
     def batch(self) -> int:
@@ -148,9 +168,9 @@ class Session:
         return self._number
 
     def _is_held(self, message: Delivery) -> bool:
-        consumer = self.consumer
-        one = consumer.partition(message.partition) if isinstance(consumer, PartitionedConsumer) else consumer
-        return message.offset in one._holder.unacked
+        if isinstance(self.consumer, SpreadConsumer):
+            return self.consumer.is_held(message)
+        return is_held_by(self.consumer, message)
 
     # The lease
 
@@ -195,22 +215,24 @@ class Session:
         await self.until_in_files(found)
         return found
 
-    def ack(self, messages: list[Settled]) -> None:
+    async def ack(self, messages: list[Settled]) -> None:
         """These are done with."""
         if not self._is_partitioned:
             for number, offset in messages:
                 self._reference(number, offset)
         # The client has received them, or those of an earlier session: as with a message at hand.
         self.consumer.ack_many([Delivery(b"", offset=offset, partition=number) for number, offset in messages])
+        if isinstance(self.consumer, SpreadConsumer):
+            await self.consumer.confirm()
 
-    def ack_cumulative(self, number: int, offset: int) -> None:
+    async def ack_cumulative(self, number: int, offset: int) -> None:
         """This one and all before it in its partition are done with."""
-        self.consumer.ack_cumulative(self._reference(number, offset))
+        await self.consumer.ack_cumulative_async(self._reference(number, offset))
 
-    def nack(self, messages: list[Settled], delay: float | None, reason: str | None) -> None:
+    async def nack(self, messages: list[Settled], delay: float | None, reason: str | None) -> None:
         """These are to come again."""
         for number, offset in messages:
-            self.consumer.nack(self._reference(number, offset), delay, reason=reason)
+            await self.consumer.nack_async(self._reference(number, offset), delay, reason=reason)
 
     def _reference(self, number: int, offset: int) -> int:
         if self._is_partitioned:
@@ -225,6 +247,8 @@ class Sessions:
 
     def __init__(self) -> None:
         self._start = secrets.token_urlsafe(6)
+        self.suffix: Callable[[], str] = lambda: ""
+        """What ids of this node end with."""
         self._by_id: dict[str, Session] = {}
         self._by_key: dict[tuple[Any, ...], Session] = {}
         self._opening: dict[tuple[Any, ...], asyncio.Lock] = {}
@@ -267,7 +291,8 @@ class Sessions:
                 kind = options.pop("kind")
                 match = None if wanted.filter is None else {k: v.encode() for k, v in wanted.filter.items()}
                 consumer = await subscribe(subscription, kind, consumer=name, filter=match, **options)
-                session = Session(self._start, consumer, principal, wanted.lease_seconds if has_lease else None, key)
+                lease_seconds = wanted.lease_seconds if has_lease else None
+                session = Session(self._start, consumer, principal, lease_seconds, key, self.suffix())
                 self._by_id[session.id] = self._by_key[key] = session
                 self._watch()
                 return session
@@ -279,14 +304,12 @@ class Sessions:
         """A session by its id; HttpError (410) when it is over, or was never this client's."""
         found = self._by_id.get(session_id)
         if found is None or found.key[:2] != (topic, subscription) or found.principal.name != principal.name:
-            raise HttpError(
-                HTTPStatus.GONE,
-                "this consumer is closed: its lease ran out, it was closed, or the server was started again",
-                hint="Subscribe again: what was not acknowledged is delivered again",
-                error="ClosedError",
-            )
+            raise over()
         found.renew()
         return found
+
+    def has(self, session_id: str) -> bool:
+        return session_id in self._by_id
 
     def is_of_an_earlier_start(self, session_id: str) -> bool:
         """Whether this is the id of a session that was lost with an earlier server, not closed by this one."""
@@ -318,12 +341,13 @@ class Sessions:
         for session in list(self._by_id.values()):
             left = session.expires_in()
             if left is not None and left <= 0:
-                task = asyncio.ensure_future(self._close_quietly(session))
+                task = asyncio.ensure_future(self.close_quietly(session))
                 self._closing.add(task)
                 task.add_done_callback(self._closing.discard)
         self._watch()
 
-    async def _close_quietly(self, session: Session) -> None:
+    async def close_quietly(self, session: Session) -> None:
+        """The same, where nobody is there to hear of an error."""
         try:
             await self.close(session)
         except TidelogError as error:
@@ -335,4 +359,4 @@ class Sessions:
             self._sweep.cancel()
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(10):
-                await asyncio.gather(*(self._close_quietly(one) for one in list(self._by_id.values())), *self._closing)
+                await asyncio.gather(*(self.close_quietly(one) for one in list(self._by_id.values())), *self._closing)

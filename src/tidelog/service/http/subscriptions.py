@@ -5,7 +5,7 @@ A WebSocket (`websocket.py`) does the same with less work per message.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import datetime
 from http import HTTPStatus
@@ -14,13 +14,14 @@ from typing import Annotated, Any
 import msgspec
 
 from tidelog.client.wire import PackedMessage, packed
-from tidelog.errors import InputError, NotFoundError
+from tidelog.errors import ClosedError, InputError, NotFoundError
 from tidelog.service.auth.access import Kind, Permission, Resource, topic_resource
 from tidelog.service.http.call import Call, Reply
 from tidelog.service.http.message_json import ReadEncoding, ReadMessage, to_json
 from tidelog.service.http.routes import JSON, MSGPACK, RouteTable
-from tidelog.service.http.service import Service
-from tidelog.service.http.sessions import Offset, Session, Settled, Subscribe, start_of
+from tidelog.service.http.sessions import Offset, Session, Settled, Subscribe, over, start_of
+from tidelog.service.http.spread.consumer import SpreadSubscribing
+from tidelog.service.http.spread.parts import nothing
 from tidelog.service.kafka.broker import ServedTopic
 from tidelog.store.scheduler import in_store_thread
 from tidelog.topics.names import parse_topic_name
@@ -35,6 +36,7 @@ routes = RouteTable("Subscriptions")
 _TOPIC = "/v1/topics/{namespace}/{name}"
 _ONE = _TOPIC + "/subscriptions/{subscription}"
 _CONSUMER = _ONE + "/consumers/{consumer}"
+_AHEAD = 100
 _encode_packed = msgspec.msgpack.Encoder().encode
 
 
@@ -147,30 +149,72 @@ class Nack(msgspec.Struct, forbid_unknown_fields=True, frozen=True, kw_only=True
 # Describing
 
 
-@routes.add("GET", f"{_TOPIC}/subscriptions", Permission.READ, SubscriptionList, resource=Kind.TOPIC, query=LagQuery)
+def _join(parts: list[SubscriptionDescription]) -> SubscriptionDescription:
+    return msgspec.structs.replace(
+        parts[0],
+        lag_messages=sum(one.lag_messages for one in parts),
+        partitions=sorted((each for one in parts for each in one.partitions), key=lambda each: each.partition),
+        consumers=sorted({name for one in parts for name in one.consumers}),
+        created=min(one.created for one in parts),
+        moved=max(one.moved for one in parts),
+        is_open=any(one.is_open for one in parts),
+    )
+
+
+def _join_described(call: Call, parts: list[SubscriptionDescription]) -> SubscriptionDescription:
+    return _join(parts)
+
+
+def _join_listed(call: Call, parts: list[SubscriptionList]) -> SubscriptionList:
+    """Nodes tell each other of all; a client sees what it may."""
+    same: dict[tuple[str, bool], list[SubscriptionDescription]] = {}
+    for one in (each for part in parts for each in part.subscriptions):
+        same.setdefault((one.name, one.kind == "group"), []).append(one)
+    visible = [some for (name, _), some in sorted(same.items()) if call.allows(None, Resource(Kind.GROUP, name))]
+    return SubscriptionList(subscriptions=[_join(some) for some in visible])
+
+
+@routes.add(
+    "GET",
+    f"{_TOPIC}/subscriptions",
+    Permission.READ,
+    SubscriptionList,
+    resource=Kind.TOPIC,
+    query=LagQuery,
+    join=_join_listed,
+)
 async def list_subscriptions(call: Call) -> SubscriptionList:
     """Lists the subscriptions and consumer groups of a topic, with their lag."""
     served = await call.service.topic(call.topic_name)
-    logs = await partition_logs(call.service, served)
+    logs = await partition_logs(call, served)
     found = await in_store_thread(_describe_all, logs, call.query.age)
     visible = [one for one in found if call.allows(None, Resource(Kind.GROUP, one.name))]
     return SubscriptionList(subscriptions=visible)
 
 
-@routes.add("GET", _ONE, Permission.READ, SubscriptionDescription, resource=Kind.TOPIC, query=LagQuery)
+@routes.add(
+    "GET",
+    _ONE,
+    Permission.READ,
+    SubscriptionDescription,
+    resource=Kind.TOPIC,
+    query=LagQuery,
+    join=_join_described,
+)
 async def describe_subscription(call: Call) -> SubscriptionDescription:
     """Describes a subscription or a consumer group: position and lag in each partition."""
     served = await call.service.topic(call.topic_name)
-    logs = await partition_logs(call.service, served)
+    logs = await partition_logs(call, served)
     return await in_store_thread(_described, logs, call.path["subscription"], call.query.age)
 
 
-async def partition_logs(service: Service, served: ServedTopic) -> list[Topic]:
-    """The logs of all partitions of a topic, opened."""
-    return [(await service.broker.partition(served, number)).topic for number in range(served.count)]
+async def partition_logs(call: Call, served: ServedTopic) -> dict[int, Topic]:
+    """The logs of the partitions that a request is about, opened."""
+    broker = call.service.broker
+    return {number: (await broker.partition(served, number)).topic for number in call.numbers(served)}
 
 
-def _described(logs: Sequence[Topic], name: str, with_age: bool) -> SubscriptionDescription:
+def _described(logs: Mapping[int, Topic], name: str, with_age: bool) -> SubscriptionDescription:
     found = next((one for one in _describe_all(logs, with_age) if one.name == name), None)
     if found is None:
         raise _unknown(name)
@@ -181,10 +225,10 @@ def _unknown(name: str) -> NotFoundError:
     return NotFoundError(f"there is no subscription {name[:80]}", hint="GET .../subscriptions lists them")
 
 
-def _describe_all(logs: Sequence[Topic], with_age: bool) -> list[SubscriptionDescription]:
+def _describe_all(logs: Mapping[int, Topic], with_age: bool) -> list[SubscriptionDescription]:
     parts: dict[tuple[str, bool], list[tuple[int, Topic, SubscriptionInfo]]] = {}
     open_now: dict[str, set[str]] = {}
-    for number, log in enumerate(logs):
+    for number, log in logs.items():
         registry = log._registry
         for name in registry.names():
             parts.setdefault((name, False), []).append((number, log, registry.info(name)))
@@ -240,7 +284,15 @@ def _lag_seconds(log: Topic, info: SubscriptionInfo) -> float:
 # Changing
 
 
-@routes.add("POST", f"{_ONE}/seek", Permission.WRITE, SubscriptionDescription, resource=Kind.TOPIC, body=Seek)
+@routes.add(
+    "POST",
+    f"{_ONE}/seek",
+    Permission.WRITE,
+    SubscriptionDescription,
+    resource=Kind.TOPIC,
+    body=Seek,
+    join=_join_described,
+)
 async def seek_subscription(call: Call) -> SubscriptionDescription:
     """Moves a subscription: delivery resumes there, and earlier messages count as acknowledged.
 
@@ -249,7 +301,7 @@ async def seek_subscription(call: Call) -> SubscriptionDescription:
     """
     wanted: Seek = call.body
     served = await call.service.topic(call.topic_name)
-    logs = await partition_logs(call.service, served)
+    logs = await partition_logs(call, served)
     if bool(wanted.position) == bool(wanted.offsets):
         raise InputError("give position, or offsets for partitions")
     start = start_of(wanted.offsets or wanted.position, served.count)
@@ -257,6 +309,7 @@ async def seek_subscription(call: Call) -> SubscriptionDescription:
     unknown = [number for number in positions if not 0 <= number < served.count]
     if unknown:
         raise InputError(f"{served.name} has partitions 0 to {served.count - 1}, not {unknown[0]}")
+    positions = {number: position for number, position in positions.items() if number in logs}
 
     name = call.path["subscription"]
     if await in_store_thread(_is_group, logs, name):
@@ -274,11 +327,11 @@ async def seek_subscription(call: Call) -> SubscriptionDescription:
     return await in_store_thread(move)
 
 
-def _is_group(logs: Sequence[Topic], name: str) -> bool:
+def _is_group(logs: Mapping[int, Topic], name: str) -> bool:
     """Whether only a consumer group is called so, and no subscription."""
-    if any(name in log._registry.names() for log in logs):
+    if any(name in log._registry.names() for log in logs.values()):
         return False
-    return any(name in log._registry.groups() for log in logs)
+    return any(name in log._registry.groups() for log in logs.values())
 
 
 def move_subscription(log: Topic, name: str, position: Any) -> None:
@@ -301,15 +354,15 @@ def opened_subscription(log: Topic, name: str) -> Iterator[Subscription]:
         yield consumer._subscription
 
 
-@routes.add("DELETE", _ONE, Permission.ADMIN, resource=Kind.TOPIC)
+@routes.add("DELETE", _ONE, Permission.ADMIN, resource=Kind.TOPIC, join=nothing)
 async def delete_subscription(call: Call) -> None:
     """Forgets a subscription and how far it is; 409 while it has consumers. The messages stay."""
     served = await call.service.topic(call.topic_name)
-    logs = await partition_logs(call.service, served)
+    logs = await partition_logs(call, served)
     name = call.path["subscription"]
 
     def delete() -> None:
-        known = [log for log in logs if name in log.subscriptions()]
+        known = [log for log in logs.values() if name in log.subscriptions()]
         if not known:
             raise _unknown(name)
         for log in known:
@@ -321,30 +374,48 @@ async def delete_subscription(call: Call) -> None:
 # Consumers
 
 
-async def open_session(call: Call, wanted: Subscribe, *, has_lease: bool) -> Session:
-    """Subscribes for a client."""
-    service = call.service
-    served = await call.topic_in_use()
-    await partition_logs(service, served)
-    if wanted.dead_letter_topic is not None:
-        letters = parse_topic_name(wanted.dead_letter_topic)
-        call.check(Permission.WRITE, topic_resource(letters))  # who lacks that does not learn whether it exists
-        if service.broker.find(letters) is None:  # the first letter creates it
-            call.check(Permission.ADMIN, topic_resource(letters))
+async def _subscribing(call: Call, served: ServedTopic, wanted: Subscribe, ahead: int) -> Any:
+    """Subscribes to the partitions that a request is about."""
     start = start_of(wanted.start, served.count)
     if served.count == 1 and isinstance(start, dict):
         start = start.get(0, "earliest")
-    topic: Any = await in_store_thread(service.broker.directory.topic, str(served.name))
+    if call.spread is not None:
+        return SpreadSubscribing(call, served, start, ahead).subscribe
+    topic: Any = await in_store_thread(call.service.broker.directory.topic, str(served.name))
+    if call.only is not None and served.count > 1:
+        given = start if isinstance(start, dict) else dict.fromkeys(call.only, start)
+        start = {number: position for number, position in given.items() if number in call.only}
 
     async def subscribe(name: str, kind: Any, **options: Any) -> Any:
         return await topic.subscribe_async(name, kind, start=start, **options)
+
+    return subscribe
+
+
+def _check_letters(call: Call, wanted: Subscribe) -> None:
+    if wanted.dead_letter_topic is not None:
+        letters = parse_topic_name(wanted.dead_letter_topic)
+        call.check(Permission.WRITE, topic_resource(letters))  # who lacks that does not learn whether it exists
+        if call.service.broker.find(letters) is None:  # the first letter creates it
+            call.check(Permission.ADMIN, topic_resource(letters))
+
+
+async def open_session(call: Call, wanted: Subscribe, *, has_lease: bool, ahead: int = _AHEAD) -> Session:
+    """Subscribes for a client. So many messages of each other node may be here `ahead` of it."""
+    service = call.service
+    served = await call.topic_in_use()
+    if call.spread is None:
+        await partition_logs(call, served)
+    _check_letters(call, wanted)
+    subscribe = await _subscribing(call, served, wanted, ahead)
 
     async def until_in_files(messages: Sequence[Delivery]) -> None:
         reached: dict[int, int] = {}
         for message in messages:
             reached[message.partition] = max(message.offset + 1, reached.get(message.partition, 0))
         for number, offset in reached.items():
-            await (await service.broker.partition(served, number)).until_in_files(offset)
+            if service.broker.placement.is_ours(served.name, number):  # others have done so before they sent it
+                await (await service.broker.partition(served, number)).until_in_files(offset)
 
     session = await service.sessions.open(
         served.name, call.path["subscription"], wanted, call.principal, subscribe, has_lease=has_lease
@@ -365,6 +436,7 @@ def _session(call: Call) -> Session:
     resource=Kind.TOPIC,
     body=Subscribe,
     status=HTTPStatus.CREATED,
+    spreads=True,
 )
 async def subscribe(call: Call) -> NewConsumer:
     """Makes a consumer of a subscription, which is created if there is none of its name.
@@ -395,10 +467,16 @@ async def receive(call: Call) -> Received | Reply:
     query: ReceiveQuery = call.query
     session = _session(call)
     seconds = min(query.wait, call.service.settings.max_wait_seconds)
-    number, found = await call.service.unless_stopping(session.receive(query.limit, seconds, query.seen)) or (
-        session.batch,
-        [],
-    )
+    try:
+        number, found = await call.service.unless_stopping(session.receive(query.limit, seconds, query.seen)) or (
+            session.batch,
+            [],
+        )
+    except ClosedError:
+        if call.service.broker.placement.is_alone:
+            raise
+        await call.service.sessions.close_quietly(session)
+        raise over() from None  # a partition is with another node now
     if call.accepts(MSGPACK):
         return Reply(_encode_packed({"batch": number, "messages": delivered(found)}), MSGPACK)
     shown = [received_json(message, query.encoding) for message in found]
@@ -416,7 +494,7 @@ def delivered(messages: Sequence[Delivery]) -> list[tuple[PackedMessage, int]]:
     return [(one, message.delivery_count) for one, message in zip(packed(messages), messages, strict=True)]
 
 
-@routes.add("POST", f"{_CONSUMER}/ack", Permission.READ, resource=Kind.TOPIC, body=Ack)
+@routes.add("POST", f"{_CONSUMER}/ack", Permission.READ, resource=Kind.TOPIC, body=Ack, join=nothing)
 async def ack(call: Call) -> None:
     """Acknowledges messages: they are not delivered again. The same twice is fine.
 
@@ -425,17 +503,20 @@ async def ack(call: Call) -> None:
     wanted: Ack = call.body
     sessions = call.service.sessions
     if wanted.messages and not wanted.cumulative and sessions.is_of_an_earlier_start(call.path["consumer"]):
-        logs = await partition_logs(call.service, await call.topic_in_use())
-        await in_store_thread(_ack_of_an_earlier_start, logs, call.path["subscription"], wanted.messages)
+        logs = await partition_logs(call, await call.topic_in_use())
+        await in_store_thread(_ack_of_an_earlier_start, logs, call.path["subscription"], wanted.messages, call.only)
         return
     await settle(_session(call), wanted)
 
 
-def _ack_of_an_earlier_start(logs: Sequence[Topic], name: str, messages: Sequence[Settled]) -> None:
+def _ack_of_an_earlier_start(
+    logs: Mapping[int, Topic], name: str, messages: Sequence[Settled], only: Sequence[int] | None
+) -> None:
     by_partition: dict[int, list[tuple[int, bool]]] = {}
     for number, offset in messages:
-        by_partition.setdefault(number, []).append((offset, True))
-    unknown = [number for number in by_partition if number >= len(logs)]
+        if only is None or number in only:
+            by_partition.setdefault(number, []).append((offset, True))
+    unknown = [number for number in by_partition if number not in logs]
     if unknown:
         raise InputError(f"the topic has partitions 0 to {len(logs) - 1}, not {unknown[0]}")
     for number, offsets in by_partition.items():
@@ -447,9 +528,9 @@ def _ack_of_an_earlier_start(logs: Sequence[Topic], name: str, messages: Sequenc
 async def settle(session: Session, wanted: Ack) -> None:
     """Carries out an acknowledgement."""
     if wanted.messages:
-        session.ack(wanted.messages)
+        await session.ack(wanted.messages)
     for number, offset in wanted.cumulative:
-        session.ack_cumulative(number, offset)
+        await session.ack_cumulative(number, offset)
     if wanted.flush:
         await session.consumer.flush_async()
 
@@ -458,7 +539,7 @@ async def settle(session: Session, wanted: Ack) -> None:
 async def nack(call: Call) -> None:
     """Rejects messages: they are delivered again, after a pause, or become dead letters."""
     wanted: Nack = call.body
-    _session(call).nack(wanted.messages, wanted.delay, wanted.reason)
+    await _session(call).nack(wanted.messages, wanted.delay, wanted.reason)
 
 
 @routes.add("POST", f"{_CONSUMER}/extend", Permission.READ, resource=Kind.TOPIC)

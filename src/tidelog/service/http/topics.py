@@ -13,22 +13,25 @@ from typing import Annotated, Any
 
 import msgspec
 
-from tidelog.errors import ConfigError, ConflictError, InputError
+from tidelog.client.transport import path_of
+from tidelog.errors import ConfigError, ConflictError, InputError, TidelogError
 from tidelog.log.settings import LogStatistics
 from tidelog.service.auth.access import Kind, Permission, topic_resource
 from tidelog.service.http.call import Call
 from tidelog.service.http.placed import check_here, look
 from tidelog.service.http.routes import RouteTable
-from tidelog.service.http.service import Service
+from tidelog.service.http.spread.parts import ask_node, merged_by_number
 from tidelog.service.kafka.broker import Broker, ServedTopic
 from tidelog.service.kafka.configs import configs_of
 from tidelog.service.kafka.partitions import Partition
+from tidelog.service.placement import NodeAddress
 from tidelog.store.scheduler import in_store_thread
 from tidelog.topics.names import TopicName, read_own
 
 routes = RouteTable("Topics")
 _MAX_LISTED = 10_000
 _OPENED_AT_ONCE = 16
+_TOLD_SECONDS = 10.0
 
 
 class TopicQuery(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
@@ -68,7 +71,8 @@ class PartitionInfo(msgspec.Struct, frozen=True, kw_only=True):
     cached_messages: int
     """The newest messages that are in memory too."""
     epoch: int
-    """The owner's epoch; 0 without a store."""
+    """The owner's epoch; 0 without a store, -1 where its node was not asked: then all offsets are those of the
+    store."""
     hot_bytes: int
     """The bytes of its files on the server's disk."""
     unshipped_bytes: int | None = None
@@ -76,7 +80,7 @@ class PartitionInfo(msgspec.Struct, frozen=True, kw_only=True):
     unshipped_seconds: float | None = None
     """The age of the oldest message that is on this disk only."""
     node: str | None = None
-    """The node that serves it, where that is another one: then all offsets are those of the store."""
+    """The node that serves it, where that is another one."""
 
 
 class ListedTopic(msgspec.Struct, frozen=True, kw_only=True):
@@ -187,7 +191,7 @@ async def create_topic(call: Call) -> TopicDescription:
     wanted: NewTopic = call.body
     settings = {key: value for key, value in _settings(wanted.settings).items() if value is not None}
     served = await call.service.broker.create(call.topic_name, wanted.partitions, **settings)
-    return await describe(call.service, served)
+    return await describe(call, served)
 
 
 @routes.add(
@@ -202,14 +206,15 @@ async def create_topic(call: Call) -> TopicDescription:
 async def describe_topic(call: Call) -> TopicDescription:
     """Describes a topic: offsets of its partitions, and settings.
 
-    Of partitions that another node serves, the offsets are those of the store, and `node` says which it is; asked for
-    by its number, a partition is described by its owner.
+    Partitions of other nodes are described by these, and `node` says which it is. Of one whose node does not answer the
+    offsets are those of the store, and `epoch` is -1. Asked for by its number, a partition is described by its owner.
     """
     served = await call.service.topic(call.topic_name)
     if call.query.partition is not None:
         check_here(call, call.target, is_asked=True)
         await call.service.broker.partition(served, call.query.partition)
-    return await describe(call.service, served)
+        return await describe(call, served, asks_others=False)
+    return await describe(call, served, asks_others=call.only is None)
 
 
 @routes.add(
@@ -231,7 +236,7 @@ async def change_topic(call: Call) -> TopicDescription:
         await call.service.broker.change_settings(served, _settings(change.settings))
     if change.partitions is not None and change.partitions != served.count:
         await call.service.broker.grow(served, change.partitions)
-    return await describe(call.service, served)
+    return await describe(call, served)
 
 
 @routes.add("DELETE", "/v1/topics/{namespace}/{name}", Permission.ADMIN, resource=Kind.TOPIC, at_any_node=True)
@@ -240,7 +245,19 @@ async def delete_topic(call: Call) -> None:
     await call.service.broker.delete(await call.service.topic(call.topic_name))
 
 
-@routes.add("POST", "/v1/topics/{namespace}/{name}/purge", Permission.ADMIN, Purged, resource=Kind.TOPIC, body=Purge)
+def _join_purged(call: Call, parts: list[Purged]) -> Purged:
+    return Purged(start_offsets=merged_by_number(part.start_offsets for part in parts))
+
+
+@routes.add(
+    "POST",
+    "/v1/topics/{namespace}/{name}/purge",
+    Permission.ADMIN,
+    Purged,
+    resource=Kind.TOPIC,
+    body=Purge,
+    join=_join_purged,
+)
 async def purge_topic(call: Call) -> Purged:
     """Deletes messages for good, from the disk and from the store: all of them, or those before an offset.
 
@@ -250,11 +267,13 @@ async def purge_topic(call: Call) -> Purged:
     wanted: Purge = call.body
     before = wanted.before
     if before is None:
-        before = dict.fromkeys((str(number) for number in range(served.count)), -1)
+        before = dict.fromkeys((str(number) for number in call.numbers(served)), -1)
     chosen: list[tuple[Partition, int]] = []
     for text, offset in before.items():
         if not (text.isascii() and text.isdigit() and int(text) < served.count):
             raise InputError(f"{served.name} has partitions 0 to {served.count - 1}, not {text[:20]!r}")
+        if int(text) not in call.numbers(served):
+            continue  # another node is asked for it
         partition = await call.service.broker.partition(served, int(text))
         chosen.append((partition, partition.high_watermark if offset == -1 else offset))
     starts: dict[str, int] = {}
@@ -271,19 +290,23 @@ def _settings(given: dict[str, Any]) -> dict[str, Any]:
     return read_own(given)
 
 
-async def describe(service: Service, served: ServedTopic) -> TopicDescription:
-    """A topic; its partitions are opened."""
-    broker = service.broker
+async def describe(call: Call, served: ServedTopic, *, asks_others: bool = True) -> TopicDescription:
+    """A topic; its partitions are opened. `asks_others`: how far those of other nodes are."""
+    broker = call.service.broker
     opener = broker.directory._opener
     room = asyncio.Semaphore(_OPENED_AT_ONCE)
 
+    told = await _told_by_others(call, served) if asks_others and not broker.placement.is_alone else {}
+
     async def stand(number: int) -> PartitionInfo:
+        if number in told:
+            return told[number]
         async with room:
             if not broker.placement.is_alone and not broker.placement.is_ours(served.name, number):
                 return await in_store_thread(stored_info, broker, served, number)
             return await in_store_thread(partition_info, await broker.partition(served, number))
 
-    partitions = await asyncio.gather(*(stand(number) for number in range(served.count)))
+    partitions = await asyncio.gather(*(stand(number) for number in call.numbers(served)))
     own = await in_store_thread(_own_settings, opener, served.name)
     effective = msgspec.to_builtins(opener.effective(own))
     return TopicDescription(
@@ -295,6 +318,34 @@ async def describe(service: Service, served: ServedTopic) -> TopicDescription:
         kafka_configs=configs_of(own, broker.topic_defaults),
         is_placed=not broker.placement.is_alone,
     )
+
+
+async def _told_by_others(call: Call, served: ServedTopic) -> dict[int, PartitionInfo]:
+    """What other nodes say of their partitions; those of nodes that do not answer are left out."""
+    placement = call.service.broker.placement
+    elsewhere: dict[NodeAddress, list[int]] = {}
+    for number in call.numbers(served):
+        owner = placement.owner(served.name, number)
+        if owner is not None and owner.node_id != placement.node_id:
+            elsewhere.setdefault(owner, []).append(number)
+    target = path_of("topics", served.name.namespace, served.name.name)
+
+    async def ask(node: NodeAddress, numbers: list[int]) -> list[PartitionInfo]:
+        answer = await ask_node(call, node, "GET", target, numbers, timeout=_TOLD_SECONDS, attempt=_TOLD_SECONDS)
+        found: TopicDescription = answer.json(TopicDescription)
+        return [one if one.epoch == -1 else msgspec.structs.replace(one, node=node.node) for one in found.partitions]
+
+    told = await asyncio.gather(*(ask(*one) for one in elsewhere.items()), return_exceptions=True)
+    for failure in told:
+        if isinstance(failure, BaseException) and not isinstance(failure, TidelogError):
+            raise failure
+    return {one.partition: one for some in told if isinstance(some, list) for one in some}
+
+
+def join_described(call: Call, parts: list[TopicDescription]) -> TopicDescription:
+    """One description of those of several nodes, each of its own partitions."""
+    found = sorted((one for part in parts for one in part.partitions), key=lambda one: one.partition)
+    return msgspec.structs.replace(parts[0], partitions=found)
 
 
 def _own_settings(opener: Any, name: TopicName) -> dict[str, object]:

@@ -28,13 +28,14 @@ from typing import Annotated, Any, Literal
 import msgspec
 
 from tidelog.codec import JSON_ERRORS
-from tidelog.errors import ConflictError, InputError, TidelogError
+from tidelog.errors import ClosedError, ConflictError, InputError, TidelogError
 from tidelog.service.auth.access import Kind, Permission
 from tidelog.service.http.call import Call, DisconnectedError, Socket, without_values
 from tidelog.service.http.message_json import ReadEncoding
 from tidelog.service.http.problems import HttpError, Problem, problem_of
 from tidelog.service.http.routes import RouteTable
 from tidelog.service.http.sessions import Session, Settled, Subscribe
+from tidelog.service.http.spread.consumer import SpreadConsumer
 from tidelog.service.http.subscriptions import Ack, delivered, open_session, received_json, settle
 from tidelog.topics.subscription.options import Kind as SubscriptionKind
 
@@ -180,6 +181,8 @@ class _Conversation:
                     return
                 await self._carry_out(op)
             except (TidelogError, HttpError) as error:
+                if isinstance(error, ClosedError) and isinstance(self._session.consumer, SpreadConsumer):
+                    raise  # a partition moved: the client connects again, and says what is not confirmed once more
                 await self._say(ErrorEvent(identity, problem_of(error)))
             else:
                 if identity is not None:
@@ -196,7 +199,7 @@ class _Conversation:
         if isinstance(op, AckOp):
             await settle(self._session, Ack(messages=op.messages, cumulative=op.cumulative))
         elif isinstance(op, NackOp):
-            self._session.nack(op.messages, op.delay, op.reason)
+            await self._session.nack(op.messages, op.delay, op.reason)
         elif isinstance(op, WindowOp):
             self._window = op.window
         elif isinstance(op, FlushOp):
@@ -215,6 +218,7 @@ class _Conversation:
     mode="socket",
     resource=Kind.TOPIC,
     query=ConnectQuery,
+    spreads=True,
 )
 async def connect(call: Call, socket: Socket) -> None:
     """Receives and settles messages over a WebSocket: batches are pushed, and the connection is the lease.
@@ -224,7 +228,7 @@ async def connect(call: Call, socket: Socket) -> None:
     answered, `done` or `error`. `closed` comes when every acknowledgement is stored.
     """
     try:
-        session = await open_session(call, _wanted(call.query), has_lease=False)
+        session = await open_session(call, _wanted(call.query), has_lease=False, ahead=call.query.window)
         try:
             await _Conversation(call, socket, session).run()
         finally:

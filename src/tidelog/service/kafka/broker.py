@@ -413,10 +413,6 @@ class Broker:
     async def seal(self, served: ServedTopic) -> None:
         """Seals a topic for another owner, and keeps it closed here. When that fails, it is served on."""
 
-        def seal() -> None:
-            topic: Topic | PartitionedTopic = self.directory.topic(str(served.name))
-            topic.seal()
-
         async def work() -> None:
             if served.is_sealed:
                 return  # to seal it again it would have to be opened, and claimed
@@ -424,13 +420,23 @@ class Broker:
             try:
                 while served.opening:
                     await asyncio.wait(list(served.opening.values()))
-                await in_store_thread(seal)
+                await in_store_thread(self._seal, served)
             except BaseException:
                 served.is_sealed = False
                 raise
             _close_all(served)
 
         await self._change(served, work)
+
+    def _seal(self, served: ServedTopic) -> None:
+        """In a thread: all partitions, or those of this node."""
+        topic: Topic | PartitionedTopic = self.directory.topic(str(served.name))
+        if self.placement.is_alone or isinstance(topic, Topic):
+            topic.seal()
+            return
+        for number in range(served.count):
+            if self.placement.is_ours(served.name, number):
+                topic.partition(number).seal()
 
     def _forget(self, served: ServedTopic) -> None:
         self._topics.pop(served.name, None)

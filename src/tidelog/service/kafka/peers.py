@@ -106,7 +106,7 @@ class Peers:
         return answer
 
     async def _connect(self, address: Address) -> _Connection:
-        tls = self._security.ssl_context and _client_tls(self._security)
+        tls = self._security.ssl_context and client_tls(self._security)
         connection = await asyncio.open_connection(*address, ssl=tls, server_hostname=address[0] if tls else None)
         try:
             if self._security.is_required:
@@ -147,7 +147,7 @@ class Peers:
         self._free.clear()
 
 
-def _client_tls(security: Security) -> ssl.SSLContext:
+def client_tls(security: Security) -> ssl.SSLContext:
     """Trusts what this node's own certificate was made by, and what its clients are checked with."""
     context = ssl.create_default_context()
     for path in (security.settings.tls_cert, security.settings.tls_client_ca):

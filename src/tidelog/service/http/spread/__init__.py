@@ -1,0 +1,1 @@
+"""Topics whose partitions several nodes serve: any node answers, and asks the others."""
