@@ -405,7 +405,8 @@ def producer_batches(
             continue
         identity, epoch, sequence, flags = stored.producer
         if stored.kind == "control":
-            found.append((offset, offset, identity, epoch, -1, 1, 1, int(stored.control[0] == 1), stored.time_us))
+            number = int.from_bytes(payload[4:8], "little", signed=True)
+            found.append((offset, offset, identity, epoch, number, 1, 1, int(stored.control[0] == 1), stored.time_us))
             after = 0
         elif identity < 0:
             after = 0

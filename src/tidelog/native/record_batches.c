@@ -41,7 +41,8 @@ PyMethodDef record_batch_methods[] = {
            "batches, one after the other."),
     METHOD("producer_batches", producer_batches,
            "producer_batches(first_offset, buffer, positions, lengths, start, stop): (first offset, last offset, producer "
-           "id, epoch, sequence, is transactional, is control, is commit, time_us) of each."),
+           "id, epoch, sequence, is transactional, is control, is commit, time_us) of each. A control record has "
+           "the number of its transaction in place of a sequence."),
     METHOD("transaction_marks", transaction_marks,
            "transaction_marks(first_offset, buffer, positions, lengths, start, stop): None, or (first offset, last offset, "
            "producer id, epoch, kind) of each stretch of a transaction (0) and of each end of one (1 abort, 2 commit)."),

@@ -72,7 +72,8 @@ static int add_source(NativeState *state, PyObject *list, ProducerRun *run, Slic
     case SOURCE_NONE:
         return 0; /* a compaction may have removed one from the middle of a batch */
     case SOURCE_CONTROL: {
-        RecordProducer producer = {(int64_t)load_u64(payload.data + 16), (int16_t)load_u16(payload.data + 2), -1, 1};
+        RecordProducer producer = {(int64_t)load_u64(payload.data + 16), (int16_t)load_u16(payload.data + 2),
+                                   (int32_t)load_u32(payload.data + 4), 1};
         if (run_close(list, run) < 0) {
             return -1;
         }

@@ -28,7 +28,7 @@ from tidelog.clock import ManualClock
 from tidelog.errors import FencedError
 from tidelog.service.kafka.codec import wire
 from tidelog.service.kafka.error_codes import ErrorCode
-from tidelog.service.kafka.records import HEADER_BYTES, read_header
+from tidelog.service.kafka.records import HEADER_BYTES, Control, read_header
 from tidelog.service.node import Node
 from tidelog.store.scheduler import STORE_THREADS
 from tidelog.testing import World
@@ -186,6 +186,23 @@ def test_acks_all_waits_for_the_store_where_the_topic_says_so() -> None:
             assert answer == (ErrorCode.NONE, offset)
         taken = await asyncio.to_thread(open_node(world, "b", tier_settings()).topic, NAME, take_over=True)
         assert [message.value for message in taken.read(0)] == [b"first", b"second"]
+
+    serve(open_node(world, "a", tier_settings(durability="shipped")), work)
+
+
+def test_end_of_a_transaction_outlives_the_disk_with_its_messages() -> None:
+    """Loses otherwise: a committed transaction is open for the next owner, whose consumers wait for ever."""
+    world = World(clock=ManualClock())
+    control = Control(True, 7, 0, 1, 1)
+
+    async def work(server: Running) -> None:
+        client = await server.client()
+        answer = produced(await client.call(PRODUCE, 9, produce_request(b"paid", topic=TOPIC)))
+        assert answer == (ErrorCode.NONE, 0)
+        for _ in range(2):  # the second is late: it waits for the first, and changes nothing
+            await server.node._broker.write_own_marker(NAME, 0, control)
+        taken = await asyncio.to_thread(open_node(world, "b", tier_settings()).topic, NAME, take_over=True)
+        assert taken.next_offset == 2
 
     serve(open_node(world, "a", tier_settings(durability="shipped")), work)
 

@@ -134,6 +134,25 @@ def test_a_marker_comes_after_the_batches_that_were_let_in() -> None:
     play(test)
 
 
+def test_late_marker_does_not_end_the_next_transaction() -> None:
+    """Of a coordinator that was replaced, or kept by the network: it is answered, and changes nothing."""
+
+    async def test(partition: Partition, topic: Topic) -> None:
+        await partition.append(batch(0, attributes=0x10))
+        first = Control(True, 7, 0, 1, 1)
+        await partition.write_marker(first)
+        await partition.append(batch(2, attributes=0x10))
+        end = topic.next_offset
+        await partition.write_marker(first)
+        assert topic.next_offset == end
+        assert partition.producers.is_open(7)
+        await partition.write_marker(first._replace(is_commit=False, coordinator_epoch=2))
+        assert not partition.producers.is_open(7)
+        assert [tuple(one) for one in partition.producers.aborted(0, 9)] == [(7, 3, 5)]
+
+    play(test)
+
+
 def test_sequences_that_come_again_with_other_messages_are_refused() -> None:
     """A client that aborted may use them again; taken for the old batch, the new messages would be lost."""
 

@@ -189,7 +189,7 @@ def test_stored_batches_are_those_that_were_produced() -> None:
         (10, 12, 7, 5),
         (13, 15, 7, 8),
         (16, 16, 8, 0),
-        (20, 20, 7, -1),
+        (20, 20, 7, 4),
     ]
     assert [item.is_control for item in found] == [False, False, False, True]
     assert found[3].is_commit

@@ -12,6 +12,7 @@ from tests.service.test_placement import created
 from tidelog.errors import FencedError
 from tidelog.service.kafka.codec import wire
 from tidelog.service.kafka.error_codes import ErrorCode
+from tidelog.service.kafka.peers import Peers
 from tidelog.service.placement import SLOTS, slot_of
 
 OFFSET_COMMIT, OFFSET_FETCH, FIND_COORDINATOR, JOIN, HEARTBEAT, SYNC = 8, 9, 10, 11, 12, 14
@@ -76,6 +77,34 @@ def test_offsets_are_committed_at_the_coordinator_whoever_owns_the_partition(tmp
             assert [await committed(nodes, 1, partition) for partition in range(3)] == [(0, 10), (0, 11), (0, 12)]
 
     run(work())
+
+
+def test_late_end_of_a_transaction_does_not_move_offsets_back(tmp_path: Path) -> None:
+    """Loses otherwise: its group goes back behind what a later transaction has committed, and reads it again."""
+
+    async def work() -> None:
+        async with installed(tmp_path) as nodes:
+            await created(nodes, 1)
+            await nodes.move_slot(GROUP, 1)
+            peers, node = Peers(nodes.nodes[2].security), nodes.addresses[1]
+            for number, offset in ((1, 10), (2, 20), (1, 10), (2, 15), (3, 30)):
+                module = wire(OFFSET_COMMIT)
+                part = module.OffsetCommitRequestPartition(0, offset, -1, "")
+                request = module.OffsetCommitRequest(
+                    group_id=GROUP,
+                    generation_id_or_member_epoch=1,
+                    member_id="7",
+                    group_instance_id=str(number),
+                    topics=[module.OffsetCommitRequestTopic(name="shop/orders", partitions=[part])],
+                )
+                answer = await peers.call(node, OFFSET_COMMIT, 8, request)
+                assert answer.topics[0].partitions[0].error_code == ErrorCode.NONE
+                seen.append((await committed(nodes, 1))[1])
+            await peers.close()
+
+    seen: list[int] = []
+    run(work())
+    assert seen == [10, 20, 20, 20, 30]
 
 
 def test_offsets_of_a_deleted_topic_are_gone_at_the_next_coordinator(tmp_path: Path) -> None:

@@ -397,6 +397,32 @@ def test_damaged_document_of_the_copy_is_replaced_by_the_truth(name: str, damage
         assert json.loads(found["owner"])["copy_of"] == "memory://"
 
 
+def test_node_that_reaches_the_metadata_store_elsewhere_goes_on_with_the_copy() -> None:
+    """Loses otherwise: with etcd's members in another order, a node's copies of topics with partitions go stale."""
+    with Published() as store:
+        store.put(KEYS.partitions, b'{"count":2}')
+        with store.again() as other:
+            other.truth.url = "memory://elsewhere"
+            other.put(KEYS.partitions, b'{"count":3,"earlier_counts":[2]}')
+            other.put(KEYS.settings, b"{}")
+            assert behind(other) == 0
+        found = copies_in(store.bucket)
+    assert json.loads(found["partitions"])["count"] == 3
+    assert found["settings"] == b"{}"
+
+
+def test_partitions_of_another_topic_of_the_bucket_are_left_alone() -> None:
+    """Its number of partitions is one that this topic never had."""
+    bucket = FaultyStore()
+    with Published(bucket=bucket) as theirs:
+        theirs.truth.url = "memory://theirs"
+        theirs.put(KEYS.partitions, b'{"count":5}')
+        with Published(bucket=bucket) as store:
+            store.put(KEYS.partitions, b'{"count":2}')
+            assert "the catalog of another log" in str(store.copy_statistics())
+    assert json.loads(copies_in(bucket)["partitions"])["count"] == 5
+
+
 def test_damaged_document_of_the_copy_is_deleted_with_the_truth() -> None:
     """Also one that no longer is."""
     with Published() as store:

@@ -281,13 +281,21 @@ class Partition:
         return Appended(ErrorCode.NONE, first, first + count)
 
     async def write_marker(self, control: Control) -> int:
-        """Ends a transaction here; returns once that is on the disk."""
+        """Ends a transaction here; returns once that is where acknowledged messages are: on the disk, or in the store.
+        A late one is not written, and is answered when the one before it is there."""
+        who = (control.producer_id, control.producer_epoch, control.coordinator_epoch)
         async with self._turn:
             await self._settle()
-            offset = await self._append_recorded(encode_many(0, [control_payload(control)]), None)
-            who = (control.producer_id, control.producer_epoch)
-            self._record(StoredBatch(offset, offset, *who, -1, True, True, control.is_commit, control.timestamp_us))
+            if self.producers.is_late(*who):
+                offset = self._log.next_offset - 1
+            else:
+                offset = await self._append_recorded(encode_many(0, [control_payload(control)]), None)
+                stored = StoredBatch(offset, offset, *who, True, True, control.is_commit, control.timestamp_us)
+                self._record(stored)
         await self._log.wait_durable_async(offset, 1)
+        flushed = self._flushed
+        if flushed is not None and flushed.flushed_offset <= offset:
+            await asyncio.wrap_future(flushed.join(offset))
         return offset
 
     async def _append_recorded(self, frames: Frames, timeout_seconds: float | None) -> int:

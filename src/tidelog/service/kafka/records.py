@@ -242,7 +242,7 @@ class StoredBatch(NamedTuple):
     producer_id: int
     producer_epoch: int
     base_sequence: int
-    """-1 for a control record."""
+    """Of a control record, the number of its transaction; 0 when nobody knows it."""
     is_transactional: bool
     is_control: bool
     is_commit: bool

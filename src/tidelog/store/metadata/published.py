@@ -12,7 +12,8 @@ Invariants
   whatever the copy had was written. A copy that was created or removed has no version to go by: there the truth is
   read once more after the write, until both agree.
 - A copy is replaced only if it is one of this topic: the owner documents have the same log id, or the one in the bucket
-  is a copy of this very metadata store. A foreign one is left alone, and reported.
+  is a copy of this very metadata store. A foreign one is left alone, and reported. Nodes may reach one metadata store
+  by different addresses, so another URL alone does not make a copy foreign.
 - A copy is derived data: a damaged document of it is replaced like one that is out of date. If that is the owner's, the
   others say whose copy it is.
 - The owner document goes first and is removed last; descriptors are copied before `cur`, and removed after all others
@@ -361,7 +362,7 @@ class _Topic:
         if found is not None:
             document, truth = _decoded(found), _decoded(head)
             is_known = copy_of(found) == self._truth.url or (found.value == DAMAGED and self._others_are_ours())
-            if not is_known and document.get("log_id", found.value) != truth.get("log_id", head.value):
+            if not is_known and not _is_same(document, truth):
                 raise ConfigError(
                     f"{self.prefix} in {self._copies.url} is the catalog of another log"
                     + (f", whose metadata is in {other}" if (other := copy_of(found)) is not None else ""),
@@ -461,6 +462,15 @@ def _public(key: str) -> OwnedKey | None:
 def _tells_logs_apart(key: str) -> bool:
     owned = parse_owned_key(key)
     return owned is not None and owned.rest.startswith(_AT_ONCE) and _rank(key, True) is not _Rank.CURRENT
+
+
+def _is_same(copy: Mapping[str, object], truth: Mapping[str, object]) -> bool:
+    """Whether a head is one of the same log. A topic with partitions has no log id: its layout, or one that it had."""
+    if "log_id" in copy or "log_id" in truth:
+        return copy.get("log_id") == truth.get("log_id")
+    earlier = truth.get("earlier_counts")
+    layout = {name: value for name, value in copy.items() if name not in (COPY_OF, _COPIED)}
+    return bool(layout) and (layout == truth or (isinstance(earlier, list) and layout.get("count") in earlier))
 
 
 def _decoded(owner: Entry) -> dict[str, object]:

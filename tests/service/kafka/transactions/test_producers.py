@@ -13,7 +13,13 @@ from tests.campaign import run_machine
 from tidelog.errors import DataError
 from tidelog.service.kafka.error_codes import ErrorCode
 from tidelog.service.kafka.records import StoredBatch
-from tidelog.service.kafka.transactions.producers import SEQUENCES, AbortedTransaction, PartitionProducers, Verdict
+from tidelog.service.kafka.transactions.producers import (
+    MAX_NUMBER,
+    SEQUENCES,
+    AbortedTransaction,
+    PartitionProducers,
+    Verdict,
+)
 
 
 def batch(
@@ -22,8 +28,8 @@ def batch(
     return StoredBatch(first, first + count - 1, producer, epoch, sequence, transactional, False, False, first * 10)
 
 
-def marker(offset: int, producer: int, is_commit: bool, epoch: int = 0) -> StoredBatch:
-    return StoredBatch(offset, offset, producer, epoch, -1, True, True, is_commit, offset * 10)
+def marker(offset: int, producer: int, is_commit: bool, epoch: int = 0, number: int = 0) -> StoredBatch:
+    return StoredBatch(offset, offset, producer, epoch, number, True, True, is_commit, offset * 10)
 
 
 def test_a_batch_that_comes_again_gets_its_first_offset() -> None:
@@ -36,6 +42,31 @@ def test_a_batch_that_comes_again_gets_its_first_offset() -> None:
     assert producers.check(1, 0, 6, 3) == Verdict(ErrorCode.NONE, 106, 1060)
     assert producers.check(1, 0, 3, 3).error == ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER
     assert producers.check(1, 0, 18, 2).error == ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER
+
+
+def test_marker_of_a_transaction_that_has_ended_is_late() -> None:
+    """Loses otherwise: it ends the transaction after, which has the same producer and epoch. Numbers go around."""
+    producers = PartitionProducers()
+    assert not producers.is_late(1, 0, 1)
+    for number in (MAX_NUMBER - 1, MAX_NUMBER, 1):
+        producers.record(batch(producers.next_offset, 1, 0, transactional=True))
+        assert not producers.is_late(1, 0, number)
+        producers.record(marker(producers.next_offset, 1, True, number=number))
+        assert producers.is_late(1, 0, number)
+    assert producers.is_late(1, 0, MAX_NUMBER)
+    assert not producers.is_late(1, 0, 2)
+    assert not producers.is_late(1, 0, 0), "one without a number is of a coordinator that does not know it"
+
+
+def test_numbers_of_ended_transactions_outlive_a_snapshot_and_a_new_epoch() -> None:
+    """A node that opens the partition knows which markers are late."""
+    producers = PartitionProducers()
+    producers.record(marker(0, 1, True, number=5))
+    producers.record(batch(1, 1, 0, epoch=1, transactional=True))
+    restored = PartitionProducers()
+    restored.restore(producers.snapshot())
+    assert [restored.is_late(1, 1, number) for number in (4, 5, 6)] == [True, True, False]
+    assert restored.is_late(1, 0, 6), "an epoch before the known one"
 
 
 def test_a_gap_in_the_sequences_is_refused() -> None:

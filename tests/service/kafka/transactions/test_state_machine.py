@@ -89,6 +89,19 @@ def test_a_transaction_is_committed_in_all_its_partitions() -> None:
     assert broker.call("end", "app", *who, False).error is ErrorCode.INVALID_TXN_STATE
 
 
+def test_transactions_of_an_id_are_numbered() -> None:
+    """Also by the next coordinator: partitions tell by it what ends a transaction, and what comes late."""
+    broker = Broker()
+    who = broker.init()
+    for is_commit in (True, False):
+        broker.call("add_partitions", "app", *who, [A0])
+        broker.call("end", "app", *who, is_commit)
+    again = Broker(broker.records)
+    again.call("add_partitions", "app", *who, [A0])
+    again.call("end", "app", *who, True)
+    assert [markers.number for markers in (*broker.markers, *again.markers)] == [1, 2, 3]
+
+
 def test_an_aborted_transaction_commits_no_offsets() -> None:
     """They are forgotten, and do not come back in the next one."""
     broker = Broker()

@@ -54,6 +54,7 @@ from tidelog.service.kafka.groups.views import GroupViews, by_topic
 from tidelog.service.kafka.peers import is_forwarded
 from tidelog.service.kafka.requests import Handler, RequestContext
 from tidelog.service.kafka.slots import Slots
+from tidelog.service.kafka.transactions.producers import is_after
 from tidelog.service.placement import slot_of
 from tidelog.store.scheduler import in_store_thread
 from tidelog.topics.subscription.group_offsets import GroupOffset, OffsetKey
@@ -63,6 +64,7 @@ _FIRST_PAUSE_SECONDS = 0.1
 _LONGEST_PAUSE_SECONDS = 10.0
 FIND_COORDINATOR = 10
 _OFFSET_COMMIT = 8
+_MAX_ENDED = 100_000
 _GROUP_KEY, _TRANSACTION_KEY = 0, 1
 
 
@@ -102,6 +104,8 @@ class GroupCoordinator:
         self._offset_store, self._records = offsets, records
         self._offset_requests = OffsetRequests(self._table, self._offsets, topics, self.settings, self._clock)
         self._views = GroupViews(self._table, self._offsets, topics)
+        self._ended: dict[tuple[str, int], int] = {}
+        """By group and producer: the number of the last transaction of which another node has told the end."""
         self._started_us = 0
         self._loader: asyncio.Task[None] | None = None
         self._expiry: asyncio.Task[None] | None = None
@@ -264,11 +268,14 @@ class GroupCoordinator:
         return await self._complete_forwarded(request)
 
     async def _complete_forwarded(self, request: Any) -> Any:
-        """A transaction that another node coordinates has ended: its generation says how, its member whose it was."""
-        group_id = request.group_id
+        """A transaction that another node coordinates has ended: its generation says how, its member whose it was, and
+        its instance which one. What comes late is about offsets that count already, or are about to be replaced."""
+        group_id, who = request.group_id, (request.group_id, int(request.member_id))
+        number = int(request.group_instance_id or 0)
+        is_late = number > 0 and who in self._ended and not is_after(number, self._ended[who])
         error, failed = self._offsets.refusal(group_id), dict[TopicPartition, TidelogError]()
         names = {topic.name: own_name(topic.name) for topic in request.topics}
-        if error is None:
+        if error is None and not is_late:
             offsets = {
                 (names[topic.name], one.partition_index): GroupOffset(
                     one.committed_offset, one.committed_leader_epoch, one.committed_metadata or "", self._clock.now_us()
@@ -277,7 +284,12 @@ class GroupCoordinator:
                 for one in topic.partitions
             }
             is_commit = request.generation_id_or_member_epoch == 1
-            failed = await self.complete(group_id, int(request.member_id), is_commit, offsets)
+            failed = await self.complete(*who, is_commit, offsets)
+            if not failed and number > 0:
+                self._ended.pop(who, None)
+                self._ended[who] = number
+                while len(self._ended) > _MAX_ENDED:
+                    del self._ended[next(iter(self._ended))]
         api = wire(_OFFSET_COMMIT)
 
         def code(place: TopicPartition) -> ErrorCode:

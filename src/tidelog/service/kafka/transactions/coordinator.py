@@ -123,9 +123,10 @@ class Remote(Protocol):
         """TxnOffsetCommit at the coordinator of its transaction. TidelogError: nobody is known to have it."""
 
     async def complete(
-        self, group_id: str, producer_id: int, commit: bool, offsets: Mapping[Partition, GroupOffset]
+        self, group_id: str, producer_id: int, number: int, commit: bool, offsets: Mapping[Partition, GroupOffset]
     ) -> None:
-        """As `Groups.complete` at the coordinator of the group; raises what failed."""
+        """As `Groups.complete` at the coordinator of the group, for the transaction of this number; raises what
+        failed."""
 
 
 class TransactionService:
@@ -687,13 +688,14 @@ class TransactionService:
             offsets = {one: _group_offset(at) for one, at in _flat(markers.offsets[place]).items()}
             if self._slots is not None and not self._slots.has(place):
                 assert self._remote is not None, "with slots there are other nodes"
-                await self._remote.complete(place, markers.producer_id, markers.is_commit, offsets)
+                await self._remote.complete(place, markers.producer_id, markers.number, markers.is_commit, offsets)
                 return
             failed = await self._groups.complete(place, markers.producer_id, markers.is_commit, offsets)
             for error in failed.values():
                 raise error
             return
-        control = Control(markers.is_commit, markers.producer_id, markers.epoch, 0, self._now_ms() * 1000)
+        who = (markers.producer_id, markers.epoch, markers.number)
+        control = Control(markers.is_commit, *who, self._now_ms() * 1000)
         try:
             await self._markers.write_marker(*place, control)
         except NotFoundError:

@@ -10,6 +10,9 @@ Invariants
 - A batch that is one of the last five is answered with the offset that it got the first time. One that is not the next
   is refused, and so is an epoch before the known one. Of an unknown producer any first sequence is taken: what was
   known of it may have been dropped with the messages, or by the limit below.
+- A control record of a transaction that has ended here is late (`is_late`): a coordinator that was replaced sent it, or
+  the network kept it. Written, it would end the transaction after, which has the same producer and epoch. So the
+  transactions of a transactional id are numbered, and control records carry the number, from 1 on and around.
 - At most `max_producers` are known: those that were silent longest are dropped, never one with an open transaction.
 - What is open, what was aborted and the last stable offset: `Transactions` of `log/transactions.py`, fed with the same.
 """
@@ -30,6 +33,8 @@ from tidelog.service.kafka.error_codes import ErrorCode
 from tidelog.service.kafka.records import StoredBatch
 
 SEQUENCES = 1 << 31
+MAX_NUMBER = (1 << 31) - 1
+"""Of a transaction; after it comes 1."""
 KEPT_BATCHES = 5
 DEFAULT_MAX_PRODUCERS = 50_000
 DEFAULT_EXPIRATION_US = 24 * 3600 * 1_000_000
@@ -68,11 +73,13 @@ class ActiveProducer(NamedTuple):
 
 
 class _Producer:
-    __slots__ = ("batches", "epoch", "last_us")
+    __slots__ = ("batches", "ended", "epoch", "last_us")
 
-    def __init__(self, epoch: int, last_us: int) -> None:
+    def __init__(self, epoch: int, last_us: int, ended: int = 0) -> None:
         self.epoch = epoch
         self.last_us = last_us
+        self.ended = ended
+        """The number of the last transaction that ended here; 0: of none."""
         self.batches: deque[KnownBatch] = deque(maxlen=KEPT_BATCHES)
 
 
@@ -82,6 +89,12 @@ class _Snapshot(msgspec.Struct, array_like=True):
     producers: list[tuple[int, int, int, list[tuple[int, int, int, int]]]]
     open: list[tuple[int, int, int, int]]
     aborted: list[tuple[int, int, int]]
+    ended: list[tuple[int, int]] = []
+
+
+def is_after(number: int, other: int) -> bool:
+    """Whether a transaction is younger than another one of its id: numbers go around."""
+    return 0 < (number - other) % MAX_NUMBER < MAX_NUMBER // 2
 
 
 class PartitionProducers:
@@ -127,6 +140,7 @@ class PartitionProducers:
         self.next_offset = batch.last_offset + 1
         known = self._touch(batch, batch.timestamp_us if heard_us is None else heard_us)
         if batch.is_control:
+            known.ended = max(batch.base_sequence, 0) or known.ended
             self._transactions.end(batch.producer_id, batch.last_offset, is_commit=batch.is_commit)
             return
         last_sequence = (batch.base_sequence + batch.last_offset - batch.first_offset) % SEQUENCES
@@ -142,7 +156,7 @@ class PartitionProducers:
     def _touch(self, batch: StoredBatch, heard_us: int) -> _Producer:
         known = self._producers.pop(batch.producer_id, None)
         if known is None or known.epoch != batch.producer_epoch:
-            known = _Producer(batch.producer_epoch, heard_us)
+            known = _Producer(batch.producer_epoch, heard_us, 0 if known is None else known.ended)
         known.last_us = max(known.last_us, heard_us)
         self._producers[batch.producer_id] = known
         if len(self._producers) > self._max_producers:
@@ -167,6 +181,13 @@ class PartitionProducers:
         self._transactions.forget_before(start_offset)
 
     # Transactions
+
+    def is_late(self, producer_id: int, epoch: int, number: int) -> bool:
+        """Whether a control record is about a transaction that has ended here already."""
+        known = self._producers.get(producer_id)
+        if known is None or number <= 0:
+            return False
+        return epoch < known.epoch or (known.ended > 0 and not is_after(number, known.ended))
 
     def is_open(self, producer_id: int) -> bool:
         """Whether a transaction of the producer is open here."""
@@ -213,7 +234,8 @@ class PartitionProducers:
             for producer_id, known in self._producers.items()
         ]
         opened, aborted = self._transactions.open, self._transactions.all_aborted
-        whole = (_SNAPSHOT_VERSION, self.next_offset, producers, opened, aborted)
+        ended = [(producer_id, known.ended) for producer_id, known in self._producers.items() if known.ended]
+        whole = (_SNAPSHOT_VERSION, self.next_offset, producers, opened, aborted, ended)
         return msgspec.msgpack.encode(whole)
 
     def restore(self, data: bytes) -> None:
@@ -230,6 +252,9 @@ class PartitionProducers:
         for producer_id, epoch, last_us, batches in found.producers:
             known = self._producers[producer_id] = _Producer(epoch, last_us)
             known.batches.extend(KnownBatch(*batch) for batch in batches)
+        for producer_id, number in found.ended:
+            if producer_id in self._producers:
+                self._producers[producer_id].ended = number
         self._transactions = Transactions(
             (OpenTransaction(*one) for one in found.open), (AbortedTransaction(*one) for one in found.aborted)
         )

@@ -9,7 +9,8 @@ Invariants
 - The owner of a partition appends a transactional batch only while the record of its transaction, as it is stored,
   is open and has the partition. What was read counts until a marker of that producer comes: the record is stored as
   ended before any marker is sent, so a batch that comes after the marker is checked against that.
-- Markers and offsets are sent again until they are confirmed. A second one changes nothing.
+- Markers and offsets are sent again until they are confirmed. A second one changes nothing, however late it comes: it
+  has the number of its transaction, in the field that Kafka has for the coordinator's epoch.
 """
 
 from __future__ import annotations
@@ -56,7 +57,7 @@ class RemoteCoordinators:
         return await self._peers.call(node, _TXN_OFFSET_COMMIT, 3, request)
 
     async def complete(
-        self, group_id: str, producer_id: int, commit: bool, offsets: Mapping[Partition, GroupOffset]
+        self, group_id: str, producer_id: int, number: int, commit: bool, offsets: Mapping[Partition, GroupOffset]
     ) -> None:
         """The offsets of a transaction that has ended, at the coordinator of their group."""
         node, module = self._coordinator(group_id), wire(_OFFSET_COMMIT)
@@ -68,6 +69,7 @@ class RemoteCoordinators:
             group_id=group_id,
             generation_id_or_member_epoch=1 if commit else 0,
             member_id=str(producer_id),
+            group_instance_id=str(number),
             topics=[module.OffsetCommitRequestTopic(name=topic, partitions=some) for topic, some in topics.items()],
         )
         answer = await self._peers.call(node, _OFFSET_COMMIT, 8, request)
@@ -88,6 +90,7 @@ class RemoteCoordinators:
             producer_id=control.producer_id,
             producer_epoch=control.producer_epoch,
             transaction_result=control.is_commit,
+            coordinator_epoch=control.coordinator_epoch,
             topics=[module.WriteTxnMarkersRequestWritableTxnMarkerTopic(topic, [partition])],
         )
         answer = await self._peers.call(node, WRITE_TXN_MARKERS, 1, module.WriteTxnMarkersRequest([marker]))

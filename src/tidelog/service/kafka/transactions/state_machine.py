@@ -35,6 +35,7 @@ import msgspec
 
 from tidelog.errors import DataError
 from tidelog.service.kafka.error_codes import ErrorCode
+from tidelog.service.kafka.transactions.producers import MAX_NUMBER
 
 Token = Hashable
 Partition = tuple[str, int]
@@ -84,6 +85,8 @@ class TransactionRecord(msgspec.Struct, frozen=True, kw_only=True):
     """By group, topic and partition."""
     started_ms: int = -1
     updated_ms: int = 0
+    number: int = 0
+    """Of the transaction: what ends it carries the number, so that it cannot end the next one."""
 
 
 class Persist(NamedTuple):
@@ -103,6 +106,7 @@ class WriteMarkers(NamedTuple):
     partitions: frozenset[Partition]
     offsets: Mapping[str, Mapping[str, Mapping[int, CommittedOffset]]]
     """By group: to be committed, or not to be pending any more."""
+    number: int
     round: int
     """Comes back with `marker_written`, so that a late confirmation does not count for another transaction."""
 
@@ -509,6 +513,7 @@ class TransactionCoordinator:
                 groups=groups,
                 offsets={},
                 started_ms=now_ms,
+                number=record.number % MAX_NUMBER + 1,
             )
         return self._change(transaction, changed, Reply(token, ErrorCode.NONE))
 
@@ -544,6 +549,7 @@ class TransactionCoordinator:
                 record.state is TransactionState.PREPARE_COMMIT,
                 record.partitions,
                 record.offsets,
+                record.number,
                 transaction.round,
             )
         ]
