@@ -22,7 +22,7 @@ BUILD_INPUTS := pyproject.toml constraints.txt $(wildcard setup.py) $(wildcard s
 # One virtual environment is shared by all targets, so two of them must not install into it at once.
 .NOTPARALLEL:
 .DELETE_ON_ERROR:
-.PHONY: help wheel demo test test-quick test-long test-clients mutations lint check bench guard clean java-for-spark
+.PHONY: help wheel demo test test-quick test-long test-clients mutations lint check bench bench-full guard clean java-for-spark
 
 help:
 	@echo 'make demo        append, crash, ship to a bucket, lose a disk and restore it, serve it, in a minute'
@@ -34,7 +34,8 @@ help:
 	@echo 'make lint        format, lint, types and import directions'
 	@echo 'make check       lint, then test: what must pass before a commit'
 	@echo 'make wheel       build dist/tidelog-*.whl, with the C extension: for machines without a compiler'
-	@echo 'make bench       the benchmarks, each against its peers'
+	@echo 'make bench       the benchmarks, each beside its peers, in a few minutes'
+	@echo 'make bench-full  the same at full size, in 25 minutes'
 	@echo 'make guard       instructions of append, scan, decode, apply and get, and what an append waits: 15 % more fails'
 	@echo 'make clean       remove everything that was built'
 
@@ -68,7 +69,11 @@ lint: $(VENV)/.ready-development
 check: lint test
 
 bench: java-for-spark $(VENV)/.ready-bench
-	@$(BIN)/python bench/run.py
+	@$(BIN)/python bench/run.py --scale 0.1 --dir build/bench
+
+# It ends in time, whatever fails: build/bench/results.json has what was found.
+bench-full: java-for-spark $(VENV)/.ready-bench
+	@$(BIN)/python bench/run.py --scale 1 --minutes 25 --dir build/bench
 
 # Counts with valgrind, which a busy machine does not change. `bench/guard.py --write` writes down what may be.
 guard: $(VENV)/.ready-development
@@ -99,7 +104,7 @@ $(VENV)/.created: | scripts/make-venv
 # What each of them needs on top of the package itself. The package is installed in place, and its extension is built by
 # the setuptools that constraints.txt pins.
 $(VENV)/.ready-demo: EXTRAS := demo,spark
-$(VENV)/.ready-development: EXTRAS := cli,test,dev
+$(VENV)/.ready-development: EXTRAS := cli,test,dev,bench
 $(VENV)/.ready-bench: EXTRAS := cli,test,bench
 
 $(VENV)/.ready-%: $(VENV)/.created $(BUILD_INPUTS)

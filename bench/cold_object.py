@@ -12,12 +12,14 @@ from obstore.store import S3Store
 
 from tidelog.cold.catalog import Catalog, Descriptor, encode_descriptor
 from tidelog.cold.upload import OffsetIndexBuilder
+from tidelog.log.binding import BINDING_BYTES, encode_binding, new_log_id
 from tidelog.log.frame import encode_many, scan
 from tidelog.store.keys import ObjectId, TopicKeys
 from tidelog.store.metadata.memory import MemoryMetadataStore
 from tidelog.store.object_store import ObjectStore
 
 KEYS = TopicKeys("bench", "history")
+LOG_ID = new_log_id()
 _BATCH_MESSAGES = 4096
 
 
@@ -26,6 +28,7 @@ def put_large_object(objects: ObjectStore, count: int, payload_bytes: int) -> De
     name, index = ObjectId(0, count - 1, 1), OffsetIndexBuilder()
     payloads = [os.urandom(payload_bytes) for _ in range(_BATCH_MESSAGES)]
     with objects.open_writer(KEYS.object(name)) as writer:
+        writer.write(encode_binding(LOG_ID, 0))
         for first in range(0, count, _BATCH_MESSAGES):
             frames = encode_many(first, payloads[: count - first])
             index.add_frames(frames, writer.bytes_written)
@@ -49,6 +52,7 @@ def descriptor_of(name: ObjectId, size: int, index: tuple[tuple[int, int], ...])
         codec="none",
         epoch=name.epoch,
         created_us=0,
+        log_id=LOG_ID,
         offset_index=index,
     )
 
@@ -61,10 +65,10 @@ def catalog_of(descriptor: Descriptor) -> Catalog:
 
 
 def plain_ranges(client: S3Store, path: str, size: int, range_bytes: int, at_once: int) -> Iterator[memoryview]:
-    """The bytes of an object through obstore alone, in order, with so many requests on their way."""
+    """The frames of an object through obstore alone, in order, with so many requests on their way."""
     waiting: deque[Future[obstore.Bytes]] = deque()
     with ThreadPoolExecutor(at_once) as threads:
-        for start in range(0, size, range_bytes):
+        for start in range(BINDING_BYTES, size, range_bytes):
             end = min(size, start + range_bytes)
             waiting.append(threads.submit(obstore.get_range, client, path, start=start, end=end))
             if len(waiting) == at_once:

@@ -23,6 +23,7 @@ from engine_peers import LmdbPeer, Pair, Peer, RocksPeer, SlatePeer, SqlitePeer
 from measuring import Figure, at_least, at_most, parser_for, percentile, report, scratch_directory, settle
 
 import tidelog
+from tidelog.log.binding import BINDING_BYTES
 from tidelog.log.frame import scan
 
 BATCH = 256
@@ -239,7 +240,7 @@ def scan_seconds(files: list[Path]) -> float:
     """Reads and checks every frame."""
     begin, offset = time.perf_counter(), 1
     for path in files:
-        frames, _, _ = scan(path.read_bytes(), 0, offset)
+        frames, _, _ = scan(path.read_bytes(), BINDING_BYTES, offset)
         offset = frames.next_offset
     return time.perf_counter() - begin
 

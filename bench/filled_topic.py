@@ -7,6 +7,7 @@ import time
 from pathlib import Path
 
 import tidelog
+from tidelog.log.binding import BINDING_BYTES
 from tidelog.log.directory import wal_files
 from tidelog.log.frame import Stop, scan
 
@@ -36,7 +37,7 @@ def scan_in_memory_seconds(directory: Path) -> float:
     for path in wal_paths(directory):
         data = path.read_bytes()
         begin = time.perf_counter()
-        result = scan(data, 0, offset)
+        result = scan(data, BINDING_BYTES, offset)
         seconds += time.perf_counter() - begin
         assert result.stop is Stop.END
         offset = result.frames.next_offset
@@ -52,9 +53,10 @@ def plain_scan_seconds(directory: Path) -> float:
 
 
 def _scan_file(path: Path, offset: int) -> int:
-    descriptor, position = os.open(path, os.O_RDONLY), 0
+    descriptor, position = os.open(path, os.O_RDONLY), BINDING_BYTES
     while data := os.pread(descriptor, _CHUNK_BYTES, position):
         result = scan(data, 0, offset)
+        assert result.end, f"{path} has no frame at {position}"
         position += result.end
         offset = result.frames.next_offset
     os.close(descriptor)

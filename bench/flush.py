@@ -16,12 +16,13 @@ from statistics import median, quantiles
 from typing import Any
 
 from measuring import Figure, at_most, parser_for, report, scratch_directory
+from store_server import Store, store_server
 
 import tidelog
 from tidelog.store.urls import open_store
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
-from tests.servers import ACCESS_KEY_ID, SECRET_ACCESS_KEY, S3Server
+from tests.servers import ACCESS_KEY_ID, SECRET_ACCESS_KEY
 
 FLUSHES_A_SECOND = 10
 VALUE = b"x" * 1024
@@ -41,7 +42,7 @@ async def rounds(topics: list[tidelog.Topic], count: int) -> list[float]:
     return taken
 
 
-def measure(directory: Path, server: S3Server, number: int, count: int) -> dict[str, Any]:
+def measure(directory: Path, server: Store, number: int, count: int) -> dict[str, Any]:
     """One number of topics."""
     settings: dict[str, Any] = {
         "store": server.url(f"flush-{number}"),
@@ -89,14 +90,9 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=30)
     arguments = parser.parse_args()
     details = []
-    with scratch_directory(arguments.dir) as directory:
-        server = S3Server(directory / "store")
-        server.begin()
-        try:
-            for number in map(int, arguments.topics.split(",")):
-                details.append(measure(directory, server, number, arguments.rounds))
-        finally:
-            server.kill()
+    with scratch_directory(arguments.dir) as directory, store_server(directory) as server:
+        for number in map(int, arguments.topics.split(",")):
+            details.append(measure(directory, server, number, arguments.rounds))
     figures: list[Figure] = [
         at_most(
             f"flushes a second, {one['topics']} topics",
@@ -105,6 +101,7 @@ def main() -> None:
             one["flushes_per_second"],
             FLUSHES_A_SECOND,
             unit="/s",
+            durability="in the store",
         )
         for one in details
     ]

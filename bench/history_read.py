@@ -8,7 +8,7 @@ costs to open a reader in the middle of a topic of 2,000 objects, with a new cat
 
 Needs `tidelog[test]` for the servers.
 
-python bench/history_read.py [--megabytes 1024] [--rounds 5] [--dir .] [--json]
+python bench/history_read.py [--megabytes 1024] [--rounds 5] [--catalog 2000] [--dir .] [--json]
 """
 
 from __future__ import annotations
@@ -29,10 +29,12 @@ import msgspec
 from cold_object import KEYS, catalog_of, descriptor_of, plain_ranges, plain_scan, put_large_object
 from measuring import Figure, at_least, at_most, parser_for, report, scratch_directory
 from obstore.store import S3Store
+from store_server import store_server
 
 from tidelog.cold.catalog import Catalog, Current, Descriptor, encode_descriptor, with_start
 from tidelog.cold.fetch import FetchSettings
 from tidelog.cold.reader import History
+from tidelog.log.binding import BINDING_BYTES
 from tidelog.store.keys import ObjectId, TopicKeys, padded
 from tidelog.store.metadata.base import MetadataStore
 from tidelog.store.metadata.open import open_metadata_store
@@ -41,13 +43,13 @@ from tidelog.store.settings import StoreSettings
 from tidelog.store.urls import open_store
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
-from tests.servers import ACCESS_KEY_ID, BUCKET, SECRET_ACCESS_KEY, EtcdServer, S3Server
+from tests.servers import ACCESS_KEY_ID, BUCKET, SECRET_ACCESS_KEY, EtcdServer
 
 PREFIX = "bench"
 PAYLOAD_BYTES = 1024
 MEGABYTE = 1 << 20
 SETTINGS = FetchSettings()
-SHORT, LONG = 20, 2000
+SHORT = 20
 MESSAGES_PER_OBJECT = 1000
 MIDDLE_MESSAGES = 1000
 OPENINGS = 15
@@ -74,7 +76,7 @@ def read_seconds(url: str, store: StoreSettings, descriptor: Descriptor) -> floa
     return seconds
 
 
-def plain_seconds(endpoint: str, descriptor: Descriptor) -> float:
+def plain_seconds(endpoint: str, url: str, descriptor: Descriptor) -> float:
     """Seconds for the same bytes and the same scan with nothing around it."""
     client = S3Store(
         BUCKET,
@@ -83,7 +85,7 @@ def plain_seconds(endpoint: str, descriptor: Descriptor) -> float:
         secret_access_key=SECRET_ACCESS_KEY,
         client_options={"allow_http": True},
     )
-    path = f"{PREFIX}/{KEYS.object(descriptor.name)}"
+    path = f"{url.removeprefix(f's3://{BUCKET}/')}/{KEYS.object(descriptor.name)}"
     begin = time.perf_counter()
     at_once = SETTINGS.read_ahead_ranges + 1
     read = plain_scan(plain_ranges(client, path, descriptor.size, SETTINGS.range_bytes, at_once))
@@ -125,7 +127,7 @@ def in_new_process(function: Callable[..., Result], *arguments: object) -> Resul
 def fill_catalog(metadata: MetadataStore, count: int) -> TopicKeys:
     """A topic of so many objects, as far as the catalog knows."""
     keys = TopicKeys("bench", f"catalog-{count}")
-    index = tuple((offset, offset * PAYLOAD_BYTES) for offset in range(0, MESSAGES_PER_OBJECT, 100))
+    index = tuple((offset, BINDING_BYTES + offset * PAYLOAD_BYTES) for offset in range(0, MESSAGES_PER_OBJECT, 100))
 
     def put(number: int) -> None:
         start = number * MESSAGES_PER_OBJECT
@@ -160,14 +162,14 @@ def opening_seconds(metadata: MetadataStore, keys: TopicKeys, count: int) -> flo
     return median(seconds)
 
 
-def opening_figure(name: str, metadata: MetadataStore) -> Figure:
+def opening_figure(name: str, metadata: MetadataStore, long: int) -> Figure:
     """Many objects against few."""
-    few, many = (opening_seconds(metadata, fill_catalog(metadata, count), count) for count in (SHORT, LONG))
+    few, many = (opening_seconds(metadata, fill_catalog(metadata, count), count) for count in (SHORT, long))
     ours, peer = f"{many * 1000:.2f} ms", f"with {SHORT} {few * 1000:.2f} ms"
-    return at_most(f"open a reader in {LONG} objects, {name}", ours, peer, many / few, 3)
+    return at_most(f"open a reader in {long} objects, {name}", ours, peer, many / few, 3)
 
 
-def opening_figures(scratch: Path, objects: ObjectStore) -> list[Figure]:
+def opening_figures(scratch: Path, objects: ObjectStore, long: int) -> list[Figure]:
     """For every kind of metadata store."""
     etcd = EtcdServer(made(scratch / "etcd"))
     etcd.begin()
@@ -176,7 +178,7 @@ def opening_figures(scratch: Path, objects: ObjectStore) -> list[Figure]:
         figures = []
         for name, url in urls.items():
             with open_metadata_store(url, objects) as metadata:
-                figures.append(opening_figure(name, metadata))
+                figures.append(opening_figure(name, metadata, long))
         return figures
     finally:
         etcd.kill()
@@ -193,22 +195,21 @@ def main() -> None:
     parser = parser_for(__doc__)
     parser.add_argument("--megabytes", type=int, default=1024, help="size of the object in MiB (1024)")
     parser.add_argument("--rounds", type=int, default=5, help="how often; the median counts (5)")
+    parser.add_argument("--catalog", type=int, default=2000, help="objects of the long catalog (2000)")
     arguments = parser.parse_args()
     with ExitStack() as stack:
         scratch = stack.enter_context(scratch_directory(arguments.dir))
-        server = S3Server(made(scratch / "s3"))
-        server.begin()
-        stack.callback(server.kill)
+        server = stack.enter_context(store_server(scratch))
         url, store = server.url(PREFIX), server.settings()
         objects = open_store(url, store)
         descriptor = put_large_object(objects, arguments.megabytes * MEGABYTE // (PAYLOAD_BYTES + 16), PAYLOAD_BYTES)
         rounds = []
         for _ in range(arguments.rounds):
-            plain = in_new_process(plain_seconds, server.endpoint, descriptor)
+            plain = in_new_process(plain_seconds, server.endpoint, url, descriptor)
             rounds.append((plain, in_new_process(read_seconds, url, store, descriptor)))
         growth = in_new_process(grown_bytes, url, store, descriptor) / MEGABYTE
         fetched = fetched_bytes(url, store, descriptor) / MEGABYTE
-        openings = opening_figures(scratch, objects)
+        openings = opening_figures(scratch, objects, arguments.catalog)
     plain, read = (median(column) for column in zip(*rounds, strict=True))
     plain_speed, speed = (descriptor.size / seconds / 1e6 for seconds in (plain, read))
     size_text = f"{descriptor.size / MEGABYTE:.0f} MiB"
@@ -219,6 +220,8 @@ def main() -> None:
             f"plain download and scan {plain_speed:.0f} MB/s",
             speed / plain_speed,
             0.7,
+            durability="in the store",
+            rounds=tuple([descriptor.size / one[side] / 1e6 for one in rounds] for side in (1, 0)),  # type: ignore[arg-type]
         ),
         at_most(f"memory while reading {size_text}", f"{growth:.0f} MiB more", "", growth, 96, " MiB"),
         at_most(

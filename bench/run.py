@@ -1,87 +1,200 @@
 """Runs the benchmarks one after the other, each in a process of its own, and prints one table.
 
-python bench/run.py [NAME ...] [--quick] [--dir .] [--json]
+Every benchmark has sizes, which `--scale` multiplies: 1 is `make bench-full`, 0.1 is `make bench`, and below 0.01
+nobody wants figures, only to see that everything still works (tests/bench). A benchmark that fails or takes too long is
+named, and the others go on; what each found is written at once, so an interrupted run keeps what it has, and
+`--only NAME` measures a part again in a file that has the others.
+
+python bench/run.py [--only NAME ...] [--scale 0.1] [--minutes 25] [--without java] [--out FILE] [--dir .] [--json]
 """
 
 from __future__ import annotations
 
+import contextlib
+import datetime
 import json
 import os
 import platform
+import signal
 import subprocess
 import sys
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from measuring import Figure, at_least, parser_for
+from measuring import UNSETTLED, Figure, parser_for, spread
 
 from tidelog._native import CRC32_BY
 
 HERE = Path(__file__).resolve().parent
-# Name, and what makes it quick where one only wants to see that it works.
-BENCHMARKS = {
-    "scan_frames": ["--megabytes", "8"],
-    "columns": ["--rounds", "3"],
-    "append_vs_jetstream": ["--messages", "20000", "--rounds", "1"],
-    "sync_append": ["--seconds", "0.2", "--rounds", "1"],
-    "read_back": ["--messages", "50000", "--rounds", "1"],
-    "reopen": ["--megabytes", "128", "--rounds", "1"],
-    "many_topics": ["--topics", "200", "--idle-seconds", "0.5"],
-    "slow_reader": ["--messages", "50000"],
-    "history_read": ["--megabytes", "64", "--rounds", "1"],
-    "subscriptions": ["--messages", "20000", "--rounds", "1"],
-    "spark": ["--megabytes", "64", "--rounds", "1"],
-    "compact": ["--objects", "100", "--rounds", "1"],
-    "ship": ["--megabytes", "64", "--rounds", "1", "--seconds", "1"],
-    "engine": [
-        *("--entries", "5120", "--rounds", "1", "--recovery-megabytes", "32", "--zipf-objects", "20000"),
-        *("--zipf-reads", "5000", "--stream-megabytes", "64", "--scan-entries", "20480"),
-    ],
-    "engine_pipeline": ["--entries", "20000", "--keys", "4000"],
-}
+ROOT = HERE.parent
+RESULTS = ROOT / "build" / "bench" / "results.json"
 # More than this of one core taken by others, and figures of two cores are no longer about us.
 BUSY_LOAD = 0.5
-HEADINGS = ("measured", "tidelog", "peer", "value", "target", "")
+TINY = 0.01
+FULL = 1.0
+HEADINGS = ("measured", "durability", "tidelog", "peer", "value", "target", "")
 
 
-def run(name: str, options: list[str]) -> dict[str, Any]:
-    """The result of one benchmark."""
-    command = [sys.executable, str(HERE / f"{name}.py"), "--json", *options]
-    finished = subprocess.run(command, check=True, stdout=subprocess.PIPE)
-    result: dict[str, Any] = json.loads(finished.stdout)
+@dataclass(frozen=True)
+class Benchmark:
+    """A program of this directory, and how large it is.
+
+    `sizes` are the options that grow with the scale, as they are at scale 1, none smaller than in `least`. `rounds` at
+    scale 1; a small run has fewer. `tiny` are options for those who only want to see that it works. `needs` is what may
+    be left out by `--without`.
+    """
+
+    name: str
+    section: str
+    sizes: Mapping[str, float] = field(default_factory=dict)
+    least: Mapping[str, float] = field(default_factory=dict)
+    options: tuple[str, ...] = ()
+    tiny: tuple[str, ...] = ()
+    rounds: int | None = 3
+    needs: str = ""
+    minutes: float = 3.0
+
+    def arguments(self, scale: float) -> list[str]:
+        """The command's options at this scale."""
+        given = [*self.options, *(self.tiny if scale < TINY else ())]
+        for name, at_full in self.sizes.items():
+            size = max(at_full * scale, self.least.get(name, 1))
+            given += [f"--{name}", f"{size:g}" if isinstance(at_full, float) else f"{int(size)}"]
+        if self.rounds is not None:
+            given += ["--rounds", str(1 if scale < TINY else self.rounds if scale >= FULL else min(2, self.rounds))]
+        return given
+
+
+LOG, SERVED, COLD = "Topics", "Over the network", "The cold tier"
+ENGINE, SPARK, GROWTH = "The engine", "Spark", "Growth"
+TABLE = [
+    Benchmark("append", LOG, {"messages": 200_000}, {"messages": 1000}, rounds=5),
+    Benchmark("sync_append", LOG, {"seconds": 1.5}, {"seconds": 0.05}),
+    Benchmark(
+        "subscriptions", LOG, {"messages": 100_000, "subscriptions": 100}, {"messages": 1000, "subscriptions": 3}
+    ),
+    Benchmark("read_back", LOG, {"messages": 1_000_000}, {"messages": 2000}, rounds=5),
+    Benchmark("scan_frames", LOG, {"megabytes": 64.0}, {"megabytes": 0.2}, rounds=None),
+    Benchmark("columns", LOG, rounds=7),
+    Benchmark("reopen", LOG, {"megabytes": 1024}, {"megabytes": 4}),
+    Benchmark(
+        "many_topics", LOG, {"topics": 3000, "idle-seconds": 3.0}, {"topics": 10, "idle-seconds": 0.05}, rounds=None
+    ),
+    Benchmark("slow_reader", LOG, {"messages": 1_100_000}, {"messages": 3000}, rounds=None),
+    Benchmark("kafka", SERVED, {"records": 300_000}, {"records": 1000}, needs="java", minutes=6),
+    Benchmark("kafka_codec", SERVED, rounds=5),
+    Benchmark("remote", SERVED, {"seconds": 2.0}, {"seconds": 0.05}),
+    Benchmark("ship", COLD, {"megabytes": 256, "seconds": 3.0}, {"megabytes": 1, "seconds": 0.05}, minutes=4),
+    Benchmark("history_read", COLD, {"megabytes": 512, "catalog": 2000}, {"megabytes": 4, "catalog": 30}),
+    Benchmark("flush", COLD, options=("--topics", "10"), rounds=15),
+    Benchmark(
+        "engine",
+        ENGINE,
+        {
+            "entries": 50_000,
+            "recovery-megabytes": 256,
+            "zipf-objects": 200_000,
+            "zipf-reads": 50_000,
+            "stream-megabytes": 512,
+            "scan-entries": 200_000,
+        },
+        {
+            "entries": 512,
+            "recovery-megabytes": 1,
+            "zipf-objects": 1000,
+            "zipf-reads": 100,
+            "stream-megabytes": 64,
+            "scan-entries": 512,
+        },
+        tiny=tuple(f"--only={part}" for part in ("puts", "listing", "recovery", "scan")),
+        minutes=5,
+    ),
+    Benchmark(
+        "engine_pipeline",
+        SPARK,
+        {"entries": 400_000, "keys": 80_000},
+        {"entries": 2000, "keys": 400},
+        rounds=None,
+        needs="java",
+        minutes=5,
+    ),
+    Benchmark("spark", SPARK, {"megabytes": 512}, {"megabytes": 1}, needs="java", minutes=5),
+    Benchmark("compact", SPARK, {"objects": 1000}, {"objects": 5}, rounds=1, needs="java", minutes=3),
+]
+BENCHMARKS = {one.name: one for one in TABLE}
+
+
+def run(benchmark: Benchmark, scale: float, directory: Path, seconds: float) -> dict[str, Any]:
+    """The result of one benchmark, or why there is none. Whatever it started ends with it."""
+    command = [sys.executable, str(HERE / f"{benchmark.name}.py"), "--json", "--dir", str(directory)]
+    command += benchmark.arguments(scale)
+    environment = {**os.environ, UNSETTLED: "1"} if scale < TINY else {**os.environ}
+    begin = time.monotonic()
+    process = subprocess.Popen(
+        command, stdout=subprocess.PIPE, text=True, env=environment, start_new_session=True, cwd=ROOT
+    )
+    try:
+        said, _ = process.communicate(timeout=max(1.0, seconds))
+    except subprocess.TimeoutExpired:
+        said, problem = "", f"took longer than {seconds / 60:.1f} minutes, and was ended"
+    else:
+        problem = f"ended with {process.returncode}" if process.returncode else ""
+    finally:
+        _end_group(process)
+    result: dict[str, Any] = {"failed": problem} if problem else json.loads(said)
+    result |= {"seconds": round(time.monotonic() - begin, 1), "scale": scale, "options": benchmark.arguments(scale)}
     return result
 
 
-def figures_of(name: str, result: dict[str, Any]) -> list[Figure]:
-    """The lines of the table."""
-    if name != "scan_frames":
-        return [Figure(**figure) for figure in result["figures"]]
-    by_size = {int(row["payload_bytes"]): row for row in result["sizes"]}
-    speed, gain = by_size[1024]["kernel_gb_per_s"], by_size[100]["kernel_over_twin"]
-    zlib = by_size[1024]["zlib_crc32_gb_per_s"]
-    twin_ns, kernel_ns = by_size[100]["twin_ns_per_frame"], by_size[100]["kernel_ns_per_frame"]
-    return [
-        at_least("scan of 1 KiB frames", f"{speed:.1f} GB/s", f"zlib's crc32 alone {zlib:.1f} GB/s", speed, 1, " GB/s"),
-        at_least("scan of 100-byte frames", f"{kernel_ns:.0f} ns a frame", f"in Python {twin_ns:.0f} ns", gain, 20),
-    ]
+def _end_group(process: subprocess.Popen[str]) -> None:
+    """Ends the process and what it left running: servers of a benchmark that was ended, for example."""
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
 
 
 def machine() -> dict[str, Any]:
     """What the figures were measured on."""
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     return {
         "cores": os.cpu_count(),
-        "machine": platform.machine(),
-        "system": f"{platform.system()} {platform.release()}",
+        "processor": _processor(),
+        "memory_gib": round(memory / (1 << 30)),
+        "system": f"{platform.system()} {platform.release().split('-')[0]}",
         "python": platform.python_version(),
         "crc32_by": CRC32_BY,
         "load_before": round(os.getloadavg()[0], 2),
     }
 
 
+def _processor() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text("utf-8").splitlines()
+    except OSError:
+        return platform.machine()
+    names = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+    return next(names, platform.machine())
+
+
+def figures_of(result: Mapping[str, Any]) -> list[Figure]:
+    """The lines of the table."""
+    return [Figure(**figure) for figure in result.get("figures", ())]
+
+
 def row_of(figure: Figure) -> tuple[str, ...]:
     """A figure as texts."""
     verdict = "ok" if figure.met else "missed"
-    return figure.what, figure.ours, figure.peer, f"{figure.value:.2f}", figure.target, verdict
+    ours = f"{figure.ours}{around(figure.ours_rounds)}"
+    peer = f"{figure.peer}{around(figure.peer_rounds)}"
+    return figure.what, figure.durability, ours, peer, f"{figure.value:.2f}", figure.target, verdict
+
+
+def around(rounds: tuple[float, ...]) -> str:
+    """How far the rounds were apart, if there were several."""
+    return f" ±{spread(rounds):.0%}" if len(rounds) > 1 else ""
 
 
 def print_table(figures: list[Figure]) -> None:
@@ -92,30 +205,71 @@ def print_table(figures: list[Figure]) -> None:
         print("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
 
 
-def main() -> None:
+class Results:
+    """The file of results, which is whole after every benchmark."""
+
+    def __init__(self, path: Path, *, keeps: bool) -> None:
+        self._path = path
+        self.found: dict[str, Any] = {}
+        if keeps and path.exists():
+            self.found = json.loads(path.read_text("utf-8"))["results"]
+        self._machine = machine()
+
+    @property
+    def machine(self) -> dict[str, Any]:
+        return self._machine
+
+    def add(self, name: str, result: dict[str, Any]) -> None:
+        """Keeps one result, with what it was measured on."""
+        now = datetime.datetime.now(datetime.UTC)
+        self.found[name] = {**result, "date": f"{now:%Y-%m-%d}", "load": round(os.getloadavg()[0], 1)}
+        self._path.parent.mkdir(parents=True, exist_ok=True)
+        partial = self._path.with_suffix(".partial")
+        partial.write_text(json.dumps({"machine": self._machine, "results": self.found}, indent=2) + "\n", "utf-8")
+        partial.replace(self._path)
+
+
+def main() -> int:
     """Runs and prints."""
     parser = parser_for(__doc__)
-    parser.add_argument("names", nargs="*", metavar="NAME", help=f"which: {', '.join(BENCHMARKS)} (all)")
-    parser.add_argument("--quick", action="store_true", help="small runs: to see that they work, not for figures")
+    parser.add_argument("--only", nargs="+", default=[], metavar="NAME", help=f"which: {', '.join(BENCHMARKS)} (all)")
+    parser.add_argument("--scale", type=float, default=0.1, help="1 is everything, 0.1 a few minutes (0.1)")
+    parser.add_argument("--minutes", type=float, default=25.0, help="what has not begun by then is left out (25)")
+    parser.add_argument("--without", default="", metavar="WHAT", help="leave out those that need it (java)")
+    parser.add_argument("--out", type=Path, default=RESULTS, help="the file of results (build/bench/results.json)")
     arguments = parser.parse_args()
-    unknown = set(arguments.names) - set(BENCHMARKS)
+    unknown = set(arguments.only) - set(BENCHMARKS)
     if unknown:
         parser.error(f"no benchmark {', '.join(sorted(unknown))}; there are {', '.join(BENCHMARKS)}")
-    found_on = machine()
-    if found_on["load_before"] > BUSY_LOAD:
+    results = Results(arguments.out, keeps=bool(arguments.only))
+    if results.machine["load_before"] > BUSY_LOAD:
         print("the machine is busy: these figures will say more about that than about tidelog", file=sys.stderr)
-    results, figures = {}, []
-    for name in arguments.names or BENCHMARKS:
-        print(f"running {name}", file=sys.stderr)
-        place = [] if name == "scan_frames" else ["--dir", str(arguments.dir)]
-        results[name] = run(name, place + (BENCHMARKS[name] if arguments.quick else []))
-        figures += figures_of(name, results[name])
+    deadline = time.monotonic() + arguments.minutes * 60
+    arguments.dir.mkdir(parents=True, exist_ok=True)
+    figures, failed = [], []
+    for benchmark in TABLE:
+        if (arguments.only and benchmark.name not in arguments.only) or (
+            benchmark.needs and benchmark.needs == arguments.without
+        ):
+            continue
+        left = deadline - time.monotonic()
+        print(f"running {benchmark.name}", file=sys.stderr)
+        if left > 0:
+            result = run(benchmark, arguments.scale, arguments.dir, min(left, benchmark.minutes * 60))
+        else:
+            result = {"failed": f"the {arguments.minutes:g} minutes were over"}
+        results.add(benchmark.name, result)
+        figures += figures_of(result)
+        if "failed" in result:
+            failed.append(benchmark.name)
+            print(f"{benchmark.name}: {result['failed']}", file=sys.stderr)
     if arguments.json:
-        print(json.dumps({"machine": found_on, "results": results}, indent=2))
+        print(json.dumps({"machine": results.machine, "results": results.found}, indent=2))
     else:
-        print(", ".join(f"{key} {value}" for key, value in found_on.items()) + "\n")
+        print(", ".join(f"{key} {value}" for key, value in results.machine.items()) + "\n")
         print_table(figures)
+    return 1 if failed else 0
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

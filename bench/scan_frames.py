@@ -1,12 +1,10 @@
 """How fast frames are scanned: the C kernel, its oracle in Python, and zlib over the same bytes as the yardstick.
 
-python bench/scan_frames.py [--megabytes 64] [--json]
+python bench/scan_frames.py [--megabytes 64] [--dir .] [--json]
 """
 
 from __future__ import annotations
 
-import argparse
-import json
 import os
 import sys
 import time
@@ -14,6 +12,8 @@ import zlib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+
+from measuring import Figure, at_least, parser_for, report
 
 from tidelog import _native
 from tidelog.log import frame
@@ -64,27 +64,31 @@ def measure(payload_bytes: int, total_bytes: int) -> dict[str, float]:
     }
 
 
-def describe(row: dict[str, float]) -> str:
-    """One size of payload, for people."""
-    return (
-        f"{row['payload_bytes']:>6.0f} B  "
-        f"kernel {row['kernel_gb_per_s']:6.2f} GB/s {row['kernel_ns_per_frame']:7.1f} ns/frame   "
-        f"twin {row['twin_gb_per_s']:6.3f} GB/s {row['twin_ns_per_frame']:7.1f} ns/frame   "
-        f"{row['kernel_over_twin']:5.0f}x   zlib.crc32 {row['zlib_crc32_gb_per_s']:5.2f} GB/s"
-    )
+def figures_of(small: dict[str, float], large: dict[str, float]) -> list[Figure]:
+    """What the targets speak of."""
+    speed, zlib_speed = large["kernel_gb_per_s"], large["zlib_crc32_gb_per_s"]
+    kernel_ns, twin_ns = small["kernel_ns_per_frame"], small["twin_ns_per_frame"]
+    peer = f"zlib's crc32 alone {zlib_speed:.1f} GB/s"
+    return [
+        at_least("scan of 1 KiB frames", f"{speed:.1f} GB/s", peer, speed, 1, " GB/s"),
+        at_least(
+            "scan of 100-byte frames",
+            f"{kernel_ns:.0f} ns a frame",
+            f"in Python {twin_ns:.0f} ns",
+            small["kernel_over_twin"],
+            20,
+        ),
+    ]
 
 
 def main() -> None:
     """Measures and prints."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--megabytes", type=int, default=64, help="how much to scan for each size (64)")
-    parser.add_argument("--json", action="store_true", help="figures for programs")
+    parser = parser_for(__doc__)
+    parser.add_argument("--megabytes", type=float, default=64, help="how much to scan for each size (64)")
     arguments = parser.parse_args()
-    rows = [measure(size, arguments.megabytes * 1_000_000) for size in SIZES_BYTES]
-    if arguments.json:
-        print(json.dumps({"crc32_by": _native.CRC32_BY, "sizes": rows}, indent=2))
-    else:
-        print("\n".join(map(describe, rows)))
+    small, large = (measure(size, int(arguments.megabytes * 1_000_000)) for size in SIZES_BYTES)
+    details = {"crc32_by": _native.CRC32_BY, "sizes": [small, large]}
+    report("scan_frames", figures_of(small, large), details, as_json=arguments.json)
 
 
 if __name__ == "__main__":

@@ -127,7 +127,7 @@ def main() -> None:
             "the same, at the end against half-way",
             f"+{growth / MEGABYTE:.0f} MiB",
             f"half-way +{half_growth / MEGABYTE:.0f} MiB",
-            growth / half_growth,
+            growth / max(1, half_growth),
             1.1,
         ),
     ]

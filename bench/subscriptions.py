@@ -1,8 +1,8 @@
-"""Subscriptions: receive and acknowledge 1 KiB messages against JetStream's pull consumer; what a hundred of them cost.
+"""Subscriptions: receive and acknowledge 1 KiB messages beside JetStream and Redis; what a hundred of them cost.
 
-Both sides take turns on the same disk, with one consumer that acknowledges each message. JetStream's pulls batches with
-explicit acknowledgement; the client is a bare socket that parses what it gets in bulk, so it is the server that is
-measured. Its time is from the first pull until the server says that nothing is unacknowledged.
+All take turns on the same disk, with one consumer that acknowledges each message. JetStream's pulls batches with
+explicit acknowledgement, Redis' reads through a group; the clients are bare sockets that parse what they get in bulk,
+so it is the servers that are measured. JetStream's time ends when the server says that nothing is unacknowledged.
 
 The second part publishes at full speed, alone and then beside a hundred subscriptions: attached and idle, and attached
 with a thread each that takes what comes, a few messages a second (`max_rate_per_second`). A hundred consumers that want
@@ -14,20 +14,24 @@ python bench/subscriptions.py [--messages 200000] [--rounds 3] [--subscriptions 
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
+import shutil
 import time
 from collections.abc import Iterator
 from pathlib import Path
 from statistics import median
 from threading import Thread
 
-from jetstream import Client, Server
-from measuring import at_least, parser_for, report, scratch_directory, settle
+import jetstream
+import redis_streams
+from measuring import alternate, at_least, compared, parser_for, report, scratch_directory, settle, those_here
 
 import tidelog
 from tidelog import Topic
 
 BATCH = 500
+ONE, MANY = "receive and ack, one by one", f"receive and ack, {BATCH} at a time"
 RATE_PER_SECOND = 5
 TARGET_PER_SECOND = 100_000
 
@@ -85,33 +89,58 @@ def subscribed(topic: Topic, subscriptions: int, *, are_busy: bool) -> Iterator[
             thread.join()
 
 
-def measure(scratch: Path, arguments: dict[str, int]) -> dict[str, float]:
-    """All figures, the sides taking turns."""
-    value, count, rounds = os.urandom(1024), arguments["messages"], arguments["rounds"]
-    found: dict[str, list[float]] = {}
-    with Server(scratch) as server:
-        client = Client(server.port)
-        for turn in range(rounds):
-            client.make_stream()
-            client.publish_many(value, count, 1024)
-            settle()
-            found.setdefault("jetstream", []).append(client.pull_all(count, BATCH))
-            for batch in (1, BATCH):
-                settle()
-                directory = scratch / f"receive-{turn}-{batch}"
-                found.setdefault(f"receive-{batch}", []).append(receive_seconds(directory, value, count, batch))
-        client.close()
+def receiving(scratch: Path, value: bytes, count: int, rounds: int, missing: list[str]) -> dict[str, list[float]]:
+    """Messages a second of each side, in turns."""
+    numbers = itertools.count()
+
+    def ours(batch: int) -> float:
+        directory = scratch / f"receive-{next(numbers)}"
+        rate = count / receive_seconds(directory, value, count, batch)
+        shutil.rmtree(directory)
+        return rate
+
+    contenders = {ONE: lambda: ours(1), MANY: lambda: ours(BATCH)}
+    with contextlib.ExitStack() as stack:
+        servers = those_here(
+            {
+                "JetStream": lambda: jetstream.Server(scratch / "jetstream"),
+                "Redis": lambda: redis_streams.Server(scratch / "redis"),
+            },
+            missing,
+            stack=stack,
+        )
+        for name, server in servers.items():
+            module = jetstream if isinstance(server, jetstream.Server) else redis_streams
+            client = module.Client(server.port)
+            stack.callback(client.close)
+            contenders[name] = lambda client=client: pulling(client, value, count)  # type: ignore[misc]
+        return alternate(contenders, rounds)
+
+
+def pulling(client: jetstream.Client | redis_streams.Client, value: bytes, count: int) -> float:
+    """Messages a second that a server delivers, each acknowledged."""
+    client.make_stream()
+    client.publish_many(value, count, 1024)
+    settle()
+    if isinstance(client, redis_streams.Client):
+        return count / client.pull_all(count, BATCH, len(value))
+    return count / client.pull_all(count, BATCH)
+
+
+def publishing(scratch: Path, value: bytes, count: int, rounds: int, subscriptions: int) -> dict[str, list[float]]:
+    """Messages a second alone, and beside subscriptions that wait or work."""
+    found: dict[str, list[float]] = {"alone": [], "idle": [], "busy": []}
     for turn in range(rounds):
         with tidelog.open(scratch / f"publish-{turn}") as log:
             topic = log.topic("bench/publish")
             publish_seconds(topic, value, count // 10)
             settle()
-            found.setdefault("alone", []).append(publish_seconds(topic, value, count))
-            for are_busy in (False, True):
-                with subscribed(topic, arguments["subscriptions"], are_busy=are_busy):
+            found["alone"].append(count / publish_seconds(topic, value, count))
+            for name in ("idle", "busy"):
+                with subscribed(topic, subscriptions, are_busy=name == "busy"):
                     settle()
-                    found.setdefault("busy" if are_busy else "idle", []).append(publish_seconds(topic, value, count))
-    return {f"{name}_per_second": count / median(times) for name, times in found.items()}
+                    found[name].append(count / publish_seconds(topic, value, count))
+    return found
 
 
 def main() -> None:
@@ -121,21 +150,25 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3, help="turns of each side (3)")
     parser.add_argument("--subscriptions", type=int, default=100, help="beside which it is published (100)")
     arguments = parser.parse_args()
+    value, count, rounds = os.urandom(512).hex().encode("ascii"), arguments.messages, arguments.rounds
+    missing: list[str] = []
     with scratch_directory(arguments.dir) as scratch:
-        numbers = {name: getattr(arguments, name) for name in ("messages", "rounds", "subscriptions")}
-        found = measure(scratch, numbers)
-    one, many, theirs = (found[f"{name}_per_second"] for name in ("receive-1", f"receive-{BATCH}", "jetstream"))
-    alone, beside = found["alone_per_second"], f"alone {found['alone_per_second']:,.0f} msg/s"
-    idle, busy = found["idle_per_second"], found["busy_per_second"]
-    peer, subs = f"JetStream {theirs:,.0f} msg/s", arguments.subscriptions
+        received = receiving(scratch, value, count, rounds, missing)
+        published = publishing(scratch, value, count, rounds, arguments.subscriptions)
+    one, subs = median(received[ONE]), arguments.subscriptions
     figures = [
-        at_least("receive and ack, one by one", f"{one:,.0f} msg/s", peer, one, TARGET_PER_SECOND, " msg/s"),
-        at_least("the same, against JetStream", f"{one:,.0f} msg/s", peer, one / theirs, 1),
-        at_least(f"receive and ack, {BATCH} at a time", f"{many:,.0f} msg/s", peer, many / theirs, 1),
-        at_least(f"publish beside {subs} idle subscriptions", f"{idle:,.0f} msg/s", beside, idle / alone, 0.7),
-        at_least(f"publish beside {subs} that consume", f"{busy:,.0f} msg/s", beside, busy / alone, 0.7),
+        at_least(ONE, f"{one:,.0f} msg/s", "", one, TARGET_PER_SECOND, " msg/s", rounds=(received[ONE], ())),
+        *(
+            compared(what, received, peer, 1, ours=what, durability="cursor not synced")
+            for what in (ONE, MANY)
+            for peer in ("JetStream", "Redis")
+            if peer in received
+        ),
+        compared(f"publish beside {subs} idle subscriptions", published, "alone", 0.7, ours="idle"),
+        compared(f"publish beside {subs} that consume", published, "alone", 0.7, ours="busy"),
     ]
-    report("subscriptions", figures, found, as_json=arguments.json)
+    details = {"received": received, "published": published}
+    report("subscriptions", figures, details, as_json=arguments.json, missing=missing)
 
 
 if __name__ == "__main__":

@@ -122,6 +122,8 @@ def main() -> None:
             f"write + fdatasync {ceiling:,.0f} msg/s",
             median(found[name]) / ceiling,
             0.6,
+            durability="synced",
+            rounds=(found[name], found["ceiling"]),
         )
         for name in ("threads", "tasks")
     ]
