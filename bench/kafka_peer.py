@@ -6,11 +6,17 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Self
 
+from measuring import MissingPeerError
+
 RUN_KAFKA = Path(__file__).resolve().parents[1] / "scripts" / "run-kafka"
+# Where jars are kept between runs: they are fetched once.
+CLIENTS = Path(__file__).resolve().parents[1] / "build" / "clients"
+JARS = CLIENTS / "kafka" / "jars"
 _TICKS = os.sysconf("SC_CLK_TCK")
 
 
@@ -84,7 +90,11 @@ class Kafka(Broker):
             "KAFKA_PORT": str(port),
             "KAFKA_PROPERTIES": "\n".join(properties),
         }
-        subprocess.run([str(RUN_KAFKA), "start"], env=self._environment, stdout=subprocess.DEVNULL, check=True)
+        started = subprocess.run(
+            [str(RUN_KAFKA), "start"], env=self._environment, stdout=subprocess.DEVNULL, check=False
+        )
+        if started.returncode:
+            raise MissingPeerError("a real Kafka does not start here: it needs java, and mvn for its jars")
         self.address = f"127.0.0.1:{port}"
         self.pid = int((base / "data" / "pid").read_text())
 
@@ -98,3 +108,17 @@ class Kafka(Broker):
 
     def stop(self) -> None:
         subprocess.run([str(RUN_KAFKA), "stop"], env=self._environment, check=True)
+
+
+def maven_jars(directory: Path, artifacts: Sequence[str]) -> list[Path]:
+    """The jars of these artifacts (group:name:version), fetched with mvn unless they are there."""
+    paths = [directory / f"{name}-{version}.jar" for _, name, version in (one.split(":") for one in artifacts)]
+    for artifact, path in zip(artifacts, paths, strict=True):
+        if path.exists():
+            continue
+        goal = ["dependency:copy", f"-Dartifact={artifact}", f"-DoutputDirectory={directory}"]
+        try:
+            subprocess.run(["mvn", "-q", "-B", *goal], stdout=subprocess.DEVNULL, check=True)
+        except (OSError, subprocess.CalledProcessError) as error:
+            raise MissingPeerError(f"mvn does not get {artifact}") from error
+    return paths

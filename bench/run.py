@@ -85,6 +85,7 @@ TABLE = [
     ),
     Benchmark("slow_reader", LOG, {"messages": 1_100_000}, {"messages": 3000}, rounds=None),
     Benchmark("kafka", SERVED, {"records": 300_000}, {"records": 1000}, needs="java", minutes=6),
+    Benchmark("kafka_history", SERVED, {"megabytes": 256}, {"megabytes": 20}, needs="java", minutes=4),
     Benchmark("kafka_codec", SERVED, rounds=5),
     Benchmark("remote", SERVED, {"seconds": 2.0}, {"seconds": 0.05}),
     Benchmark("ship", COLD, {"megabytes": 256, "seconds": 3.0}, {"megabytes": 1, "seconds": 0.05}, minutes=4),
@@ -122,6 +123,7 @@ TABLE = [
         minutes=5,
     ),
     Benchmark("spark", SPARK, {"megabytes": 512}, {"megabytes": 1}, needs="java", minutes=5),
+    Benchmark("spark_kafka", SPARK, {"megabytes": 500}, {"megabytes": 4}, needs="java", minutes=5),
     Benchmark("compact", SPARK, {"objects": 1000}, {"objects": 5}, rounds=1, needs="java", minutes=3),
 ]
 BENCHMARKS = {one.name: one for one in TABLE}
