@@ -11,6 +11,7 @@
 #include "rows.h"
 #include "results.h"
 #include "changes.h"
+#include "sound_records.h"
 
 PyMethodDef page_methods[] = {
     METHOD("format_page", pages_format_page, "format_page(page, page_id, level): makes an empty page."),
@@ -43,6 +44,9 @@ PyMethodDef page_methods[] = {
     METHOD("gather_changes", pages_gather_changes,
            "gather_changes(first_lsn, buffer, positions, lengths, indexes, start, max_rows): "
            "(rows, where to go on, records of retention, (key ends, keys, LSNs, steps, bits of cells, cell ends, cells, parts))."),
+    METHOD("sound_records", pages_sound_records,
+           "sound_records(first_lsn, buffer, positions, lengths): "
+           "(entries that end in sound records, values in them, indexes of all others)."),
     METHOD("find_version", pages_find_version,
            "find_version(pages, root, bucket, key, seq): a pointer, (seq, cell), None, or a missing page."),
     METHOD("list_seen", pages_list_seen,

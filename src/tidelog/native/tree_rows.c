@@ -5,7 +5,7 @@
    Invariant: bytes are hostile. Nothing is read that was not checked to lie inside of its column, and nothing is written
    that was not counted before. */
 
-#include "tree_rows_files.h"
+#include "sound_values.h"
 
 PyMethodDef tree_row_methods[] = {
     METHOD("survey_rows", tree_survey_rows,
@@ -31,5 +31,10 @@ PyMethodDef tree_row_methods[] = {
     METHOD("encode_pointers", tree_encode_pointers, "encode_pointers(codecs, blob_files, bytes, stored): pointers."),
     METHOD("blob_directory", tree_blob_directory, "blob_directory(positions, stored, crcs): of a blob file."),
     METHOD("position_keys", tree_position_keys, "position_keys(positions): keys of the value index."),
+    METHOD("said_places", tree_said_places,
+           "said_places(raw, is_values, blob_files): (rows, (file numbers, bytes, said, name ends, names))."),
+    METHOD("sound_blob_file", tree_sound_blob_file,
+           "sound_blob_file(data, bytes, sources, said): None when it is not what is said, or (values, live values, "
+           "live bytes, first position, last position, rows whose values have to be decoded)."),
     {NULL, NULL, 0, NULL},
 };

@@ -10,6 +10,7 @@ from typing import Any, get_type_hints
 import msgspec
 import pyarrow as pa
 import pytest
+from tests.pipeline.engines.table_flow import TableFlow
 
 from tidelog.engine.sst.sorted_index import Compaction
 from tidelog.engine.sst.sstable import RowPart
@@ -30,9 +31,11 @@ from tidelog.pipeline.jobs.engine.digest_tasks import (
     batches_of,
     parts_in,
 )
+from tidelog.pipeline.jobs.engine.verify_columns import sound_compaction
 from tidelog.pipeline.jobs.engine.verify_tasks import (
     PLACE_SCHEMA,
     VALUE_SCHEMA,
+    CompactionCheck,
     IndexItem,
     IndexPart,
     LostFinder,
@@ -43,12 +46,14 @@ from tidelog.pipeline.jobs.engine.verify_tasks import (
     ValueChecker,
     ValueRow,
     ValuesResult,
+    check_compaction,
     place_rows,
 )
 from tidelog.pipeline.location import EngineLocation
 from tidelog.pipeline.tasks import as_batches
 
 PARTS = 3
+NO_SPARK: Any = None
 
 
 def compute_here(
@@ -114,6 +119,15 @@ def values_here(
     return [msgspec.msgpack.decode(row["told"], type=ValuesResult) for row in found]
 
 
+def sound_here(flow: object, place: EngineLocation, root: Compaction) -> CompactionCheck | None:
+    """What `sound_compaction` does: it says of a compaction what a look at all rows says."""
+    found = sound_compaction(TableFlow(), place, root)
+    by_rows, findings = check_compaction(NO_SPARK, place, root)
+    assert (found is None) == bool(findings)
+    assert found in (None, by_rows)
+    return found
+
+
 def lost_here(
     spark: object,
     place: EngineLocation,
@@ -150,6 +164,8 @@ def work_without_spark(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(module, "run_on_workers", work_here)
     for module in (digest, verify):
         monkeypatch.setattr(module, "compute_state", compute_here)
+    monkeypatch.setattr(verify, "SparkFlow", TableFlow)
+    monkeypatch.setattr(verify, "sound_compaction", sound_here)
     monkeypatch.setattr(verify_tasks, "_results", values_here)
     monkeypatch.setattr(verify_tasks, "_found", lost_here)
     monkeypatch.setattr(cost, "count_live", count_here)

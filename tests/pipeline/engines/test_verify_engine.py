@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
+import msgspec
 import pytest
 from pyspark.sql import SparkSession
 from tests.engine.compacting import checkpoint_by_hand, compact_by_hand
@@ -30,6 +31,7 @@ from tidelog.pipeline.address import find_engine
 from tidelog.pipeline.jobs.engine import verify as job
 from tidelog.pipeline.jobs.engine.compact import CompactEngineJob, CompactEngineOptions
 from tidelog.pipeline.jobs.engine.verify import verify_engine
+from tidelog.pipeline.jobs.engine.verify_columns import sound_compaction
 from tidelog.store.keys import EngineKeys
 from tidelog.store.metadata.bucket import BucketMetadataStore
 
@@ -229,6 +231,19 @@ def test_damage_is_found(healthy: StoredEngine, tmp_path: Path, kind: str, monke
     assert any(expected in problem for problem in told), told
     assert not report.is_good
     assert len(told) <= 3, told
+
+
+def test_blob_file_with_other_figures_than_its_root_is_not_sound(healthy: StoredEngine) -> None:
+    """Everything agrees but for what the root says of how many values of a file are alive; an overlap is no index."""
+    root = healthy.compaction
+    first, *others = root.blob_files
+    wrong = msgspec.structs.replace(first, live_values=first.live_values - 1)
+    place = healthy.root.place
+    assert sound_compaction(TableFlow(), place, root) is not None
+    assert sound_compaction(TableFlow(), place, msgspec.structs.replace(root, blob_files=(wrong, *others))) is None
+    assert (
+        sound_compaction(TableFlow(), place, msgspec.structs.replace(root, values=(*root.values, *root.values))) is None
+    )
 
 
 def test_the_healthy_one_is_healthy(healthy: StoredEngine, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -48,7 +48,7 @@ from tidelog.pipeline.jobs.engine.digest_tasks import START, InRow, RowItem, par
 from tidelog.pipeline.jobs.engine.rows import TOLD_SCHEMA, as_told, doomed, note_alive, told_in
 from tidelog.pipeline.location import EngineLocation
 from tidelog.pipeline.tasks import as_batches, map_in_arrow, rows_of_items, tuples_in
-from tidelog.store.keys import digest_of
+from tidelog.store.keys import EngineKeys, digest_of
 from tidelog.store.object_store import ObjectStore
 
 if TYPE_CHECKING:
@@ -277,12 +277,12 @@ class PlaceMerge:
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         self._found = 0
-        return as_batches(self._values(batches), VALUE_SCHEMA)
+        said = map(PlaceRow._make, tuples_in(batches, *PlaceRow._fields))
+        return as_batches(self.merged(said), VALUE_SCHEMA)
 
-    def _values(self, batches: Iterator[pa.RecordBatch]) -> Iterator[ValueRow]:
-        for position, rows in groupby(
-            map(PlaceRow._make, tuples_in(batches, *PlaceRow._fields)), key=lambda row: row.position
-        ):
+    def merged(self, said: Iterable[PlaceRow]) -> Iterator[ValueRow]:
+        """One row a value, of rows in order of (position, source)."""
+        for position, rows in groupby(said, key=lambda row: row.position):
             told: PlaceRow | None = None
             first: PlaceRow | None = None
             for row in rows:
@@ -355,6 +355,17 @@ class ValuesResult(msgspec.Struct, frozen=True, kw_only=True):
     damage: tuple[Finding, ...] = ()
 
 
+class DataFiles:
+    """Values that are files of their own, in a task that has all that is said of them."""
+
+    def __init__(self, place: EngineLocation) -> None:
+        self._place = place
+
+    def check(self, rows: Iterable[PlaceRow], blob_files: int) -> ValuesResult:
+        """Reads them all; `rows` are in order of (position, source)."""
+        return _Values(self._place, ()).result(PlaceMerge(self._place.name, blob_files).merged(rows))
+
+
 class ValueChecker:
     """What a task does with rows in order of (file, byte): one `ValuesResult`."""
 
@@ -396,7 +407,7 @@ class _Values:
 
     def _check_blob_file(self, file: BlobFileInfo, rows: Iterable[ValueRow]) -> None:
         try:
-            data = self._blob_data(file)
+            data = read_blob_file(self._objects, self._keys, file)
             directory = {entry.position: entry for entry in check_blob_file(data, file.key)}
         except (DataError, NotFoundError) as error:
             self._add(self._about.finding_of(error, "blob file", file.key))
@@ -409,16 +420,6 @@ class _Values:
         if said != found:
             names = "values, live values, live bytes, first and last position"
             self._wrong(file.key, f"the root says {said} of it ({names}), and it has {found}", "blob file")
-
-    def _blob_data(self, file: BlobFileInfo) -> bytes:
-        data = bytes(self._objects.read_range(file.key, 0, file.size + 1))
-        name = self._keys.parse_compacted(file.key)
-        if len(data) != file.size:
-            raise DataError(f"it has not the {file.size} bytes that the root says")
-        if name is None or digest_of(data) != name.digest:
-            check_blob_file(data, file.key)  # says what, and at which byte, where it can be told
-            raise DataError("content does not match the digest in the name")
-        return data
 
     def _check_in_blob(
         self, file: BlobFileInfo, data: bytes, directory: dict[int, DirectoryEntry], row: ValueRow
@@ -469,6 +470,18 @@ class _Values:
             self._findings.append(finding)
 
 
+def read_blob_file(objects: ObjectStore, keys: EngineKeys, file: BlobFileInfo) -> bytes:
+    """All of a blob file, which has the bytes that its name and the root say."""
+    data = bytes(objects.read_range(file.key, 0, file.size + 1))
+    name = keys.parse_compacted(file.key)
+    if len(data) != file.size:
+        raise DataError(f"it has not the {file.size} bytes that the root says")
+    if name is None or digest_of(data) != name.digest:
+        check_blob_file(data, file.key)  # says what, and at which byte, where it can be told
+        raise DataError("content does not match the digest in the name")
+    return data
+
+
 class CompactionCheck(msgspec.Struct, frozen=True, kw_only=True):
     """What was read of a compaction."""
 
@@ -503,12 +516,16 @@ def _results(
     spark: SparkSession, place: EngineLocation, root: Compaction, items: list[IndexItem]
 ) -> list[ValuesResult]:
     index_bytes = sum(part.size for part in (*root.versions, *root.values))
-    file_bytes = root.data_bytes + sum(file.size for file in root.blob_files)
     ordered = _by_position(rows_of_items(spark, place_batches, items, PLACE_SCHEMA), index_bytes)
     values = map_in_arrow(ordered, PlaceMerge(place.name, len(root.blob_files)), VALUE_SCHEMA)
-    by_file = values.repartition(_tasks(file_bytes, _FILES_BYTES), "file").sortWithinPartitions("file", "byte", "name")
+    by_file = values.repartition(file_tasks(root), "file").sortWithinPartitions("file", "byte", "name")
     checked = map_in_arrow(by_file, ValueChecker(place, root.blob_files), TOLD_SCHEMA)
     return told_in(checked, ValuesResult, "checking a compaction")
+
+
+def file_tasks(root: Compaction) -> int:
+    """How many tasks share the files that values are in."""
+    return _tasks(root.data_bytes + sum(file.size for file in root.blob_files), _FILES_BYTES)
 
 
 def _by_position(rows: DataFrame, size: int) -> DataFrame:
