@@ -15,6 +15,7 @@ from tests.service.kafka.test_server import LOOPBACK, WAIT_SECONDS, Client
 
 import tidelog
 from tidelog.errors import ConflictError, NotFoundError
+from tidelog.service.auth.security import Security
 from tidelog.service.kafka.broker import BrokerSettings
 from tidelog.service.kafka.groups.classic import GroupSettings
 from tidelog.service.kafka.groups.table import CoordinatorSettings
@@ -86,14 +87,16 @@ class Installation:
 
     # Nodes
 
-    async def start_node(self, number: int, **settings: Any) -> Node:
+    async def start_node(self, number: int, security: Security | None = None, **settings: Any) -> Node:
         directory = tidelog.open(
             self._root / f"node{number}",
             store=f"file://{self._root}/bucket",
             metadata=f"sqlite://{self._root}/catalog.db",
         )
         groups = CoordinatorSettings(classic=GroupSettings(initial_rebalance_delay_ms=0))
-        node = Node(directory, BrokerSettings(**settings), groups, placement=HandPlacement(self, number))
+        node = Node(
+            directory, BrokerSettings(**settings), groups, security=security, placement=HandPlacement(self, number)
+        )
         listening = await node.start(LOOPBACK, LOOPBACK)
         self.nodes[number] = node
         self.addresses[number] = NodeAddress(f"node{number}", number, listening.kafka, listening.http_url)
@@ -194,12 +197,14 @@ class Installation:
 
 
 @contextlib.asynccontextmanager
-async def installed(root: Path, count: int = 2, **settings: Any) -> AsyncIterator[Installation]:
-    """So many nodes, numbered from 1."""
+async def installed(
+    root: Path, count: int = 2, *, secure: Callable[[int], Security] | None = None, **settings: Any
+) -> AsyncIterator[Installation]:
+    """So many nodes, numbered from 1; `secure` makes the security of each."""
     installation = Installation(root)
     try:
         for number in range(1, count + 1):
-            await installation.start_node(number, **settings)
+            await installation.start_node(number, secure(number) if secure else None, **settings)
         yield installation
     finally:
         await installation.stop()

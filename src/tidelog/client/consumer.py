@@ -243,7 +243,7 @@ class RemoteConsumer(Consumer):
             try:
                 return await self._connect_to(at)
             except _SentOnError as error:
-                at, _ = self._http.node_at(error.location)
+                at, _ = await self._http.node_at(error.location, at)
         raise ServerUnavailableError("nodes send the consumer to each other", hint="Try again in a moment")
 
     async def _connect_to(self, http: Http) -> Any:

@@ -8,9 +8,10 @@ Invariants
   that is made here must be one that does nothing twice.
 - A refusal raises the class that the embedded library raises, with the same message and hint.
 - An answer is at most `MAX_ANSWER_BYTES` long.
-- A server that has nodes beside it sends requests on to them (307): they are sent there, with the token, since it is
-  the server that names them; never without TLS from one with it. Where a request was sent on is remembered, until that
-  node does not answer. When the first server is gone, the others are asked.
+- A server that has nodes beside it sends requests on to them (307). The token goes to nodes that a server which has it
+  already lists as its own (`GET /v1/nodes`), to no other host, and never without TLS from one with it. Where a
+  request was sent on is remembered, until that node does not answer. When the first server is gone, the others are
+  asked.
 """
 
 from __future__ import annotations
@@ -83,6 +84,20 @@ class Server(NamedTuple):
             return "localhost"
         host = f"[{self.host}]" if ":" in self.host else self.host
         return host if self.port == (443 if self.is_tls else 80) else f"{host}:{self.port}"
+
+    def is_same(self, other: Server) -> bool:
+        """Whether both are reached at one place."""
+        return (self.host, self.port, self.is_tls) == (other.host, other.port, other.is_tls)
+
+
+class _Node(msgspec.Struct):
+    http: str
+
+
+class _Nodes(msgspec.Struct):
+    """What a server lists as its nodes."""
+
+    nodes: list[_Node]
 
 
 def parse_server(url: str) -> Server:
@@ -551,31 +566,30 @@ class Http:
             answer = await at._once(addressed, body, seconds, waits)
             if answer.status != _SENT_ON:
                 return answer
-            at, target = self._sent_to(answer)
+            at, target = await self.node_at(answer.headers.get("x-tidelog-location", ""), at)
             if not self.server.base:  # behind a proxy that adds one, nodes have other paths
                 self._sent_on[about] = at
         self._sent_on.pop(about, None)
         raise LostError("nodes send the request to each other")
-
-    def _sent_to(self, answer: Answer) -> tuple[Http, str]:
-        """The node that a request was sent on to, and what to ask it for."""
-        return self.node_at(answer.headers.get("x-tidelog-location", ""))
 
     @property
     def first(self) -> Http:
         """The node that is asked first."""
         return self._first
 
-    def node_at(self, location: str) -> tuple[Http, str]:
-        """A node by a URL that the server has named, and the path and query in it."""
+    async def node_at(self, location: str, said_by: Http) -> tuple[Http, str]:
+        """A node by a URL that another one has sent a request on to, and the path and query in it."""
         parts = urlsplit(location)
-        server = parse_server(f"{parts.scheme}://{parts.netloc}")
+        try:
+            server = parse_server(f"{parts.scheme}://{parts.netloc}")
+        except InputError:
+            raise _odd("it sends requests on to what is no URL") from None
         if self.server.is_tls and not server.is_tls:
             raise _odd("it sends requests on to a server without TLS")
-        if self._may_follow is not None and not self._may_follow(server):
-            raise _odd("it sends requests on to a server that is none of its nodes")
         known = self._others.get(server.url)
         if known is None:
+            if not await self._is_node(server, said_by):
+                raise _odd("it sends requests on to a server that is none of its nodes")
             if len(self._others) >= _MAX_NODES:
                 self._sent_on.clear()
                 self._others.pop(next(iter(self._others))).close()
@@ -588,6 +602,19 @@ class Http:
                 further=self._further,
             )
         return known, parts.path + (f"?{parts.query}" if parts.query else "")
+
+    async def _is_node(self, server: Server, said_by: Http) -> bool:
+        """Whether a server may have what this one has."""
+        if self._may_follow is not None:
+            return self._may_follow(server)
+        if self._token is None:
+            return True
+        head = said_by.head("GET", path_of("nodes"), None, b"", "", "application/json")
+        answer = await said_by._once(head, b"", self._opening_seconds, False)
+        if not answer.is_success:
+            raise error_of(answer)
+        listed = [parse_server(one.http) for one in answer.json(_Nodes).nodes]
+        return any(server.is_same(one) for one in (self.server, *listed))
 
     def _failed(self, about: About) -> Http:
         """The node that has not answered: the next try is at the first one, or at another when that is gone."""

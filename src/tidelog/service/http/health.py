@@ -30,6 +30,19 @@ class ServerInfo(msgspec.Struct, frozen=True, kw_only=True):
     """The URLs of all nodes of the installation that are alive, by name."""
 
 
+class ListedNode(msgspec.Struct, frozen=True, kw_only=True):
+    """A node of the installation."""
+
+    node: str
+    http: str
+
+
+class NodeList(msgspec.Struct, frozen=True, kw_only=True):
+    """Those that are alive: requests may be sent on to them."""
+
+    nodes: list[ListedNode]
+
+
 @routes.add("GET", "/health/live", None, is_public=True, response_types=("text/plain",))
 async def live(call: Call) -> Reply:
     """Answers 200 while the process lives."""
@@ -65,3 +78,9 @@ async def describe_server(call: Call) -> ServerInfo:
         topics=len(broker.topics()),
         nodes={one.node: one.http for one in broker.placement.nodes()},
     )
+
+
+@routes.add("GET", "/v1/nodes", None, NodeList)
+async def list_nodes(call: Call) -> NodeList:
+    """Lists the nodes of the installation that are alive: a client sends its token to no other server."""
+    return NodeList(nodes=[ListedNode(node=one.node, http=one.http) for one in call.service.broker.placement.nodes()])

@@ -11,6 +11,7 @@ Invariants
 from __future__ import annotations
 
 import asyncio
+import os
 import secrets
 import ssl
 from functools import partial
@@ -19,6 +20,7 @@ from typing import Any
 
 import msgspec
 
+from tidelog.config.load import TLS_CA_VARIABLE
 from tidelog.errors import ServerUnavailableError
 from tidelog.service.auth.access import NODE
 from tidelog.service.auth.security import Security
@@ -148,9 +150,11 @@ class Peers:
 
 
 def client_tls(security: Security) -> ssl.SSLContext:
-    """Trusts what this node's own certificate was made by, and what its clients are checked with."""
+    """Trusts this node's own certificate, what its clients are checked with, and what clients are told to trust."""
     context = ssl.create_default_context()
-    for path in (security.settings.tls_cert, security.settings.tls_client_ca):
-        if path is not None:
+    context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN  # nodes may share a certificate, whoever has signed it
+    trusted = security.settings.tls_cert, security.settings.tls_client_ca, os.environ.get(TLS_CA_VARIABLE)
+    for path in trusted:
+        if path:
             context.load_verify_locations(Path(path))
     return context

@@ -94,7 +94,7 @@ class Others:
         )
 
     def _is_node(self, server: Server) -> bool:
-        return any(parse_server(one.http)[:4] == server[:4] for one in self._placement.nodes())
+        return any(parse_server(one.http).is_same(server) for one in self._placement.nodes())
 
     def topic(self, name: TopicName, partition: int = 0) -> TopicElsewhere:
         """A partition of other nodes, as a client has it: it follows when the partition moves. Threads may wait for
