@@ -340,7 +340,7 @@ def test_operators_are_told_what_cannot_be(tmp_path: Path, etcd_server: EtcdServ
                 await nodes.ask(operations.move_engine, "maps", "n1")
             with pytest.raises(NotFoundError, match="no engine maps"):
                 await nodes.ask(operations.remove_engine, "maps")
-            await nodes.ask(operations.add_engine, "maps", EngineArguments(must_exist=True))
+            await nodes.ask(operations.add_engine, "maps", must_exist=True)
             with pytest.raises(ConflictError, match="has an engine maps"):
                 await nodes.ask(operations.add_engine, "maps")
             agent = nodes.all[0].cluster.agent

@@ -23,6 +23,7 @@ from tidelog.cluster.engine_host import ClusterEngines, Place
 from tidelog.cluster.leader import TopicSeen
 from tidelog.cluster.load_manager import load_key
 from tidelog.cluster.member import Identity, Member
+from tidelog.cluster.operations import ClusterOperations
 from tidelog.cluster.runtime import Cluster
 from tidelog.cold.ownership import Ownership
 from tidelog.config import EngineConfig
@@ -93,6 +94,7 @@ async def join(
     cluster.remove_topic = node.remove_topic
     assert node.http.sources is not None
     node.http.sources = node.http.sources._replace(cluster=lambda exposition: write_metrics(exposition, cluster, meter))
+    node.http.cluster = ClusterOperations(*directory._shared_metadata(), directory._clock)
     engines.lost = lambda name: _lost(cluster, name)
     await cluster.join(_Host(node), engines)
     return engines

@@ -36,10 +36,12 @@ from tidelog.cluster.promotion import Promotion, plan_promotion, promote
 from tidelog.errors import ConfigError, ConflictError, InputError, NotFoundError
 from tidelog.fields import read_keywords
 from tidelog.store.document import VersionedDocument, decode_json, encode_json
-from tidelog.store.keys import ClusterKeys, is_part
+from tidelog.store.keys import DEFAULT_ENGINE, ClusterKeys, is_part
 from tidelog.store.metadata.base import Check, Delete, MetadataStore, Put
+from tidelog.store.metadata.open import canonical_metadata_url
 from tidelog.store.metadata.watch import Changes
 from tidelog.store.object_store import ObjectStore
+from tidelog.store.urls import canonical_url
 from tidelog.topics.names import TopicName, parse_topic_name
 
 _POLL_SECONDS = 0.1
@@ -288,11 +290,20 @@ class ClusterOperations:
         self._document(self.keys.engine(engine), EnginePlacement).update(change)
         return was_pinned
 
-    def add_engine(self, name: str, arguments: EngineArguments | None = None) -> None:
-        """From here on a node serves an engine of this name; ConflictError if there is one."""
+    def add_engine(
+        self, name: str, *, store: str | None = None, metadata: str | None = None, must_exist: bool = False
+    ) -> None:
+        """From here on a node serves an engine of this name; ConflictError if there is one. With a `store` it is one
+        that exists there, with its metadata in `metadata`, or in that store."""
         if not is_part(name):
             raise InputError(f"{name!r} cannot be the name of an engine", hint="Use letters, digits, `.`, `_` and `-`")
-        key, document = self.keys.engine(name), encode_json(EnginePlacement(arguments=arguments or EngineArguments()))
+        if metadata is not None and store is None:
+            raise InputError("the metadata of an engine goes with its store", hint="Name both, or none of them")
+        arguments = EngineArguments(must_exist=must_exist)
+        if store is not None:
+            own = None if metadata is None else canonical_metadata_url(metadata)
+            arguments = EngineArguments(store=canonical_url(store), metadata=own, name=DEFAULT_ENGINE, must_exist=True)
+        key, document = self.keys.engine(name), encode_json(EnginePlacement(arguments=arguments))
         try:
             self._metadata.commit([Check(key, None)], [Put(key, document)])
         except ConflictError as error:

@@ -82,7 +82,7 @@ class RestoringEngine(ClosedAtExit):
         try:
             engine = self._restore(self._progressed)
         except BaseException as error:  # noqa: BLE001 - `wait` raises it
-            if not isinstance(error, ClosedError):
+            if self._has_begun.is_set() and not isinstance(error, ClosedError):  # else it is raised at once
                 _logger.error("a lazy restore failed: %s", error)
             self._engine.set_exception(error)
         else:
@@ -149,8 +149,9 @@ class RestoringEngine(ClosedAtExit):
 
     @twin_of(wait)
     async def wait_async(self, timeout: float | None = None) -> Engine:
-        waiting = asyncio.shield(asyncio.wrap_future(self._engine))
-        return await asyncio.wait_for(waiting, timeout)
+        restored = asyncio.wrap_future(self._engine)
+        restored.add_done_callback(_look_at)  # whoever waited may have been cancelled
+        return await asyncio.wait_for(asyncio.shield(restored), timeout)
 
     def close(self) -> None:
         """Closes the engine, or gives up the restore. Idempotent."""
@@ -175,6 +176,12 @@ class RestoringEngine(ClosedAtExit):
     def __repr__(self) -> str:
         how = "restored" if self.is_restored else "restoring"
         return f"<tidelog.RestoringEngine applied_seq={self.applied_seq} {how}>"
+
+
+def _look_at(restored: asyncio.Future[Engine]) -> None:
+    """The event loop complains of an error that nobody has looked at."""
+    if not restored.cancelled():
+        restored.exception()
 
 
 def _closed() -> ClosedError:

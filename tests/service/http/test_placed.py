@@ -14,6 +14,7 @@ from tests.service.installation import Installation, installed, run
 from tests.service.kafka.test_server import WAIT_SECONDS
 
 import tidelog
+from tidelog.service.placement import TopicFacts
 from tidelog.topics.names import parse_topic_name
 
 TOPIC = "shop/orders"
@@ -62,6 +63,22 @@ def test_requests_for_a_partition_are_sent_on_to_its_owner(tmp_path: Path) -> No
                 assert (await asked(nodes, 2, method, target, body)).status == 200
             found = await asked(nodes, 2, "GET", f"{MESSAGES}?partition=1")
             assert [one["value"] for one in found.json["messages"]] == ["a"]
+
+    run(work())
+
+
+def test_topic_whose_partitions_nobody_has_opened_yet_is_described(tmp_path: Path) -> None:
+    """A node that was asked right after the topic was made found less in the store than it knew of, and failed."""
+
+    async def work() -> None:
+        async with installed(tmp_path) as nodes:
+            name = parse_topic_name(TOPIC)
+            nodes.owners |= {(name, 0): 3, (name, 1): 3}  # which is not there yet
+            nodes.topics[name] = TopicFacts(bytes(16), 1, 2)
+            nodes._changed()
+            described = await asked(nodes, 1, "GET", f"/v1/topics/{TOPIC}")
+            assert described.status == 200
+            assert [(one["next_offset"], one["node"]) for one in described.json["partitions"]] == [(0, "")] * 2
 
     run(work())
 

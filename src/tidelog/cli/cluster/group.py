@@ -205,16 +205,8 @@ def add_engine(
     It is created in the store of the cluster, if it is not there. With --engine-store it is one that exists, and that
     nobody else has open.
     """
-    from tidelog.cluster.documents import EngineArguments
-    from tidelog.store.keys import DEFAULT_ENGINE
-
-    if engine_metadata is not None and engine_store is None:
-        raise InputError("--engine-metadata goes with --engine-store")
-    arguments = EngineArguments(must_exist=existing)
-    if engine_store is not None:
-        arguments = EngineArguments(store=engine_store, metadata=engine_metadata, name=DEFAULT_ENGINE, must_exist=True)
     with _operations(session) as cluster:
-        cluster.add_engine(name, arguments)
+        cluster.add_engine(name, store=engine_store, metadata=engine_metadata, must_exist=existing)
     session.output.result({"engine": name}, f"A node will serve the engine {name}.")
 
 

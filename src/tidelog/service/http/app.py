@@ -27,6 +27,7 @@ from tidelog.errors import TidelogError
 from tidelog.service.auth.access import ANONYMOUS, SERVER, NotAuthorizedError, Permission, Resource
 from tidelog.service.http import (
     admin,
+    cluster,
     dead_letters,
     engines,
     health,
@@ -86,6 +87,7 @@ _MODULES = (
     engines,
     plans,
     operations,
+    cluster,
     reports,
 )
 TABLE: list[Route] = [route for module in _MODULES for route in module.routes]

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from tidelog.codec import JSON_ERRORS
-from tidelog.errors import InputError, TidelogError
+from tidelog.errors import InputError, NotFoundError, TidelogError
 from tidelog.service.auth.access import Kind
 from tidelog.service.http.operations import OPERATION_SEPARATOR
 from tidelog.service.http.problems import HttpError
@@ -173,7 +173,9 @@ async def read_stored(call: Call, offset: str, partition: int | None, limits: Li
 
 
 def look(broker: Broker, served: ServedTopic, number: int) -> tuple[Topic, int, int]:
-    """In a thread: a partition as the store has it."""
+    """In a thread: a partition as the store has it; NotFoundError before its owner has opened it for the first time."""
     names = broker.directory.partition_logs(str(served.name))
+    if number >= len(names):
+        raise NotFoundError(f"the store has nothing of {served.name}, partition {number}, yet")
     topic = broker.directory._opener.look_at_store(parse_topic_name(names[number]), number)
     return topic, topic.start_offset, topic.shipped_offset

@@ -27,6 +27,7 @@ from tidelog.topics.names import TopicName
 if TYPE_CHECKING:
     from tidelog.engine.engine import Engine
     from tidelog.engine.restoring import RestoringEngine
+    from tidelog.service.http.cluster import ClusterControl
     from tidelog.service.http.metrics_page import Sources
     from tidelog.service.http.operations import Operations
     from tidelog.service.http.spread.others import Others
@@ -158,6 +159,8 @@ class Service:
         """Those that can be read, and are changed once their disk is filled."""
         self.others: Others | None = None
         """The other nodes; None: there are none."""
+        self.cluster: ClusterControl | None = None
+        """The cluster that this node is a member of."""
         self.operations: Operations
         """Set by the application."""
         self._locks: WeakValueDictionary[Any, asyncio.Lock] = WeakValueDictionary()

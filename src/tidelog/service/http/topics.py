@@ -8,13 +8,14 @@ Invariants
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from http import HTTPStatus
 from typing import Annotated, Any
 
 import msgspec
 
 from tidelog.client.transport import path_of
-from tidelog.errors import ConfigError, ConflictError, InputError, TidelogError
+from tidelog.errors import ConfigError, ConflictError, InputError, NotFoundError, TidelogError
 from tidelog.log.settings import LogStatistics
 from tidelog.service.auth.access import Kind, Permission, topic_resource
 from tidelog.service.http.call import Call
@@ -356,7 +357,9 @@ def _own_settings(opener: Any, name: TopicName) -> dict[str, object]:
 def stored_info(broker: Broker, served: ServedTopic, number: int) -> PartitionInfo:
     """In a thread: what the store says of a partition of another node."""
     owner = broker.placement.owner(served.name, number)
-    _, start, end = look(broker, served, number)
+    start = end = 0
+    with contextlib.suppress(NotFoundError):
+        _, start, end = look(broker, served, number)
     return PartitionInfo(
         partition=number,
         start_offset=start,
