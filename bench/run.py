@@ -114,6 +114,15 @@ TABLE = [
         minutes=5,
     ),
     Benchmark(
+        "engine_cold",
+        ENGINE,
+        {"objects": 100_000, "restore-objects": 300_000},
+        {"objects": 1000, "restore-objects": 1000},
+        tiny=("--only=scan",),
+        rounds=5,
+        minutes=6,
+    ),
+    Benchmark(
         "engine_pipeline",
         SPARK,
         {"entries": 400_000, "keys": 80_000},

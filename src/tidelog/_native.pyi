@@ -9,8 +9,9 @@ from typing import Final, TypeVar
 
 from tidelog.engine.btree.page import Cell, Page, Pages
 from tidelog.engine.mvcc.known_results import Found, Open
-from tidelog.engine.mvcc.versions import Other, Pointer, Seen
+from tidelog.engine.mvcc.versions import Other, Pointer, Row, Seen
 from tidelog.engine.sst.sstable import Source
+from tidelog.engine.wal.scan_values import Stored
 from tidelog.log.frame import Buffer
 
 _PlainProduce = tuple[tuple[str, int, int, int], int, int, int, int, int, int, int, int, int, int, int]
@@ -222,6 +223,58 @@ def gather_versions(
     bucket_orders: Buffer,
     /,
 ) -> tuple[int, bytes, tuple[bytes, ...], tuple[bytes, ...]]: ...
+def gather_rows(
+    raw: Buffer,
+    seq: int,
+    all_versions: bool,
+    start: bytes,
+    stop: bytes,
+    settled: bytes,
+    bucket_ends: Buffer,
+    bucket_names: Buffer,
+    bucket_seqs: Buffer,
+    bucket_orders: Buffer,
+    columns: int,
+    /,
+) -> tuple[bytes, list[Row]]: ...
+
+# scan_values.c
+
+def cut_rows(rows: list[Row], start: int, most_rows: int, most_bytes: int, /) -> int: ...
+def unfinished(values: list[Row | Stored | None], /) -> list[int]: ...
+def start_values(rows: list[Row], /) -> tuple[list[Row | Stored | None], int]: ...
+def place_in_log(
+    rows: list[Row],
+    values: list[Row | Stored | None],
+    places: bytearray,
+    first_unit: int,
+    starts: Buffer,
+    ends: Buffer,
+    start: int,
+    /,
+) -> int: ...
+def place_in_index(
+    rows: list[Row],
+    values: list[Row | Stored | None],
+    places: bytearray,
+    first_unit: int,
+    prefix: bytes,
+    raw: bytes,
+    is_reverse: bool,
+    /,
+) -> int: ...
+def group_places(
+    values: list[Row | Stored | None], places: bytearray, gap_bytes: int, range_bytes: int, /
+) -> list[tuple[int, int, int, bytes]]: ...
+def take_values(
+    rows: list[Row],
+    values: list[Row | Stored | None],
+    places: bytearray,
+    indexes: bytes,
+    data: Buffer,
+    first_byte: int,
+    /,
+) -> int: ...
 
 # records.c
 

@@ -12,11 +12,14 @@ import struct
 from array import array
 from collections.abc import Iterator
 from itertools import pairwise
+from typing import Any
 
 from tests.oracles.cells import decode_cell
 from tests.oracles.frames import byte_view
+from tests.oracles.versions import plain_row
 
 from tidelog.engine.mvcc.cells import INLINE, MAX_SEQ, OBJECTS, SEQ_BYTES, TOMBSTONE, Cell
+from tidelog.engine.mvcc.versions import Row
 from tidelog.errors import DataError
 from tidelog.log.frame import Buffer
 
@@ -70,6 +73,31 @@ def gather_versions(
         count += 1
     numbers = tuple(bytes(column) for column in (*wide, *narrow, *codes))
     return count, settled, numbers, tuple(bytes(part) for pair in zip(ends, texts, strict=True) for part in pair)
+
+
+def gather_rows(*arguments: Any) -> tuple[bytes, list[Row]]:
+    """The same as rows of a listing, with the columns that the last argument says."""
+    *given, columns = arguments
+    if columns > 3:
+        raise ValueError("columns must be from 0 to 3")
+    _, settled, numbers, strings = gather_versions(*given)
+    seqs, sizes, lsns, positions = (memoryview(one).cast("Q") for one in numbers[:4])
+    crcs, _, stored_bytes = (memoryview(one).cast("I") for one in numbers[4:7])
+    names, inlined = (_texts(*strings[first : first + 2]) for first in (2, 4))
+    rows: list[Row] = [
+        (name.decode(), *places, small if flags == INLINE else None)
+        for name, small, flags, *places in zip(
+            *(names, inlined, numbers[7], sizes, seqs, crcs, numbers[8], lsns, positions, stored_bytes), strict=True
+        )
+    ]
+    plain = [plain_row(row) for row in rows] if columns == 3 else [None]
+    if None not in plain:
+        return settled, [row for row in plain if row is not None]
+    return settled, [row[: (3, 4, 9, 9)[columns]] for row in rows]
+
+
+def _texts(ends: bytes, data: bytes) -> list[bytes]:
+    return [data[begin:end] for begin, end in pairwise(memoryview(ends).cast("i"))]
 
 
 def _append(columns: list[array[int]] | list[bytearray], numbers: tuple[int, ...]) -> None:

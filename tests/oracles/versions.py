@@ -93,13 +93,13 @@ def list_seen(
     rows: list[Row] = [
         (key.decode(), cell.size, at_seq, cell.crc, cell.codec, *_place_of(cell)) for key, at_seq, cell in walk.rows
     ]
-    plain = [_plain_row(row) for row in rows] if columns == 3 else [None]
+    plain = [plain_row(row) for row in rows] if columns == 3 else [None]
     if None not in plain:
         return [row for row in plain if row is not None], None if is_over else walk.target, missing_page
     return [row[: (3, 4, 9, 9)[columns]] for row in rows], None if is_over else walk.target, missing_page
 
 
-def _plain_row(row: Row) -> Row | None:
+def plain_row(row: Row) -> Row | None:
     """The row of a small value with its data; None for any other, and for one that is damaged."""
     _, size, _, crc, codec, *_, stored = row
     if stored is None or codec or stored[:4] != bytes(4) or len(stored) != 4 + size or zlib.crc32(stored) != crc:

@@ -40,6 +40,7 @@ from tidelog.engine.sst.snapshot import StoredState, named_states
 from tidelog.engine.sst.stored_index import StoredFiles, StoredIndex, StoredVersions
 from tidelog.engine.value_files import NoValueFiles
 from tidelog.engine.wal.replay import Replay, ShippedLog, log_range
+from tidelog.engine.wal.scan_values import ScannedRows
 from tidelog.errors import ClosedError, DataError, NotFoundError, TidelogError
 from tidelog.store.aio import ClosedAtExit, twin, twin_iterator, twin_of
 from tidelog.store.keys import EngineKeys
@@ -61,6 +62,9 @@ class _NoDisk:
 
     def read_stored(self, position: int, length: int) -> None:
         """Never there."""
+
+    def read_values(self, scanned: ScannedRows) -> None:
+        """None of them is."""
 
 
 class _Start:

@@ -45,6 +45,7 @@ from tidelog.engine.object_file import ObjectFile, RawObject, ReadAheadValue, Re
 from tidelog.engine.sst.value_file import Reference, reference_of
 from tidelog.engine.txn.read_set import Carried, batch_of
 from tidelog.engine.value_files import OpenValue, ValueFiles
+from tidelog.engine.wal.scan_values import ScannedRows
 from tidelog.engine.wal.value import CODEC_FILE, CODEC_NONE, LENGTH_BYTES, decode_metadata, decode_value, object_crc
 from tidelog.errors import (
     ClosedError,
@@ -237,6 +238,8 @@ class LocalValues(Protocol):
     def first_position(self) -> int: ...
 
     def read_stored(self, position: int, length: int) -> bytes | None: ...
+
+    def read_values(self, scanned: ScannedRows) -> None: ...
 
 
 class ReadParts(Protocol):

@@ -1,6 +1,7 @@
 """Scans of a bucket, in either direction, and reads of many objects at once: values come in batches.
 
-    rows of the index (C) -> batches of rows -> hot values from files, cold ones by ColdReader.begin_many
+    rows of the index (C) ─> with their values, where these are small
+                          ─> batches of rows -> hot values from files, cold ones by ColdReader.begin_scan (both C)
                                 └── the next batches are begun while the reader consumes this one
 
 Invariants
@@ -19,12 +20,13 @@ from typing import NamedTuple
 
 import msgspec
 
-from tidelog.engine.cold.reader import Value, ValuesAhead
+from tidelog.engine.cold.reader import RowsAhead, Value, ValuesAhead
 from tidelog.engine.entry import ScannedObject, StoredObject, Tier
-from tidelog.engine.mvcc.cells import INLINE, POINTER, Cell, at, object_prefix
+from tidelog.engine.mvcc.cells import INLINE, POINTER, Cell, at, object_prefix, objects_of
 from tidelog.engine.mvcc.retention import Pin, forgotten
-from tidelog.engine.mvcc.versions import PLAIN_COLUMNS, WITH_CRC, WITH_DATA, WITH_VALUE, Row
+from tidelog.engine.mvcc.versions import WITH_CRC, WITH_DATA, WITH_VALUE, Row
 from tidelog.engine.reads import EngineStat, check_limit, check_names
+from tidelog.engine.wal.scan_values import PLAIN_COLUMNS, ScannedRows, batches_of
 from tidelog.engine.wal.value import decode_value
 from tidelog.errors import GapError, InputError, NotFoundError
 
@@ -69,7 +71,7 @@ class EngineScans(EngineStat):
             bucket, prefix, pin.seq, start=start, end=end, reverse=bool(reverse), columns=columns
         )
         if with_values:
-            return chain.from_iterable(self._scanned_values(pin, bucket, batches, limit))
+            return chain.from_iterable(self._scanned_values(pin, bucket, batches, limit, is_reverse=bool(reverse)))
         return islice(chain.from_iterable(self._scanned(pin, batches)), limit)
 
     def _scanned(self, pin: Pin, batches: Iterator[list[Row]]) -> Iterator[Iterator[ScannedObject]]:
@@ -84,20 +86,56 @@ class EngineScans(EngineStat):
             raise self._standing.closed_error()
 
     def _scanned_values(
-        self, pin: Pin, bucket: str, batches: Iterator[list[Row]], limit: int | None
+        self, pin: Pin, bucket: str, batches: Iterator[list[Row]], limit: int | None, *, is_reverse: bool
     ) -> Iterator[Iterator[ScannedObject]]:
         """Small values come with their rows, which are most of the work then; others are looked up."""
         with pin as at:
             for has_values, run in groupby(_limited(batches, limit), _has_values):
-                for found in run if has_values else self._scanned_places(bucket, run, at):
+                for found in run if has_values else self._scanned_places(bucket, run, at, is_reverse=is_reverse):
                     self._check_going_on(pin)
                     yield starmap(ScannedObject, found)
 
-    def _scanned_places(self, bucket: str, batches: Iterator[list[Row]], at: int) -> Iterator[Iterator[Row]]:
+    def _scanned_places(
+        self, bucket: str, lists: Iterator[list[Row]], at: int, *, is_reverse: bool
+    ) -> Iterator[list[Row]]:
         """Rows with the places of their values: the same with the values."""
-        wanted = (_Wanted.of(bucket, row) for row in chain.from_iterable(batches))
-        for found in self._values_of(wanted, at, are_neighbours=True):
-            yield ((one.key, one.cell.size, one.seq, one.cell.crc, *value) for one, value, _ in found)
+        waiting: deque[tuple[ScannedRows, RowsAhead | None]] = deque()
+        wanted, prefix, ahead = batches_of(lists, _growing(_FIRST_ROWS, _FIRST_BYTES)), objects_of(bucket)[0], 0
+        try:
+            while True:
+                while len(waiting) <= ahead and (rows := next(wanted, None)) is not None:
+                    waiting.append(self._begin_rows(ScannedRows(rows, prefix, is_reverse=is_reverse)))
+                if not waiting:
+                    return
+                yield self._taken_rows(bucket, *waiting.popleft(), at)
+                ahead = _BATCHES_AHEAD
+        finally:
+            for _, begun in waiting:
+                if begun is not None:
+                    begun.forget()
+
+    def _begin_rows(self, scanned: ScannedRows) -> tuple[ScannedRows, RowsAhead | None]:
+        if scanned.missing:
+            self._local.read_values(scanned)
+        is_whole = not scanned.missing or None not in scanned.values
+        return scanned, None if is_whole or self._cold is None else self._cold.begin_scan(scanned)
+
+    def _taken_rows(self, bucket: str, scanned: ScannedRows, ahead: RowsAhead | None, at: int) -> list[Row]:
+        if ahead is not None:
+            ahead.take()
+        return scanned.finished(lambda row: self._row_again(bucket, row, at))
+
+    def _row_again(self, bucket: str, row: Row, at: int) -> Row:
+        """A row whose value was not found with others: moved since it was looked up, in a file of its own, in a
+        compressed object, or lost, which is told now.
+        """
+        try:
+            found = self.read(bucket, row[0], at)
+        except (GapError, NotFoundError) as error:
+            if at < self._kept_from():  # another process has moved the start of history
+                raise forgotten(self._kept_from()) from error
+            raise
+        return *row[:4], found.data, found.metadata
 
     def read_many(self, keys: Iterable[tuple[str, str]], seq: int | None = None) -> list[StoredObject | None]:
         """Returns the objects of these (bucket, key) as of one seq, in their order; None for those that do not exist.
@@ -130,14 +168,14 @@ class EngineScans(EngineStat):
                 answer.append(one)
         return answer
 
-    def _values_of(self, wanted: Iterator[_Wanted], seq: int, *, are_neighbours: bool = False) -> Iterator[list[_Got]]:
-        """The values of some versions, in their order, in batches. Neighbours are all there are between two keys."""
+    def _values_of(self, wanted: Iterator[_Wanted], seq: int) -> Iterator[list[_Got]]:
+        """The values of some versions, in their order, in batches."""
         waiting: deque[_Batch] = deque()
         ahead, most_rows, most_bytes = 0, _FIRST_ROWS, _FIRST_BYTES
         try:
             while True:
                 while len(waiting) <= ahead and (some := _some(wanted, most_rows, most_bytes)):
-                    waiting.append(self._begin(some, are_neighbours=are_neighbours))
+                    waiting.append(self._begin(some))
                     most_rows = min(2 * most_rows, _BATCH_ROWS)
                     most_bytes = min(2 * most_bytes, _BATCH_BYTES)
                 if not waiting:
@@ -148,14 +186,13 @@ class EngineScans(EngineStat):
             for batch in waiting:
                 batch.forget()
 
-    def _begin(self, wanted: list[_Wanted], *, are_neighbours: bool) -> _Batch:
+    def _begin(self, wanted: list[_Wanted]) -> _Batch:
         stored = [self._stored_here(one.cell) for one in wanted]
         cold = [one for one, here in zip(wanted, stored, strict=True) if here is None]
         cells = [one.cell for one in cold]
         if not cold or self._cold is None:
             return _Batch(wanted, stored, cells, None)
-        keys = [at(object_prefix(one.bucket, one.key), one.seq) for one in cold] if are_neighbours else []
-        return _Batch(wanted, stored, cells, self._cold.begin_many(cells, keys))
+        return _Batch(wanted, stored, cells, self._cold.begin_many(cells))
 
     def _taken(self, batch: _Batch, at: int) -> list[_Got]:
         try:
@@ -284,6 +321,13 @@ def _limited(batches: Iterator[list[Row]], limit: int | None) -> Iterator[list[R
             return
         yield rows
         limit = None if limit is None else limit - len(rows)
+
+
+def _growing(rows: int, size: int) -> Iterator[tuple[int, int]]:
+    """Rows and bytes of one batch after the other."""
+    while True:
+        yield rows, size
+        rows, size = min(2 * rows, _BATCH_ROWS), min(2 * size, _BATCH_BYTES)
 
 
 def _some(wanted: Iterator[_Wanted], most_rows: int, most_bytes: int) -> list[_Wanted]:

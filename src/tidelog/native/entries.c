@@ -393,5 +393,8 @@ PyMethodDef entry_methods[] = {
     {"gather_versions", (PyCFunction)(void (*)(void))entries_gather_versions, METH_FASTCALL,
      PyDoc_STR("gather_versions(raw, seq, all_versions, start, stop, settled, bucket_ends, bucket_names, bucket_seqs, "
                "bucket_orders): (versions, the name decided about last, numbers, strings).")},
+    {"gather_rows", (PyCFunction)(void (*)(void))entries_gather_rows, METH_FASTCALL,
+     PyDoc_STR("gather_rows(raw, seq, all_versions, start, stop, settled, bucket_ends, bucket_names, bucket_seqs, "
+               "bucket_orders, columns): (the name decided about last, rows of a listing).")},
     {NULL, NULL, 0, NULL},
 };

@@ -5,6 +5,7 @@
 #define TIDELOG_ENTRIES_VERSIONS_H
 
 #include "version_rows.h"
+#include "version_tuples.h"
 
 #define VERSION_NUMBERS 9
 #define VERSION_STRINGS 3
@@ -153,12 +154,63 @@ static PyObject *gathered_versions(NativeState *state, Looking *looking, Slice r
     return result;
 }
 
-static PyObject *entries_gather_versions(PyObject *module, PyObject *const *arguments, Py_ssize_t count) {
+/* ---- gather_rows: rows of a listing, as `versions_list.h` makes them from pages ---- */
+
+static SeenVersion seen_version(const Version *version) {
+    return (SeenVersion){.name = version->name,
+                         .stored = version->cell.inlined,
+                         .seq = version->seq,
+                         .size = version->cell.size,
+                         .crc = version->cell.crc,
+                         .cell = &version->cell};
+}
+
+static int all_versions_plain(const Versions *versions) {
+    for (size_t at = 0; at < versions->count; at++) {
+        SeenVersion seen = seen_version(&versions->items[at]);
+        if (!seen_is_plain(&seen)) {
+            return 0;
+        }
+    }
+    return 1;
+}
+
+static PyObject *version_tuples(const Versions *versions, uint32_t columns) {
+    int has_data = columns == LISTED_DATA && all_versions_plain(versions);
+    PyObject *rows = PyList_New((Py_ssize_t)versions->count);
+    for (size_t at = 0; rows != NULL && at < versions->count; at++) {
+        SeenVersion seen = seen_version(&versions->items[at]);
+        PyObject *row = has_data                 ? plain_tuple(&seen)
+                        : columns < LISTED_VALUE ? info_tuple(&seen, columns == LISTED_CRC ? 4 : 3)
+                                                 : place_tuple(&seen);
+        if (row == NULL) {
+            Py_CLEAR(rows);
+        } else {
+            PyList_SET_ITEM(rows, (Py_ssize_t)at, row);
+        }
+    }
+    return rows;
+}
+
+static PyObject *gathered_rows(NativeState *state, Looking *looking, Slice raw, uint32_t columns) {
+    Versions versions = {NULL, 0, 0};
+    PyObject *rows = NULL;
+    if (look_at_all(state->data_error, looking, raw, &versions) == 0) {
+        rows = version_tuples(&versions, columns);
+    }
+    PyMem_Free(versions.items);
+    if (rows == NULL) {
+        return NULL;
+    }
+    return Py_BuildValue("(y#N)", (const char *)looking->settled.data, (Py_ssize_t)looking->settled.size, rows);
+}
+
+/* With `columns`, rows of a listing; without, columns of numbers and strings. */
+static PyObject *gather_from(PyObject *module, PyObject *const *arguments, const uint32_t *columns) {
     Looking looking;
     memset(&looking, 0, sizeof looking);
-    if (expect_arguments("gather_versions", count, 10, 10) < 0 || parse_u64(arguments[1], &looking.seq) < 0 ||
-        take_slice(arguments[3], &looking.start) < 0 || take_slice(arguments[4], &looking.stop) < 0 ||
-        take_slice(arguments[5], &looking.settled) < 0) {
+    if (parse_u64(arguments[1], &looking.seq) < 0 || take_slice(arguments[3], &looking.start) < 0 ||
+        take_slice(arguments[4], &looking.stop) < 0 || take_slice(arguments[5], &looking.settled) < 0) {
         return NULL;
     }
     looking.all_versions = PyObject_IsTrue(arguments[2]);
@@ -167,14 +219,32 @@ static PyObject *entries_gather_versions(PyObject *module, PyObject *const *argu
         return NULL;
     }
     PyObject *result = NULL;
+    NativeState *state = PyModule_GetState(module);
+    Slice rows = {raw.buf, (size_t)raw.len};
     if (raw.len > INT32_MAX) {
         PyErr_SetString(PyExc_OverflowError, "more bytes than a column can hold");
     } else if (take_created(arguments + 6, &looking.created) == 0) {
-        result = gathered_versions(PyModule_GetState(module), &looking, (Slice){raw.buf, (size_t)raw.len});
+        result = columns == NULL ? gathered_versions(state, &looking, rows) : gathered_rows(state, &looking, rows, *columns);
     }
     created_release(&looking.created);
     PyBuffer_Release(&raw);
     return result;
+}
+
+static PyObject *entries_gather_versions(PyObject *module, PyObject *const *arguments, Py_ssize_t count) {
+    return expect_arguments("gather_versions", count, 10, 10) < 0 ? NULL : gather_from(module, arguments, NULL);
+}
+
+static PyObject *entries_gather_rows(PyObject *module, PyObject *const *arguments, Py_ssize_t count) {
+    uint32_t columns;
+    if (expect_arguments("gather_rows", count, 11, 11) < 0 || parse_u32(arguments[10], "columns", &columns) < 0) {
+        return NULL;
+    }
+    if (columns > LISTED_DATA) {
+        PyErr_Format(PyExc_ValueError, "columns must be from 0 to %d", LISTED_DATA);
+        return NULL;
+    }
+    return gather_from(module, arguments, &columns);
 }
 
 #endif

@@ -4,9 +4,8 @@
 #ifndef TIDELOG_VERSIONS_LIST_H
 #define TIDELOG_VERSIONS_LIST_H
 
-#include "operation.h"
 #include "tree.h"
-#include "version_cell.h"
+#include "version_tuples.h"
 
 /* The version of an object that is to be seen at a seq, in one step. tests/oracles/versions.py gives the same
    answers; keys and cells are drawn in `mvcc/cells.py`. */
@@ -117,9 +116,6 @@ typedef struct {
     size_t name_bytes;
     VersionCell version; /* a small value is behind the name, not where `inlined` says */
 } ListedRow;
-
-/* What a row has: key, size and seq; the crc too; and where the value is; or the data, if all of it is in pages. */
-enum { LISTED_INFO, LISTED_CRC, LISTED_VALUE, LISTED_DATA };
 
 typedef struct {
     Tree tree;
@@ -478,68 +474,37 @@ static int list_walk_before(Listing *list) {
     return got;
 }
 
-/* (key, size, seq, crc, codec, lsn, position, stored bytes, small value or None) */
-static PyObject *list_value_row(const Listing *list, const ListedRow *row) {
-    const VersionCell *version = &row->version;
-    const char *name = (const char *)list->names + row->name;
-    PyObject *inlined = version->flags == CELL_INLINE
-                            ? bytes_of((const uint8_t *)name + row->name_bytes, version->inlined.size)
-                            : Py_NewRef(Py_None);
-    if (inlined == NULL) {
-        return NULL;
-    }
-    return Py_BuildValue("(s#KKIBKKKN)", name, (Py_ssize_t)row->name_bytes, (unsigned long long)row->size,
-                         (unsigned long long)row->seq, (unsigned int)row->crc, (unsigned char)version->codec,
-                         (unsigned long long)version->lsn, (unsigned long long)version->position,
-                         (unsigned long long)version->stored_bytes, inlined);
-}
-
-/* Whether a value is in the page, not compressed and without metadata; then it is what its checksum says. */
-static int list_is_plain(const Listing *list, const ListedRow *row) {
-    const VersionCell *version = &row->version;
-    const uint8_t *stored = list->names + row->name + row->name_bytes;
-    return version->flags == CELL_INLINE && version->codec == 0 &&
-           version->inlined.size >= METADATA_LENGTH_BYTES && version->inlined.size - METADATA_LENGTH_BYTES == row->size &&
-           load_u32(stored) == 0 && crc_of(stored, version->inlined.size) == row->crc;
+static SeenVersion list_row(const Listing *list, size_t index) {
+    const ListedRow *row = &list->rows[index];
+    const uint8_t *name = list->names + row->name;
+    return (SeenVersion){.name = {name, row->name_bytes},
+                         .stored = {name + row->name_bytes, row->version.inlined.size},
+                         .seq = row->seq,
+                         .size = row->size,
+                         .crc = row->crc,
+                         .cell = &row->version};
 }
 
 static int list_all_plain(const Listing *list) {
     size_t index = 0;
-    while (index < list->count && list_is_plain(list, &list->rows[index])) {
+    while (index < list->count) {
+        SeenVersion seen = list_row(list, index);
+        if (!seen_is_plain(&seen)) {
+            return 0;
+        }
         index++;
     }
-    return index == list->count;
+    return 1;
 }
 
-/* (key, size, seq, crc, data, empty metadata) */
-static PyObject *list_plain_row(const Listing *list, const ListedRow *row) {
-    const uint8_t *name = list->names + row->name;
-    PyObject *fields = PyTuple_New(6);
-    if (fields == NULL) {
-        return NULL;
-    }
-    PyTuple_SET_ITEM(fields, 0, PyUnicode_DecodeUTF8((const char *)name, (Py_ssize_t)row->name_bytes, NULL));
-    PyTuple_SET_ITEM(fields, 1, PyLong_FromUnsignedLongLong(row->size));
-    PyTuple_SET_ITEM(fields, 2, PyLong_FromUnsignedLongLong(row->seq));
-    PyTuple_SET_ITEM(fields, 3, PyLong_FromUnsignedLong(row->crc));
-    PyTuple_SET_ITEM(fields, 4, bytes_of(name + row->name_bytes + METADATA_LENGTH_BYTES, row->size));
-    PyTuple_SET_ITEM(fields, 5, PyDict_New());
-    for (Py_ssize_t column = 0; column < 6; column++) {
-        if (PyTuple_GET_ITEM(fields, column) == NULL) {
-            Py_DECREF(fields);
-            return NULL;
-        }
-    }
-    return fields;
-}
-
-/* With their values where the pages have all of these as they are; else with the places of the values. */
-static PyObject *list_values(const Listing *list) {
+static PyObject *list_rows(const Listing *list) {
     int has_data = list->columns == LISTED_DATA && list_all_plain(list);
-    PyObject *(*row)(const Listing *, const ListedRow *) = has_data ? list_plain_row : list_value_row;
     PyObject *answer = PyList_New((Py_ssize_t)list->count);
     for (size_t index = 0; answer != NULL && index < list->count; index++) {
-        PyObject *fields = row(list, &list->rows[index]);
+        SeenVersion seen = list_row(list, index);
+        PyObject *fields = has_data                       ? plain_tuple(&seen)
+                           : list->columns < LISTED_VALUE ? info_tuple(&seen, list->columns == LISTED_CRC ? 4 : 3)
+                                                          : place_tuple(&seen);
         if (fields == NULL) {
             Py_CLEAR(answer);
         } else {
@@ -549,41 +514,8 @@ static PyObject *list_values(const Listing *list) {
     return answer;
 }
 
-static PyObject *list_rows(const Listing *list) {
-    int has_crc = list->columns == LISTED_CRC;
-    PyObject *answer = PyList_New((Py_ssize_t)list->count);
-    for (size_t index = 0; answer != NULL && index < list->count; index++) {
-        const ListedRow *row = &list->rows[index];
-        PyObject *fields = PyTuple_New(has_crc ? 4 : 3);
-        PyObject *name = fields == NULL ? NULL
-                                        : PyUnicode_DecodeUTF8((const char *)list->names + row->name,
-                                                               (Py_ssize_t)row->name_bytes, NULL);
-        PyObject *size = name == NULL ? NULL : PyLong_FromUnsignedLongLong(row->size);
-        PyObject *seq = size == NULL ? NULL : PyLong_FromUnsignedLongLong(row->seq);
-        PyObject *crc = seq == NULL ? NULL : has_crc ? PyLong_FromUnsignedLong(row->crc) : Py_NewRef(Py_None);
-        if (crc == NULL) {
-            Py_XDECREF(fields);
-            Py_XDECREF(name);
-            Py_XDECREF(size);
-            Py_XDECREF(seq);
-            Py_CLEAR(answer);
-            break;
-        }
-        PyTuple_SET_ITEM(fields, 0, name);
-        PyTuple_SET_ITEM(fields, 1, size);
-        PyTuple_SET_ITEM(fields, 2, seq);
-        if (has_crc) {
-            PyTuple_SET_ITEM(fields, 3, crc);
-        } else {
-            Py_DECREF(crc);
-        }
-        PyList_SET_ITEM(answer, (Py_ssize_t)index, fields);
-    }
-    return answer;
-}
-
 static PyObject *list_answer(const Listing *list, int got) {
-    PyObject *rows = list->columns >= LISTED_VALUE ? list_values(list) : list_rows(list);
+    PyObject *rows = list_rows(list);
     if (rows == NULL) {
         return NULL;
     }

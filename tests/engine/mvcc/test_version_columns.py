@@ -100,6 +100,10 @@ def test_the_kernel_and_its_twin_agree(
         for _ in range(data.draw(st.integers(0, 2)) if raw else 0):
             raw[data.draw(st.integers(0, len(raw) - 1))] = data.draw(st.integers(0, 255))
         agreed(kernel, version_columns_oracle, "gather_versions", bytes(raw), *look._range, b"", *look._buckets)
+        for columns in range(5):
+            agreed(
+                kernel, version_columns_oracle, "gather_rows", bytes(raw), *look._range, b"", *look._buckets, columns
+            )
 
 
 def test_all_versions_are_those_of_the_tree(tmp_path: Any) -> None:

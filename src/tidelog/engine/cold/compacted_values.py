@@ -21,9 +21,10 @@ from typing import NamedTuple
 
 from tidelog.cold.fetch import ColdCache
 from tidelog.engine.cold.manifest import Manifest, StoredCompaction
-from tidelog.engine.mvcc.cells import Cell
+from tidelog.engine.mvcc.cells import Cell, at
 from tidelog.engine.sst.blob_file import BlobPointer, Place
 from tidelog.engine.sst.sorted_index import SortedIndex, read_compaction
+from tidelog.engine.wal.scan_values import Places, ScannedRows
 from tidelog.engine.wal.value import CODEC_NONE, decode_value, decompressed
 from tidelog.errors import CorruptionError, DataError, NotFoundError
 from tidelog.store.keys import EngineKeys
@@ -120,6 +121,19 @@ class CompactedValues:
         if known is not None:
             known.data.warm(min(keys), max(keys))
         return known is not None
+
+    def place(self, scanned: ScannedRows, places: Places, first_unit: int) -> list[str]:
+        """Finds the values of rows of a scan by the keys of their versions; returns the keys of the blob files, the
+        units from the first on.
+        """
+        rows = (scanned.rows[-1], scanned.rows[0]) if scanned.is_reverse else (scanned.rows[0], scanned.rows[-1])
+        low, high = (at(scanned.prefix + row[0].encode() + b"\0", row[2]) for row in rows)
+        known = self._opened if self.warm((low, high)) else None
+        if known is None:
+            return []
+        for block in known.data.version_blocks(low, high):
+            places.in_index(first_unit, block)
+        return [blob_file.key for blob_file in known.data.compaction.blob_files]
 
     def locate(self, cell: Cell, key: bytes | None = None) -> tuple[str, int, int, int] | None:
         """Returns object, byte, stored bytes and codec of the value that a cell points to, as of the known compaction;

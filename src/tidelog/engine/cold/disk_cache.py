@@ -126,6 +126,10 @@ class DiskCache:
 
     # Reading
 
+    @property
+    def is_empty(self) -> bool:
+        return not self._entries
+
     def has(self, key: Key) -> bool:
         """Whether a value is here, as far as is known."""
         return key in self._entries

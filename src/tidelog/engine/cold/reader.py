@@ -35,6 +35,7 @@ from tidelog.cold.fetch import (
     ColdReadCounters,
     Fetcher,
     FetchSettings,
+    Neighbours,
     ReadAhead,
     Window,
     neighbours,
@@ -43,11 +44,12 @@ from tidelog.engine.cold.compacted_values import CompactedValue, CompactedValues
 from tidelog.engine.cold.disk_cache import DiskCache, DiskCacheStatistics
 from tidelog.engine.cold.manifest import Manifest, read_manifest
 from tidelog.engine.cold.value_store import ColdValue
-from tidelog.engine.mvcc.cells import Cell
+from tidelog.engine.mvcc.cells import POINTER, Cell
 from tidelog.engine.sst.value_file import Reference, check_value_file, reference_of
 from tidelog.engine.value_files import OpenValue
 from tidelog.engine.wal.record_header import decode_header
 from tidelog.engine.wal.replay import ShippedLog
+from tidelog.engine.wal.scan_values import Group, Places, ScannedRows
 from tidelog.engine.wal.value import CODEC_FILE, decode_value, stored_again
 from tidelog.errors import CorruptionError, DataError, GapError, NotFoundError, OtherLogError, RetryError, TidelogError
 from tidelog.log.frame import Frames
@@ -117,6 +119,12 @@ class ColdObjects:
                 self._known.move_to_end(found.descriptor.start_offset)
                 return found
         return None
+
+    def known_plain(self) -> list[ColdObject]:
+        """Those that are cached and not compressed, in the order of the log."""
+        with self._mutex:
+            found = [self._known[start] for start in self._starts]
+        return [one for one in found if one.descriptor.codec == "none"]
 
     def find_kept(self, lsn: int) -> ColdObject | None:
         """The object of a record; None if there is none: it was dropped, or never shipped."""
@@ -421,6 +429,53 @@ class ColdReader:
             )
         ]
         return ValuesAhead(self, cells, values, Window(groups, self._requests_a_caller), are_scanned=bool(keys))
+
+    def begin_scan(self, scanned: ScannedRows) -> RowsAhead:
+        """Begins to fetch the values of rows of a scan that were not found yet: from compacted data, where those of
+        neighbours are neighbours, or from the log. Fails only when they are taken, and then leaves them out.
+        """
+        self._take_from_disk(scanned)
+        places, units = Places(scanned), list[tuple[str, int]]()
+        if self._compacted is not None:
+            with contextlib.suppress(TidelogError):  # reading one alone tells of it
+                units += [(key, 0) for key in self._compacted.place(scanned, places, 0)]
+        units += self._placed_in_log(scanned, places, len(units))
+        groups = [
+            Neighbours(self._fetcher, key, [(group, begin)], _bytes_in_object)
+            for group in places.groups(gap_bytes=_GAP_BYTES, range_bytes=_RANGE_BYTES)
+            if group.unit < len(units)
+            for key, begin in (units[group.unit],)
+        ]
+        return RowsAhead(self, places, Window(groups, self._requests_a_caller))
+
+    def _take_from_disk(self, scanned: ScannedRows) -> None:
+        """What came back to this disk needs no request."""
+        if self._disk is None or self._disk.is_empty:
+            return
+        for number, row in scanned.left_in_log():
+            if self._disk.has(row[6]):
+                stored = self._disk.get(Cell(POINTER, 0, row[1], *row[3:8]))
+                scanned.values[number] = None if stored is None else (stored, row[4])
+
+    def _placed_in_log(self, scanned: ScannedRows, places: Places, first_unit: int) -> list[tuple[str, int]]:
+        """Finds values in objects of the log, those first that are known; returns their keys, and where in each its
+        first record begins.
+        """
+        units, end = list[tuple[str, int]](), len(scanned.rows)
+        row = places.in_log(0, (), ())
+        objects = self._objects.known_plain() if row < end else []
+        while row < end:
+            starts = [one.descriptor.start_position for one in objects]
+            ends = [one.end_position for one in objects]
+            row = places.in_log(first_unit + len(units), starts, ends, row)
+            units += [(one.key, one.descriptor.header_bytes) for one in objects]
+            objects = []
+            if row < end:
+                with contextlib.suppress(TidelogError):  # reading it alone tells of it
+                    found = self._objects.find_kept(scanned.rows[row][5])
+                    objects = [] if found is None or found.descriptor.codec != "none" else [found]
+                row += not objects
+        return units
 
     def _span_of(self, cell: Cell, index: int, key: bytes | None) -> _Span | None:
         if key is not None and self._compacted is not None:
@@ -730,6 +785,32 @@ class ColdReader:
             self._counters.bytes_fetched += length
         except TidelogError:
             return  # the read that needs it asks again, and raises the error
+
+
+class RowsAhead:
+    """Values of rows of a scan that are being fetched."""
+
+    def __init__(self, reader: ColdReader, places: Places, groups: Window[tuple[Group, int]]) -> None:
+        self._reader = reader
+        self._places = places
+        self._groups = groups
+
+    def take(self) -> None:
+        """Waits for them. What does not come is left out."""
+        for one in self._groups:
+            # Compacted, or dropped, since it was looked up; or the store does not answer, which a read alone tells.
+            with contextlib.suppress(NotFoundError, RetryError):
+                for (group, _), data in one.take():
+                    self._reader.used(self._places.take(group, data))
+
+    def forget(self) -> None:
+        """Nobody wants them any more."""
+        self._groups.forget()
+
+
+def _bytes_in_object(item: tuple[Group, int]) -> tuple[int, int]:
+    group, begin = item
+    return begin + group.first_byte, begin + group.end
 
 
 class ValuesAhead:

@@ -132,10 +132,9 @@ LISTED_ROWS = 256
 INFO, WITH_CRC, WITH_VALUE, WITH_DATA = range(4)
 """The columns of a row: (key, size, seq); and crc; and codec, lsn, position, stored bytes, small value or None.
 
-With data they are the same, or, where the pages have all values of a list as they are and without metadata, (key, size,
+With data they are the same, or, where the index has all values of a list as they are and without metadata, (key, size,
 seq, crc, data, {}): `PLAIN_COLUMNS` of them.
 """
-PLAIN_COLUMNS = 6
 _MAX_BOUND_BYTES = 2048
 
 
@@ -359,6 +358,11 @@ class VersionLook:
         self._buckets = CreatedColumns.of({name.encode(): version for name, version in created.items()})
         self._range = seq, all_versions, start, stop
         self._settled = b""
+
+    def rows(self, raw: bytes, columns: int) -> list[Row]:
+        """What is to be seen of the next rows, as rows of a listing."""
+        self._settled, rows = _native.gather_rows(raw, *self._range, self._settled, *self._buckets, columns)
+        return rows
 
     def gather(self, raw: bytes) -> VersionColumns:
         """What is to be seen of the next rows."""

@@ -225,6 +225,10 @@ class SortedIndex:
         """Fetches what `place_of` needs for keys between two others, several blocks with one request."""
         self._versions.warm(low, high)
 
+    def version_blocks(self, low: bytes, high: bytes) -> Iterator[bytes]:
+        """Yields the blocks of the version index that may have keys between two others, both included."""
+        return self._versions.blocks(low, high)
+
     def find_version(self, prefix: bytes, seq: int) -> FoundVersion | None:
         """Returns the version of an object (`version_keys.object_prefix`) or a bucket that is visible at a seq."""
         found = self._versions.at_or_after(at(prefix, seq))
@@ -279,6 +283,11 @@ class _Index:
         """Fetches the blocks between two keys."""
         for file in self._files[bisect_left(self._last_keys, low) : bisect_left(self._last_keys, high) + 1]:
             file.warm(low, high)
+
+    def blocks(self, low: bytes, high: bytes) -> Iterator[bytes]:
+        """Yields the blocks between two keys, as far as they are cached without a request."""
+        for file in self._files[bisect_left(self._last_keys, low) : bisect_left(self._last_keys, high) + 1]:
+            yield from file.raw_blocks(low, high)
 
     def in_block(self, key: bytes) -> Iterator[_FoundRow]:
         """Yields the rows at or after a key, up to the end of one block."""

@@ -212,6 +212,12 @@ class SSTable:
             for block in read_row_blocks(self._objects, self.part.key, missing, self.footer.kind):
                 cache.add(block.place.byte, block.raw, self.part.key)
 
+    def raw_blocks(self, low: bytes, high: bytes) -> Iterator[bytes]:
+        """Yields the blocks between two keys, both included, from the cache or one by one."""
+        blocks = self.footer.blocks
+        for place in blocks[bisect_left(self._last_keys, low) : bisect_left(self._last_keys, high) + 1]:
+            yield self._raw(place)
+
     def in_block(self, key: bytes) -> Iterator[Row]:
         """Yields the rows at or after a key, up to the end of the block that the key is in."""
         blocks = self.footer.blocks

@@ -16,7 +16,6 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from itertools import pairwise
 from typing import Protocol, TypeVar
 
 from tidelog._native import check_rows, find_row
@@ -25,12 +24,11 @@ from tidelog.engine.mvcc.cells import SEQ_BYTES, at, decode_cell, object_prefix,
 from tidelog.engine.mvcc.retention import forgotten
 from tidelog.engine.mvcc.versions import (
     INFO,
-    WITH_CRC,
+    WITH_VALUE,
     Buckets,
     BucketVersion,
     Found,
     Row,
-    VersionColumns,
     VersionLook,
     behind_common,
     bounds_of,
@@ -354,7 +352,7 @@ class _Pieces:
             self._move(error)
             return None
         self._failed = 0
-        return None if piece is None else _rows(look.gather(piece.raw), self._columns)
+        return None if piece is None else look.rows(piece.raw, self._columns)
 
     def _move(self, error: NotFoundError) -> None:
         self._failed += 1
@@ -367,7 +365,7 @@ class _Pieces:
             try:
                 cut = self._index.cut_before(low, high)
                 look = VersionLook(self._seq, self._created, start=cut, stop=high)
-                rows = [row for raw, _ in self._index.raw(cut, high) for row in _rows(look.gather(raw), self._columns)]
+                rows = self._all_rows(look, cut, high)
             except NotFoundError as error:
                 self._move(error)
                 continue
@@ -375,6 +373,12 @@ class _Pieces:
             if rows:
                 rows.reverse()
                 yield rows
+
+    def _all_rows(self, look: VersionLook, low: bytes, high: bytes) -> list[Row]:
+        """Of one shape: with data only where all of them are."""
+        raws = [raw for raw, _ in self._index.raw(low, high)]
+        columns = self._columns if len(raws) == 1 else min(self._columns, WITH_VALUE)
+        return [row for raw in raws for row in look.rows(raw, columns)]
 
     def folded(self, low: bytes, high: bytes, key_prefix: str, delimiter: str) -> Iterator[list[Row]]:
         """Keys with a delimiter behind the prefix as one row each, what they begin with; what is in it is skipped."""
@@ -396,18 +400,3 @@ class _Pieces:
             if common is None:
                 return
             low = max(low, objects_of(self._bucket, common)[1])
-
-
-def _rows(columns: VersionColumns, wanted: int) -> list[Row]:
-    ends, data = memoryview(columns.keys.ends).cast("i"), columns.keys.data
-    names = [data[begin:end].decode() for begin, end in pairwise(ends)]
-    seqs = memoryview(columns.seqs).cast("Q")
-    if wanted == INFO:
-        return list(zip(names, memoryview(columns.sizes).cast("Q"), seqs, strict=True))
-    if wanted == WITH_CRC:
-        crcs = memoryview(columns.crcs).cast("I")
-        return list(zip(names, memoryview(columns.sizes).cast("Q"), seqs, crcs, strict=True))
-    return [
-        (name, cell.size, seq, cell.crc, cell.codec, cell.lsn, cell.position, cell.stored_bytes, cell.inline)
-        for name, seq, cell in zip(names, seqs, columns.cells(), strict=True)
-    ]

@@ -19,12 +19,16 @@ from pathlib import Path
 from threading import Lock
 from typing import NamedTuple
 
+from tidelog.engine.wal.scan_values import Places, ScannedRows
 from tidelog.errors import ClosedError, CorruptionError, DataError
 from tidelog.files import File, Files
 from tidelog.log.log import Log
 from tidelog.log.segment import FilePart, byte_of_offset
 
 _ALL = 1 << 64
+# A call of the system costs as much as copying some kilobytes.
+_GAP_BYTES = 4096
+_RANGE_BYTES = 1 << 20
 _MAX_OPEN_FILES = 64
 
 
@@ -108,6 +112,20 @@ class WalFiles:
         file.was_read = True
         handle = file.handle or self._open(file)
         return b"" if handle is None else handle.read(position - file.start, length)
+
+    def read_values(self, scanned: ScannedRows) -> None:
+        """Takes the values of rows that are in files, and leaves out all others."""
+        starts, files = self._view
+        if not starts:
+            return
+        places = Places(scanned)
+        places.in_log(0, starts, [*starts[1:], _ALL - 1])
+        for group in places.groups(gap_bytes=_GAP_BYTES, range_bytes=_RANGE_BYTES):
+            file = files[group.unit]
+            file.was_read = True
+            handle = file.handle or self._open(file)
+            if handle is not None:
+                places.take(group, handle.read(group.first_byte, group.end - group.first_byte))
 
     def _open(self, file: _PlacedFile) -> _Handle | None:
         """None if it was removed meanwhile."""

@@ -23,6 +23,7 @@ from tidelog.engine.settings import EngineSettings
 from tidelog.engine.wal.files import Anchor, WalFiles, WalSpan
 from tidelog.engine.wal.record_header import CHECKPOINT_BEGIN
 from tidelog.engine.wal.records import CheckpointBeginRecord, decode_record
+from tidelog.engine.wal.scan_values import ScannedRows
 from tidelog.errors import CorruptionError, InputError, InternalError, OffsetOutOfRangeError
 from tidelog.files import File, Files, LocalFiles, explained
 from tidelog.log.binding import WrappedFiles, bound, unbound
@@ -371,6 +372,10 @@ class Wal:
         if found is None or len(found) == length:
             return found
         return self._read_again(position, length)
+
+    def read_values(self, scanned: ScannedRows) -> None:
+        """Takes the values of rows of a scan that are in files on this disk, neighbours with one read."""
+        self._files.read_values(scanned)
 
     def _read_again(self, position: int, length: int) -> bytes | None:
         """Refreshes the list of files and retries: usually there are new ones."""

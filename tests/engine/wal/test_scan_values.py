@@ -1,0 +1,189 @@
+"""The values of rows of a scan, as the kernel and its oracle find, group and take them."""
+
+from __future__ import annotations
+
+import random
+import zlib
+from array import array
+from collections.abc import Callable
+from copy import deepcopy
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tests.campaign import examples
+from tests.oracles import scan_values as oracle
+from tests.twins import agreed, outcome
+
+from tidelog import _native
+from tidelog.engine.mvcc.cells import at, encode_inline, encode_pointer, encode_tombstone
+from tidelog.engine.sst.blob_file import BlobPointer, FilePointer, encode_version
+from tidelog.engine.sst.block import pack_rows
+from tidelog.engine.wal.scan_values import Places, Row, ScannedRows, batches_of
+
+kernel: Any = _native
+PREFIX = b"ob\0"
+
+
+def row_of(number: int, chance: random.Random, position: int) -> tuple[Row, bytes]:
+    """A row with a key of its own, and the stored value that it speaks of."""
+    data = chance.randbytes(chance.choice((0, 3, 100)))
+    stored = chance.choice((bytes(4), bytes(4), b"\1\0\0\0\x80")) + data
+    crc = zlib.crc32(stored) ^ (chance.random() < 0.1)
+    codec = chance.choice((0, 0, 0, 0, 1, 2))
+    head = f"k{number:03d}" + "é" * chance.randrange(2), len(data), chance.randrange(1, 900), crc, codec
+    if chance.random() < 0.2:
+        return (*head, 0, 0, 0, stored), stored
+    return (*head, 5, position, len(stored), None), stored
+
+
+def batch(seed: int) -> tuple[list[Row], list[bytes], random.Random]:
+    """Rows in the order of keys, whose values are somewhere in a log."""
+    chance = random.Random(seed)
+    found = [row_of(number, chance, chance.randrange(3000)) for number in range(chance.randrange(1, 40))]
+    return [row for row, _ in found], [stored for _, stored in found], chance
+
+
+def both(name: str, *arguments: Any) -> tuple[Any, ...]:
+    """What a call answers, and what it makes of its arguments: the same in the kernel and in the oracle."""
+    given = deepcopy(arguments)
+    answer = outcome(getattr(kernel, name), *arguments)
+    assert answer == outcome(getattr(oracle, name), *given)
+    assert arguments == given
+    return answer
+
+
+def started(rows: list[Row]) -> tuple[list[Any], bytearray]:
+    values, _ = both("start_values", rows)[1]
+    return values, bytearray(b"\xff" * (oracle.PLACE.size * len(rows)))
+
+
+def index_block(rows: list[Row], chance: random.Random) -> bytes:
+    """A block of the version index with most of them, and with others."""
+    found: dict[bytes, bytes] = {}
+    for key, size, seq, crc, codec, lsn, position, stored_bytes, _ in rows:
+        moved = position + (chance.random() < 0.1)
+        cells = encode_pointer(0, size, crc, codec, lsn, moved, stored_bytes), encode_inline(0, 1, 2, 0, b"x")
+        cell = chance.choice((*[cells[0]] * 6, cells[1], encode_tombstone(0)))
+        place = chance.choice(
+            (*[BlobPointer(chance.randrange(2), chance.randrange(3), chance.randrange(2000), stored_bytes)] * 6, None)
+        )
+        of_seq = seq + (chance.random() < 0.1)
+        found[at(PREFIX + key.encode() + b"\0", of_seq)] = encode_version(cell, place)
+        if chance.random() < 0.3:
+            name = FilePointer(0, 4, "b/k/1") if chance.random() < 0.5 else None
+            found[at(PREFIX + key.encode() + b"~\0", seq)] = encode_version(cells[0], name)
+    (packed,) = pack_rows(sorted(found.items()), 1 << 20)
+    return packed.raw
+
+
+@settings(max_examples=examples(150))
+@given(st.integers(0, 2**32))
+def test_values_are_placed_grouped_and_taken_as_the_twin_does(seed: int) -> None:
+    """In files of the log and in blob files, in both directions, with files that end early, and with damage."""
+    rows, _, chance = batch(seed)
+    is_reverse = chance.random() < 0.5
+    if is_reverse:
+        rows.reverse()
+    both("cut_rows", rows, chance.randrange(3), chance.randrange(1, 50), chance.randrange(1, 4000))
+    values, places = started(rows)
+    if chance.random() < 0.7:
+        raw = index_block(rows, chance)
+        both("place_in_index", rows, values, places, 7, PREFIX, raw, is_reverse)
+    starts = sorted(chance.sample(range(3000), chance.randrange(4)))
+    ends = [start + chance.randrange(1500) for start in starts]
+    arguments = rows, values, places, chance.randrange(5), array("Q", starts), array("Q", ends)
+    both("place_in_log", *arguments, chance.randrange(len(rows)))
+    groups = both("group_places", values, places, chance.choice((0, 50, 1000)), chance.choice((1, 200, 1 << 20)))[1]
+    for _, first, end, indexes in groups:
+        data = chance.randbytes(max(0, end - first - chance.choice((0, 0, 60))))
+        both("take_values", rows, values, places, indexes, data, first)
+    both("unfinished", values)
+
+
+def test_a_value_that_is_read_has_the_checksum_of_its_row() -> None:
+    """Good bytes become a row with data, metadata and damage go on as they are, a short read is left out."""
+    good, other, damaged = b"\0\0\0\0good", b"\1\0\0\0\x80x", b"\0\0\0\0dama"
+    data = good + other + damaged
+    crcs = zlib.crc32(good), zlib.crc32(other), zlib.crc32(damaged) ^ 1
+    sizes, begins = (4, 1, 4), (0, len(good), len(good) + len(other))
+    rows: list[Row] = [
+        (f"k{n}", sizes[n], n + 1, crcs[n], 0, 5, 100 + begins[n], len((good, other, damaged)[n]), None)
+        for n in range(3)
+    ]
+    scanned = ScannedRows([*rows, ("k3", 9, 9, 0, 0, 5, 100 + len(data), 9, None)], PREFIX, is_reverse=False)
+    places = Places(scanned)
+    assert places.in_log(0, [100], [1000]) == 4
+    (group,) = places.groups(gap_bytes=0, range_bytes=1 << 20)
+    assert places.take(group, data) == len(data)
+    assert scanned.values == [("k0", 4, 1, crcs[0], b"good", {}), (other, 0), (damaged, 0), None]
+    alone: list[str] = []
+
+    def read_alone(row: Row) -> Row:
+        alone.append(row[0])
+        return *row[:4], b"alone", {}
+
+    assert [row[4] for row in scanned.finished(read_alone)] == [b"good", b"x", b"alone", b"alone"]
+    assert alone == ["k2", "k3"]
+
+
+def test_batches_have_rows_and_bytes_up_to_their_sizes() -> None:
+    """Whatever lists the rows come in, each batch is as large as it may be, and no row is lost."""
+    sizes = [chance for seed in range(20) for chance in (random.Random(seed).randrange(30), 200)]
+    rows: list[Row] = [(f"k{n}", size, n, 0, 0, 5, 0, size, None) for n, size in enumerate(sizes)]
+    for list_rows in (1, 3, 7, 40):
+        lists = (rows[first : first + list_rows] for first in range(0, len(rows), list_rows))
+        found = list(batches_of(lists, iter([(2, 1000)] + [(5, 300)] * 40)))
+        assert [row for some in found for row in some] == rows
+        assert len(found[0]) == 2
+        assert all(len(some) <= 5 and sum(row[1] for row in some[:-1]) < 300 for some in found[1:])
+    assert list(batches_of(iter(()), iter([(1, 1)]))) == []
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda: kernel.start_values([("k",)]),
+        lambda: kernel.start_values(()),
+        lambda: kernel.cut_rows([()], 0, 1, 1),
+        lambda: kernel.unfinished(()),
+        lambda: kernel.place_in_log([("k",)], [None], bytearray(b"\xff" * 24), 0, b"", b"", 0),
+        lambda: kernel.take_values([], [], b"", b"", b"", 0),
+    ],
+)
+def test_what_are_no_rows_is_refused(call: Callable[[], object]) -> None:
+    """A mistake of a caller is an exception, not a crash."""
+    with pytest.raises((TypeError, BufferError)):
+        call()
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda: kernel.take_values([], [], bytearray(), b"\0\0\0\0", b"", 0),
+        lambda: kernel.group_places([None], bytearray(23), 0, 0),
+        lambda: kernel.place_in_log([], [], bytearray(), 0, bytes(8), b"", 0),
+        lambda: kernel.place_in_log([], [], bytearray(), 0, bytes(7), bytes(7), 0),
+        lambda: kernel.place_in_log([()], [], bytearray(), 0, b"", b"", 0),
+    ],
+)
+def test_arrays_that_do_not_fit_are_refused(call: Callable[[], object]) -> None:
+    """Nothing is read or written behind the end of one."""
+    with pytest.raises(ValueError, match=r"same count|behind the rows"):
+        call()
+
+
+def test_a_block_that_is_cut_off_ends_where_it_does() -> None:
+    """Rows behind the cut are not found; nothing is read behind the end."""
+    rows, _, chance = batch(3)
+    raw = index_block(rows, chance)
+    for end in range(0, len(raw), 3):
+        values, places = started(rows)
+        assert outcome(kernel.place_in_index, rows, values, places, 0, PREFIX, raw[:end], False)[0] == "returned"
+
+
+def test_kernel_and_twin_answer_alike_without_rows() -> None:
+    """Nothing in, nothing out."""
+    assert agreed(kernel, oracle, "start_values", []) == ("returned", ([], 0))
+    assert agreed(kernel, oracle, "group_places", [], bytearray(), 0, 0) == ("returned", [])
