@@ -37,6 +37,21 @@ class SystemClock:
         return time.monotonic()
 
 
+class SteadyClock:
+    """Wall time that does not jump: as another clock had it when this was made, and from there on with the monotonic
+    one. For deadlines that are kept with their wall time: an operator who sets a clock does not end them."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._begun_us = clock.now_us() - int(clock.monotonic() * 1_000_000)
+
+    def now_us(self) -> int:
+        return self._begun_us + int(self._clock.monotonic() * 1_000_000)
+
+    def monotonic(self) -> float:
+        return self._clock.monotonic()
+
+
 class ManualClock:
     """A clock that stands still until a test moves it."""
 
@@ -56,6 +71,10 @@ class ManualClock:
         """Moves both clocks forward."""
         self._now_us += int(seconds * 1_000_000)
         self._monotonic += seconds
+
+    def jump(self, seconds: float) -> None:
+        """Moves wall time alone, as somebody does who sets the clock of a machine."""
+        self._now_us += int(seconds * 1_000_000)
 
 
 def to_microseconds(moment: datetime) -> int:

@@ -19,6 +19,7 @@ from typing import NamedTuple
 from urllib.parse import urlsplit
 
 from tidelog.client.local_socket import socket_of
+from tidelog.clock import SteadyClock
 from tidelog.config.serve import ServeSettings
 from tidelog.engine.engine import Engine
 from tidelog.errors import ConfigError, ConflictError, DataError, InputError, TidelogError
@@ -376,7 +377,8 @@ class Node:
         metadata, root = await in_store_thread(self._directory._shared_metadata)
         clock = self._directory._clock
         store = self._transaction_store = TransactionStore(metadata, root, clock, self._slots)
-        now_ms = lambda: clock.now_us() // 1000  # noqa: E731
+        steady = SteadyClock(clock)
+        now_ms = lambda: steady.now_us() // 1000  # noqa: E731
         if self._slots is None:
             self._transactions = TransactionService(store, self._broker, self._groups, now_ms)
             self._kafka.verify_with(self._transactions.verify)

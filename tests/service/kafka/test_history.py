@@ -207,6 +207,24 @@ def test_end_of_a_transaction_outlives_the_disk_with_its_messages() -> None:
     serve(open_node(world, "a", tier_settings(durability="shipped")), work)
 
 
+@pytest.mark.parametrize("seconds", [-7200, 7200])
+def test_transactions_time_out_by_time_that_passes(seconds: int) -> None:
+    """Loses otherwise: a clock that is set an hour ahead aborts every open transaction, and fences its producer."""
+    clock = ManualClock()
+    world = World(clock=clock)
+
+    async def work(server: Running) -> None:
+        transactions = server.node._transactions
+        assert transactions is not None
+        before_ms = transactions._now_ms()
+        clock.jump(seconds)
+        assert transactions._now_ms() == before_ms
+        clock.advance(5)
+        assert transactions._now_ms() == before_ms + 5000
+
+    serve(open_node(world, "a", tier_settings()), work)
+
+
 def test_consumers_get_nothing_that_the_loss_of_the_disk_could_take_back() -> None:
     """With `tidelog.durability=shipped` the high watermark is what the store has."""
     world = World(clock=ManualClock())

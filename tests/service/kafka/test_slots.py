@@ -6,14 +6,19 @@ import asyncio
 from pathlib import Path
 from typing import Any
 
+import pytest
 from tests.service.installation import Installation, installed, run
 from tests.service.test_placement import created
 
-from tidelog.errors import FencedError
+from tidelog.errors import FencedError, StoreUnavailableError
 from tidelog.service.kafka.codec import wire
 from tidelog.service.kafka.error_codes import ErrorCode
 from tidelog.service.kafka.peers import Peers
+from tidelog.service.kafka.slots import Slots
+from tidelog.service.kafka.transactions.remote import RemoteCoordinators
 from tidelog.service.placement import SLOTS, slot_of
+from tidelog.testing import FaultyMetadata
+from tidelog.topics.subscription.group_offsets import GroupOffset
 
 OFFSET_COMMIT, OFFSET_FETCH, FIND_COORDINATOR, JOIN, HEARTBEAT, SYNC = 8, 9, 10, 11, 12, 14
 GROUP = "billing"
@@ -84,22 +89,13 @@ def test_late_end_of_a_transaction_does_not_move_offsets_back(tmp_path: Path) ->
 
     async def work() -> None:
         async with installed(tmp_path) as nodes:
-            await created(nodes, 1)
+            await created(nodes, 3)
             await nodes.move_slot(GROUP, 1)
-            peers, node = Peers(nodes.nodes[2].security), nodes.addresses[1]
+            peers = Peers(nodes.nodes[2].security)
+            remote = RemoteCoordinators(nodes.nodes[2]._broker, peers)
             for number, offset in ((1, 10), (2, 20), (1, 10), (2, 15), (3, 30)):
-                module = wire(OFFSET_COMMIT)
-                part = module.OffsetCommitRequestPartition(0, offset, -1, "")
-                request = module.OffsetCommitRequest(
-                    group_id=GROUP,
-                    generation_id_or_member_epoch=1,
-                    member_id="7",
-                    group_instance_id=str(number),
-                    topics=[module.OffsetCommitRequestTopic(name="shop/orders", partitions=[part])],
-                )
-                answer = await peers.call(node, OFFSET_COMMIT, 8, request)
-                assert answer.topics[0].partitions[0].error_code == ErrorCode.NONE
-                seen.append((await committed(nodes, 1))[1])
+                await remote.complete(GROUP, 7, number, True, {("shop/orders", 2): GroupOffset(offset, -1, "")})
+                seen.append((await committed(nodes, 1, 2))[1])
             await peers.close()
 
     seen: list[int] = []
@@ -187,5 +183,30 @@ def test_a_claim_is_lost_to_the_next_one(tmp_path: Path) -> None:
             assert list(failed) == [GROUP]
             assert first.refusal(GROUP) is ErrorCode.NOT_COORDINATOR
             assert second.refusal(GROUP) is None
+
+    run(work())
+
+
+@pytest.mark.parametrize("fails", ["claim", "load"])
+def test_slot_that_could_not_be_acquired_is_not_ours(fails: str) -> None:
+    """Loses otherwise: its groups and transactions are looked for here, and their markers wait for ever."""
+    metadata = FaultyMetadata()
+    problems = [StoreUnavailableError("the records cannot be read")] if fails == "load" else []
+    if fails == "claim":
+        metadata.fail("*", "unavailable")
+
+    async def load(slots: frozenset[int]) -> None:
+        if problems:
+            raise problems.pop()
+
+    async def work() -> None:
+        slots = Slots(lambda: (metadata, "tidelog"), "node1", load)
+        with pytest.raises(StoreUnavailableError):
+            await slots.acquire(slot_of(GROUP))
+        assert slots.refusal(GROUP) is ErrorCode.NOT_COORDINATOR
+        assert not slots.has(GROUP)
+        assert not slots.is_claimed(GROUP)
+        await slots.acquire(slot_of(GROUP))
+        assert slots.refusal(GROUP) is None
 
     run(work())

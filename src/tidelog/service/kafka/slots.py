@@ -94,14 +94,19 @@ class Slots:
         return _lost(slot)
 
     async def acquire(self, slot: int) -> None:
-        """Claims a slot and loads it."""
+        """Claims a slot and loads it. When that fails the slot is not ours: it may be given to another node now."""
         self._wanted.add(slot)
-        self._versions[slot] = await in_store_thread(self._claim, slot)
-        self._unloaded.add(slot)
-        while slot in self._unloaded:
-            if self._loader is None:
-                self._loader = asyncio.get_running_loop().create_task(self._load_all())
-            await asyncio.shield(self._loader)
+        try:
+            self._versions[slot] = await in_store_thread(self._claim, slot)
+            self._unloaded.add(slot)
+            while slot in self._unloaded:
+                if self._loader is None:
+                    self._loader = asyncio.get_running_loop().create_task(self._load_all())
+                await asyncio.shield(self._loader)
+        except BaseException:
+            self.release(slot)
+            self.forget(slot)
+            raise
 
     def _claim(self, slot: int) -> str:
         metadata, root = self._shared()

@@ -669,7 +669,7 @@ class TransactionService:
         written: WriteMarkers | None = None
         try:
             while (markers := self._ending.get(name)) is not None and _has(markers, place):
-                if written is not None and written[:4] == markers[:4]:
+                if written is not None and _is_same_end(written, markers):
                     break
                 try:
                     await self._write_marker(markers, place)
@@ -704,6 +704,11 @@ class TransactionService:
 
 def _has(markers: WriteMarkers, place: Place) -> bool:
     return place in markers.partitions or place in markers.offsets
+
+
+def _is_same_end(one: WriteMarkers, other: WriteMarkers) -> bool:
+    """Of the same transaction; partitions and offsets follow from that."""
+    return one[:4] == other[:4] and one.number == other.number
 
 
 def _flat(offsets: Mapping[str, Mapping[int, CommittedOffset]]) -> dict[Partition, CommittedOffset]:

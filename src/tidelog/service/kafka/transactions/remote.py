@@ -62,8 +62,8 @@ class RemoteCoordinators:
         """The offsets of a transaction that has ended, at the coordinator of their group."""
         node, module = self._coordinator(group_id), wire(_OFFSET_COMMIT)
         topics: dict[str, list[Any]] = {}
-        for (topic, number), offset in offsets.items():
-            part = module.OffsetCommitRequestPartition(number, offset.offset, offset.leader_epoch, offset.metadata)
+        for (topic, partition), offset in offsets.items():
+            part = module.OffsetCommitRequestPartition(partition, offset.offset, offset.leader_epoch, offset.metadata)
             topics.setdefault(topic, []).append(part)
         request = module.OffsetCommitRequest(
             group_id=group_id,
