@@ -228,3 +228,26 @@ def test_engines_are_opened_released_and_opened_again_when_they_are_lost() -> No
         assert len(calls) == 5
 
     asyncio.run(work())
+
+
+def test_agent_releases_what_it_may_have_claimed_without_an_answer() -> None:
+    """An opening that failed may have claimed the partition: others could not open it while this node lives."""
+
+    async def main() -> None:
+        host = FakeHost()
+        documents = Documents(host)
+        failed = asyncio.Event()
+
+        async def fail(topic: TopicName, number: int) -> None:
+            failed.set()
+            raise StoreUnavailableError("the answer was lost")
+
+        host.open_partition = fail  # type: ignore[method-assign]
+        documents.place("a", "b")
+        async with asyncio.timeout(WAIT_SECONDS):
+            await failed.wait()
+            documents.place("b", "b")
+            await documents.settled()
+        assert host.calls == ["release 0"]
+
+    asyncio.run(main())

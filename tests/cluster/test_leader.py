@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 
 from tidelog.clock import ManualClock
-from tidelog.cluster.documents import ClusterState, Request, TopicPlacement, decoded
+from tidelog.cluster.documents import ClusterSettings, ClusterState, Request, TopicPlacement, decoded
 from tidelog.cluster.leader import MAX_DECISIONS, LeaderRounds, TopicSeen, read_decisions
 from tidelog.cluster.member import Identity, Member
 from tidelog.store.document import encode_json
@@ -32,6 +33,7 @@ class Bench:
             member.join()
         assert self.members[0].campaign() is not None
         self.rounds = LeaderRounds(self.etcd, KEYS, self.clock, "a")
+        self.rounds._began_at = float("-inf")  # it waits for nobody any more
 
     @property
     def leads_by(self) -> Check:
@@ -117,6 +119,50 @@ def test_requests_are_forgotten_when_they_are_done_or_cannot_be(bench: Bench) ->
             member.beat()
         bench.rounds.round(bench.state(), {}, bench.leads_by)
     assert bench.state().requests == {}
+
+
+def test_a_topic_of_many_partitions_is_given_out_in_transactions_that_etcd_takes(bench: Bench) -> None:
+    """Its decisions would be larger than a document may be; none of them is lost."""
+    bench.create(*[""] * 12_000)
+    written = bench.rounds.round(bench.state(), {}, bench.leads_by)
+    assert [entry.key for entry in written].count(KEYS.topic(*ORDERS)) > 1
+    assert {name: bench.placed().count(name) for name in ("a", "b", "")} == {"a": 6000, "b": 6000, "": 0}
+    decided = [one.partition for rounds in read_decisions(bench.etcd, KEYS) for one in rounds.decisions if one.topic]
+    assert sorted(decided) == list(range(12_000))
+
+
+def test_a_new_leader_lets_others_come_before_it_gives_out_everything(bench: Bench) -> None:
+    """After all nodes were started at once, the first one is not given what the others had; a single one that is lost
+    is replaced at once."""
+    bench.rounds = LeaderRounds(bench.etcd, KEYS, bench.clock, "a")
+    bench.create("a", "c", "d", "e")
+    assert bench.rounds.round(bench.state(), {}, bench.leads_by) == []
+    assert bench.rounds.is_gathering
+    bench.clock.advance(1)
+    bench.rounds.round(bench.state(), {}, bench.leads_by)
+    assert set(bench.placed()) == {"a", "b"}
+    bench.rounds.forget()
+    bench.create("a", "b", "c")
+    bench.rounds.round(bench.state(), {}, bench.leads_by)
+    assert set(bench.placed()) == {"a", "b"}
+
+
+def test_moves_are_counted_whatever_the_wall_clock_says(bench: Bench) -> None:
+    """Each move of a partition counts, in the hour after it, though the clock was set forwards and backwards."""
+    request = Request(kind="move", topic=str(ORDERS), partition=0, node="b", asked_us=1)
+    bench.create("a", "b")
+    bench.etcd.put(KEYS.settings, encode_json(ClusterSettings(hysteresis=1)))
+    for number, ahead_us in enumerate([0, 7200 * 10**6, -(10**9), -(10**12)]):
+        bench.clock._now_us += ahead_us
+        asked = msgspec.structs.replace(request, node="ba"[number % 2])
+        bench.etcd.put(KEYS.request(str(number)), encode_json(asked))
+        bench.rounds.round(bench.state(), {}, bench.leads_by)
+        assert bench.placed()[0] == asked.node
+        assert bench.rounds.situation(bench.state(), {}).moves_this_hour == number + 1
+    later = LeaderRounds(bench.etcd, KEYS, bench.clock, "a")
+    assert later.situation(bench.state(), {}).moves_this_hour == 4
+    bench.clock.advance(3601)
+    assert bench.rounds.situation(bench.state(), {}).moves_this_hour == 0
 
 
 def test_strays_are_adopted_when_they_were_seen_twice(bench: Bench) -> None:

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
 from tidelog.clock import ManualClock
-from tidelog.cluster.documents import ClusterSettings, ClusterState, NodeInfo, NodeLoad, decoded, is_too_old
+from tidelog.cluster.documents import ClusterSettings, ClusterState, Leader, NodeInfo, NodeLoad, decoded, is_too_old
 from tidelog.cluster.leader import read_loads
 from tidelog.cluster.member import Identity, Member, changed_drain
-from tidelog.errors import ConfigError, HeldError, LeaseLostError
+from tidelog.errors import ConfigError, HeldError, LeaseLostError, StoreUnavailableError
 from tidelog.store.document import encode_json
 from tidelog.store.keys import ClusterKeys
+from tidelog.store.metadata.base import Check, DelegatingMetadata, Write
 from tidelog.store.metadata.memory import MemoryMetadataStore
 from tidelog.store.metadata.watch import PollingWatch
 
@@ -116,10 +118,33 @@ def test_one_node_at_a_time_is_elected(etcd: MemoryMetadataStore, clock: ManualC
     entry = other.campaign()
     assert entry is not None
     assert leads(one)  # it does not know yet, and its commits check the document
-    one.seen_leader(entry.version)
+    seen = decoded(entry, Leader)
+    one.seen_leader(seen, entry.version)
     assert not leads(one)
-    other.seen_leader(entry.version)
+    other.seen_leader(seen, entry.version)
     assert leads(other)
+
+
+def test_a_candidate_whose_answer_was_lost_leads_when_it_sees_the_document(
+    etcd: MemoryMetadataStore, clock: ManualClock
+) -> None:
+    """Nobody else can become the leader while it lives: the cluster would be without one."""
+
+    class LosesAnswer(DelegatingMetadata):
+        def _commit(self, checks: Sequence[Check], writes: Sequence[Write]) -> Mapping[str, str]:
+            super()._commit(checks, writes)
+            raise StoreUnavailableError("the answer was lost")
+
+    one = member(etcd, clock, "a")
+    one.join()
+    one._metadata = LosesAnswer(etcd)
+    with pytest.raises(StoreUnavailableError):
+        one.campaign()
+    assert not leads(one)
+    entry = etcd.get(KEYS.leader)
+    assert entry is not None
+    one.seen_leader(decoded(entry, Leader), entry.version)
+    assert leads(one)
 
 
 def test_a_node_that_is_too_old_does_not_join(etcd: MemoryMetadataStore, clock: ManualClock) -> None:

@@ -59,6 +59,7 @@ class RunningNode:
         """Nothing is handed over, and the lease runs out by itself."""
         self.cluster._is_over = True
         self.cluster._watch.close()
+        self.cluster._close_loads()
         for task in self.cluster._tasks:
             task.cancel()
         await asyncio.gather(*self.cluster._tasks, return_exceptions=True)

@@ -10,7 +10,7 @@ from tests.cold.station import Stores
 from tests.log.workbench import Threads
 
 from tidelog.cold.catalog import Catalog, EpochFloor, Owner
-from tidelog.cold.ownership import Ownership, claim_topic, new_claim
+from tidelog.cold.ownership import Ownership, claim_topic, give_back_unknown_claim, new_claim
 from tidelog.errors import ConflictError, DataError, FencedError, StoreUnavailableError
 from tidelog.store.document import Step, encode_json
 from tidelog.store.metadata.base import Delete, Put
@@ -67,6 +67,16 @@ def test_the_second_claim_fences_the_first(stores: Stores) -> None:
     entry = stores.metadata.get(KEY)
     assert entry is not None
     assert entry.value == b"mine"
+
+
+def test_a_claim_whose_answer_was_lost_can_be_given_back(stores: Stores) -> None:
+    """Its node lives and does not know of it: without that nobody could open the topic. Claims of others stay."""
+    lease = lease_of(stores.metadata, stores.clock, "a")
+    claim_topic(stores.catalog, None, lease, stores.clock, new_claim())
+    give_back_unknown_claim(stores.catalog, lease_of(stores.metadata, stores.clock, "b"))
+    assert owner_of(stores).session == lease.session
+    give_back_unknown_claim(stores.catalog, lease)
+    assert (owner_of(stores).session, owner_of(stores).epoch) == ("", 1)
 
 
 def test_the_same_node_fences_itself(stores: Stores) -> None:

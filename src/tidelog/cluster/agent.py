@@ -5,7 +5,8 @@ Invariants
   when the piece is as the documents want it: one that is moved away while it is being opened is released after.
 - What another node still holds is asked for again every few hundredths of a second: the fencing of the cold tier says
   when it is free, not the documents.
-- What fails is tried again, less often each time, and said once.
+- What fails is tried again, less often each time, and said once. A partition whose opening failed, and that is not
+  wanted here any more, is released: it may be claimed all the same, if only the answer was lost.
 - A change costs as much as the topics that it is about, however many there are.
 """
 
@@ -127,6 +128,7 @@ class Agent:
         self._wanted = Wanted(node)
         self._host = host
         self._engines = engines
+        self._doubtful: set[Piece] = set()
         self._working: dict[Piece, asyncio.Task[None]] = {}
         self._room = {True: asyncio.Semaphore(_AT_ONCE), False: asyncio.Semaphore(_AT_ONCE)}
         self._is_over = False
@@ -162,7 +164,9 @@ class Agent:
         self.on_progress()
 
     def _is_due(self, piece: Piece) -> bool:
-        return (piece in self._wanted.pieces) != (piece in self.held)
+        if piece in self._wanted.pieces:
+            return piece not in self.held
+        return piece in self.held or piece in self._doubtful
 
     async def _work(self, piece: Piece) -> None:
         pause_seconds = _FIRST_PAUSE_SECONDS
@@ -175,6 +179,8 @@ class Agent:
             except (HeldError, LockedError, ConflictError):
                 await asyncio.sleep(jittered(HELD_SECONDS))
             except TidelogError as error:
+                if opens and piece.kind == "partition":
+                    self._doubtful.add(piece)
                 self._failed(piece, opens, error)
                 await asyncio.sleep(jittered(pause_seconds))
                 pause_seconds = min(pause_seconds * 2, _LONGEST_PAUSE_SECONDS)
@@ -189,6 +195,7 @@ class Agent:
 
     async def _change(self, piece: Piece, opens: bool) -> None:
         await self._call(piece, opens)
+        self._doubtful.discard(piece)
         if opens:
             self.held.add(piece)
         else:

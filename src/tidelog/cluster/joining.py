@@ -3,7 +3,8 @@
 Invariants
 - A node joins what its log directory is bound to: the store, the metadata store and the root of its catalog. Nodes of
   one cluster therefore have the same history, whatever they were started with.
-- Rates are smoothed over about a minute, so that a short burst moves nothing.
+- Rates are smoothed over about a minute, so that a short burst moves nothing; over less for a partition that has not
+  been here for so long: what has just been moved here does not look idle.
 - What is only on this disk is counted by topic (`restore point`): that much is missing if the disk is lost now.
 """
 
@@ -20,8 +21,8 @@ from tidelog.clock import Clock
 from tidelog.cluster.agent import engine_piece
 from tidelog.cluster.documents import EngineArguments, Load, NodeLoad, Unshipped
 from tidelog.cluster.engine_host import ClusterEngines, Place
+from tidelog.cluster.inventory import load_key
 from tidelog.cluster.leader import TopicSeen
-from tidelog.cluster.load_manager import load_key
 from tidelog.cluster.member import Identity, Member
 from tidelog.cluster.operations import ClusterOperations
 from tidelog.cluster.runtime import Cluster
@@ -198,6 +199,7 @@ class LoadMeter:
         self._engines = engines
         self._last: _Sample | None = None
         self._rates: dict[str, Load] = {}
+        self._seconds: dict[str, float] = {}
         self._total = Load()
         self._cpu = 0.0
         self.unshipped: dict[str, Unshipped] = {}
@@ -254,15 +256,18 @@ class LoadMeter:
             return
         seconds = sample.at - last.at
         part = min(1.0, seconds / _SMOOTHED_SECONDS)
-        rates = {}
+        rates, measured = {}, {}
         for key, (written, offset) in sample.counts.items():
-            before = last.counts.get(key, (written, offset))
+            before = last.counts.get(key)
+            if before is None:
+                continue  # it has come since
             known = self._rates.get(key, Load())
+            measured[key] = max(seconds, min(self._seconds.get(key, 0.0) + seconds, _SMOOTHED_SECONDS))
             rates[key] = Load(
-                bytes_in=_smoothed(known.bytes_in, (written - before[0]) / seconds, part),
-                messages_in=_smoothed(known.messages_in, (offset - before[1]) / seconds, part),
+                bytes_in=_smoothed(known.bytes_in, (written - before[0]) / seconds, seconds / measured[key]),
+                messages_in=_smoothed(known.messages_in, (offset - before[1]) / seconds, seconds / measured[key]),
             )
-        self._rates = rates
+        self._rates, self._seconds = rates, measured
         self._total = Load(
             bytes_in=_smoothed(self._total.bytes_in, (node.received_bytes - last.received_bytes) / seconds, part),
             bytes_out=_smoothed(self._total.bytes_out, (node.sent_bytes - last.sent_bytes) / seconds, part),

@@ -6,14 +6,18 @@ Invariants
 - A topic's document is replaced on the version that the plan was made from; what was changed since is planned again.
 - What was decided is written in the same transaction as its consequence: there is no move without its reason.
 - The log of decisions is bounded: the oldest go.
-- A leader that is new reads the decisions of the last hour: limits an hour hold over changes of the leader.
+- A leader that is new reads the decisions of the last hour: limits an hour hold over changes of the leader. From there
+  on it counts by a clock that never jumps.
+- A leader that is new and finds more than half of all partitions without a living node lets the others come for a
+  moment: after a start of all nodes, or after etcd was away, the first one is not given everything.
+- A transaction has a size that etcd takes, however many partitions a topic has: what is more goes into the next one.
 """
 
 from __future__ import annotations
 
 import logging
-from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections import defaultdict, deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 import msgspec
@@ -31,20 +35,25 @@ from tidelog.cluster.documents import (
     decoded,
     is_too_old,
 )
-from tidelog.cluster.load_manager import HOUR_US, Candidate, Situation, plan
+from tidelog.cluster.inventory import Inventory
+from tidelog.cluster.load_manager import HOUR_SECONDS, Candidate, Situation, plan
 from tidelog.errors import ConflictError
 from tidelog.store.document import encode_json
 from tidelog.store.keys import ClusterKeys
 from tidelog.store.metadata.base import Check, Delete, Entry, MetadataStore, Put, Write
+from tidelog.store.metadata.watch import Changes
 from tidelog.topics.names import TopicName
 
 _logger = logging.getLogger("tidelog.cluster")
 MAX_DECISIONS = 1000
 """Documents of decisions that are kept."""
 _REPORTED_SECONDS = 1.0
+_GATHER_SECONDS = 1.0
 _RESTING = ("balance", "move")
 _MOVED = "%s: %s goes from %s to %s: %s"
-_DOCUMENTS_AT_ONCE = 50  # etcd takes 128 operations in one transaction
+_DOCUMENTS_AT_ONCE = 50  # etcd takes 128 operations in one transaction,
+_DECISIONS_AT_ONCE = 2000  # and 1.5 MiB: a decision has about 150 bytes
+_BYTES_AT_ONCE = 512 << 10
 
 
 class TopicSeen(NamedTuple):
@@ -58,9 +67,29 @@ class _Change(NamedTuple):
     """A document that gets another value, with the decisions that are its reasons."""
 
     key: str
-    version: str | None
     value: bytes | None
     decisions: list[Decision]
+
+
+class _Moves:
+    """Moves of the last hour that count for limits."""
+
+    def __init__(self) -> None:
+        self.times: deque[float] = deque()
+        self.last_at: dict[str, float] = {}
+
+    def add(self, decisions: Iterable[Decision], at: float) -> None:
+        for decision in decisions:
+            if decision.kind in _RESTING:
+                self.times.append(at)
+                self.last_at.pop(decision.subject, None)  # the oldest stand first
+                self.last_at[decision.subject] = at
+
+    def forget_before(self, since: float) -> None:
+        while self.times and self.times[0] <= since:
+            self.times.popleft()
+        while self.last_at and self.last_at[oldest := next(iter(self.last_at))] <= since:
+            del self.last_at[oldest]
 
 
 class LeaderRounds:
@@ -71,16 +100,21 @@ class LeaderRounds:
         self._keys = keys
         self._clock = clock
         self._node = node
-        self._moved_us: dict[str, int] | None = None
+        self._moves: _Moves | None = None
+        self._inventory: Inventory | None = None
         self._first_seen: dict[str, float] = {}
         self._strays: set[TopicName] = set()
         self._last_us = 0
+        self._began_at: float | None = None
+        self.is_gathering = False
+        """Whether the last round let other nodes come."""
         self._issued: list[tuple[float, int]] = []
         self.decided = 0
 
     def forget(self) -> None:
         """This node does not lead any more."""
-        self._moved_us = None
+        self._moves = self._inventory = None
+        self._began_at = None
         self._first_seen.clear()
         self._strays.clear()
 
@@ -88,8 +122,9 @@ class LeaderRounds:
 
     def situation(self, state: ClusterState, loads: Mapping[str, NodeLoad]) -> Situation:
         """What a plan depends on, by the documents."""
-        moved = self._moved()
         now = self._clock.monotonic()
+        moves = self._known_moves()
+        moves.forget_before(now - HOUR_SECONDS)
         is_first = not self._first_seen
         for name in state.nodes:
             self._first_seen.setdefault(name, float("-inf") if is_first else now)
@@ -97,15 +132,16 @@ class LeaderRounds:
             del self._first_seen[name]
         newest = max(self._first_seen.values(), default=float("-inf"))
         return Situation(
-            now_us=self._clock.now_us(),
+            now=now,
             settings=state.settings,
             nodes={name: candidate(state, name) for name in sorted(state.nodes)},
             topics=state.topics,
             engines=state.engines,
             coordinators=state.coordinators,
-            loads={key: load for one in loads.values() for key, load in one.partitions.items()},
+            inventory=self._counted(state, loads, now),
             requests=state.requests,
-            moved_us=moved,
+            moved_at=moves.last_at,
+            moves_this_hour=len(moves.times),
             under_way=self._under_way(now, sum(one.opening for name, one in loads.items() if name in state.nodes)),
             is_settled=now - newest >= state.settings.settle_seconds,
         )
@@ -115,76 +151,83 @@ class LeaderRounds:
         self._issued = [(at, count) for at, count in self._issued if now - at < _REPORTED_SECONDS]
         return max(reported, sum(count for _, count in self._issued))
 
-    def _moved(self) -> dict[str, int]:
-        """When partitions were moved for the sake of balance in the last hour, also by leaders before this one."""
-        since_us = max(0, self._clock.now_us() - HOUR_US)
-        if self._moved_us is None:
-            self._moved_us = {}
-            for rounds in read_decisions(self._metadata, self._keys, since_us):
-                for decision in rounds.decisions:
-                    if decision.kind in _RESTING:
-                        self._moved_us[decision.subject] = rounds.at_us
-        self._moved_us = {key: at_us for key, at_us in self._moved_us.items() if at_us > since_us}
-        return self._moved_us
+    def _counted(self, state: ClusterState, loads: Mapping[str, NodeLoad], now: float) -> Inventory:
+        if self._inventory is None or not self._inventory.fits(state.settings):
+            self._inventory = Inventory(state.settings)
+        self._inventory.follow(state.topics, loads, now)
+        return self._inventory
+
+    def _known_moves(self) -> _Moves:
+        """Those of the last hour, also of leaders before this one; their clocks may have been ahead of this one."""
+        if self._moves is None:
+            now, now_us = self._clock.monotonic(), self._clock.now_us()
+            moves = _Moves()
+            for rounds in read_decisions(self._metadata, self._keys, max(0, now_us - int(HOUR_SECONDS * 1e6))):
+                self._last_us = max(self._last_us, rounds.at_us)
+                moves.add(rounds.decisions, now - max(0, now_us - rounds.at_us) / 1e6)
+            self._moves = moves
+        return self._moves
 
     # A round
 
     def round(self, state: ClusterState, loads: Mapping[str, NodeLoad], leads_by: Check) -> list[Entry]:
         """Plans and carries it out; returns what was written, for `ClusterState.written`."""
         situation = self.situation(state, loads)
+        self.is_gathering = self._waits_for_others(situation)
+        if self.is_gathering:
+            return []
         decisions = plan(situation)
         changes = [*self._topic_changes(state, decisions), *self._other_changes(state, decisions)]
         changes += self._request_changes(state, decisions)
+        versions = dict(state.versions)
         written: list[Entry] = []
-        for first in range(0, len(changes), _DOCUMENTS_AT_ONCE):
-            written += self._write(changes[first : first + _DOCUMENTS_AT_ONCE], leads_by)
+        for some in _transactions(changes):
+            entries = self._write(some, versions, leads_by)
+            versions.update((entry.key, entry.version) for entry in entries)
+            written += entries
         return written
+
+    def _waits_for_others(self, situation: Situation) -> bool:
+        if self._began_at is None:
+            self._began_at = situation.now
+        if situation.now - self._began_at >= _GATHER_SECONDS:
+            return False
+        counts = {} if self._inventory is None else self._inventory.counts()
+        return 2 * sum(count for node, count in counts.items() if node not in situation.nodes) > sum(counts.values())
 
     def _topic_changes(self, state: ClusterState, decisions: Sequence[Decision]) -> Iterable[_Change]:
         by_topic: dict[TopicName, list[Decision]] = defaultdict(list)
         for decision in decisions:
             if decision.topic:
                 by_topic[TopicName(*decision.topic.split("/", 1))].append(decision)
-        pins = {(request.topic, request.partition): request.node for request in _moves(state) if request.pin}
-        unpinned = {(request.topic, request.partition) for request in _moves(state) if not request.pin}
-        for topic, some in by_topic.items():
+        asked = {(request.topic, request.partition): request for request in _moves(state)}
+        for topic, all_of_it in by_topic.items():
             placement = state.topics[topic]
-            nodes, kept = list(placement.partitions), dict(placement.pins)
-            for decision in some:
-                nodes[decision.partition] = decision.to
-                if decision.kind == "move":
-                    at = (decision.topic, decision.partition)
-                    if at in pins:
-                        kept[decision.partition] = pins[at]
-                    elif at in unpinned:
-                        kept.pop(decision.partition, None)
-            changed = msgspec.structs.replace(placement, partitions=tuple(nodes), pins=kept)
-            key = self._keys.topic(*topic)
-            yield _Change(key, state.versions.get(key), encode_json(changed), some)
+            for first in range(0, len(all_of_it), _DECISIONS_AT_ONCE):
+                some = all_of_it[first : first + _DECISIONS_AT_ONCE]
+                placement = _placed(placement, some, asked)
+                yield _Change(self._keys.topic(*topic), encode_json(placement), some)
 
     def _other_changes(self, state: ClusterState, decisions: Sequence[Decision]) -> Iterable[_Change]:
         slots = {decision.slot: decision for decision in decisions if decision.slot >= 0}
         if slots:
             nodes = [slots[n].to if n in slots else node for n, node in enumerate(state.coordinators.slots)]
-            key = self._keys.coordinators
             document = encode_json(Coordinators(slots=tuple(nodes)))
-            yield _Change(key, state.versions.get(key), document, list(slots.values()))
+            yield _Change(self._keys.coordinators, document, list(slots.values()))
         pins = {request.engine: request.node if request.pin else NOBODY for request in _moves(state, "move-engine")}
         for decision in decisions:
             if decision.engine:
                 placement = state.engines[decision.engine]
                 pin = pins.get(decision.engine, placement.pin) if decision.kind == "move" else placement.pin
                 changed = msgspec.structs.replace(placement, node=decision.to, pin=pin)
-                key = self._keys.engine(decision.engine)
-                yield _Change(key, state.versions.get(key), encode_json(changed), [decision])
+                yield _Change(self._keys.engine(decision.engine), encode_json(changed), [decision])
 
     def _request_changes(self, state: ClusterState, decisions: Sequence[Decision]) -> Iterable[_Change]:
         """Those that are carried out, or never can be. A request for balance goes when there is nothing to move."""
         is_balanced = not any(decision.kind in ("balance", "drain") for decision in decisions)
         for name, request in state.requests.items():
             if is_balanced if request.kind == "balance" else self._is_done(state, request, decisions):
-                key = self._keys.request(name)
-                yield _Change(key, state.versions.get(key), None, [])
+                yield _Change(self._keys.request(name), None, [])
 
     def _is_done(self, state: ClusterState, request: Request, decisions: Sequence[Decision]) -> bool:
         if request.kind == "move-engine":
@@ -215,11 +258,11 @@ class LeaderRounds:
 
     # Writing
 
-    def _write(self, changes: Sequence[_Change], leads_by: Check) -> list[Entry]:
+    def _write(self, changes: Sequence[_Change], known: Mapping[str, str], leads_by: Check) -> list[Entry]:
         """One transaction; nothing is written if another node leads, or one of the documents was changed meanwhile."""
         at_us = self._last_us = max(self._clock.now_us(), self._last_us + 1)
         decisions = [decision for change in changes for decision in change.decisions]
-        checks = [leads_by, *(Check(change.key, change.version) for change in changes)]
+        checks = [leads_by, *(Check(change.key, known.get(change.key)) for change in changes)]
         writes: list[Write] = [
             Delete(change.key) if change.value is None else Put(change.key, change.value) for change in changes
         ]
@@ -231,18 +274,16 @@ class LeaderRounds:
         except ConflictError:
             _logger.info("the documents of the cluster were changed while a plan was made: it is made again")
             return []
-        self._tell(decisions, at_us)
+        self._tell(decisions)
         return [Entry(change.key, change.value, versions[change.key]) for change in changes if change.value is not None]
 
-    def _tell(self, decisions: Sequence[Decision], at_us: int) -> None:
-        if self._moved_us is None:
-            self._moved_us = {}
+    def _tell(self, decisions: Sequence[Decision]) -> None:
+        if self._moves is not None:
+            self._moves.add(decisions, self._clock.monotonic())
         self.decided += len(decisions)
         self._issued.append((self._clock.monotonic(), sum(decision.slot < 0 for decision in decisions)))
         slots: dict[tuple[str, str], list[str]] = defaultdict(list)
         for decision in decisions:
-            if decision.kind in _RESTING:
-                self._moved_us[decision.subject] = at_us
             source = decision.source or "nobody"
             if decision.slot >= 0:
                 slots[source, decision.to].append(str(decision.slot))
@@ -273,8 +314,31 @@ class LeaderRounds:
         for topic in found:
             facts = seen[topic]
             placement = TopicPlacement(id=new_id(), created_us=facts.created_us, partitions=("",) * facts.partitions)
-            written += self._write([_Change(self._keys.topic(*topic), None, encode_json(placement), [])], leads_by)
+            written += self._write([_Change(self._keys.topic(*topic), encode_json(placement), [])], {}, leads_by)
         return written
+
+
+def _transactions(changes: Iterable[_Change]) -> Iterator[list[_Change]]:
+    """As few as etcd takes: none too large, and each key once in one."""
+    some: list[_Change] = []
+    keys: set[str] = set()
+    decisions = size = 0
+    for change in changes:
+        more_bytes = len(change.value or b"")
+        if some and (
+            len(some) >= _DOCUMENTS_AT_ONCE
+            or change.key in keys
+            or decisions + len(change.decisions) > _DECISIONS_AT_ONCE
+            or size + more_bytes > _BYTES_AT_ONCE
+        ):
+            yield some
+            some, keys, decisions, size = [], set(), 0, 0
+        some.append(change)
+        keys.add(change.key)
+        decisions += len(change.decisions)
+        size += more_bytes
+    if some:
+        yield some
 
 
 def candidate(state: ClusterState, name: str) -> Candidate:
@@ -290,14 +354,49 @@ def candidate(state: ClusterState, name: str) -> Candidate:
     return Candidate(name, info.zone, not why_not, why_not)
 
 
+def _placed(
+    placement: TopicPlacement, decisions: Iterable[Decision], asked: Mapping[tuple[str, int], Request]
+) -> TopicPlacement:
+    """A topic after these decisions. A move that was asked for pins, or ends a pin."""
+    nodes, pins = list(placement.partitions), dict(placement.pins)
+    for decision in decisions:
+        nodes[decision.partition] = decision.to
+        request = asked.get((decision.topic, decision.partition)) if decision.kind == "move" else None
+        if request is not None and request.pin:
+            pins[decision.partition] = request.node
+        elif request is not None:
+            pins.pop(decision.partition, None)
+    return msgspec.structs.replace(placement, partitions=tuple(nodes), pins=pins)
+
+
 def _moves(state: ClusterState, kind: str = "move") -> list[Request]:
     return [request for request in state.requests.values() if request.kind == kind]
 
 
+class Reports:
+    """What the nodes have told last, as a watch of `loads_prefix` brings it."""
+
+    def __init__(self) -> None:
+        self.loads: dict[str, NodeLoad] = {}
+        self._node_of_key: dict[str, str] = {}
+
+    def apply(self, changes: Changes) -> None:
+        changed = dict(changes.entries)
+        if changes.is_whole:
+            changed.update(dict.fromkeys(self._node_of_key.keys() - changed.keys()))
+        for key, entry in changed.items():
+            self.loads.pop(self._node_of_key.pop(key, ""), None)
+            report = decoded(entry, NodeLoad)
+            if report is not None:
+                self._node_of_key[key] = report.node
+                self.loads[report.node] = report
+
+
 def read_loads(metadata: MetadataStore, keys: ClusterKeys) -> dict[str, NodeLoad]:
     """What the nodes have told last."""
-    found = (decoded(entry, NodeLoad) for entry in metadata.range(keys.loads_prefix))
-    return {load.node: load for load in found if load is not None}
+    reports = Reports()
+    reports.apply(Changes(True, {entry.key: entry for entry in metadata.range(keys.loads_prefix)}))
+    return reports.loads
 
 
 def read_decisions(metadata: MetadataStore, keys: ClusterKeys, since_us: int = 0) -> list[Decisions]:

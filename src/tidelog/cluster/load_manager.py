@@ -17,14 +17,16 @@ Invariants
 - Partitions of a topic are spread over nodes, and over zones in proportion to their nodes, when they are given out.
 - A partition is decided on once in a plan.
 - Engines are spread by their number, and the rest is as for partitions: pins, drains, requests, limits, rest.
+- A plan costs as much as there are nodes, and as it decides: what the nodes have is counted before (`inventory.py`).
 """
 
 from __future__ import annotations
 
-import heapq
 import math
-from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator, Mapping
+from bisect import bisect_left, insort
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from itertools import chain
 from typing import NamedTuple
 
 import msgspec
@@ -40,14 +42,10 @@ from tidelog.cluster.documents import (
     Request,
     TopicPlacement,
 )
+from tidelog.cluster.inventory import WEIGHT_UNIT, Inventory, Part, load_key
 from tidelog.topics.names import TopicName
 
-HOUR_US = 3_600_000_000
-_MEGA = 1e6
-_KILO = 1e3
-# What a partition counts for by being there, in MB/s: so loads that are next to nothing move nothing.
-_IDLE_WEIGHT = 0.1
-_NONE = Load()
+HOUR_SECONDS = 3600.0
 _UNEVEN_ENGINES = 2
 """A node has so many engines more than another before one is moved."""
 
@@ -64,7 +62,8 @@ class Candidate(NamedTuple):
 class Situation(msgspec.Struct, frozen=True, kw_only=True):
     """Everything that a plan depends on."""
 
-    now_us: int
+    now: float
+    """In seconds, by a clock that never jumps; times are compared with it and with nothing else."""
     settings: ClusterSettings
     nodes: Mapping[str, Candidate]
     """Those that are alive."""
@@ -72,50 +71,18 @@ class Situation(msgspec.Struct, frozen=True, kw_only=True):
     engines: Mapping[str, EnginePlacement] = {}
     coordinators: Coordinators = Coordinators()
     loads: Mapping[str, Load] = {}
-    """Of partitions, by `load_key`."""
+    """Of partitions, by `load_key`, where no inventory says what they weigh."""
+    inventory: Inventory | None = None
+    """Of `topics`; without one it is made."""
     requests: Mapping[str, Request] = {}
-    moved_us: Mapping[str, int] = {}
-    """When partitions were moved for the sake of balance, in the last hour at least."""
+    moved_at: Mapping[str, float] = {}
+    """When partitions were moved last for the sake of balance or on request, of the last hour at least."""
+    moves_this_hour: int = 0
+    """How often any partition was moved so in the last hour."""
     under_way: int = 0
     """Moves that have not ended."""
     is_settled: bool = True
     """Whether it is long enough since a node came: before that nothing is balanced."""
-
-
-def load_key(topic: TopicName, partition: int) -> str:
-    """How a partition is named among loads."""
-    return f"{topic}/{partition}"
-
-
-def weigher(settings: ClusterSettings) -> Callable[[Load], float]:
-    """What a partition with this load weighs."""
-    if settings.strategy == "fair":
-        return lambda load: 1.0
-    if settings.strategy == "balanced":
-        return lambda load: _IDLE_WEIGHT + (load.bytes_in + load.bytes_out) / _MEGA
-
-    def weighted(load: Load) -> float:
-        return (
-            settings.weight_partition
-            + settings.weight_bytes_in * load.bytes_in / _MEGA
-            + settings.weight_bytes_out * load.bytes_out / _MEGA
-            + settings.weight_messages_in * load.messages_in / _KILO
-            + settings.weight_messages_out * load.messages_out / _KILO
-        )
-
-    return weighted
-
-
-class _Part(NamedTuple):
-    """A partition with its weight."""
-
-    topic: TopicName
-    number: int
-    weight: float
-
-    @property
-    def key(self) -> str:
-        return load_key(self.topic, self.number)
 
 
 def plan(situation: Situation) -> list[Decision]:
@@ -129,47 +96,61 @@ def imbalance(situation: Situation) -> float:
     return made.spread() if made.usable else 0.0
 
 
+class _Ranking:
+    """Nodes by what they have, the least first."""
+
+    def __init__(self, loads: Mapping[str, int]) -> None:
+        self._ranked = sorted((load, name) for name, load in loads.items())
+
+    def change(self, name: str, before: int, after: int) -> None:
+        del self._ranked[bisect_left(self._ranked, (before, name))]
+        insort(self._ranked, (after, name))
+
+    def rising(self) -> Iterator[tuple[int, str]]:
+        """Not to be gone on with after a change."""
+        return iter(self._ranked)
+
+    def falling(self) -> Iterator[tuple[int, str]]:
+        return reversed(self._ranked)
+
+    @property
+    def least(self) -> tuple[int, str]:
+        return self._ranked[0]
+
+    @property
+    def most(self) -> tuple[int, str]:
+        return self._ranked[-1]
+
+
 class _Plan:
     def __init__(self, situation: Situation) -> None:
         self._situation = situation
         self._settings = situation.settings
+        self._inventory = situation.inventory or Inventory.of(situation.settings, situation.topics, situation.loads)
         self.usable = {name: node for name, node in situation.nodes.items() if node.is_usable}
-        self._weigh = weigher(situation.settings)
-        self.load = dict.fromkeys(self.usable, 0.0)
-        self._parts: dict[str, list[_Part]] = defaultdict(list)
-        self._orphans: list[tuple[_Part, str]] = []
-        self._pins: dict[tuple[TopicName, int], str] = {}
+        self.load = {name: self._inventory.sum_of(name) for name in self.usable}
+        self._total = sum(self.load.values())
+        self._pins = {
+            (topic, number): pin
+            for topic, pins in self._inventory.pins.items()
+            for number, pin in pins.items()
+            if pin in self.usable and number < len(situation.topics[topic].partitions)
+        }
         self._found: list[Decision] = []
         self._decided: set[str] = set()
         self._spreads: dict[TopicName, Counter[str]] = {}
         self._zones: dict[TopicName, Counter[str]] = {}
         self._zone_sizes = Counter(node.zone for node in self.usable.values())
-        self._heaps: dict[str, list[tuple[float, str]]] = {}
+        self._ranking = _Ranking(self.load)
+        self._ranking_of_zone = {
+            zone: _Ranking({name: load for name, load in self.load.items() if self.usable[name].zone == zone})
+            for zone in self._zone_sizes
+        }
         self._room = max(0, self._settings.max_moves_at_once - situation.under_way)
-        self._look()
-
-    def _look(self) -> None:
-        loads, weigh, nodes = self._situation.loads, self._weigh, self._situation.nodes
-        for topic, placement in self._situation.topics.items():
-            if placement.is_deleting:
-                continue
-            for number, node in enumerate(placement.partitions):
-                part = _Part(topic, number, weigh(loads.get(f"{topic}/{number}", _NONE)))
-                if node in nodes:
-                    self._parts[node].append(part)
-                else:
-                    self._orphans.append((part, node))
-            for number, pin in placement.pins.items():
-                if pin in self.usable and number < len(placement.partitions):
-                    self._pins[topic, number] = pin
-        for node in self.load:
-            self.load[node] = sum(part.weight for part in self._parts[node])
-        self._total = sum(self.load.values())
 
     def decisions(self) -> list[Decision]:
         if not self.usable:
             return []
-        self._make_heaps()
         self._assign_orphans()
         self._drain()
         self._carry_out()
@@ -184,27 +165,9 @@ class _Plan:
 
     # Choosing a node
 
-    def _make_heaps(self) -> None:
-        for name, node in self.usable.items():
-            self._heaps.setdefault(node.zone, []).append((self.load[name], name))
-        for heap in self._heaps.values():
-            heapq.heapify(heap)
-
-    def _least(self, zone: str, has: Mapping[str, int], most: float) -> tuple[float, str] | None:
+    def _least(self, zone: str, has: Mapping[str, int], most: float) -> tuple[int, str] | None:
         """The node of a zone that has least, of those with fewer than `most` of a topic; `has` says how many."""
-        heap, passed_over = self._heaps[zone], []
-        found = None
-        while heap and found is None:
-            load, name = heap[0]
-            if load != self.load[name]:  # what it had before
-                heapq.heapreplace(heap, (self.load[name], name))
-            elif has.get(name, 0) >= most:
-                passed_over.append(heapq.heappop(heap))
-            else:
-                found = heap[0]
-        for node in passed_over:
-            heapq.heappush(heap, node)
-        return found
+        return next((found for found in self._ranking_of_zone[zone].rising() if has.get(found[1], 0) < most), None)
 
     def _spread_of(self, topic: TopicName) -> Counter[str]:
         """How many partitions of a topic each node has."""
@@ -215,7 +178,7 @@ class _Plan:
             self._zones[topic] = Counter(self.usable[node].zone for node in nodes if node in self.usable)
         return found
 
-    def _choose(self, part: _Part) -> str:
+    def _choose(self, part: Part) -> str:
         """The pin. Else no node gets more of a topic than its share; the least loaded one of the zone that has fewest
         of the topic, unless that is out of the band: then the least loaded of all."""
         pin = self._pins.get((part.topic, part.number))
@@ -223,9 +186,9 @@ class _Plan:
             return pin
         has = self._spread_of(part.topic)
         share = math.ceil(len(self._situation.topics[part.topic].partitions) / len(self.usable))
-        found = {zone: node for zone in self._heaps if (node := self._least(zone, has, share)) is not None}
+        found = {zone: node for zone in self._ranking_of_zone if (node := self._least(zone, has, share)) is not None}
         if not found:
-            found = {zone: node for zone in self._heaps if (node := self._least(zone, {}, 1)) is not None}
+            found = {zone: node for zone in self._ranking_of_zone if (node := self._least(zone, {}, 1)) is not None}
         lowest = min(found.values())
         if len(found) == 1:
             return lowest[1]
@@ -233,35 +196,41 @@ class _Plan:
         _, load, name = min((zones[zone] / self._zone_sizes[zone], *node) for zone, node in found.items())
         return name if load <= max(lowest[0], self._average) * (1 + self._settings.hysteresis) else lowest[1]
 
-    def _give(self, kind: DecisionKind, part: _Part, source: str, to: str, reason: str) -> None:
+    def _give(self, kind: DecisionKind, part: Part, source: str, to: str, reason: str) -> None:
         self._found.append(
             Decision(kind=kind, reason=reason, to=to, source=source, topic=str(part.topic), partition=part.number)
         )
         self._decided.add(part.key)
         spread, zones = self._spread_of(part.topic), self._zones[part.topic]
         if source in self.load:
-            self.load[source] -= part.weight
-            self._total -= part.weight
+            self._add(source, -part.weight)
             spread[source] -= 1
             zones[self.usable[source].zone] -= 1
-        self.load[to] += part.weight
-        self._total += part.weight
+        self._add(to, part.weight)
         spread[to] += 1
         zones[self.usable[to].zone] += 1
+
+    def _add(self, name: str, weight: int) -> None:
+        before = self.load[name]
+        after = self.load[name] = before + weight
+        self._total += weight
+        self._ranking.change(name, before, after)
+        self._ranking_of_zone[self.usable[name].zone].change(name, before, after)
 
     # What must be
 
     def _assign_orphans(self) -> None:
         """The heaviest first: the light ones level what those leave."""
-        for part, node in sorted(self._orphans, key=lambda each: (-each[0].weight, each[0].topic, each[0].number)):
+        gone = self._inventory.owners() - self._situation.nodes.keys()
+        for part, node in sorted((part, name) for name in gone for part in self._inventory.parts_of(name)):
             kind: DecisionKind = "failover" if node else "assign"
             reason = f"{node} is not alive" if node else "nobody serves it"
             self._give(kind, part, node, self._choose(part), reason)
 
     def _drain(self) -> None:
-        for name in sorted(set(self._situation.nodes) - self.usable.keys()):
+        for name in sorted(self._situation.nodes.keys() - self.usable.keys()):
             node = self._situation.nodes[name]
-            for part in self._parts[name]:
+            for part in self._inventory.parts_of(name):
                 if self._room <= 0:
                     return
                 self._room -= 1
@@ -283,7 +252,7 @@ class _Plan:
         if source == to or key in self._decided or self._room <= 0:
             return
         self._room -= 1
-        part = _Part(topic, number, self._weigh(self._situation.loads.get(key, _NONE)))
+        part = Part(-self._inventory.weight(topic, number), topic, number)
         self._give(kind, part, source, to, f"it is pinned to {to}" if kind == "pin" else f"asked for by {by or '?'}")
 
     # Balance
@@ -293,7 +262,7 @@ class _Plan:
         average = self._average
         if average <= 0:
             return 0.0
-        return max(max(self.load.values()) - average, average - min(self.load.values())) / average
+        return max(self._ranking.most[0] - average, average - self._ranking.least[0]) / average
 
     def _balance(self) -> None:
         is_asked = any(request.kind == "balance" for request in self._situation.requests.values())
@@ -302,59 +271,60 @@ class _Plan:
             return
         band = self._settings.hysteresis / 2
         room = self._room if is_asked else min(self._room, self._left_this_hour())
-        movable = self._movable(is_asked)
-        while room > 0 and self.spread() > band and (step := self._next_step(movable)) is not None:
+        while room > 0 and self.spread() > band and (step := self._next_step(is_asked)) is not None:
             part, source, to = step
-            movable[source].remove(part)
             room -= 1
             self._room -= 1
             reason = (
-                f"{source} has {self.load[source]:.2f} and {to} {self.load[to]:.2f} "
+                f"{source} has {self.load[source] / WEIGHT_UNIT:.2f} and {to} {self.load[to] / WEIGHT_UNIT:.2f} "
                 f"by the strategy {self._settings.strategy}: {before:.0%} off the average"
             )
             self._give("balance", part, source, to, reason)
 
     def _left_this_hour(self) -> int:
-        since_us = self._situation.now_us - HOUR_US
-        moved = sum(at_us > since_us for at_us in self._situation.moved_us.values())
-        return max(0, self._settings.max_moves_per_hour - moved)
+        return max(0, self._settings.max_moves_per_hour - self._situation.moves_this_hour)
 
-    def _movable(self, is_asked: bool) -> dict[str, list[_Part]]:
-        """What each node could give away, the heaviest first."""
-        rested_us = self._situation.now_us - int(self._settings.rest_seconds * 1e6)
-        moved = {} if is_asked else self._situation.moved_us
+    def _is_movable(self, part: Part, is_asked: bool) -> bool:
+        if part.key in self._decided or (part.topic, part.number) in self._pins:
+            return False
+        return self._has_rested(part.key, is_asked)
 
-        def free(part: _Part) -> bool:
-            return (
-                part.key not in self._decided
-                and (part.topic, part.number) not in self._pins
-                and moved.get(part.key, 0) <= rested_us
-            )
+    def _has_rested(self, subject: str, is_asked: bool) -> bool:
+        """Whether it is long since this was moved; on request that does not matter."""
+        moved_at = self._situation.moved_at.get(subject)
+        return is_asked or moved_at is None or moved_at <= self._situation.now - self._settings.rest_seconds
 
-        return {
-            name: sorted(filter(free, self._parts[name]), key=lambda part: (-part.weight, part.topic, part.number))
-            for name in self.usable
-        }
-
-    def _next_step(self, movable: Mapping[str, list[_Part]]) -> tuple[_Part, str, str] | None:
+    def _next_step(self, is_asked: bool) -> tuple[Part, str, str] | None:
         """The best move from the node that has most to the one that has least, of its own zone if that helps."""
-        order = sorted(self.load, key=lambda name: (self.load[name], name))
-        for source in reversed(order[1:]):
-            for to in self._receivers(source, order):
-                part = _best(movable[source], self.load[source] - self.load[to])
+        lowest, average = self._ranking.least[1], self._average
+        for load, source in self._ranking.falling():
+            if source == lowest:
+                break
+            for to in self._receivers(source, lowest):
+                part = self._best(source, load - self.load[to], is_asked)
                 if part is not None:
                     return part, source, to
-            if self.load[source] <= self._average:
+            if load <= average:
                 break
         return None
 
-    def _receivers(self, source: str, order: list[str]) -> Iterator[str]:
-        average = self._average
-        zone = self.usable[source].zone
-        near = next((name for name in order if self.usable[name].zone == zone), source)
-        if self.load[near] < average * (1 - self._settings.hysteresis / 2):
+    def _receivers(self, source: str, lowest: str) -> Iterator[str]:
+        load, near = self._ranking_of_zone[self.usable[source].zone].least
+        if load < self._average * (1 - self._settings.hysteresis / 2):
             yield near
-        yield order[0]
+        yield lowest
+
+    def _best(self, source: str, gap: int, is_asked: bool) -> Part | None:
+        """The heaviest that takes at most half of the gap; else the lightest that takes less than all of it."""
+        parts = self._inventory.parts_of(source)
+        fitting = bisect_left(parts, -(gap // 2), key=lambda part: part.minus_weight)
+        weightless = bisect_left(parts, 0, key=lambda part: part.minus_weight)
+        for at in chain(range(fitting, weightless), range(fitting - 1, -1, -1)):
+            if parts[at].weight >= gap:
+                break
+            if self._is_movable(parts[at], is_asked):
+                return parts[at]
+        return None
 
     # Coordinators and engines
 
@@ -377,7 +347,7 @@ class _Plan:
                 self._slot(slot, node, counts, f"{node} has {counts[node]} slots, others {least}")
 
     def _slot(self, slot: int, source: str, counts: dict[str, int], reason: str) -> None:
-        to = min(counts, key=lambda name: (counts[name], name))
+        to = _fewest(counts)
         counts[to] += 1
         if source in counts:
             counts[source] -= 1
@@ -407,13 +377,12 @@ class _Plan:
     ) -> tuple[DecisionKind, str, str] | None:
         """Where an engine goes, and why; None: it stays."""
         node, pin = placement.node, placement.pin if placement.pin in self.usable else NOBODY
-        least = min(counts, key=lambda name: (counts[name], name))
         if node not in self._situation.nodes:
             if not node:
-                return "assign", pin or least, "nobody serves it"
-            return "failover", pin or least, f"{node} is not alive"
+                return "assign", pin or _fewest(counts), "nobody serves it"
+            return "failover", pin or _fewest(counts), f"{node} is not alive"
         if node not in self.usable and self._takes_room():
-            return "drain", pin or least, self._situation.nodes[node].why_not or f"{node} is being drained"
+            return "drain", pin or _fewest(counts), self._situation.nodes[node].why_not or f"{node} is being drained"
         if request is not None and node != request.node and self._takes_room():
             return "move", request.node, f"asked for by {request.by or '?'}"
         if pin and pin != node and request is None and self._takes_room():
@@ -436,23 +405,21 @@ class _Plan:
         is_asked = any(request.kind == "balance" for request in self._situation.requests.values())
         if not (is_asked or (self._situation.is_settled and self._left_this_hour() > 0)):
             return
-        rested_us = self._situation.now_us - int(self._settings.rest_seconds * 1e6)
-        most, least = max(counts, key=lambda node: (counts[node], node)), min(counts, key=lambda n: (counts[n], n))
+        most, least = max(counts, key=lambda node: (counts[node], node)), _fewest(counts)
         if counts[most] - counts[least] < _UNEVEN_ENGINES:
             return
         for name, placement in sorted(self._situation.engines.items()):
-            has_rested = is_asked or self._situation.moved_us.get(f"engine {name}", 0) <= rested_us
-            if placement.node == most and not placement.pin and name not in stay and has_rested and self._takes_room():
+            if (
+                placement.node == most
+                and not placement.pin
+                and name not in stay
+                and self._has_rested(f"engine {name}", is_asked)
+                and self._takes_room()
+            ):
                 reason = f"{most} has {counts[most]} engines, {least} {counts[least]}"
                 self._give_engine(name, most, "balance", least, reason, counts)
                 return
 
 
-def _best(parts: list[_Part], gap: float) -> _Part | None:
-    """The heaviest that takes at most half of the gap; else the lightest that takes less than all of it."""
-    tolerance = 1e-9 * max(1.0, gap)
-    half = next((part for part in parts if part.weight <= gap / 2 + tolerance), None)
-    if half is not None and half.weight > 0:
-        return half
-    over = [part for part in parts if 0 < part.weight < gap - tolerance]
-    return over[-1] if over else None
+def _fewest(counts: Mapping[str, int]) -> str:
+    return min(counts, key=lambda node: (counts[node], node))

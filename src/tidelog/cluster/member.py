@@ -210,9 +210,12 @@ class Member:
             self._leader_version = written[self.keys.leader]
             return Entry(self.keys.leader, document, self._leader_version)
 
-    def seen_leader(self, version: str | None) -> None:
-        """The leader's document as the watch has it: if it is not ours, this node leads no more."""
-        if self._leader_version is not None and (version is None or int(version) > int(self._leader_version)):
+    def seen_leader(self, leader: Leader | None, version: str | None) -> None:
+        """The leader's document as the watch has it. If it is not ours, this node leads no more; if it names this node,
+        it leads: the answer to its candidacy was lost, and nobody else becomes the leader while it lives."""
+        if leader is not None and leader.node == self.name:
+            self._leader_version = version
+        elif self._leader_version is not None and (version is None or int(version) > int(self._leader_version)):
             self._leader_version = None
 
 

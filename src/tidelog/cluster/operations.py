@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import secrets
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple
 
@@ -133,10 +134,7 @@ class ClusterOperations:
     def nodes(self, state: ClusterState | None = None) -> list[NodeRow]:
         """All nodes that were ever members."""
         state, loads = state or self.state(), self.loads()
-        counts = {
-            name: sum(placement.partitions.count(name) for placement in state.topics.values())
-            for name in state.node_ids
-        }
+        counts = Counter(node for placement in state.topics.values() for node in placement.partitions)
         return [self._row(state, name, counts[name], loads.get(name)) for name in sorted(state.node_ids)]
 
     def engines(self) -> list[EngineRow]:

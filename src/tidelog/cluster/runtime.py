@@ -2,6 +2,7 @@
 
     watch (a thread) ──> state ──> placement (the service asks it), agent (opens and releases)
     heartbeat (a thread)           leader (a task): loads ──> plan ──> documents
+                                     ↑ watched (a thread) while this node leads
 
 Invariants
 - The state belongs to the event loop. The watch hands changes over; the leader plans on a copy, in a thread.
@@ -24,10 +25,10 @@ from typing import TypeVar
 from tidelog.clock import Clock
 from tidelog.cluster.agent import Agent, EngineHost, Host
 from tidelog.cluster.documents import ClusterState, NodeLoad
-from tidelog.cluster.leader import LeaderRounds, TopicSeen, read_loads
+from tidelog.cluster.leader import LeaderRounds, Reports, TopicSeen
 from tidelog.cluster.member import Member
 from tidelog.cluster.placement import ClusterPlacement
-from tidelog.errors import ConflictError, HeldError, LeaseLostError, TidelogError
+from tidelog.errors import ConflictError, HeldError, LeaseLostError, StoreUnavailableError, TidelogError
 from tidelog.store.metadata.base import Entry, MetadataStore
 from tidelog.store.metadata.watch import Changes
 from tidelog.store.scheduler import Background, in_store_thread
@@ -37,7 +38,7 @@ _logger = logging.getLogger("tidelog.cluster")
 _WATCH_SECONDS = 5.0
 _RETRY_SECONDS = 0.2
 _ROUND_SECONDS = 1.0
-"""A leader looks at the loads this often, and at once when a document has changed."""
+"""A leader plans this often, and at once when a document has changed."""
 _REPORT_SECONDS = 5.0
 _PROGRESS_SECONDS = 0.2
 """A change of what is being opened is reported after this."""
@@ -49,6 +50,41 @@ _DELETION_SECONDS = 120.0
 """Longer than the node that deletes a topic waits for its owners."""
 _HAND_OVER_SECONDS = 30.0
 Result = TypeVar("Result")
+
+
+class _LoadWatch:
+    """Follows what the nodes report, in a thread of its own. Only a leader does: a thousand nodes that follow the loads
+    of each other would be a million events."""
+
+    def __init__(self, metadata: MetadataStore, prefix: str) -> None:
+        self._watch = metadata.watch(prefix)
+        self._guard = threading.Lock()
+        self._reports = Reports()
+        self._is_known = threading.Event()
+        threading.Thread(target=self._follow, name="tidelog-cluster-loads", daemon=True).start()
+
+    def _follow(self) -> None:
+        while not self._watch.is_closed:
+            try:
+                changes = self._watch.next(_WATCH_SECONDS)
+            except TidelogError as error:
+                _logger.info("the loads of the nodes cannot be followed, and are tried again: %s", error)
+                time.sleep(_RETRY_SECONDS)
+                continue
+            if changes is not None:
+                with self._guard:
+                    self._reports.apply(changes)
+                self._is_known.set()
+
+    def loads(self) -> dict[str, NodeLoad]:
+        """In a thread: what they have reported last."""
+        if not self._is_known.wait(_WATCH_SECONDS):
+            raise StoreUnavailableError("the loads of the nodes cannot be read")
+        with self._guard:
+            return dict(self._reports.loads)
+
+    def close(self) -> None:
+        self._watch.close()
 
 
 class Cluster:
@@ -70,6 +106,7 @@ class Cluster:
         self.rounds = LeaderRounds(metadata, member.keys, clock, member.name)
         self._watch = metadata.watch(member.keys.prefix)
         self._watching = threading.Thread(target=self._follow, name="tidelog-cluster-watch", daemon=True)
+        self._loads: _LoadWatch | None = None
         self._heartbeat = Background(1, "tidelog-cluster-lease")
         self._loop: asyncio.AbstractEventLoop | None = None
         self._tasks: list[asyncio.Task[None]] = []
@@ -172,7 +209,7 @@ class Cluster:
         if not changed:
             return
         if self.member.keys.leader in changed:
-            self.member.seen_leader(self.state.versions.get(self.member.keys.leader))
+            self.member.seen_leader(self.state.leader, self.state.versions.get(self.member.keys.leader))
         self.placement.follow(changed)
         if self.agent is not None:
             self.agent.follow(self.state, changed)
@@ -203,22 +240,30 @@ class Cluster:
         if leads_by is None:
             self.rounds.forget()
             self._adopted = 0
+            self._close_loads()
             return
         now = self._clock.monotonic()
         if now - self._adopted_at >= _ADOPT_SECONDS[min(self._adopted, len(_ADOPT_SECONDS) - 1)]:
             self._adopted_at = now
             self._adopted += 1
             await self._adopt()
-        loads = await in_store_thread(read_loads, self._metadata, self.member.keys)
+        if self._loads is None:
+            self._loads = _LoadWatch(self._metadata, self.member.keys.loads_prefix)
+        loads = await in_store_thread(self._loads.loads)
         self._wrote(await in_store_thread(self.rounds.round, self.state.copy(), loads, leads_by))
         self._finish_deletions(now)
         if now - self._trimmed_at >= _TRIM_SECONDS:
             self._trimmed_at = now
             await in_store_thread(self.rounds.trim)
 
+    def _close_loads(self) -> None:
+        if self._loads is not None:
+            self._loads.close()
+            self._loads = None
+
     async def _pause(self) -> None:
         with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(self._wake.wait(), _ROUND_SECONDS)
+            await asyncio.wait_for(self._wake.wait(), _RETRY_SECONDS if self.rounds.is_gathering else _ROUND_SECONDS)
         self._wake.clear()
 
     async def _campaign(self) -> None:
@@ -284,6 +329,7 @@ class Cluster:
                 _logger.warning("%s leaves without handing over: %s", self.member.name, error)
         self._is_over = True
         self._watch.close()
+        self._close_loads()
         tasks = [*self._tasks, *self._finishing.values()]
         for task in tasks:
             task.cancel()

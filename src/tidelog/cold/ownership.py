@@ -205,6 +205,13 @@ def claim_topic(
     return Ownership(catalog, owner, version, previous)
 
 
+def give_back_unknown_claim(catalog: Catalog, lease: NodeLease) -> None:
+    """For what is not open here: a claim of this session whose answer was lost does not stay closed to others."""
+    found = catalog.owner()
+    if found is not None and found[0].session == lease.session:
+        catalog.owner_document().replace(msgspec.structs.replace(found[0], session=""), found[1])
+
+
 def claimed_meanwhile(catalog: Catalog) -> ConflictError:
     """Another node was faster."""
     return ConflictError(

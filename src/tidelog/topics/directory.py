@@ -29,6 +29,7 @@ import msgspec
 from tidelog.clock import Clock, SystemClock
 from tidelog.cold.catalog import MAX_PARTITIONS, PartitionLayout
 from tidelog.cold.cursor import Cursor
+from tidelog.cold.ownership import give_back_unknown_claim
 from tidelog.cold.settings import TierOptions, TierSettings
 from tidelog.cold.tiered_log import Tier
 from tidelog.errors import (
@@ -727,6 +728,14 @@ class LogDirectory(ClosedAtExit):
                     del self._topics[topic._name]
             with contextlib.suppress(TidelogError):
                 topic._close_storage()
+
+    def _give_back_claim(self, name: TopicName, number: int) -> None:
+        """Of a partition that is not open here: the answer to a claim may have been lost."""
+        layout = self._opener.layout(name)
+        log_name = name if layout is None else name.log_of(number, layout)
+        with self._opening_alone(log_name):
+            if self._tier is not None and log_name not in self._topics:
+                give_back_unknown_claim(self._tier.catalog(*log_name), self._tier.lease)
 
     def _require(self, name: TopicName) -> None:
         if not self._opener.exists(name):

@@ -233,6 +233,7 @@ class Broker:
             await asyncio.wait([running])
         partition = served.open.pop(number, None)
         if partition is None:
+            await in_store_thread(self.directory._give_back_claim, name, number)
             return
         try:
             await in_store_thread(self.directory._hand_over, partition.topic)
