@@ -82,11 +82,12 @@ ATTRIBUTES = {
         applied_seq apply apply_async apply_many apply_many_async changes changes_async close close_async
         collect_garbage collect_garbage_async compact compact_async compact_index compact_index_async
         create_checkpoint create_checkpoint_async digest digest_async find_object find_object_async has_bucket
-        has_bucket_async high_water_mark list_buckets list_buckets_async list_objects list_objects_async
-        low_water_mark open_object open_object_async pin plan_garbage plan_garbage_async prefetch prefetch_async
-        read read_async read_many read_many_async rollback_to rollback_to_async scan scan_async ship ship_async stat
-        stat_async statistics transaction truncation_mark update_low_water_mark update_low_water_mark_async verify
-        verify_async versions versions_async
+        has_bucket_async high_water_mark is_follower list_buckets list_buckets_async list_objects list_objects_async
+        low_water_mark open_object open_object_async owner_is_alive owner_is_alive_async pin plan_garbage
+        plan_garbage_async prefetch prefetch_async read read_async read_many read_many_async rollback_to
+        rollback_to_async scan scan_async ship ship_async stat stat_async statistics take_over take_over_async
+        transaction truncation_mark update_low_water_mark update_low_water_mark_async verify verify_async versions
+        versions_async
     """,
     "EngineReader": """
         applied_seq changes changes_async close close_async digest digest_async find_object find_object_async

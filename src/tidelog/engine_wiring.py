@@ -19,15 +19,17 @@ from tidelog.cold.rebuild import NODE
 from tidelog.config import EngineConfig, load_engine_config
 from tidelog.config.load import OpenEngineOptions, checked_directory, directory_of
 from tidelog.engine.cold.rebuild import RebuiltManifest, rebuild_manifest
+from tidelog.engine.cold.shared_store import SharedStore
 from tidelog.engine.cold.shipping import Shipping, shipped_pieces_of
 from tidelog.engine.cold.store_link import refuse_occupied
 from tidelog.engine.core import WAL, Core
-from tidelog.engine.directory import EngineDirectory, remembered, settled
+from tidelog.engine.directory import EngineDirectory, remember, remembered, settled
 from tidelog.engine.engine import Engine
 from tidelog.engine.orchestrator.base import Orchestrator, check_orchestrator, drive
 from tidelog.engine.reader import EngineReader
 from tidelog.engine.recovery.checkpoint import refuse_half_restored
 from tidelog.engine.recovery.restore import DrillStore, OnProgress, Restore, RestoreReport
+from tidelog.engine.recovery.takeover import commit_takeover, finish_takeover, prepare_takeover
 from tidelog.engine.restoring import RestoringEngine
 from tidelog.errors import ConfigError, Hint, InputError, NotFoundError, RetryError, TidelogError
 from tidelog.events import turn_on_output
@@ -62,11 +64,13 @@ class _OwnOptions(_ReadOptions, total=False):
 
 class _OpenOptions(_OwnOptions, total=False):
     create: bool
+    shares_store: bool
 
 
 class _RestoreOptions(_OwnOptions, total=False):
     on_progress: OnProgress | None
     claim: bool
+    shares_store: bool
 
 
 @overload
@@ -90,6 +94,7 @@ def open_engine(
     config: str | os.PathLike[str] | None = None,
     create: bool = True,
     take_over: bool = False,
+    shares_store: bool = False,
     read_only: bool = False,
     **settings: Unpack[OpenEngineOptions],
 ) -> Engine | EngineReader:
@@ -103,6 +108,11 @@ def open_engine(
 
     Raises HeldError while another node has the engine open; `take_over=True` takes it over.
 
+    With `shares_store=True` it is one of several replicas, driven by the same log, that have one store: the first of
+    them owns it and ships, the others follow (`is_follower`). They apply the same entries, let go of what the owner has
+    shipped and read it from there; `take_over()`, or opening with `take_over=True`, makes one of them the owner. The
+    directory remembers that it shares its store.
+
     With `read_only=True` it is read from its store alone: no directory is needed (one that is given names its store),
     nothing is claimed, any number of them may be open beside the owner, and it is open at once, however large it is.
     It shows what was shipped, and follows every `refresh_seconds`.
@@ -113,13 +123,14 @@ def open_engine(
     loaded = _loaded(dir, store, metadata, config, settings)
     if read_only:
         given = {"an orchestrator": orchestrator is not None, "take_over": take_over, "create=False": not create}
+        given["shares_store"] = shares_store
         for what in (name for name, is_given in given.items() if is_given):
             raise InputError(f"{what} is for an engine that is owned, and read_only=True owns nothing")
         return open_reader(loaded)
     directory = directory_of(loaded, _EXAMPLE)
     if not create:
         _require_engine(directory)
-    engine = open_engine_at(directory, loaded, take_over=take_over)
+    engine = open_engine_at(directory, loaded, take_over=take_over, shares_store=shares_store)
     return _caught_up(engine, orchestrator)
 
 
@@ -204,6 +215,7 @@ def restore_engine(
     on_progress: OnProgress | None = None,
     take_over: bool = False,
     claim: bool = True,
+    shares_store: bool = False,
     lazy: bool = False,
     **settings: Unpack[OpenEngineOptions],
 ) -> Engine | RestoringEngine:
@@ -216,6 +228,9 @@ def restore_engine(
     With `claim=False` it is a restore drill: the copy is read-only, also when it is opened again. It claims nothing,
     ships nothing and affects no other node, and has what was shipped when it was made.
 
+    With `shares_store=True` it becomes a replica that follows the owner of the store, as `open_engine` says: nothing is
+    claimed, and entries after what was shipped come from the orchestrator.
+
     With `lazy=True` it returns at once an engine that answers reads from the store while the disk is filled in the
     background; its `wait()` returns the restored engine. A restore that cannot begin is refused at once.
     """
@@ -223,13 +238,20 @@ def restore_engine(
         check_orchestrator(orchestrator)
         _refuse_in_drill("an orchestrator", not claim)
     _refuse_in_drill("take_over", take_over and not claim)
+    _refuse_in_drill("shares_store", shares_store and not claim)
     turn_on_output()
     loaded = _loaded(dir, store, metadata, config, settings)
     directory = directory_of(loaded, _EXAMPLE)
 
     def restore(progressed: OnProgress | None) -> Engine:
-        restore_directory(directory, loaded, on_progress=progressed, take_over=take_over, claims=claim)
-        return _caught_up(open_engine_at(directory, loaded), orchestrator)
+        restore_directory(
+            *(directory, loaded),
+            on_progress=progressed,
+            take_over=take_over,
+            claims=claim,
+            shares_store=shares_store,
+        )
+        return _caught_up(open_engine_at(directory, loaded, shares_store=shares_store), orchestrator)
 
     if not lazy:
         return restore(on_progress)
@@ -363,18 +385,25 @@ def open_engine_at(
     clock: Clock | None = None,
     take_over: bool = False,
     name: str = DEFAULT_ENGINE,
+    shares_store: bool = False,
 ) -> Engine:
     """Opens an engine with these settings, and its store if it has one. Its lease is always renewed in the
     background. `name` is that of a new one in its store.
     """
     files, clock = files or LocalFiles(), clock or SystemClock()
+    finish_takeover(files, directory)
     refuse_half_restored(files, directory)
     settings, known = config.storage_engine, remembered(files, directory)
     store = _store_url(config) or (None if known is None else known.store)
     check_replicas(store or MEMORY, settings.replicas)
     answers_by = clock.monotonic() + settings.open_store_wait_seconds
-    _refuse_wrong_store(files, directory, config, name)
+    shares_store = shares_store or (known is not None and known.shares_store)
+    if not shares_store:
+        _refuse_wrong_store(files, directory, config, name)
     info = settled(files, directory, _store_url(config), _metadata_url(config), settings.metadata_root, name)
+    if shares_store and not info.shares_store:
+        info = msgspec.structs.replace(info, shares_store=True)
+        remember(files, directory, info)
     if info.store is None:
         if settings.replicas:
             raise ConfigError(
@@ -396,10 +425,18 @@ def open_engine_at(
             info, config, objects, read_only=info.is_drill, runs_in_background=runs_in_background
         )
         undo.callback(metadata.close)
-        core = Core.open(directory, settings, files, clock, shipped_pieces_of(objects, Catalog(metadata, info.keys)))
+        catalog = Catalog(metadata, info.keys)
+        follows = info.shares_store and is_owned_elsewhere(files, directory, catalog, settings.open_store_wait_seconds)
+        if follows and take_over:
+            _restore_in_place(files, directory, _at(config, info), clock, info.name)
+            follows = False
+        # The log in a store that another replica ships is not this one's.
+        core = Core.open(directory, settings, files, clock, None if follows else shipped_pieces_of(objects, catalog))
         undo.callback(core.close)
         if info.is_drill:
             engine = _drill(core, objects, metadata, info, config)
+        elif follows:
+            engine = _follower(core, objects, metadata, info, config, runs_in_background=runs_in_background)
         else:
             node = _node(core, objects, metadata, info, config)
             undo.callback(node.close)
@@ -410,6 +447,77 @@ def open_engine_at(
             )
         undo.pop_all()
         return engine
+
+
+# Replicas that share a store: who owns it, who follows, and how a follower becomes the owner.
+
+
+def is_owned_elsewhere(files: Files, directory: Path, catalog: Catalog, wait_seconds: float) -> bool:
+    """Whether another replica owns the store. While that does not answer, a directory that has owned it still does."""
+    local = read_local_claim(files, directory / WAL)
+    answers: list[bool] = []
+
+    def ask() -> None:
+        found = catalog.owner()
+        answers.append(found is not None and (local is None or not local.knows(found[0].incarnation)))
+
+    with contextlib.suppress(RetryError):
+        answered_within(wait_seconds, ask, "tidelog-engine-owner")
+    return answers[0] if answers else local is None or local.claim is None
+
+
+def _follower(
+    core: Core,
+    objects: ObjectStore,
+    metadata: MetadataStore,
+    info: EngineDirectory,
+    config: EngineConfig,
+    *,
+    runs_in_background: bool,
+) -> Engine:
+    threads = Threads()
+    replicas = [open_store(replica, config.object_store) for replica in config.storage_engine.replicas]
+    cold = SharedStore(core, objects, metadata, info.keys, replicas=replicas, threads=threads, node=info.node)
+
+    def take_over(follower: Engine) -> Engine:
+        copied = _at(config, info)
+        _restore_beside(core.files, core.directory, copied, core.clock, info.name)
+        follower.close()
+        commit_takeover(core.files, core.directory)
+        return open_engine_at(
+            core.directory, copied, runs_in_background=runs_in_background, files=core.files, clock=core.clock
+        )
+
+    return Engine(
+        core,
+        cold.reader,
+        cold,
+        threads=threads,
+        runs_in_background=runs_in_background,
+        on_take_over=take_over,
+    )
+
+
+def _restore_in_place(files: Files, directory: Path, config: EngineConfig, clock: Clock, name: str) -> None:
+    """Makes the owner of what is closed."""
+    with contextlib.ExitStack() as opened:
+        if files.is_directory(directory / WAL):
+            lock = files.lock(directory / WAL / LOCK)
+            opened.callback(lock.release)
+        _restore_beside(files, directory, config, clock, name)
+    commit_takeover(files, directory)
+
+
+def _restore_beside(files: Files, directory: Path, config: EngineConfig, clock: Clock, name: str) -> None:
+    """A copy of what is in the store, which owns it then, beside the replica."""
+    copy = prepare_takeover(files, directory)
+    restore_directory(copy, config, files=files, clock=clock, take_over=True, name=name)
+
+
+def _at(config: EngineConfig, info: EngineDirectory) -> EngineConfig:
+    """The same settings with the store that the directory remembers."""
+    metadata = msgspec.structs.replace(config.storage_engine, metadata=info.metadata, metadata_root=info.metadata_root)
+    return msgspec.structs.replace(config, store=info.store, storage_engine=metadata)
 
 
 def _opened_metadata(
@@ -476,6 +584,7 @@ def restore_directory(
     take_over: bool = False,
     claims: bool = True,
     name: str = DEFAULT_ENGINE,
+    shares_store: bool = False,
 ) -> RestoreReport:
     """Fills an empty directory from the store so that it can be opened as an engine; without a claim it is
     read-only.
@@ -494,6 +603,8 @@ def restore_directory(
     require_store_directory(url)
     objects = open_store(url, config.object_store)
     info = _named(config, node=f"restore-{secrets.token_hex(8)}", is_drill=not claims, name=name)
+    if shares_store:
+        claims, info = False, msgspec.structs.replace(info, shares_store=True)
     copies = [open_store(replica, config.object_store) for replica in config.storage_engine.replicas]
     with contextlib.ExitStack() as opened:
         reads_copy = not claims and _is_copy(info, objects)

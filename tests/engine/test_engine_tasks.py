@@ -96,6 +96,9 @@ def test_every_twin_does_what_it_is_the_twin_of(tmp_path: Path) -> None:
         assert await twin("digest", 9) == engine.digest(9)
         assert await twin("list_buckets") == ["b"]
         assert await twin("prefetch", "b") == engine.prefetch("b")
+        assert await twin("owner_is_alive") is engine.owner_is_alive() is True
+        with pytest.raises(NotSupportedError):
+            await twin("take_over")
         assert await twin("read_many", [("b", "k0"), ("b", "none")]) == [engine.read("b", "k0"), None]
         called.update(("list_objects", "scan", "changes"))
         assert [one.key async for one in engine.list_objects_async("b")] == ["k0", "k1", "k2"]

@@ -30,13 +30,15 @@ _VERSION = 1
 class EngineDirectory(msgspec.Struct, frozen=True, kw_only=True):
     """The contents of `engine.json`. `node` distinguishes directories that claim the same engine.
 
-    `is_drill`: a copy that a restore drill has made. It never claims anything.
+    `is_drill`: a copy that a restore drill has made. It never claims anything. `shares_store`: a replica whose store
+    others use too; it claims it if there is no other owner, or when it takes over.
     """
 
     node: str
     store: str | None = None
     name: str = DEFAULT_ENGINE
     is_drill: bool = False
+    shares_store: bool = False
     metadata: str = BUCKET
     metadata_root: str = DEFAULT_ROOT
 
@@ -97,7 +99,9 @@ def resolved(
             path=directory,
             hint="Give the engine a directory of its own",
         )
-    is_bound = files.exists(directory / WAL / CLAIM_FILE) or (known is not None and known.is_drill)
+    is_bound = files.exists(directory / WAL / CLAIM_FILE) or (
+        known is not None and (known.is_drill or known.shares_store)
+    )
     if known is not None and store is not None and known.store not in (None, store) and is_bound:
         raise ConfigError(
             f"this engine is shipped to {known.store}, not to {store}",

@@ -25,7 +25,7 @@ import os
 import time
 import warnings
 import weakref
-from collections.abc import AsyncIterator, Iterable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator
 from threading import Event
 
 import msgspec
@@ -37,6 +37,7 @@ from tidelog.engine.changes import ChangeCalls, ChangeLog
 from tidelog.engine.cold.garbage import Garbage, GarbagePlan, GarbageReport, GarbageStatistics
 from tidelog.engine.cold.merge import Compaction, CompactionCalls, CompactionStatistics
 from tidelog.engine.cold.reader import ColdReader
+from tidelog.engine.cold.shared_store import SharedStore
 from tidelog.engine.cold.shipping import Shipping, ShippingStatistics, first_time
 from tidelog.engine.core import Core
 from tidelog.engine.entry import Entry, ObjectStat, Result, ScannedObject, StoredObject
@@ -50,7 +51,7 @@ from tidelog.engine.scan import EnginePrefetch, EngineScans, checked_keys
 from tidelog.engine.txn.locks import LockStatistics
 from tidelog.engine.txn.read_set import Carried, batch_of
 from tidelog.engine.txn.transaction import DEFAULT_LOCK_TIMEOUT_SECONDS, Transaction, Transactions
-from tidelog.engine.verify.local import verify_open_engine
+from tidelog.engine.verify.local import at_its_place, verify_open_engine
 from tidelog.engine.wal.wal import WalStatistics
 from tidelog.errors import (
     ClosedError,
@@ -58,6 +59,7 @@ from tidelog.errors import (
     ExhaustedError,
     InputError,
     LogFailedError,
+    NotSupportedError,
     TidelogError,
 )
 from tidelog.findings import VerifyReport
@@ -273,7 +275,9 @@ class Engine(EnginePrefetch, ChangeCalls, GarbageCalls, CompactionCalls, ClosedA
         *,
         threads: Threads | None = None,
         runs_in_background: bool = True,
+        on_take_over: Callable[[Engine], Engine] | None = None,
     ) -> None:
+        """`on_take_over` makes a follower the owner of its store, and returns it open."""
         threads = threads or Threads()
         # Threads may hold references to these objects, never to the engine: a dropped engine must be detected.
         standing = Standing(core, cold)
@@ -288,7 +292,12 @@ class Engine(EnginePrefetch, ChangeCalls, GarbageCalls, CompactionCalls, ClosedA
         self._applying = core.applying
         self._replayed = Lazy(lambda: Replayed(core.wal, core.versions, core.results, core.entry_ends))
         self._news = News()
-        self._change_log = Lazy(lambda: ChangeLog(core, reader, standing))
+        follows = isinstance(cold, SharedStore)
+        if isinstance(cold, SharedStore):
+            self._placed = cold.place
+            self._is_placed_elsewhere = True
+        # The log in a store that another replica ships has other LSNs than the one here.
+        self._change_log = Lazy(lambda: ChangeLog(core, None if follows else reader, standing))
         self._transactions = transactions = Lazy(Transactions, Transactions.close)
         self._tasks = Lazy(lambda: TaskThreads(core.settings.cold_read_threads), TaskThreads.close)
         self._unsettled: list[tuple[list[tuple[int, Carried]], list[Result]]] = []
@@ -298,7 +307,7 @@ class Engine(EnginePrefetch, ChangeCalls, GarbageCalls, CompactionCalls, ClosedA
                 cold,
                 check=standing.check,
                 on_failure=standing.fail,
-                least_read_seq=lambda: None if transactions.built is None else transactions.built.locks.least_seq(),
+                least_read_seq=lambda: _least_read_seq(transactions, cold),
             )
         )
         self._compaction = Lazy(
@@ -313,6 +322,7 @@ class Engine(EnginePrefetch, ChangeCalls, GarbageCalls, CompactionCalls, ClosedA
             runs_in_background=runs_in_background,
         )
         """What runs beside: checkpoints, and shipping where there is a store."""
+        self._on_take_over = on_take_over
         self._turn = Lazy(Turn)
         self._holding = Holding(core, standing, self._upkeep, self._transactions, self._tasks)
         self._when_dropped = weakref.finalize(self, self._holding.on_dropped)
@@ -555,6 +565,37 @@ class Engine(EnginePrefetch, ChangeCalls, GarbageCalls, CompactionCalls, ClosedA
         """The orchestrator may truncate its log up to this seq: the high-water mark of the published manifest."""
         return self._upkeep.truncation_mark()
 
+    @property
+    def is_follower(self) -> bool:
+        """Whether another replica ships to the store that this one reads (`shares_store=True`)."""
+        return isinstance(self._upkeep.cold, SharedStore)
+
+    def owner_is_alive(self) -> bool:
+        """Asks the store whether the replica that ships has given a sign of life within its lease. True for itself."""
+        self._check_open()
+        cold = self._upkeep.cold
+        return cold.owner_is_alive() if isinstance(cold, SharedStore) else True
+
+    owner_is_alive_async = twin(owner_is_alive, reaching_store)
+
+    def take_over(self) -> Engine:
+        """Begins to ship in place of the owner of a shared store, dead or alive, which can change nothing any more.
+        Returns the engine to go on with, in the same directory; this one is closed.
+
+        It has what was shipped: entries after its `applied_seq` come from the orchestrator again. Meanwhile this one
+        reads and applies. NotSupportedError if this engine owns its store, or has none.
+        """
+        self._check_open()
+        if self._on_take_over is None:
+            raise NotSupportedError(
+                "this engine follows no other: it owns its store, or has none",
+                path=self._core.directory,
+                hint="Take over with a replica that was opened with shares_store=True",
+            )
+        return self._on_take_over(self)
+
+    take_over_async = twin(take_over, reaching_store)
+
     def verify(self, *, cold: bool = True) -> VerifyReport:
         """Reads everything and checks it: the log, the pages, the index and every value, here and, with `cold`, in the
         store, with its manifest and snapshots. Changes nothing; the engine may be used meanwhile.
@@ -562,7 +603,9 @@ class Engine(EnginePrefetch, ChangeCalls, GarbageCalls, CompactionCalls, ClosedA
         The report is true if nothing is wrong; `findings` say what is, with path, byte, LSNs and fix.
         """
         self._check_open()
-        return verify_open_engine(self._core, self._cold, cold=cold)
+        shared = self._upkeep.cold
+        place = shared.place_named if isinstance(shared, SharedStore) else at_its_place
+        return verify_open_engine(self._core, self._cold, cold=cold, place=place)
 
     verify_async = twin(verify, reaching_store)
 
@@ -618,6 +661,14 @@ class Engine(EnginePrefetch, ChangeCalls, GarbageCalls, CompactionCalls, ClosedA
     def __repr__(self) -> str:
         where = str(self._core.directory)
         return f"<tidelog.Engine {where!r} applied_seq={self._marks.applied_seq} {self._standing}>"
+
+
+def _least_read_seq(transactions: Lazy[Transactions], cold: ColdTier | None) -> int | None:
+    """The oldest seq whose state somebody needs: a transaction, or a follower whose owner has not shipped more."""
+    read = None if transactions.built is None else transactions.built.locks.least_seq()
+    if not isinstance(cold, SharedStore):
+        return read
+    return cold.least_seq() if read is None else min(read, cold.least_seq())
 
 
 def _that_changed(applied: list[tuple[list[tuple[int, Carried]], list[Result]]]) -> Iterator[Entry]:

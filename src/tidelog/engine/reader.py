@@ -158,6 +158,11 @@ class StoreFollower:
             self.versions.use(StoredIndex(StoredFiles(self._objects, (), self._cache), 1))
 
     @property
+    def is_ready(self) -> bool:
+        """Whether something was read: `refresh` does."""
+        return self._has_index
+
+    @property
     def _has_index(self) -> bool:
         return bool(self.versions._indexes)
 

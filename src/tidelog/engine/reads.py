@@ -275,6 +275,15 @@ class ReadStanding(Protocol):
     def closed_error(self) -> ClosedError: ...
 
 
+Place = Callable[[str, str, int, Cell], Cell]
+"""Where the store has the value of a version (bucket, key, seq): its cell, in terms of the log that is shipped."""
+
+
+def _at_its_place(bucket: str, key: str, seq: int, cell: Cell) -> Cell:
+    """This log is the one that is shipped."""
+    return cell
+
+
 # A value is moved now and then, which takes long; a read that meets several moves of one is hardly possible.
 _MOVES = 8
 _TIMED_EVERY = 64
@@ -298,6 +307,8 @@ class EngineReading:
         self._pointer = parts.versions.pointer
         self._read_stored = parts.wal.read_stored
         self._value_files = parts.values
+        self._placed: Place = _at_its_place
+        self._is_placed_elsewhere = False
 
     def read(
         self, bucket: str, key: str, seq: int | None = None, *, offset: int = 0, length: int | None = None
@@ -346,7 +357,7 @@ class EngineReading:
             if here is not None:
                 return here
             try:
-                data, metadata = self._read_cold(found.cell)
+                data, metadata = self._read_cold(self._placed(bucket, key, found.seq, found.cell))
             except (GapError, NotFoundError):
                 if at < self._kept_from():
                     return self._look_again(bucket, key, seq, at)

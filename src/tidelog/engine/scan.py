@@ -99,6 +99,11 @@ class EngineScans(EngineStat):
         self, bucket: str, lists: Iterator[list[Row]], at: int, *, is_reverse: bool
     ) -> Iterator[list[Row]]:
         """Rows with the places of their values: the same with the values."""
+        if self._is_placed_elsewhere:  # the store has them by the places of another log
+            wanted_ones = (_Wanted.of(bucket, row) for row in chain.from_iterable(lists))
+            for found in self._values_of(wanted_ones, at):
+                yield [(one.key, one.cell.size, one.seq, one.cell.crc, *value) for one, value, _ in found]
+            return
         waiting: deque[tuple[ScannedRows, RowsAhead | None]] = deque()
         wanted, prefix, ahead = batches_of(lists, _growing(_FIRST_ROWS, _FIRST_BYTES)), objects_of(bucket)[0], 0
         try:
@@ -189,9 +194,12 @@ class EngineScans(EngineStat):
     def _begin(self, wanted: list[_Wanted]) -> _Batch:
         stored = [self._stored_here(one.cell) for one in wanted]
         cold = [one for one, here in zip(wanted, stored, strict=True) if here is None]
-        cells = [one.cell for one in cold]
         if not cold or self._cold is None:
-            return _Batch(wanted, stored, cells, None)
+            return _Batch(wanted, stored, [one.cell for one in cold], None)
+        try:
+            cells = [self._placed(one.bucket, one.key, one.seq, one.cell) for one in cold]
+        except NotFoundError as error:
+            return _Batch(wanted, stored, [], _Unplaced(error))
         return _Batch(wanted, stored, cells, self._cold.begin_many(cells))
 
     def _taken(self, batch: _Batch, at: int) -> list[_Got]:
@@ -296,13 +304,26 @@ class _Got(NamedTuple):
     tier: Tier
 
 
+class _Unplaced:
+    """Values one of which is not in the store. When they are taken it is looked why."""
+
+    def __init__(self, error: NotFoundError) -> None:
+        self._error = error
+
+    def take(self) -> list[Value | None]:
+        raise self._error
+
+    def forget(self) -> None:
+        """Nothing is on its way."""
+
+
 class _Batch(NamedTuple):
     """Versions with their stored values as far as they are on this disk; the others are on their way."""
 
     wanted: list[_Wanted]
     stored: list[bytes | None]
     cold: list[Cell]
-    ahead: ValuesAhead | None
+    ahead: ValuesAhead | _Unplaced | None
 
     def forget(self) -> None:
         if self.ahead is not None:

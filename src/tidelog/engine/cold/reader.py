@@ -378,6 +378,8 @@ class ColdReader:
         """Returns data and metadata of the value that a cell points to."""
         began = time.perf_counter()
         self._counters.reads += 1
+        if cell.inline is not None and cell.codec != CODEC_FILE:
+            return self._decoded(cell.inline, cell.codec, cell)
         if cell.codec == CODEC_FILE:
             value = self._decoded(self.open_value(reference_of(cell)).value(), cell.codec, cell)
             self._read_seconds.add(time.perf_counter() - began)

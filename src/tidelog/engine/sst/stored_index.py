@@ -20,7 +20,7 @@ from typing import Protocol, TypeVar
 
 from tidelog._native import check_rows, find_row
 from tidelog.cold.fetch import ByteSource, ColdCache
-from tidelog.engine.mvcc.cells import SEQ_BYTES, at, decode_cell, object_prefix, objects_of, prefix_end, seq_of
+from tidelog.engine.mvcc.cells import SEQ_BYTES, Cell, at, decode_cell, object_prefix, objects_of, prefix_end, seq_of
 from tidelog.engine.mvcc.retention import forgotten
 from tidelog.engine.mvcc.versions import (
     INFO,
@@ -266,6 +266,11 @@ class StoredVersions:
     def renew(self) -> None:
         """Looks for what was shipped since: values that are gone may have been moved."""
         self._on_missing()
+
+    def version(self, name: bytes) -> Cell | None:
+        """The version with this key of the tree, if it is kept, whatever is visible of it."""
+        found = self._read(self.newest.history_start_seq, lambda index: index.find(name, name + b"\0"))
+        return None if found is None else decode_cell(found[1])
 
     def find(self, bucket: str, key: str, seq: int) -> Found | None:
         created = self.buckets.created(bucket, seq)

@@ -59,6 +59,15 @@ _ZEROS = bytes(PAGE_BYTES)
 _MADE_LSN = struct.Struct("<24xQ")
 
 
+Place = Callable[[bytes, Cell], Cell]
+"""Where the store has the value of a version, by its key in the tree."""
+
+
+def at_its_place(key: bytes, cell: Cell) -> Cell:
+    """The log here is the one that is shipped."""
+    return cell
+
+
 class EngineVerification:
     """The steps of a verification, and what they found. Take those that are possible, then the report."""
 
@@ -91,9 +100,13 @@ class EngineVerification:
         self.read |= {"records": log.records, "log_bytes": log.bytes, "pages": pages.pages}
         return not log.has_damage
 
-    def check_state(self, core: Core, reader: ColdReader | None, *, cold: bool, is_live: bool = False) -> None:
-        """The index, and every value that it points to; those in the store only if `cold`."""
-        check = StateCheck(core, reader, self.about, reads_store=cold, is_live=is_live)
+    def check_state(
+        self, core: Core, reader: ColdReader | None, *, cold: bool, is_live: bool = False, place: Place = at_its_place
+    ) -> None:
+        """The index, and every value that it points to; those in the store only if `cold`. `place` says where the store
+        has one.
+        """
+        check = StateCheck(core, reader, self.about, reads_store=cold, is_live=is_live, place=place)
         check.run(self._on_step)
         self.findings += check.findings
         self.read |= {
@@ -115,12 +128,14 @@ class EngineVerification:
         return VerifyReport(subject=self.about.subject, findings=tuple(self.findings), read=self.read)
 
 
-def verify_open_engine(core: Core, reader: ColdReader | None, *, cold: bool) -> VerifyReport:
+def verify_open_engine(
+    core: Core, reader: ColdReader | None, *, cold: bool, place: Place = at_its_place
+) -> VerifyReport:
     """An engine that is open in this process, while it is used."""
     keys = EngineKeys() if reader is None else reader.keys
     check = EngineVerification(core.directory, keys.name, files=core.files)
     if check.check_files(core.wal.durable_lsn):
-        check.check_state(core, reader, cold=cold, is_live=True)
+        check.check_state(core, reader, cold=cold, is_live=True, place=place)
     if cold and reader is not None:
         check.check_store(reader.store, reader.catalog.metadata, keys, None)
     return check.report()
@@ -355,9 +370,17 @@ class StateCheck:
     """The index as a whole, and every value that it points to."""
 
     def __init__(
-        self, core: Core, reader: ColdReader | None, about: About, *, reads_store: bool, is_live: bool = False
+        self,
+        core: Core,
+        reader: ColdReader | None,
+        about: About,
+        *,
+        reads_store: bool,
+        is_live: bool = False,
+        place: Place = at_its_place,
     ) -> None:
         self._core = core
+        self._place = place
         self._reader = reader
         self._about = about
         self._reads_store = reads_store
@@ -434,7 +457,7 @@ class StateCheck:
         elif self._reader is None:
             raise NotFoundError(f"its value, at position {cell.position}, has left this disk, and no store is known")
         elif self._reads_store:
-            self._waiting.append(_Waiting(cell.position, key, value, cell))
+            self._waiting.append(_Waiting(cell.position, key, value, self._place(key, cell)))
 
     def _check_file(self, cell: Cell) -> None:
         """A value with a file of its own, which is read piece by piece."""

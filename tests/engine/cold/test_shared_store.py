@@ -1,0 +1,461 @@
+"""Replicas that share a store: one ships, the others read and take over; N replicas, one copy, equal answers."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.campaign import every, examples, first_seed
+from tests.engine.engines import RandomEntries
+from tests.engine.replica_group import Log, Replica, settings_of
+from tests.engine.stations import DIRECTORY, new_store
+
+import tidelog
+from tidelog.clock import ManualClock
+from tidelog.engine.entry import CopyObject, CreateBucket, DeleteObject, PutObject
+from tidelog.errors import DataError, FencedError, NotSupportedError, StoreUnavailableError, TidelogError
+from tidelog.testing import Crash, FaultyStore, World
+
+WAIT_SECONDS = 60.0
+
+
+def group(count: int, store: FaultyStore | None = None, **settings: Any) -> tuple[Log, list[Replica]]:
+    """An owner and its followers, all open."""
+    store, clock = store or new_store(), ManualClock()
+    names = "abc"[:count]
+    replicas = [Replica(store, name=name, clock=clock, **settings_of(**settings)) for name in names]
+    return Log(), [one.open_shared() for one in replicas]
+
+
+def put(count: int, first_seq: int = 2, size: int = 300) -> list[tuple[int, Any]]:
+    return [
+        (seq, PutObject("b", f"k{seq % 40}", random.Random(seq).randbytes(size)))
+        for seq in range(first_seq, first_seq + count)
+    ]
+
+
+def everywhere(log: Log, replicas: list[Replica]) -> None:
+    """All replicas apply everything, and everything is final."""
+    for one in replicas:
+        log.drive(one, log.last_seq)
+    for one in replicas:
+        one.engine.update_low_water_mark(log.last_seq)
+
+
+def ship_and_evict(replicas: list[Replica]) -> None:
+    """Twice: a checkpoint in between lets go of the rest of the log."""
+    for _ in range(2):
+        for one in replicas:
+            one.engine.create_checkpoint()
+        for one in replicas:
+            one.engine.ship()
+
+
+def test_followers_let_go_of_what_the_owner_has_shipped() -> None:
+    """The owner ships; all replicas evict, and read the same from the one copy in the store."""
+    log, replicas = group(3)
+    owner, *followers = replicas
+    assert [one.engine.is_follower for one in replicas] == [False, True, True]
+    log.add([(1, CreateBucket("b")), *put(200)])
+    everywhere(log, replicas)
+    before = {info.key: info.size for info in owner.objects.list("")}
+    for one in followers:
+        one.engine.create_checkpoint()
+        assert one.engine.ship() == 0  # nothing is in the store yet
+        assert one.engine.read("b", "k3").tier == "hot"
+    assert {info.key: info.size for info in owner.objects.list("")} == before  # a follower writes nothing
+    ship_and_evict(replicas)
+    shipped = {info.key: info.size for info in owner.objects.list("")}
+    for one in followers:
+        assert one.engine.read("b", "k3").tier == "cold"
+        assert one.engine.statistics().hot_tier_bytes < 20_000
+        assert one.engine.high_water_mark == log.last_seq
+        log.check(one, [50, 120])
+        assert one.engine.verify()
+    values = sum(len(entry.data) for _, entry in log.entries if isinstance(entry, PutObject))
+    stored = sum(size for key, size in shipped.items() if key.endswith(".tlog"))
+    assert stored < 1.8 * values  # one copy, and the records around the values
+    assert {info.key: info.size for info in owner.objects.list("")} == shipped
+    for one in replicas:
+        one.close()
+
+
+def test_copy_of_an_evicted_value_is_read_before_the_owner_ships_it() -> None:
+    """The copy is not in the store yet, and its source is: both have the same value."""
+    log, (owner, follower) = group(2)
+    log.add([(1, CreateBucket("b")), *put(100)])
+    everywhere(log, [owner, follower])
+    ship_and_evict([owner, follower])
+    assert follower.engine.read("b", "k3").tier == "cold"
+    log.add([(200, CopyObject("b", "k3", "b", "copy")), (201, CopyObject("b", "copy", "b", "again"))])
+    log.add([(202, DeleteObject("b", "k3")), (203, DeleteObject("b", "copy"))])
+    log.drive(follower, 203)
+    assert follower.engine.read("b", "again").tier == "cold"
+    log.check(follower, [200, 201, 202])
+    everywhere(log, [owner, follower])
+    ship_and_evict([owner, follower])
+    log.check(follower, [200, 201, 202])
+    for one in (owner, follower):
+        one.close()
+
+
+def test_value_that_the_store_does_not_have_stays_on_the_disk() -> None:
+    """What is above the high-water mark, or was never shipped, is not evicted, however full the disk is."""
+    log, (owner, follower) = group(2)
+    log.add([(1, CreateBucket("b")), *put(60)])
+    everywhere(log, [owner, follower])
+    owner.engine.ship()
+    log.add(put(60, first_seq=100))
+    for one in (owner, follower):
+        log.drive(one, log.last_seq)
+    follower.engine.create_checkpoint()
+    follower.engine.ship()
+    tiers = {follower.engine.read("b", f"k{seq % 40}", seq).tier for seq in range(100, 160)}
+    assert tiers == {"hot"}
+    log.check(follower, [30])
+    for one in (owner, follower):
+        one.close()
+
+
+def test_replica_with_other_entries_is_told_and_evicts_nothing_of_them() -> None:
+    """A value with another checksum in the store is damage, and not evicted as if it were the same."""
+    _, (owner, follower) = group(2)
+    for one, byte in ((owner, b"o"), (follower, b"f")):
+        puts = [(seq, PutObject("b", f"k{seq}", byte * 300)) for seq in range(2, 60)]
+        one.engine.apply_many([(1, CreateBucket("b")), *puts])
+        one.engine.update_low_water_mark(59)
+    owner.engine.ship()
+    follower.engine.create_checkpoint()
+    follower.engine.apply(60, PutObject("b", "end", b"x" * 9000))
+    follower.engine.create_checkpoint()
+    with pytest.raises(DataError, match="must be given the same entries"):
+        follower.engine.ship()
+    assert follower.engine.read("b", "k2").data == b"f" * 300
+    for one in (owner, follower):
+        one.close()
+
+
+def test_uncommitted_tail_of_a_follower_can_be_rolled_back() -> None:
+    """Whatever the owner has shipped meanwhile: the follower's own orchestrator says what is final there."""
+    log, (owner, follower) = group(2)
+    log.add([(1, CreateBucket("b")), *put(20)])
+    everywhere(log, [owner, follower])
+    follower.engine.apply(30, PutObject("b", "lost", b"l" * 300))
+    log.add([(30, PutObject("b", "won", b"w" * 300))])
+    log.drive(owner, 30)
+    owner.engine.update_low_water_mark(30)
+    assert owner.engine.ship() == 30
+    assert follower.engine.ship() == 21
+    follower.engine.rollback_to(21)
+    log.drive(follower, 30)
+    log.check(follower, [])
+    for one in (owner, follower):
+        one.close()
+
+
+def test_follower_takes_over_and_the_owner_becomes_a_follower() -> None:
+    """The new owner ships under the next epoch; the old one can change nothing, and reads on when it is reopened."""
+    log, replicas = group(3)
+    a, b, _ = replicas
+    log.add([(1, CreateBucket("b")), *put(120)])
+    everywhere(log, replicas)
+    ship_and_evict(replicas)
+    log.add(put(40, first_seq=300))
+    everywhere(log, replicas)
+    b.take_over()
+    assert b.engine.applied_seq == 121
+    log.drive(b, log.last_seq)
+    b.engine.update_low_water_mark(log.last_seq)
+    assert b.engine.ship() == log.last_seq
+    with pytest.raises(FencedError):
+        a.engine.ship()
+    a.kill()
+    a.open_shared()
+    assert a.engine.is_follower
+    ship_and_evict(replicas)
+    for one in replicas:
+        log.check(one, [60, 121, 310])
+        assert one.engine.high_water_mark == log.last_seq
+        one.close()
+
+
+def test_large_values_are_shared_too() -> None:
+    """Their files have the same names: one upload, and every replica reads it."""
+    log, replicas = group(2, large_value_bytes=1024)
+    log.add([(1, CreateBucket("b")), *put(12, size=5000)])
+    everywhere(log, replicas)
+    ship_and_evict(replicas)
+    owner, follower = replicas
+    assert follower.core.values.names() == []
+    assert len([info for info in owner.objects.list("") if info.key.endswith(".tval")]) == 12
+    log.check(follower, [5])
+    follower.take_over()
+    log.check(follower, [5])
+    for one in replicas:
+        one.close()
+
+
+def test_follower_works_while_the_store_is_away() -> None:
+    """It opens, applies and reads what is on its disk; only cold values are out of reach."""
+    log, (owner, follower) = group(2)
+    log.add([(1, CreateBucket("b")), *put(80)])
+    everywhere(log, [owner, follower])
+    ship_and_evict([owner, follower])
+    follower.kill()
+    store = owner.objects
+    assert isinstance(store, FaultyStore)
+    store.fail("*", times=None)
+    follower.open_shared()
+    assert follower.engine.is_follower
+    follower.engine.apply(200, PutObject("b", "new", b"n" * 300))
+    assert follower.engine.read("b", "new").tier == "hot"
+    with pytest.raises(StoreUnavailableError):
+        follower.engine.read("b", "k3")
+    store.heal()
+    assert follower.engine.read("b", "k3").tier == "cold"
+    for one in (owner, follower):
+        one.close()
+
+
+@pytest.mark.deeper
+@pytest.mark.parametrize("settings", [{}, {"keep_versions": 2}, {"large_value_bytes": 1024}])
+def test_replicas_give_the_models_answers_whatever_is_killed(settings: dict[str, Any]) -> None:
+    """Three replicas, entries that are rolled back, kills, takeovers and collections: at the same seq they answer as
+    the model does, always.
+    """
+    for seed in range(first_seed(), first_seed() + examples(1)):
+        play = Play(seed, settings)
+        for _ in range(70):
+            play.step()
+        play.end()
+
+
+class Play:
+    """A random life of a group. One step is one call on one replica."""
+
+    def __init__(self, seed: int, settings: dict[str, Any]) -> None:
+        self.choose = random.Random(f"group-{seed}-{settings}")
+        self.log, self.replicas = group(3, new_store(), **settings)
+        self._entries = RandomEntries(f"group-{seed}")
+        self._steps = [self.add, self.add, self.add, self.drive, self.drive, self.finish_some]
+        self._steps += [self.ship, self.ship, self.settle, self.settle, self.settle, self.kill, self.kill, self.cut]
+        self._steps += [self.take_over, self.collect, self.copy_some, self.copy_some]
+        self.takeovers = 0
+
+    def step(self) -> None:
+        one = self.choose.choice(self.replicas)
+        self.choose.choice(self._steps)(one)
+        assert sum(not each.engine.is_follower for each in self.replicas) == 1
+        self.log.check(one, [self.choose.randint(0, self.log.last_seq + 1)])
+
+    def end(self) -> None:
+        self.take_over(next(one for one in self.replicas if one.engine.is_follower))
+        for one in self.replicas:
+            self.log.drive(one, self.log.last_seq)
+            self.log.check(one, [self.log.low_water_mark])
+            one.close()
+
+    def add(self, one: Replica) -> None:
+        self.log.add(self._entries.entries(self.choose.randrange(1, 9), self.log.last_seq + 1))
+
+    def drive(self, one: Replica) -> None:
+        self.log.drive(one, self.choose.randint(0, self.log.last_seq))
+
+    def finish_some(self, one: Replica) -> None:
+        """What all of them have is final; one of them is told."""
+        applied = min(each.engine.applied_seq for each in self.replicas)
+        self.log.low_water_mark = max(self.log.low_water_mark, applied)
+        one.engine.update_low_water_mark(min(self.log.low_water_mark, one.engine.applied_seq))
+
+    def ship(self, one: Replica) -> None:
+        one.engine.create_checkpoint()
+        one.engine.ship()
+
+    def settle(self, one: Replica) -> None:
+        """What one of them has becomes final everywhere, and leaves the disks."""
+        seq = max(self.log.low_water_mark, one.engine.applied_seq)
+        for each in self.replicas:
+            self.log.drive(each, seq)
+        self.log.low_water_mark = min(each.engine.applied_seq for each in self.replicas)
+        for each in self.replicas:
+            each.engine.update_low_water_mark(self.log.low_water_mark)
+        owner = next(each for each in self.replicas if not each.engine.is_follower)
+        for each in (owner, *self.replicas):
+            self.ship(each)
+        if self.choose.random() < 0.5:
+            self.ship(one)
+
+    def copy_some(self, one: Replica) -> None:
+        """Copies of what is cold, so that their sources are known before they are shipped."""
+        state, copies = self.log.model.at(self.log.last_seq), []
+        for name, bucket in state.items():
+            copies += [CopyObject(name, key, name, f"copy-{key[-3:]}") for key in list(bucket.objects)[:2]]
+        self.log.add(list(enumerate(copies, self.log.last_seq + 1)))
+        self.log.drive(one, self.log.last_seq)
+
+    def kill(self, one: Replica) -> None:
+        one.kill()
+        one.open_shared()
+
+    def cut(self, one: Replica) -> None:
+        """Some entries are thrown away that are not final."""
+        seqs = [seq for seq, _ in self.log.entries if seq >= self.log.low_water_mark]
+        if seqs:
+            seq = self.choose.choice(seqs)
+            self.log.cut(seq)
+            for each in self.replicas:
+                each.engine.rollback_to(seq)
+
+    def take_over(self, one: Replica) -> None:
+        if one.engine.is_follower:
+            before = next(each for each in self.replicas if not each.engine.is_follower)
+            one.take_over()
+            self.takeovers += 1
+            self.kill(before)
+
+    def collect(self, one: Replica) -> None:
+        if one.settings.keep_versions is not None:
+            one.engine.collect_garbage()
+
+
+@pytest.mark.deeper
+def test_takeover_that_is_cut_anywhere_loses_nothing() -> None:
+    """Whichever change of disk or store is the last one: the directory is the follower that it was or the new owner,
+    has what was shipped, and goes on.
+    """
+    world, log = World(clock=ManualClock()), Log()
+    a, b = (replica_in(world, name) for name in "ab")
+    log.add([(1, CreateBucket("b")), *put(40)])
+    for one in (a, b):
+        one.open_shared()
+    everywhere(log, [a, b])
+    ship_and_evict([a, b])
+    log.add(put(5, first_seq=100))
+    for one in (a, b):
+        log.drive(one, log.last_seq)
+        one.kill()
+    died, crash_at = True, 1
+    roles: set[bool] = set()
+    while died:
+        cut = world.after_crash("keep", crash_at=crash_at)
+        died = run_takeover(cut, log)
+        left = cut.after_crash("lose" if crash_at % 2 else "tear", seed=crash_at, torn_bytes=crash_at % 3)
+        found = replica_in(left, "b").open_shared()
+        roles.add(found.engine.is_follower)
+        assert found.engine.applied_seq >= 41
+        finish(found, copy.deepcopy(log))
+        crash_at += every(9)
+    assert roles == {True, False}
+
+
+def replica_in(world: World, name: str) -> Replica:
+    assert isinstance(world.clock, ManualClock)
+    return Replica(world.store, name=name, files=world.files(name), clock=world.clock, **settings_of())
+
+
+def run_takeover(world: World, log: Log) -> bool:
+    """Whether it died."""
+    one = replica_in(world, "b")
+    try:
+        one.open_shared()
+        one.take_over()
+        log.drive(one, log.last_seq)
+        one.engine.update_low_water_mark(log.last_seq)
+        one.engine.ship()
+        one.engine.create_checkpoint()
+        one.close()
+    except (Crash, TidelogError):
+        if not world.crashed:
+            raise
+    finally:
+        with contextlib.suppress(Crash, TidelogError, OSError):
+            one.kill()
+    return world.crashed
+
+
+def finish(one: Replica, log: Log) -> None:
+    """It goes on where it is, takes over if it has not, and ships the rest."""
+    log.drive(one, log.last_seq)
+    log.check(one, [20, 41])
+    if one.engine.is_follower:
+        one.take_over()
+        log.drive(one, log.last_seq)
+    one.engine.update_low_water_mark(log.last_seq)
+    assert one.engine.ship() == log.last_seq
+    log.check(one, [20, 41])
+    assert "takeover" not in one.files.list(DIRECTORY) or not one.files.list(DIRECTORY / "takeover")
+    one.close()
+
+
+@pytest.mark.deeper
+def test_eviction_of_a_follower_that_is_cut_anywhere_loses_nothing() -> None:
+    """A follower that dies while it evicts has its values here or in the store."""
+    world, log = World(clock=ManualClock()), Log()
+    a, b = (replica_in(world, name) for name in "ab")
+    log.add([(1, CreateBucket("b")), *put(40)])
+    for one in (a, b):
+        one.open_shared()
+    everywhere(log, [a, b])
+    a.engine.ship()
+    b.engine.create_checkpoint()
+    for one in (a, b):
+        one.kill()
+    died, crash_at = True, 1
+    while died:
+        cut = world.after_crash("keep", crash_at=crash_at)
+        one = replica_in(cut, "b")
+        try:
+            one.open_shared()
+            one.engine.ship()
+            one.engine.create_checkpoint()
+            one.engine.ship()
+        except (Crash, TidelogError):
+            assert cut.crashed
+        died = cut.crashed
+        with contextlib.suppress(Crash, TidelogError, OSError):
+            one.kill()
+        left = cut.after_crash("lose" if crash_at % 2 else "tear", seed=crash_at)
+        found = replica_in(left, "b").open_shared()
+        log.check(found, [20])
+        found.close()
+        crash_at += every(5)
+    assert crash_at > 3
+
+
+def test_public_names_of_sharing(tmp_path: Path) -> None:
+    """`shares_store=True` opens followers, a late one is restored, `take_over()` returns the new owner; the directory
+    remembers that it shares.
+    """
+    store = (tmp_path / "store").as_uri()
+    settings: dict[str, Any] = {"store": store, "shares_store": True, "local_retention_bytes": 0}
+    entries = [(1, CreateBucket("b")), *put(30)]
+    with (
+        tidelog.open_engine(tmp_path / "a", **settings) as a,
+        tidelog.open_engine(tmp_path / "b", **settings) as b,
+    ):
+        for one in (a, b):
+            one.apply_many(entries)
+            one.update_low_water_mark(31)
+        assert (a.is_follower, b.is_follower, b.owner_is_alive(), a.owner_is_alive()) == (False, True, True, True)
+        assert a.ship() == b.ship() == b.truncation_mark == 31
+        with pytest.raises(NotSupportedError, match="follows no other"):
+            a.take_over()
+        with tidelog.restore_engine(tmp_path / "c", **settings) as c:
+            assert (c.is_follower, c.applied_seq, c.digest()) == (True, 31, a.digest())
+            assert c.read("b", "k3").data == a.read("b", "k3").data
+        with b.take_over() as owner:
+            assert not owner.is_follower
+            assert owner.digest() == a.digest()
+            with pytest.raises(FencedError):
+                a.ship()
+    with tidelog.open_engine(tmp_path / "c") as c, tidelog.open_engine(tmp_path / "a") as a:
+        assert c.is_follower
+        assert a.is_follower
+        assert not c.owner_is_alive()
+        assert c.digest() == a.digest()
+    with tidelog.open_engine(tmp_path / "c", take_over=True) as c:
+        assert not c.is_follower
