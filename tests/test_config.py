@@ -385,3 +385,26 @@ def test_every_setting_can_be_described() -> None:
     tables = (LogSettings(), TierSettings(), store_settings.StoreSettings(), store_settings.MetadataSettings())
     names = {"dir", "store", "metadata", "metadata_root", "lease_seconds"}.union(*map(msgspec.structs.asdict, tables))
     assert set(describe(Settings())) == names
+
+
+def test_replicas_have_settings_of_their_own_in_a_file(tmp_path: Path) -> None:
+    """In a table for each URL, with secrets from the environment, which nothing shows; a variable has the same as
+    JSON."""
+    file = tmp_path / "tidelog.toml"
+    file.write_text(
+        '[object_store]\nstore_region = "eu-central-1"\n'
+        '[object_store.replica_stores."s3://second"]\n'
+        'store_region = "eu-north-1"\nstore_access_key_id = "id"\nstore_secret_access_key = "${SECOND}"\n'
+    )
+    settings = load_settings(file, {"SECOND": "PLANTED"})
+    own = (settings.object_store.replica_stores or {})["s3://second"]
+    assert (own.store_region, own.store_secret_access_key) == ("eu-north-1", Secret("PLANTED"))
+    assert "PLANTED" not in repr(settings)
+    text = '{"s3://b": {"store_region": "x", "store_secret_access_key": "PLANTED"}}'
+    given = load_settings(None, {"TIDELOG_REPLICA_STORES": text})
+    assert (given.object_store.replica_stores or {})["s3://b"].store_region == "x"
+    assert "PLANTED" not in repr(given)
+    for wrong in (text.replace("store_region", "region"), text[1:]):
+        with pytest.raises(ConfigError, match="must be a table of tables") as refused:
+            load_settings(None, {"TIDELOG_REPLICA_STORES": wrong})
+        assert "PLANTED" not in str(refused.value)

@@ -42,6 +42,11 @@ class Field(NamedTuple):
         return isinstance(self.kind, inspect.CustomType) and self.kind.cls is Secret
 
     @property
+    def is_table(self) -> bool:
+        """Whether it holds settings of several things, secret ones among them."""
+        return isinstance(self.kind, inspect.DictType) and isinstance(self.kind.value_type, inspect.StructType)
+
+    @property
     def is_number(self) -> bool:
         return isinstance(self.kind, inspect.IntType | inspect.FloatType)
 
@@ -72,6 +77,8 @@ class Field(NamedTuple):
             read = _TRUTH_VALUES.get(text.strip().lower())
         elif is_text and self.is_number:
             read = _read_number(text)
+        elif isinstance(self.kind, inspect.DictType):
+            read = _read_table(text)
         elif isinstance(self.kind, inspect.VarTupleType):
             read = [part.strip() for part in text.split(",") if part.strip()]
         return text if read is None else read
@@ -90,6 +97,9 @@ class Field(NamedTuple):
             return "true or false"
         if isinstance(kind, inspect.VarTupleType):
             return "a list of texts, or one text with commas between them"
+        if isinstance(kind, inspect.DictType) and isinstance(kind.value_type, inspect.StructType):
+            names = ", ".join(field.name for field in kind.value_type.fields if field.name != self.name)
+            return f"a table of tables that have some of {names}"
         return "text"
 
 
@@ -163,6 +173,14 @@ def _to_secret(expected: type, value: object) -> object:
     if expected is Secret and isinstance(value, str | Secret):
         return Secret(value) if isinstance(value, str) else value
     raise TypeError
+
+
+def _read_table(text: str) -> object:
+    """A table in JSON, as variables have it."""
+    try:
+        return msgspec.json.decode(text.encode())
+    except (msgspec.DecodeError, UnicodeEncodeError):
+        return None
 
 
 def _read_number(text: str) -> int | float | None:

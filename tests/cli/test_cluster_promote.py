@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
+import msgspec
 import pytest
 from tests.cli.conftest import Cli
 from tests.servers import ACCESS_KEY_ID, SECRET_ACCESS_KEY, EtcdServer, S3Server
 
 import tidelog
+from tidelog.cli.dev_s3 import S3Keys, SeaweedServer
 from tidelog.cli.errors import ExitCode
+from tidelog.secret import Secret
+from tidelog.store.settings import StoreSettings
+from tidelog.store.urls import open_store
 
 NAME = "shop/orders"
 
@@ -53,3 +59,49 @@ def test_promotion_says_what_is_lost_and_the_topic_goes_on(
     with tidelog.open(tmp_path / "b", store=second, **quiet) as log:
         assert [message.value for message in log.topic(NAME).read(0)] == [b"in both"]
         assert log.topic(NAME).append(b"goes on", sync=True) == 1
+
+
+def secret(kind: type, value: object) -> Secret:
+    return Secret(str(value))
+
+
+def test_replica_on_another_server_is_promoted(
+    cli: Cli, tmp_path: Path, s3_server: S3Server, prefix: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two S3 servers with keys of their own: a topic is copied from one to the other, the first is lost, and the second
+    goes on with what it has; the same settings reach either. An engine has its replica there, too."""
+    keys = S3Keys("second", Secret("PLANTED-second-key"))
+    second_server = SeaweedServer(tmp_path / "second", bucket="second", keys=keys)
+    second_server.start()
+    try:
+        own = {"store_endpoint": second_server.endpoint, "store_access_key_id": "second"}
+        own["store_secret_access_key"] = "PLANTED-second-key"
+        second = f"s3://second/{prefix}"
+        monkeypatch.setenv("TIDELOG_REPLICA_STORES", json.dumps({"s3://second": own}))
+        first = s3_server.url(f"{prefix}/first")
+        quiet: dict[str, Any] = {"ship_interval_seconds": 3600.0, "replication_mode": "sync"}
+        with tidelog.open(tmp_path / "a", store=first, **quiet) as log:
+            log.topic(NAME, replicas=[second]).append(b"in both", sync="shipped")
+        with tidelog.open_engine(
+            tmp_path / "e", store=f"{first}-e", replicas=[f"{second}-e"], replication_mode="sync"
+        ) as engine:
+            engine.apply(1, tidelog.CreateBucket("b"))
+            engine.apply(2, tidelog.PutObject("b", "k", b"v"))
+            engine.ship()
+        with tidelog.open(tmp_path / "a", store=first, replication_mode="async", ship_interval_seconds=3600.0) as log:
+            log.configure_topic(NAME, replicas=None)
+        with tidelog.open(tmp_path / "a", store=first, ship_interval_seconds=3600.0) as log:
+            log.topic(NAME).append(b"in the first alone", sync="shipped")
+        monkeypatch.setenv("TIDELOG_STORE_ENDPOINT", "http://127.0.0.1:1")  # the first server is lost
+        shown = cli("cluster", "promote", "--store", second, "--dry-run", "--json")
+        assert shown.json["logs"] == [{"log": NAME, "catalog": 2, "replica": 1, "lost": 1}], shown.err
+        done = cli("cluster", "promote", "--store", second, "--yes", "--json")
+        assert (done.code, done.json["lost"]) == (0, 1), done.err
+        assert "PLANTED" not in f"{shown.out!r} {done.out!r} {done.err}"
+        with tidelog.open(tmp_path / "b", store=second, ship_interval_seconds=3600.0) as log:
+            assert [message.value for message in log.topic(NAME).read(0)] == [b"in both"]
+            assert log.topic(NAME).append(b"goes on", sync="shipped") == 1
+        settings = StoreSettings(replica_stores={"s3://second": msgspec.convert(own, StoreSettings, dec_hook=secret)})
+        assert list(open_store(f"{second}-e", settings).list("")), "the engine has a copy there"
+    finally:
+        second_server.stop()

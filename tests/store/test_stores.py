@@ -48,8 +48,9 @@ SAMPLES: dict[str, Any] = {
     "store_fetch_ahead": 1,
     "store_max_retries": 1,
     "store_retry_timeout_seconds": 1,
+    "replica_stores": {"s3://elsewhere": StoreSettings(store_region="eu-north-1")},
 }
-FETCHED = {"store_fetch_bytes", "store_fetch_ahead"}
+FETCHED = {"store_fetch_bytes", "store_fetch_ahead", "replica_stores"}
 ANYWHERE = FETCHED | {
     "store_part_bytes",
     "store_parts_in_flight",
@@ -67,6 +68,36 @@ ACCEPTED = {
     "memory://": FETCHED,
     "file://{directory}": FETCHED,
 }
+
+
+def test_a_store_has_the_settings_of_the_longest_url_it_is_below() -> None:
+    """And nothing of the first store's: neither keys, nor what the environment says of its place. Its own keys may
+    still come from there."""
+    settings = StoreSettings(
+        store_region="eu-central-1",
+        store_access_key_id="first",
+        store_secret_access_key=Secret("key"),
+        replica_stores={
+            "s3://second/": StoreSettings(store_region="eu-north-1"),
+            "s3://second/far": StoreSettings(store_endpoint="https://far.example"),
+        },
+    )
+    environment = {"AWS_ENDPOINT_URL": "https://first.example", "AWS_REGION": "us-east-2"}
+    environment |= {"AWS_ACCESS_KEY_ID": "id", "AWS_SECRET_ACCESS_KEY": "of the environment"}
+
+    def of(url: str) -> tuple[str | None, ...]:
+        found = open_store(url, settings, environment).settings
+        assert found is not None
+        return found.store_endpoint, found.store_region, found.store_access_key_id
+
+    assert of("s3://first/second") == ("https://first.example", "eu-central-1", "first")
+    assert of("s3://second") == of("s3://second/near") == (None, "eu-north-1", "id")
+    assert of("s3://second/far/away") == ("https://far.example", None, "id")
+    assert of("s3://second/farther") == (None, "eu-north-1", "id")
+    assert of("s3://secondary") == ("https://first.example", "eu-central-1", "first")
+    nested = StoreSettings(replica_stores={"s3://b": StoreSettings(replica_stores={})})
+    with pytest.raises(ConfigError, match="side by side"):
+        open_store("s3://b", nested, {})
 
 
 @pytest.mark.parametrize("url", list(ACCEPTED))

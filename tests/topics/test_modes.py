@@ -285,8 +285,9 @@ VALUES: dict[str, object] = {
     "store_fetch_ahead": 1,
     "store_max_retries": 1,
     "store_retry_timeout_seconds": 5,
+    "replica_stores": {"s3://elsewhere": {"store_region": "eu-north-1"}},
 }
-FETCHED = {"store_fetch_bytes", "store_fetch_ahead"}
+FETCHED = {"store_fetch_bytes", "store_fetch_ahead", "replica_stores"}
 HTTP = {
     *FETCHED,
     "store_part_bytes",

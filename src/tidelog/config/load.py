@@ -127,7 +127,17 @@ class Setting(NamedTuple):
     def shown_in(self, settings: Settings) -> object:
         """Its value there, or `***` instead of a secret one."""
         value = self.value_in(settings)
+        if isinstance(value, dict) and self.key not in settings.hidden:
+            return {name: _shown_entry(entry) for name, entry in value.items()}
         return HIDDEN if self.key in settings.hidden or isinstance(value, Secret) else value
+
+
+def _shown_entry(entry: object) -> object:
+    """An entry of a table of tables: what was given, without secrets."""
+    if not isinstance(entry, msgspec.Struct):
+        return entry
+    given = {name: value for name, value in msgspec.structs.asdict(entry).items() if value is not None}
+    return {name: HIDDEN if isinstance(value, Secret) else value for name, value in given.items()}
 
 
 def describe(settings: Settings) -> dict[str, object]:
@@ -221,7 +231,7 @@ class Given(NamedTuple):
     @property
     def shown(self) -> str:
         """The value for an error, if it may be seen."""
-        if self.is_hidden or self.setting.field.is_secret:
+        if self.is_hidden or self.setting.field.is_secret or self.setting.field.is_table:
             return HIDDEN
         text = repr(self.value)
         return text if len(text) <= _SHOWN_CHARACTERS else text[:_SHOWN_CHARACTERS] + "..."
@@ -340,6 +350,10 @@ def _setting_at(
 
 def _expand(given: Given, environment: Mapping[str, str]) -> Given:
     """Replaces every `${NAME}`; `$${` stands for a `${` that is meant."""
+    if isinstance(given.value, dict):
+        parts = {key: _expand(given._replace(value=one), environment) for key, one in given.value.items()}
+        is_hidden = any(part.is_hidden for part in parts.values())
+        return given._replace(value={key: part.value for key, part in parts.items()}, is_hidden=is_hidden)
     if not isinstance(given.value, str) or "${" not in given.value:
         return given
     names = [match[1] for match in _REFERENCE.finditer(given.value) if not _is_escaped(match)]

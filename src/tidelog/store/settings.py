@@ -6,6 +6,7 @@ accepted and ignored.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Annotated, TypedDict
 
 import msgspec
@@ -78,6 +79,10 @@ class StoreSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     store_retry_timeout_seconds: Annotated[int, msgspec.Meta(ge=1)] | None = None
     """After this time no more retries are begun (s3, gs, az). Default: 60."""
 
+    replica_stores: dict[str, StoreSettings] | None = None
+    """Settings of further stores, by URL: of replicas in other regions or of other providers. A store takes those of
+    the longest URL that it is at or below, and none of the others here. Default: all stores have the same."""
+
 
 class MetadataSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """How a metadata store is reached. Where it is says its URL."""
@@ -119,6 +124,7 @@ class StoreOptions(TypedDict, total=False):
     store_fetch_ahead: int | None
     store_max_retries: int | None
     store_retry_timeout_seconds: int | str | None
+    replica_stores: Mapping[str, Mapping[str, object]] | None
 
 
 class MetadataOptions(TypedDict, total=False):

@@ -5,7 +5,8 @@
 Invariants
 - Every setting given is used, or refused with its name and the kind of store.
 - Settings win over the environment, and credentials are never mixed: with a key from the settings no token is taken
-  from the environment.
+  from the environment. A store with settings of its own (`replica_stores`) takes nothing from those of the others, and
+  neither endpoint nor region from the environment, which are the first store's.
 - What an s3:// store takes from the AWS_* variables is resolved once: pickled and opened elsewhere, it reaches the same
   location with the same key. (What it discovers itself, a role of the machine, it discovers there again.)
 """
@@ -105,9 +106,12 @@ def open_store(
     """
     given = settings or StoreSettings()
     place = _parse(url)
+    own = _own_settings(place, given)
+    given = msgspec.structs.replace(own or given, replica_stores=None)
     _refuse_what_means_nothing(place, given)
     if place.scheme == "s3":
-        given = _with_environment(given, os.environ if environment is None else environment)
+        known = os.environ if environment is None else environment
+        given = _with_environment(given, known, {} if own is not None else _AWS_VARIABLES)
     _refuse_plain_http(place, given)
     try:
         store = _KINDS[place.scheme].open(place, given)
@@ -183,6 +187,20 @@ def _without_secrets(url: str) -> str:
     return url.partition("?")[0].rpartition("@")[2]
 
 
+def _own_settings(place: _Place, settings: StoreSettings) -> StoreSettings | None:
+    """Those of the longest URL that a store is at or below."""
+    found: list[tuple[str, StoreSettings]] = []
+    for url, own in (settings.replica_stores or {}).items():
+        parent = _parse(url).url
+        if own.replica_stores is not None:
+            raise ConfigError(
+                f"replica_stores of {parent} has replica_stores in it", hint="Name all stores side by side"
+            )
+        if place.url == parent or place.url.startswith(parent.rstrip("/") + "/"):
+            found.append((parent, own))
+    return max(found, key=lambda one: len(one[0]))[1] if found else None
+
+
 def _refuse_what_means_nothing(place: _Place, settings: StoreSettings) -> None:
     known = _KINDS[place.scheme].settings
     for name in settings.__struct_fields__:
@@ -213,10 +231,12 @@ def _allows_http(settings: StoreSettings) -> bool:
         return host == "localhost"
 
 
-def _with_environment(given: StoreSettings, environment: Mapping[str, str]) -> StoreSettings:
-    """The settings of an s3:// store, completed from the usual variables."""
+def _with_environment(
+    given: StoreSettings, environment: Mapping[str, str], known: Mapping[str, Iterable[str]]
+) -> StoreSettings:
+    """The settings of an s3:// store, completed from the usual variables; `known` are those besides keys."""
     found: dict[str, Any] = {}
-    for name, variables in _AWS_VARIABLES.items():
+    for name, variables in known.items():
         if getattr(given, name) is None:
             found[name] = next((environment[variable] for variable in variables if environment.get(variable)), None)
     if given.store_allow_http is None and environment.get("AWS_ALLOW_HTTP"):
