@@ -91,7 +91,7 @@ class Page:
         versions = ", ".join(f"{name} {version}" for name, version in machine.get("peers", {}).items())
         said += f"\nBeside it: {versions}.\n" if versions else ""
         load = machine["load_before"]
-        if load > BUSY_LOAD or not is_full:
+        if load > machine["cores"] * BUSY_LOAD or not is_full:
             sizes = ", ".join(f"{scale:g}" for scale in scales)
             said += (
                 f"\n> **These are the figures of a busy machine**: the load of {machine['cores']} cores was {load:g} "

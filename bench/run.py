@@ -172,7 +172,7 @@ def run(benchmark: Benchmark, scale: float, directory: Path, seconds: float) -> 
         str(HERE / f"{benchmark.program or benchmark.name}.py"),
         "--json",
         "--dir",
-        str(directory),
+        str(directory.resolve()),
     ]
     command += benchmark.arguments(scale)
     environment = {**os.environ, UNSETTLED: "1"} if scale < TINY else {**os.environ}
