@@ -5,9 +5,12 @@ from __future__ import annotations
 import pytest
 from tests.engine.stations import KEYS, EngineNode, new_store, successor
 
-from tidelog.engine.cold.gc import drop_wal, overlapping
+from tidelog.cold.catalog import Catalog
+from tidelog.engine.cold.gc import ComparedDataFiles, EngineCollector, drop_wal, overlapping
+from tidelog.engine.entry import CreateBucket, PutObject
 from tidelog.errors import FencedError, StoreUnavailableError
 from tidelog.store.keys import CheckpointId, ObjectId
+from tidelog.store.metadata.bucket import BucketMetadataStore
 from tidelog.store.metadata.memory import MemoryMetadataStore
 from tidelog.store.metadata.published import PublishedMetadata
 
@@ -126,3 +129,31 @@ def test_dropped_log_stays_while_the_published_copy_names_it() -> None:
         store.heal()
         assert drop_wal(store, metadata, KEYS, stop).objects > 0
         assert len(node.view.object_keys()) < len(there)
+
+
+def test_collection_beside_the_owner_leaves_value_files_alone() -> None:
+    """The loss: a job that removes what no snapshot, compaction or descriptor names would remove every large value.
+
+    Only the owner knows which versions refer to one; a value that was uploaded before its record is nobody's yet.
+    """
+    with EngineNode(new_store(), large_value_bytes=1024, local_retention_bytes=0).open() as node:
+        puts = [(seq, PutObject("b", f"k{seq % 3}", bytes([seq]) * 3000)) for seq in range(2, 12)]
+        node.apply_these([(1, CreateBucket("b")), *puts])
+        node.ship_all()
+        node.engine.create_checkpoint()
+        node.apply(20)
+        node.ship_all()
+        node.engine.create_checkpoint()
+        node.clock.advance(1_000_000)
+        values = {info.key for info in node.objects.list(KEYS.values_prefix)}
+        assert len(values) >= 10
+        metadata = BucketMetadataStore(node.objects)
+        collector = EngineCollector(
+            *(Catalog(metadata, KEYS), node.objects, KEYS, node.clock, lambda compaction: ComparedDataFiles()),
+            grace_seconds=0,
+        )
+        plan = collector.plan()
+        assert not values & {one.key for one in plan.removable}
+        collector.apply(plan)
+        assert {info.key for info in node.objects.list(KEYS.values_prefix)} == values
+        node.assert_same([3, 7, 11])
