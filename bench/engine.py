@@ -296,7 +296,7 @@ def streams(root: Path, megabytes: int) -> list[Figure]:
         for _ in range(megabytes // 4):
             file.write(noise)
     size = source.stat().st_size
-    ours, plain = [], []
+    ours, out, plain = [], [], []
     for number in range(3):
         settle()
         plain.append(timed(lambda: plain_copy(source, root / "copy")))
@@ -305,12 +305,16 @@ def streams(root: Path, megabytes: int) -> list[Figure]:
             settle()
             entry = tidelog.PutObject("b", "k", file)
             ours.append(timed(lambda: engine.apply(2, entry)))  # noqa: B023
+            settle()
+            out.append(timed(lambda: stream_out(engine, root / "copy")))
         shutil.rmtree(root / f"stream-{number}")
     with multiprocessing.get_context("spawn").Pool(1) as pool:
         growth = pool.apply(stream_growth, (str(source), str(root / "growing")))
-    rate, peer = size / statistics.median(ours) / 1e6, size / statistics.median(plain) / 1e6
+    rate, out_rate, peer = (size / statistics.median(seconds) / 1e6 for seconds in (ours, out, plain))
+    copy = f"copy {peer:,.0f} MB/s"
     return [
-        at_least(f"a stream of {size >> 20} MiB", f"{rate:,.0f} MB/s", f"copy {peer:,.0f} MB/s", rate / peer, 0.7),
+        at_least(f"a stream of {size >> 20} MiB in", f"{rate:,.0f} MB/s", copy, rate / peer, 0.7),
+        at_least(f"a stream of {size >> 20} MiB out", f"{out_rate:,.0f} MB/s", copy, out_rate / peer, 0.7),
         at_most("memory for it, in and out", f"{growth:.0f} MiB", "limit 64 MiB", growth, 64, " MiB"),
     ]
 
@@ -318,6 +322,14 @@ def streams(root: Path, megabytes: int) -> list[Figure]:
 def plain_copy(source: Path, target: Path) -> None:
     """What `cp` does, and a sync."""
     with source.open("rb") as read, target.open("wb") as write:
+        shutil.copyfileobj(read, write, 1 << 20)
+        write.flush()
+        os.fsync(write.fileno())
+
+
+def stream_out(engine: tidelog.Engine, target: Path) -> None:
+    """Reads an object into a file, and syncs that."""
+    with engine.open_object("b", "k") as read, target.open("wb") as write:
         shutil.copyfileobj(read, write, 1 << 20)
         write.flush()
         os.fsync(write.fileno())

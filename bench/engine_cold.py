@@ -8,6 +8,8 @@ scan      All objects in the order of keys from the store, by an engine without 
 latency   200 objects that have left the disk, read at once by tasks and by threads, 50 ms away.
 hang      The store is stopped (SIGSTOP): hot reads, applies, and opening.
 restore   The first read of a lazy restore, and all of it, against one that is not lazy.
+space     Overwrites with `keep_versions=1`: the most that disk and bucket take, of the bytes that are alive. Only when it
+          is asked for: it takes minutes.
 
 Needs `tidelog[test]` for the server.
 """
@@ -39,7 +41,7 @@ import tidelog
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from tests.servers import ACCESS_KEY_ID, BUCKET, SECRET_ACCESS_KEY, Server
 
-PARTS = ["scan", "latency", "hang", "restore"]
+PARTS = ["scan", "latency", "hang", "restore", "space"]
 KEYS_AND_SECRET: dict[str, Any] = {
     "store_access_key_id": ACCESS_KEY_ID,
     "store_secret_access_key": SECRET_ACCESS_KEY,
@@ -309,6 +311,51 @@ def restores(server: Store, root: Path, where: dict[str, Any], arguments: Any) -
     ]
 
 
+def space(server: Store, root: Path, where: dict[str, Any], arguments: Any) -> list[Figure]:
+    """What a tenth of the time is looked at, from the moment on when every key was put once."""
+    from tidelog.config import load_engine_config
+    from tidelog.store.urls import open_store
+
+    overwrites, keys, size = arguments.overwrites, arguments.keys, arguments.value_bytes
+    live = keys * (size + len("key-000000000000"))
+    config = load_engine_config(None, {}, {"dir": root / "space", **where})
+    bucket, chance, noise = open_store(where["store"], config.object_store), random.Random(7), os.urandom(1 << 20)
+    disks, buckets = list[int](), list[int]()
+    begin = time.perf_counter()
+    settings: dict[str, Any] = {"keep_versions": 1, "ship_interval_seconds": 1, "local_retention_bytes": 0}
+    with tidelog.open_engine(root / "space", **settings, **where) as engine:
+        engine.apply(1, tidelog.CreateBucket("b"))
+        for first in range(0, keys + overwrites, BATCH):
+            numbers = range(first, min(first + BATCH, keys + overwrites))
+            engine.apply_many(
+                [
+                    (
+                        2 + n,
+                        tidelog.PutObject(
+                            "b", f"key-{n if n < keys else chance.randrange(keys):012d}", noise[p : p + size]
+                        ),
+                    )
+                    for n, p in ((n, chance.randrange(len(noise) - size)) for n in numbers)
+                ]
+            )
+            engine.update_low_water_mark(engine.applied_seq)
+            if first >= keys and not first % max(BATCH, overwrites // 20 // BATCH * BATCH):
+                disks.append(sum(one.stat().st_blocks * 512 for one in (root / "space").rglob("*") if one.is_file()))
+                buckets.append(sum(info.size for info in bucket.list()))
+        seconds = time.perf_counter() - begin
+    how = f"{overwrites:,} overwrites of {keys:,} x {size:,} bytes: most bytes"
+    return [
+        at_most(
+            f"{how} {what}",
+            f"{max(found) / 1e6:,.0f} MB (last {found[-1] / 1e6:,.0f})",
+            f"alive {live / 1e6:,.0f} MB; {overwrites / seconds:,.0f}/s",
+            max(found) / live,
+            3,
+        )
+        for what, found in (("on disk", disks), ("in the bucket", buckets))
+    ]
+
+
 def main() -> None:
     """Runs it."""
     parser = parser_for(__doc__)
@@ -316,15 +363,17 @@ def main() -> None:
     parser.add_argument("--objects", type=int, default=100_000)
     parser.add_argument("--value-bytes", type=int, default=1024)
     parser.add_argument("--restore-objects", type=int, default=1_000_000)
+    parser.add_argument("--overwrites", type=int, default=1_000_000)
+    parser.add_argument("--keys", type=int, default=100_000)
     parser.add_argument("--compacted", action="store_true", help="have Spark compact before the scan")
     parser.add_argument("--rounds", type=int, default=5)
     arguments = parser.parse_args()
-    measures = {"scan": scans, "latency": latency, "hang": hang, "restore": restores}
+    measures = {"scan": scans, "latency": latency, "hang": hang, "restore": restores, "space": space}
     figures: list[Figure] = []
     with contextlib.ExitStack() as stack:
         root = stack.enter_context(scratch_directory(arguments.dir))
         server = stack.enter_context(store_server(root))
-        for part in arguments.only or PARTS:
+        for part in arguments.only or PARTS[:-1]:
             where = {"store": server.url(part), "store_endpoint": server.endpoint, **KEYS_AND_SECRET}
             figures += measures[part](server, root, where, arguments)
     report("engine_cold", figures, {"load": os.getloadavg()[0]}, as_json=arguments.json)
