@@ -8,8 +8,8 @@ scan      All objects in the order of keys from the store, by an engine without 
 latency   200 objects that have left the disk, read at once by tasks and by threads, 50 ms away.
 hang      The store is stopped (SIGSTOP): hot reads, applies, and opening.
 restore   The first read of a lazy restore, and all of it, against one that is not lazy.
-space     Overwrites with `keep_versions=1`: the most that disk and bucket take, of the bytes that are alive. Only when it
-          is asked for: it takes minutes.
+space     Overwrites with `keep_versions=1`: the most that disk and bucket take, of the bytes that are alive. Only if
+          asked for: it takes minutes.
 
 Needs `tidelog[test]` for the server.
 """
