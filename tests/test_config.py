@@ -400,7 +400,7 @@ def test_replicas_have_settings_of_their_own_in_a_file(tmp_path: Path) -> None:
     own = (settings.object_store.replica_stores or {})["s3://second"]
     assert (own.store_region, own.store_secret_access_key) == ("eu-north-1", Secret("PLANTED"))
     assert "PLANTED" not in repr(settings)
-    text = '{"s3://b": {"store_region": "x", "store_secret_access_key": "PLANTED"}}'
+    text = '{"s3://b": {"store_secret_access_key": "PLANTED", "store_region": "x"}}'
     given = load_settings(None, {"TIDELOG_REPLICA_STORES": text})
     assert (given.object_store.replica_stores or {})["s3://b"].store_region == "x"
     assert "PLANTED" not in repr(given)

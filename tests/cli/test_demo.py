@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from tests.cli.conftest import Cli, environment
 
+from tidelog.cli.demo import cluster as demo_cluster
 from tidelog.cli.demo import steps as demo_steps
 
 
@@ -24,6 +25,7 @@ def test_the_demo_proves_itself_with_a_bucket_and_spark(cli: Cli) -> None:
     assert "SeaweedFS answers at" in first.stdout
     assert "nothing is missing after the loss of the disk" in first.stdout
     assert "the restored engine has the digest of the lost one" in first.stdout
+    assert "nothing that the bucket had acknowledged is lost with a node" in first.stdout
     assert "Spark sees every message of the bucket once" in first.stdout
     assert "the engine that Spark restored has the same digest" in first.stdout
     assert Path("tidelog-demo/report.html").stat().st_size > 1000
@@ -40,6 +42,13 @@ def test_the_demo_proves_itself_twice(cli: Cli) -> None:
     assert len(second.json["proofs"]) == 11
     assert second.json["served"] == 1000
     assert cli("consume", "demo/orders", "-d", "tidelog-demo/live", "-n", "1").lines[0].startswith('{"order": 0')
+
+
+def test_the_cluster_is_left_out_without_etcd(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The demo says what to install, and goes on."""
+    assert demo_cluster.why_not() is None
+    monkeypatch.setattr(demo_cluster, "etcd_program", lambda: None)
+    assert "tidelog[dev-cluster]" in (demo_cluster.why_not() or "")
 
 
 def test_the_demo_touches_nothing_else(cli: Cli, tmp_path: Path) -> None:

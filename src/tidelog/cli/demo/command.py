@@ -18,6 +18,8 @@ from typing import Annotated
 import typer
 
 from tidelog.cli.demo import steps as play
+from tidelog.cli.demo.cluster import lose_a_node
+from tidelog.cli.demo.cluster import why_not as no_cluster
 from tidelog.cli.demo.serving import Server, meet, serving, stay, why_not
 from tidelog.cli.demo.steps import Bucket, Step
 from tidelog.cli.errors import ExitCode, program
@@ -33,7 +35,7 @@ DemoDirectoryOption = Annotated[
     typer.Option("--dir", "-d", metavar="DIR", readable=False, help="Where it works [default: ./tidelog-demo]."),
 ]
 _MARKER = "made-by-tidelog-demo"
-_LIVE, _DAMAGED, _BUCKET, _TABLE = "live", "damaged", "bucket", "table"
+_LIVE, _DAMAGED, _BUCKET, _TABLE, _CLUSTER = "live", "damaged", "bucket", "table", "cluster"
 _NODES = ("node-a", "node-b", "node-c")
 _ENGINES = ("engine", "engine-restored", "engine-by-spark")
 
@@ -46,7 +48,9 @@ def add_to(app: typer.Typer) -> None:
 def demo(
     session: Session,
     messages: Annotated[int, typer.Option("--messages", "-n", metavar="N", min=100, help="How many.")] = 200_000,
-    local: Annotated[bool, typer.Option("--local", help="Without the parts that need a bucket or Spark.")] = False,
+    local: Annotated[
+        bool, typer.Option("--local", help="Without the parts that need a bucket, Spark or etcd.")
+    ] = False,
     spark: Annotated[bool, typer.Option("--spark/--no-spark", help="With the part that needs Spark.")] = True,
     serve: Annotated[
         bool, typer.Option("--serve", help="On a terminal, leave the console running at the end.")
@@ -56,10 +60,11 @@ def demo(
     and restores it.
 
     The same with an engine: entries, old states, a lost disk, equal digests. Then Spark queries the bucket, writes a
-    topic, verifies, compacts, makes a table, leaves a page to look at, and compacts and restores the engine. At last a
-    client of Kafka and HTTP meet the log through `tidelog serve`; with --serve its console stays. The demo starts an S3
-    server of its own (SeaweedFS), takes about a minute, and works in ./tidelog-demo, or in --dir, which it clears of an
-    earlier demo first. The exit code is 1 when a proof fails.
+    topic, verifies, compacts, makes a table, leaves a page to look at, and compacts and restores the engine. Three
+    nodes form a cluster, and one of them is killed. At last a client of Kafka and HTTP meet the log through `tidelog
+    serve`; with --serve its console stays. The demo starts an S3 server of its own (SeaweedFS), takes about a minute,
+    and works in ./tidelog-demo, or in --dir, which it clears of an earlier demo first. The exit code is 1 when a proof
+    fails.
     """
     directory = session.directory or DEFAULT_DIRECTORY
     prepare(directory)
@@ -67,6 +72,7 @@ def demo(
     steps = _run(session.output, directory, messages)
     if not local:
         steps += _run_with_bucket(session.output, directory, steps, with_spark=spark)
+        steps += _run_with_cluster(session.output, directory, len(steps))
     with _serving(session.output, directory, steps) as server:
         _conclude(session, directory, steps, time.monotonic() - started)
         if serve and server is not None:
@@ -98,7 +104,7 @@ def prepare(directory: Path) -> None:
     with explained("demo", directory):
         refuse_link(directory / _MARKER)
         (directory / _MARKER).touch()
-        for name in (_LIVE, _DAMAGED, _BUCKET, _TABLE, *_NODES, *_ENGINES):
+        for name in (_LIVE, _DAMAGED, _BUCKET, _TABLE, _CLUSTER, *_NODES, *_ENGINES):
             refuse_link(directory / name)
             if (directory / name).exists():
                 shutil.rmtree(directory / name)
@@ -189,6 +195,18 @@ def _run_with_spark(output: Output, narrator: _Narrator, directory: Path, place:
         on_done(5)
         narrator.end(collected)
     return [queried, written, done, collected]
+
+
+def _run_with_cluster(output: Output, directory: Path, steps_before: int) -> list[Step]:
+    narrator = _Narrator(output, steps_before)
+    problem = no_cluster()
+    if problem is not None:
+        narrator.remark(f"The part with several nodes is left out: {problem}")
+        return []
+    narrator.begin("Starting three nodes over etcd and a bucket, and killing one with SIGKILL while it has messages")
+    survived = lose_a_node(directory / _CLUSTER)
+    narrator.end(survived)
+    return [survived]
 
 
 @contextlib.contextmanager
