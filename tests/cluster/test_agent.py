@@ -129,6 +129,23 @@ def test_agent_opens_what_is_assigned_and_releases_what_is_not() -> None:
     asyncio.run(run())
 
 
+def test_agent_lets_go_what_it_failed_to_open() -> None:
+    """Whatever it failed with: a claim may be there all the same."""
+
+    async def run() -> None:
+        host = FakeHost()
+        host.failures = [HeldError("b has it")]
+        documents = Documents(host)
+        documents.place("a")
+        while not host.calls:
+            await asyncio.sleep(0)
+        documents.place("b")
+        await documents.settled()
+        assert host.calls[-1] == "release 0"
+
+    asyncio.run(run())
+
+
 def test_agent_asks_again_for_what_another_node_holds() -> None:
     """And for what failed in another way, which is said once."""
 

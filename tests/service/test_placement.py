@@ -6,6 +6,7 @@ import asyncio
 from pathlib import Path
 from typing import Any
 
+import pytest
 from tests.service.installation import Installation, installed, run
 from tests.service.kafka.test_server import (
     FETCH,
@@ -20,10 +21,13 @@ from tests.service.kafka.test_server import (
 from tests.service.kafka.test_server import produce_request as request_for_0
 
 import tidelog
+from tidelog.errors import ConflictError, StoreUnavailableError, TidelogError
 from tidelog.service.kafka.codec import wire
 from tidelog.service.kafka.error_codes import ErrorCode
+from tidelog.service.kafka.transactions.producer_state import StoredProducers
 from tidelog.service.node import Node
 from tidelog.service.placement import SLOTS, Alone, slot_of
+from tidelog.topics.names import parse_topic_name
 
 LIST_OFFSETS, CREATE_TOPICS, DELETE_TOPICS, OFFSET_FOR_LEADER_EPOCH = 2, 19, 20, 23
 DESCRIBE_CONFIGS, CREATE_PARTITIONS, INCREMENTAL_ALTER_CONFIGS, DESCRIBE_CLUSTER = 32, 37, 44, 60
@@ -172,6 +176,37 @@ def test_a_moved_partition_goes_on_at_its_offset(tmp_path: Path) -> None:
             assert topic.partitions[0].end_offset == 2
             await nodes.move(TOPIC, 0, 1)
             assert await append(nodes, 1, b"d") == (0, 3)
+
+    run(work())
+
+
+@pytest.mark.parametrize("problem", [ConflictError, StoreUnavailableError])
+def test_partition_that_was_half_opened_is_let_go(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, problem: type[TidelogError]
+) -> None:
+    """Loses otherwise: a node that could not read a partition's producers keeps its claim, and no other opens it."""
+
+    def fail(stored: StoredProducers) -> None:
+        raise problem("the state of the producers cannot be read")
+
+    async def work() -> None:
+        async with installed(tmp_path) as nodes:
+            await created(nodes, 2)
+            name = parse_topic_name("shop/orders")
+            before = nodes.owners[name, 0]
+            other = 3 - before
+            nodes.owners[name, 0] = other
+            nodes._changed()
+            await nodes.nodes[before].release_partition(name, 0)
+            with monkeypatch.context() as patch:
+                patch.setattr(StoredProducers, "load", fail)
+                with pytest.raises(TidelogError):
+                    await nodes.nodes[other].open_partition(name, 0)
+            nodes.owners[name, 0] = before
+            nodes._changed()
+            await nodes.nodes[other].release_partition(name, 0)
+            await nodes.nodes[before].open_partition(name, 0)
+            assert (await append(nodes, before, b"goes on"))[0] == ErrorCode.NONE
 
     run(work())
 

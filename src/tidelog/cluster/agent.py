@@ -175,12 +175,12 @@ class Agent:
             try:
                 async with self._room[opens]:
                     if self._is_due(piece) and opens == (piece in self._wanted.pieces):
+                        if opens and piece.kind == "partition":
+                            self._doubtful.add(piece)  # until it has succeeded, whatever it fails with
                         await self._change(piece, opens)
             except (HeldError, LockedError, ConflictError):
                 await asyncio.sleep(jittered(HELD_SECONDS))
             except TidelogError as error:
-                if opens and piece.kind == "partition":
-                    self._doubtful.add(piece)
                 self._failed(piece, opens, error)
                 await asyncio.sleep(jittered(pause_seconds))
                 pause_seconds = min(pause_seconds * 2, _LONGEST_PAUSE_SECONDS)

@@ -730,9 +730,14 @@ class LogDirectory(ClosedAtExit):
                 topic._close_storage()
 
     def _give_back_claim(self, name: TopicName, number: int) -> None:
-        """Of a partition that is not open here: the answer to a claim may have been lost."""
+        """Of a partition that is not served here: the answer to a claim may have been lost, or its log was opened, and
+        what its service needs besides was not."""
         layout = self._opener.layout(name)
         log_name = name if layout is None else name.log_of(number, layout)
+        half_open = self._topics.get(log_name)
+        if isinstance(half_open, Topic):
+            self._hand_over(half_open)
+            return
         with self._opening_alone(log_name):
             if self._tier is not None and log_name not in self._topics:
                 give_back_unknown_claim(self._tier.catalog(*log_name), self._tier.lease)

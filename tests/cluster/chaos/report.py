@@ -1,0 +1,100 @@
+"""The report of a campaign, for people: what was done, what was found, how long clients waited."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import pairwise
+
+from tests.cluster.chaos.checker import Anomaly
+from tests.cluster.chaos.history import Append, Event, Fault, Note, Read, Transaction
+
+_EXAMPLES = 10
+NEMESIS = "nemesis"
+
+
+def report(
+    title: str,
+    events: Sequence[Event],
+    checks: Mapping[str, Sequence[Anomaly]],
+    linearizable: Mapping[str, str],
+    facts: Mapping[str, object],
+) -> str:
+    """Markdown."""
+    parts = [[f"# {title}", ""], _facts(facts), _checks(checks, linearizable), _operations(events)]
+    parts += [_faults(events), _pauses(events), _notes(events)]
+    return "\n".join(line for part in parts for line in part) + "\n"
+
+
+def table(head: Sequence[str], rows: Iterable[Sequence[object]]) -> list[str]:
+    """Markdown, with an empty line after it."""
+    lines = ["| " + " | ".join(map(str, row)) + " |" for row in rows]
+    return ["| " + " | ".join(head) + " |", "|" + "---|" * len(head), *lines, ""]
+
+
+def _facts(facts: Mapping[str, object]) -> list[str]:
+    return table(("", ""), facts.items())
+
+
+def _checks(checks: Mapping[str, Sequence[Anomaly]], linearizable: Mapping[str, str]) -> list[str]:
+    rows = [(name, "holds" if not found else f"**{len(found)} anomalies**") for name, found in checks.items()]
+    rows += [(f"{name} is linearizable (Porcupine)", result) for name, result in sorted(linearizable.items())]
+    lines = ["## Checks", "", *table(("check", "result"), rows)]
+    for name, found in checks.items():
+        if found:
+            lines += [f"### {name}", "", *(f"- {one.where}: {one.kind}: {one.text}" for one in found[:_EXAMPLES]), ""]
+    return lines
+
+
+def _operations(events: Sequence[Event]) -> list[str]:
+    appends = Counter((event.topic, event.outcome) for event in events if isinstance(event, Append))
+    read = Counter[str]()
+    for event in events:
+        if isinstance(event, Read):
+            read[event.reader.partition("/")[0]] += len(event.messages)
+    ended = Counter(event.outcome for event in events if isinstance(event, Transaction))
+    rows: list[tuple[str, object]] = [
+        (f"appends to {topic}: {outcome}", n) for (topic, outcome), n in sorted(appends.items())
+    ]
+    rows += [(f"messages read by {group}", count) for group, count in sorted(read.items())]
+    rows += [(f"transactions {outcome}", count) for outcome, count in sorted(ended.items())]
+    return ["## Operations", "", *table(("what", "count"), rows)]
+
+
+def _faults(events: Sequence[Event]) -> list[str]:
+    by_kind: dict[str, list[Fault]] = defaultdict(list)
+    for event in events:
+        if isinstance(event, Fault):
+            by_kind[event.kind].append(event)
+    rows = []
+    for kind, faults in sorted(by_kind.items()):
+        waits = sorted(one.recovered - one.end for one in faults if one.recovered is not None)
+        middle, longest = (f"{waits[len(waits) // 2]:.1f}", f"{waits[-1]:.1f}") if waits else ("-", "-")
+        rows.append((kind, len(faults), middle, longest, len(faults) - len(waits)))
+    head = ("fault", "count", "until served, median s", "longest s", "never")
+    text = "`until served` counts from the end of the fault until every partition has acknowledged again."
+    return ["## Faults", "", text, "", *table(head, rows)]
+
+
+def _pauses(events: Sequence[Event]) -> list[str]:
+    """The longest times in which a partition acknowledged nothing."""
+    ends: dict[str, list[float]] = defaultdict(list)
+    for event in events:
+        if isinstance(event, Append) and event.outcome == "ok" and event.end is not None:
+            ends[f"{event.topic}/{event.partition}"].append(event.end)
+    rows = []
+    for place, times in sorted(ends.items()):
+        times.sort()
+        gaps = sorted((after - before, before) for before, after in pairwise(times))
+        shown = ", ".join(f"{gap:.1f} s at {when:.0f}" for gap, when in reversed(gaps[-3:]))
+        rows.append((place, len(times), shown))
+    return ["## Longest pauses", "", *table(("partition", "acknowledged", "pauses"), rows)]
+
+
+def _notes(events: Sequence[Event]) -> list[str]:
+    """What clients and nodes said, most frequent first."""
+    notes = Counter(
+        (event.who, event.text[:200]) for event in events if isinstance(event, Note) and event.who != NEMESIS
+    )
+    rows = [(who, text.replace("|", "/"), count) for (who, text), count in notes.most_common(40)]
+    return ["## Notes", "", *table(("who", "what", "times"), rows)]

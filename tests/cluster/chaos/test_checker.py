@@ -1,0 +1,190 @@
+"""The checker finds each anomaly that is planted in a good history, and nothing in the good one."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+import pytest
+from tests.cluster.chaos.checker import Promises, by_check, check
+from tests.cluster.chaos.history import (
+    Append,
+    Commit,
+    Committed,
+    EndOffset,
+    Event,
+    Fault,
+    Final,
+    Note,
+    Read,
+    Recorder,
+    Rescued,
+    Transaction,
+    read_history,
+)
+from tests.cluster.chaos.linearizability import operations
+from tests.cluster.chaos.report import report
+
+PROMISES = Promises(
+    shipped=frozenset({"orders", "copy", "moved"}),
+    synced=frozenset({"synced"}),
+    read_by={"readers": "orders"},
+    copies={"copy": "orders"},
+)
+
+
+def sent(topic: str, value: str, offset: int | None, transaction: str = "") -> Append:
+    """Acknowledged, or with no offset unknown."""
+    end, outcome = (None, "unknown") if offset is None else (offset + 0.5, "ok")
+    return Append(
+        topic=topic,
+        partition=0,
+        value=value,
+        begin=0.0 if offset is None else float(offset),
+        end=end,
+        outcome=outcome,  # type: ignore[arg-type]
+        offset=offset,
+        transaction=transaction,
+    )
+
+
+def ended(name: str, outcome: str) -> Transaction:
+    """At once."""
+    return Transaction(name=name, outcome=outcome, begin=0.0, end=1.0)  # type: ignore[arg-type]
+
+
+def read(*messages: tuple[int, str], life: int = 1) -> Read:
+    """By a member of the group."""
+    return Read(topic="orders", partition=0, reader="readers/one", life=life, messages=list(messages), end=1.0)
+
+
+def committed(offset: int, at: float) -> Commit:
+    """By the group, with an answer."""
+    return Commit(group="readers", topic="orders", partition=0, offset=offset, begin=at, end=at, outcome="ok")
+
+
+def asked(offset: int | None, at: float) -> Committed:
+    """What the group's offset is."""
+    return Committed(group="readers", topic="orders", partition=0, offset=offset, begin=at, end=at)
+
+
+def final(topic: str, *messages: tuple[int, str]) -> Final:
+    """A partition at the end."""
+    return Final(topic=topic, partition=0, messages=list(messages))
+
+
+ORDERS = ((0, "a:0"), (1, "a:1"), (2, "a:2"))
+GOOD: dict[str, Event] = {
+    "a:0": sent("orders", "a:0", 0),
+    "a:1": sent("orders", "a:1", None),
+    "a:2": sent("orders", "a:2", 2),
+    "gone": sent("orders", "a:3", None),
+    "orders": final("orders", *ORDERS),
+    "copy": final("copy", (0, "a:1"), (1, "a:0"), (4, "a:2")),
+    "read": read(*ORDERS),
+    "again": read(ORDERS[2], life=2),
+    "commit": committed(2, 1.0),
+    "asked": asked(2, 2.0),
+    "m:0": sent("moved", "m:0", 0, "x"),
+    "m:1": sent("moved", "m:1", 1, "x"),
+    "m:2": sent("moved", "m:2", 3, "y"),
+    "m:3": sent("moved", "m:3", 4, "z"),
+    "x": ended("x", "committed"),
+    "y": ended("y", "aborted"),
+    "z": ended("z", "unknown"),
+    "moved": final("moved", (0, "m:0"), (1, "m:1"), (4, "m:3")),
+    "s:0": sent("synced", "s:0", 0),
+    "s:1": sent("synced", "s:1", 1),
+    "s:2": sent("synced", "s:2", 1),
+    "synced": final("synced", (0, "s:0"), (1, "s:2")),
+    "rescued": Rescued(topic="synced", partition=0, node="n1", messages=[(1, "s:1")]),
+    "fault": Fault(kind="kill", target="n1", begin=0.0, end=1.0, recovered=2.0),
+    "note": Note(who="a", text="something", end=1.0),
+}
+
+
+def with_changes(**changes: Event) -> list[Event]:
+    """The good history, with some events replaced or added."""
+    return list({**GOOD, **changes}.values())
+
+
+def test_checker_accepts_a_good_history() -> None:
+    """Unknown messages may be there or not, an aborted one is not, a lost tail is on a disk, readers may read again."""
+    assert check(GOOD.values(), PROMISES) == []
+
+
+PLANTED: dict[str, tuple[str, dict[str, Event]]] = {
+    "lost at the end": ("lost", {"a:9": sent("orders", "a:9", 9)}),
+    "another message at its offset": ("lost", {"a:2": sent("orders", "a:2", 1)}),
+    "committed and lost": ("lost", {"m:9": sent("moved", "m:9", 9, "x")}),
+    "no disk has it": ("lost", {"rescued": Rescued(topic="synced", partition=0, node="n1", messages=[])}),
+    "offset of two messages": ("offset used twice", {"a:9": sent("orders", "a:9", 2)}),
+    "twice in a partition": ("doubled", {"orders": final("orders", *ORDERS, (3, "a:2"))}),
+    "order": ("out of order", {"orders": final("orders", (0, "a:0"), (1, "a:2"), (2, "a:1"))}),
+    "from nowhere": ("never sent", {"orders": final("orders", *ORDERS, (3, "b:7"))}),
+    "aborted, and there": ("aborted", {"moved": final("moved", (0, "m:0"), (1, "m:1"), (3, "m:2"), (4, "m:3"))}),
+    "read and gone": ("dirty read", {"read": read(*ORDERS, (3, "a:3"))}),
+    "read, then another": ("dirty read", {"read": read(*ORDERS[:2], (2, "a:3"))}),
+    "read backwards": ("read out of order", {"again": read(ORDERS[2], ORDERS[1], life=2)}),
+    "the same again": ("read out of order", {"again": read(ORDERS[2], life=1)}),
+    "never delivered": ("missed", {"read": read(ORDERS[0]), "again": read(ORDERS[2])}),
+    "offset went back": ("went back", {"later": asked(1, 3.0)}),
+    "offset is gone": ("went back", {"later": asked(None, 3.0)}),
+    "an older commit was acknowledged later": ("went back", {"old": committed(1, 2.5), "later": asked(1, 3.0)}),
+    "half a transaction": ("partial", {"m:3": sent("moved", "m:3", 4, "z"), "m:4": sent("moved", "m:4", 5, "z")}),
+    "copied twice": ("not exactly once", {"copy": final("copy", (0, "a:0"), (1, "a:1"), (2, "a:2"), (3, "a:1"))}),
+    "not copied": ("not exactly once", {"copy": final("copy", (0, "a:0"), (1, "a:1"))}),
+    "copied from nowhere": ("not exactly once", {"copy": final("copy", *ORDERS, (3, "b:7"))}),
+}
+
+
+@pytest.mark.parametrize("name", PLANTED)
+def test_checker_finds_a_planted_anomaly(name: str) -> None:
+    """Each one by its kind."""
+    kind, changes = PLANTED[name]
+    assert kind in {anomaly.kind for anomaly in check(with_changes(**changes), PROMISES)}
+
+
+def test_offset_that_was_asked_for_before_the_commit_may_be_older() -> None:
+    """Only an answer that was there before the question counts."""
+    assert check(with_changes(early=asked(None, 0.5), same=asked(1, 1.0)), PROMISES) == []
+
+
+def test_lost_tail_is_an_anomaly_of_shipped_topics_only() -> None:
+    """Offsets of a synced topic may be used again; a disk has what was at them before."""
+    promises = PROMISES._replace(shipped=PROMISES.shipped | {"synced"}, synced=frozenset())
+    assert {one.kind for one in check(GOOD.values(), promises)} == {"lost", "offset used twice"}
+
+
+def test_history_is_read_as_it_was_written(tmp_path: Path) -> None:
+    """Line by line, each of its kind."""
+    recorder = Recorder(tmp_path / "history.jsonl")
+    end = EndOffset(topic="orders", partition=0, client="a", offset=3, begin=1.0, end=2.0)
+    events = [*GOOD.values(), end]
+    recorder.add(*events)
+    recorder.close()
+    with (tmp_path / "history.jsonl").open("rb") as lines:
+        assert read_history(lines) == events
+    assert msgspec.json.decode((tmp_path / "history.jsonl").read_bytes().splitlines()[0])["type"] == "Append"
+
+
+def test_porcupine_is_asked_about_what_happened() -> None:
+    """An unknown append is one if its message is there, and never ends; one that is not there is left out."""
+    end = EndOffset(topic="orders", partition=0, client="b", offset=3, begin=4.0, end=5.0)
+    asked_about = operations([*GOOD.values(), end], "orders")["orders/0"]
+    shown = [(one["kind"], one["offset"], one["client"]) for one in asked_about]
+    assert shown == [("append", 0, 0), ("append", 1, 0), ("append", 2, 0), ("end", 3, 1)]
+    assert asked_about[0]["return"] == 500_000_000
+    assert asked_about[1]["return"] > 1 << 50
+
+
+def test_report_shows_what_was_found() -> None:
+    """Checks with their anomalies, faults with how long they took, and what clients said."""
+    events = with_changes(later=asked(1, 3.0))
+    text = report("A campaign", events, by_check(events, PROMISES), {"orders/0": "Ok"}, {"seed": 7})
+    assert "| committed offsets do not go back | **1 anomalies** |" in text
+    assert "readers committed 2, and at 3.000 s it was 1" in text
+    assert "| nothing is doubled | holds |" in text
+    assert "| kill | 1 | 1.0 | 1.0 | 0 |" in text
+    assert "| orders/0 is linearizable (Porcupine) | Ok |" in text
+    assert "| a | something | 1 |" in text
