@@ -103,6 +103,37 @@ def test_topics_share_a_flush(opened: Callable[[str], LogDirectory]) -> None:
     assert {section.topic for section in read_sections(objects, document)} == {topic.name for topic in topics}
 
 
+def test_a_flush_looks_at_the_topics_that_have_changed(opened: Callable[[str], LogDirectory]) -> None:
+    """Not at all that a node has: a thousand idle topics cost a busy one nothing."""
+    log = opened("a")
+    topics = [log.topic(f"shop/topic-{number}") for number in range(10)]
+    flush_log = tiered(topics[0]).node.flush_log()
+    flush_log.close()  # nothing is flushed by itself from here on
+    for _ in range(3):
+        flush_log._round()
+    waiting = tiered(topics[3]).wait_shipped(topics[3].append(b"value"))
+    topics[3].flush()
+    assert list(flush_log._due) == [flushed(topics[3])]
+    flush_log._round()
+    assert waiting.done()
+    flush_log._round()
+    assert not flush_log._due
+
+
+def test_a_log_that_was_flushed_before_tells_nobody_any_more(opened: Callable[[str], LogDirectory]) -> None:
+    """Each change of `durability` to and fro would leave one more call for each sync."""
+    log = opened("a")
+    topic = log.topic(NAME)
+    before = len(topic._log._append_queue.on_durable)
+    for _ in range(3):
+        log.configure_topic(NAME, durability="synced")
+        assert len(topic._log._append_queue.on_durable) == before - 1
+        log.configure_topic(NAME, durability="shipped")
+        assert len(topic._log._append_queue.on_durable) == before
+    topic.append(b"value", sync=True)
+    assert len(documents(topic)) == 1
+
+
 def test_replaced_owner_acknowledges_nothing_and_its_other_topics_go_on(opened: Callable[[str], LogDirectory]) -> None:
     """The fence ends the generation; the next one has only the topics that are still owned."""
     first = opened("a")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 
 import pytest
 from tests.cold.published import KEYS, KINDS, LOG_ID, lease_of
@@ -13,7 +13,8 @@ from tidelog.cold.catalog import Catalog, EpochFloor, Owner
 from tidelog.cold.ownership import Ownership, claim_topic, give_back_unknown_claim, new_claim
 from tidelog.errors import ConflictError, DataError, FencedError, StoreUnavailableError
 from tidelog.store.document import Step, encode_json
-from tidelog.store.metadata.base import Delete, Put
+from tidelog.store.keys import FlushSource
+from tidelog.store.metadata.base import Check, Delete, Put, Write
 from tidelog.store.metadata.bucket import BucketMetadataStore
 from tidelog.store.urls import open_store
 from tidelog.testing import FaultyMetadata
@@ -77,6 +78,30 @@ def test_a_claim_whose_answer_was_lost_can_be_given_back(stores: Stores) -> None
     assert owner_of(stores).session == lease.session
     give_back_unknown_claim(stores.catalog, lease)
     assert (owner_of(stores).session, owner_of(stores).epoch) == ("", 1)
+
+
+def test_a_change_succeeds_while_the_owner_document_is_rewritten_under_the_same_claim(stores: Stores) -> None:
+    """The first flush of an owner names itself there while an object is published: neither is a conflict, and neither
+    looks like another owner."""
+    ownership = claim(stores, "a")
+    commit = stores.metadata.commit
+    rewritten: list[bool] = []
+
+    def rewrite_first(checks: Sequence[Check], writes: Sequence[Write]) -> Mapping[str, str]:
+        if not rewritten and any(write.key == KEY for write in writes):
+            rewritten.append(True)
+            ownership.name_flushes(FlushSource("a", "session", ownership.epoch))
+        return commit(checks, writes)
+
+    stores.metadata.commit = rewrite_first  # type: ignore[method-assign]
+    ownership.change([put(b"mine")])
+    assert rewritten
+    entry = stores.metadata.get(KEY)
+    assert entry is not None
+    assert entry.value == b"mine"
+    ownership.verify()
+    with pytest.raises(ConflictError):
+        ownership.change([put(b"again")])  # of the entry itself it is one
 
 
 def test_the_same_node_fences_itself(stores: Stores) -> None:

@@ -28,7 +28,7 @@ from tidelog.cluster.operations import ClusterOperations
 from tidelog.cluster.runtime import Cluster
 from tidelog.cold.ownership import Ownership
 from tidelog.config import EngineConfig
-from tidelog.errors import ConfigError, NotFoundError, TidelogError
+from tidelog.errors import ConfigError, FencedError, NotFoundError, TidelogError
 from tidelog.service.metrics import Exposition
 from tidelog.service.node import Listening, Node
 from tidelog.store.keys import ClusterKeys, is_part
@@ -162,8 +162,17 @@ def _fenced(opened: list[tuple[TopicName, int, Ownership]]) -> list[tuple[TopicN
     return [
         (topic, number)
         for (topic, number, ownership), key in zip(opened, keys, strict=True)
-        if key not in found or found[key].version != ownership.version
+        if (key not in found or found[key].version != ownership.version) and _is_lost(ownership)
     ]
+
+
+def _is_lost(ownership: Ownership) -> bool:
+    """It may have been rewritten under the same claim in this moment."""
+    try:
+        ownership.verify()
+    except FencedError:
+        return True
+    return False
 
 
 def known_topics(directory: LogDirectory) -> dict[TopicName, TopicSeen]:

@@ -13,6 +13,7 @@ The topics ship their messages into objects of their own as ever: a flush is rea
 less in its catalog and on this disk than was acknowledged, and it is deleted once the catalogs have all of it.
 
 Invariants
+- A round looks at the topics that have synced something since, or are waited for, however many a node has.
 - A message is acknowledged after the document of its flush is in the metadata store, and after the owner document of
   its topic names the session and the epoch under which it was flushed (`Owner.flushed`).
 - What the owner document names, together with the catalog, has everything that was ever acknowledged: the first flush
@@ -145,6 +146,7 @@ class FlushedLog:
         self.verified_in: int | None = None
         """The generation in which it was verified that the topic is ours."""
         self.is_closed = False
+        self.stop_listening: Callable[[], None] = lambda: None
         self._flush_log = flush_log
         self._group_of = group_of
         self._flushed_offset = shipped_offset()
@@ -181,7 +183,7 @@ class FlushedLog:
             self.log.request_sync(offset + 1)
         except TidelogError as error:
             self.fail(error)
-        self._flush_log.wake()
+        self._flush_log.touch(self)
         self._flush_log.flush_for(self, offset, answer)
         return answer
 
@@ -261,7 +263,9 @@ class FlushLog:
         self._metadata = metadata
         self._objects = objects
         self._root = root
-        self._logs: dict[FlushedLog, None] = {}
+        self._logs: set[FlushedLog] = set()
+        self._due: dict[FlushedLog, None] = {}
+        """Those that the next round looks at, in this order."""
         self._generation = -1
         self._next_number = 0
         """0: the next flush begins a generation."""
@@ -292,17 +296,26 @@ class FlushLog:
         """From here on everything that the topic has synced is flushed soon."""
         found = FlushedLog(self, topic, log, owned, shipped_offset, group_of, fenced)
         with self.changed:
-            self._logs[found] = None
-        log.on_durable(self.wake)
-        self.wake()
+            self._logs.add(found)
+        found.stop_listening = log.on_durable(lambda: self.touch(found))
+        self.touch(found)
         return found
 
     def remove(self, log: FlushedLog) -> None:
         """No flush has it from here on."""
+        log.stop_listening()
         with self.changed:
             log.is_closed = True
-            self._logs.pop(log, None)
+            self._logs.discard(log)
+            self._due.pop(log, None)
             self.changed.wait_for(lambda: not self._is_flushing, _LONGEST_PAUSE_SECONDS)
+
+    def touch(self, log: FlushedLog) -> None:
+        """There may be something of this topic to flush."""
+        with self.changed:
+            if log in self._logs:
+                self._due[log] = None
+        self.wake()
 
     def wake(self) -> None:
         """Something may have to be flushed: at once, or as soon as the flush before is long enough ago."""
@@ -355,43 +368,42 @@ class FlushLog:
         """Whether more is waiting."""
         with self.changed:
             self._is_flushing = True
-            logs = list(self._logs)
+            logs, self._due = list(self._due), {}
+        again = logs
         try:
-            return self._flush(logs)
+            has_more, again = self._flush(logs)
+            return has_more
         except TidelogError as error:
             for log in logs:
                 log.fail(error)
             raise
         finally:
             with self.changed:
+                self._due = dict.fromkeys(log for log in (*again, *self._due) if log in self._logs)
                 self._is_flushing = False
                 self.changed.notify_all()
 
-    def _flush(self, logs: Sequence[FlushedLog]) -> bool:
-        """Whether more is waiting."""
+    def _flush(self, logs: Sequence[FlushedLog]) -> tuple[bool, list[FlushedLog]]:
+        """Whether more is waiting, and which the next round looks at: first those that were left out of this one."""
+        left_out: list[FlushedLog] = []
         plans: list[tuple[FlushedLog, UploadPlan]] = []
         room = _MAX_FLUSH_BYTES
-        has_more = False
         for log in logs:
             plan = self._planned(log, room)
             if plan is None:
                 log.answer()  # its own objects may have caught up
                 continue
             if plan.raw_bytes > room and plans:
-                has_more = True
+                left_out.append(log)
                 continue
             plans.append((log, plan))
             room = max(1, room - plan.raw_bytes)
         if plans:
-            # The next round begins with those that were left out.
-            with self.changed:
-                for log in [log for log, _ in plans if log in self._logs]:
-                    del self._logs[log]
-                    self._logs[log] = None
             begin = time.monotonic()
-            has_more |= self._write(plans)
+            has_more = self._write(plans)
             self._seconds.add(time.monotonic() - begin)
-        return has_more
+            return has_more or bool(left_out), [*left_out, *(log for log, _ in plans)]
+        return False, []
 
     def _planned(self, log: FlushedLog, room: int) -> UploadPlan | None:
         try:
@@ -466,8 +478,9 @@ class FlushLog:
         return True
 
     def _lose(self, log: FlushedLog, error: FencedError) -> None:
+        log.stop_listening()
         with self.changed:
-            self._logs.pop(log, None)
+            self._logs.discard(log)
         log.fail(error)
         log.fenced(error)
 

@@ -79,6 +79,8 @@ class Ownership:
         self.owner = owner
         self.previous = previous
         self._version = version
+        # Held while the owner document is rewritten under this claim: whoever finds another version then waits.
+        self._rewriting = Lock()
 
     @property
     def version(self) -> str:
@@ -92,8 +94,12 @@ class Ownership:
     def verify(self) -> None:
         """Asks the store whether the claim still holds."""
         found = self.catalog.owner()
-        if found is None or found[1] != self._version:
-            raise self._fenced(None if found is None else found[0])
+        if found is not None and found[1] == self._version:
+            return
+        with self._rewriting:
+            found = self.catalog.owner()
+            if found is None or found[1] != self._version:
+                raise self._fenced(None if found is None else found[0])
 
     def change(self, steps: Sequence[Step]) -> Mapping[str, str]:
         """All steps at once where the store can, else one after the other in this order. Returns the new versions."""
@@ -101,13 +107,18 @@ class Ownership:
         if not metadata.supports_multi_key:
             self.verify()
             return {key: version for step in steps for key, version in self._change_one(step).items()}
-        checks = [Check(self.catalog.keys.owner, self._version)]
+        version = self._version
+        checks = [Check(self.catalog.keys.owner, version)]
         checks += [Check(step.write.key, step.version) for step in steps]
         try:
             return metadata.commit(checks, [step.write for step in steps])
         except ConflictError:
             self.verify()
-            raise
+            if version == self._version:
+                raise
+        # The owner document was rewritten under this claim meanwhile, as the first flush does.
+        checks[0] = Check(self.catalog.keys.owner, self._version)
+        return metadata.commit(checks, [step.write for step in steps])
 
     def _change_one(self, step: Step) -> Mapping[str, str]:
         try:
@@ -138,8 +149,9 @@ class Ownership:
             raise
 
     def _rewrite(self, owner: Owner) -> None:
-        self._version = self.catalog.owner_document().replace(owner, self._version)
-        self.owner = owner
+        with self._rewriting:
+            self._version = self.catalog.owner_document().replace(owner, self._version)
+            self.owner = owner
 
     def remove(self) -> None:
         """The last change of a topic that is being deleted: from here on nobody owns it."""

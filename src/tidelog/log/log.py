@@ -331,9 +331,18 @@ class Log(ReadableLog):
         raise nothing."""
         self._append_queue.on_written = callback
 
-    def on_durable(self, callback: Callable[[], None]) -> None:
-        """Calls this too whenever more is on the disk than before: it must be quick, and raise nothing."""
-        self._append_queue.on_durable += (callback,)
+    def on_durable(self, callback: Callable[[], None]) -> Callable[[], None]:
+        """Calls this too whenever more is on the disk than before: it must be quick, and raise nothing. What is
+        returned ends that."""
+        queue = self._append_queue
+        with queue.mutex:
+            queue.on_durable += (callback,)
+
+        def end() -> None:
+            with queue.mutex:
+                queue.on_durable = tuple(one for one in queue.on_durable if one is not callback)
+
+        return end
 
     def request_sync(self, next_offset: int) -> None:
         """Everything below this offset is synced soon, and `on_durable` tells; raises why it cannot be."""
