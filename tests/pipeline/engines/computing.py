@@ -5,6 +5,7 @@ from __future__ import annotations
 import pickle
 import zlib
 from collections.abc import Callable, Iterator, Sequence
+from itertools import groupby
 from typing import Any, get_type_hints
 
 import msgspec
@@ -12,12 +13,15 @@ import pyarrow as pa
 import pytest
 from tests.pipeline.engines.table_flow import TableFlow
 
+from tidelog.engine.mvcc.cells import BUCKETS, SEQ_BYTES, decode_cell, is_pointer
+from tidelog.engine.mvcc.vacuum_rules import Rule
+from tidelog.engine.mvcc.versions import BucketVersion
 from tidelog.engine.sst.sorted_index import Compaction
 from tidelog.engine.sst.sstable import RowPart
 from tidelog.pipeline.cost import cost
 from tidelog.pipeline.cost import cost as cost_store
 from tidelog.pipeline.cost.tasks import LiveCount, LiveCounter
-from tidelog.pipeline.jobs.engine import digest, verify, verify_replicas, verify_tasks
+from tidelog.pipeline.jobs.engine import digest, verify, verify_lost, verify_replicas, verify_tasks
 from tidelog.pipeline.jobs.engine.digest_tasks import (
     DAMAGE,
     START,
@@ -31,18 +35,21 @@ from tidelog.pipeline.jobs.engine.digest_tasks import (
     batches_of,
     parts_in,
 )
+from tidelog.pipeline.jobs.engine.rows import doomed, note_alive
 from tidelog.pipeline.jobs.engine.verify_columns import sound_compaction
+from tidelog.pipeline.jobs.engine.verify_lost import (
+    LostFinder,
+    LostValues,
+    NeededValues,
+    ValuePart,
+    value_batches,
+)
 from tidelog.pipeline.jobs.engine.verify_tasks import (
     PLACE_SCHEMA,
     VALUE_SCHEMA,
     CompactionCheck,
     IndexItem,
-    IndexPart,
-    LostFinder,
-    LostValues,
-    NeededValues,
     PlaceMerge,
-    PlaceRow,
     ValueChecker,
     ValueRow,
     ValuesResult,
@@ -136,13 +143,29 @@ def lost_here(
     values: Sequence[RowPart],
     needed: NeededValues,
 ) -> list[LostValues]:
-    """What Spark does to find values that are nowhere."""
-    rows = [PlaceRow(**row) for row in to_rows(needed(_sorted_batches(items)))]
-    parts = [IndexPart(place=place, part=part, is_values=True) for part in values]
-    rows += [row for part in parts for row in place_rows(part)]
-    rows.sort(key=lambda row: (row.position, row.source, row.name))
-    found = to_rows(LostFinder()(as_batches(rows, PLACE_SCHEMA)))
-    return [msgspec.msgpack.decode(row["told"], type=LostValues) for row in found]
+    """What Spark does to find values that are nowhere; row by row the same values are needed."""
+    batches = list(needed(_sorted_batches(items)))
+    found = {position for batch in batches for position in batch.column("position").to_pylist()}
+    assert found == set(_needed_by_rows(_sorted_batches(items), needed._start_lsn, needed._horizon_seq))
+    batches += [batch for part in values for batch in value_batches(ValuePart(place=place, part=part))]
+    return [msgspec.msgpack.decode(row["told"], type=LostValues) for row in to_rows(LostFinder()(iter(batches)))]
+
+
+def _needed_by_rows(batches: Iterator[pa.RecordBatch], start_lsn: int, horizon: int) -> Iterator[int]:
+    for part in parts_in(batches):
+        alive = dict[bytes, BucketVersion]()
+        for name, changes in groupby(part.rows, key=lambda row: row.key[:-SEQ_BYTES]):
+            if not name:
+                horizon = max([horizon, *(row.lsn for row in changes if row.source == START)])
+                continue
+            last = {row.key: row.cell for row in changes}  # newest first, after all changes
+            versions = [(key, cell) for key, cell in last.items() if cell is not None]
+            if name[:1] == BUCKETS:
+                note_alive(alive, name[1:-1], versions, horizon)
+                continue
+            gone = doomed(versions, Rule(horizon, 1, alive))
+            pointers = [(key, decode_cell(cell)) for key, cell in versions if is_pointer(cell)]
+            yield from (cell.position for key, cell in pointers if cell.lsn < start_lsn and key not in gone)
 
 
 def to_rows(batches: Iterator[pa.RecordBatch]) -> list[dict[str, Any]]:
@@ -167,5 +190,5 @@ def work_without_spark(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(verify, "SparkFlow", TableFlow)
     monkeypatch.setattr(verify, "sound_compaction", sound_here)
     monkeypatch.setattr(verify_tasks, "_results", values_here)
-    monkeypatch.setattr(verify_tasks, "_found", lost_here)
+    monkeypatch.setattr(verify_lost, "_found", lost_here)
     monkeypatch.setattr(cost, "count_live", count_here)

@@ -72,13 +72,17 @@ def output_of(words: list[str], **how: Any) -> str:
 
 def run_declared(program: list[str], directory: Path, environment: dict[str, str]) -> None:
     """Runs Spark's declarative pipelines; again where a worker of a busy machine was later than Spark waits for it."""
+    said = ""
     for _ in range(ATTEMPTS):
         done = subprocess.run(
             program, cwd=directory, env=environment, capture_output=True, text=True, timeout=LIMIT_SECONDS, check=False
         )
-        if done.returncode == 0 or "Python worker failed to connect back" not in done.stdout + done.stderr:
+        if done.returncode == 0:
+            return
+        said = f"{done.stdout}\n{done.stderr}"
+        if "Python worker failed to connect back" not in said:
             break
-    assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
+    pytest.fail(said)
 
 
 def run_once(file: Path, *arguments: str) -> dict[str, Any]:

@@ -31,16 +31,15 @@ from tidelog.pipeline.jobs.engine.digest import NOTHING, Source, Sources, plan_l
 from tidelog.pipeline.jobs.engine.digest_tasks import ACTUAL, LOG, ComputedState, Unreadable, compute_state
 from tidelog.pipeline.jobs.engine.rows import digest_totals
 from tidelog.pipeline.jobs.engine.verify_columns import sound_compaction
+from tidelog.pipeline.jobs.engine.verify_lost import NeededValues, find_lost_values
 from tidelog.pipeline.jobs.engine.verify_replicas import ReplicaCheck, catalog_of, check_replicas
 from tidelog.pipeline.jobs.engine.verify_tasks import (
     CompactionCheck,
     FileWork,
     LogWork,
-    NeededValues,
     check_compaction,
     check_file,
     check_log,
-    find_lost_values,
 )
 from tidelog.pipeline.jobs.job import (
     JobReport,

@@ -1,5 +1,5 @@
 """Executor tasks of `verify` for engines: log objects, named files, copies in replicas; the indexes and values of a
-compaction; values that are nowhere.
+compaction, row by row.
 
     index files -> rows by position -> one row a value -> rows by file -> every blob file and data file read
 
@@ -16,16 +16,14 @@ Invariants
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from itertools import groupby
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 import msgspec
 
 from tidelog.cold.catalog import Descriptor
-from tidelog.engine.mvcc.cells import BUCKETS, SEQ_BYTES, decode_cell, is_pointer
-from tidelog.engine.mvcc.vacuum_rules import Rule
-from tidelog.engine.mvcc.versions import BucketVersion
+from tidelog.engine.mvcc.cells import BUCKETS, decode_cell, is_pointer
 from tidelog.engine.sst.blob_file import (
     BlobPointer,
     DirectoryEntry,
@@ -36,7 +34,6 @@ from tidelog.engine.sst.blob_file import (
     encode_value_pointer,
     position_of,
 )
-from tidelog.engine.sst.block import Row
 from tidelog.engine.sst.sorted_index import BlobFileInfo, Compaction
 from tidelog.engine.sst.sstable import RowPart, SSTable
 from tidelog.engine.verify.describe import describe_key
@@ -44,8 +41,7 @@ from tidelog.engine.verify.store import LogObject, about_engine, check_log_objec
 from tidelog.engine.wal.value import decode_value
 from tidelog.errors import DataError, NotFoundError
 from tidelog.findings import Finding
-from tidelog.pipeline.jobs.engine.digest_tasks import START, InRow, RowItem, parts_in, sorted_rows
-from tidelog.pipeline.jobs.engine.rows import TOLD_SCHEMA, as_told, doomed, note_alive, told_in
+from tidelog.pipeline.jobs.engine.rows import TOLD_SCHEMA, as_told, told_in
 from tidelog.pipeline.location import EngineLocation
 from tidelog.pipeline.tasks import as_batches, map_in_arrow, rows_of_items, tuples_in
 from tidelog.store.keys import EngineKeys, digest_of
@@ -60,7 +56,6 @@ _FILES_BYTES = 128 << 20
 _MAX_TASKS = 1024
 # Of each task; the first ones say what happened.
 _MOST_FINDINGS = 20
-_MOST_NAMED = 5
 
 
 class LogWork(msgspec.Struct, frozen=True, kw_only=True):
@@ -161,14 +156,12 @@ def _difference(copy: tuple[str, int], origin: tuple[str, int] | None) -> str | 
 #     VALUE    of the value    the value index
 #     VERSION  of the value    the version index, where a cell points into the log
 #     BLOB     -1 - number     the list of blob files in the root: each is read, whether or not anything points into it
-#     NEEDED   of the value    versions that can still be read, whose records were dropped
 #     DAMAGE   0               what could not be read
 
 
 VALUE: Final = 0
 VERSION: Final = 1
 BLOB: Final = 2
-NEEDED: Final = 3
 DAMAGE: Final = 9
 DAMAGE_FILE: Final = ""
 MISMATCH_FILE: Final = "!"
@@ -547,103 +540,3 @@ def _findings(name: str, root: Compaction, check: CompactionCheck, found: Iterab
     if said != is_found and not damage and not findings:
         reason = f"it says {said[0]} data files of {said[1]} bytes, and its index {is_found[0]} of {is_found[1]}"
         yield about_engine(name).finding("index", f"the root of generation {root.generation}", reason)
-
-
-# Whether every value that can still be read exists: in the remaining log, or in compacted data.
-#
-#     rows of the newest snapshot and the log after it -> values whose records were dropped -> the value index has them
-#
-# - A version is needed if a state since the start of history shows it (`engine/mvcc/vacuum_rules.py`). A version that
-#   retention may remove may have lost its value with the log; it is never read.
-# - Values in the log and in compacted data are read elsewhere: this step only finds values that are in neither.
-
-
-class LostValues(msgspec.Struct, frozen=True):
-    """Versions of one task whose values are nowhere: how many, and the first of them."""
-
-    count: int
-    names: tuple[str, ...]
-
-
-class NeededValues:
-    """What a task does with sorted rows: those values that are needed, and whose records were dropped."""
-
-    def __init__(self, start_lsn: int, horizon_seq: int) -> None:
-        self._start_lsn = start_lsn
-        self._horizon_seq = horizon_seq
-
-    def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        for part in parts_in(batches):
-            yield from as_batches(self._needed(part.rows), PLACE_SCHEMA)
-
-    def _needed(self, rows: Iterable[InRow]) -> Iterator[PlaceRow]:
-        horizon, alive = self._horizon_seq, dict[bytes, BucketVersion]()
-        for name, changes in groupby(rows, key=lambda row: row.key[:-SEQ_BYTES]):
-            if not name:
-                horizon = max([horizon, *(row.lsn for row in changes if row.source == START)])
-                continue
-            last = {row.key: row.cell for row in changes}  # newest first, after all changes
-            versions = [(key, cell) for key, cell in last.items() if cell is not None]
-            if name[:1] == BUCKETS:
-                note_alive(alive, name[1:-1], versions, horizon)
-            else:
-                yield from self._of_name(versions, Rule(horizon, 1, alive))
-
-    def _of_name(self, versions: list[Row], rule: Rule) -> Iterator[PlaceRow]:
-        pointers = [(key, decode_cell(cell)) for key, cell in versions if is_pointer(cell)]
-        dropped = [(key, cell) for key, cell in pointers if cell.lsn < self._start_lsn]
-        if not dropped:
-            return
-        gone = doomed(versions, rule)
-        for key, cell in dropped:
-            if key not in gone:
-                yield PlaceRow(NEEDED, cell.position, describe_key(key), lsn=cell.lsn)
-
-
-class LostFinder:
-    """What a task does with rows in order of (position, source): needed values that no value index has."""
-
-    def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        count, names = 0, list[str]()
-        for _, rows in groupby(
-            map(PlaceRow._make, tuples_in(batches, *PlaceRow._fields)), key=lambda row: row.position
-        ):
-            listed = list(rows)
-            needed = [row.name for row in listed if row.source == NEEDED]
-            if needed and all(row.source != VALUE for row in listed):
-                count += len(needed)
-                names = sorted([*names, *needed])[:_MOST_NAMED]
-        yield from as_told([LostValues(count, tuple(names))])
-
-
-def find_lost_values(
-    spark: SparkSession,
-    place: EngineLocation,
-    items: Sequence[RowItem],
-    size: int,
-    values: Sequence[RowPart],
-    needed: NeededValues,
-) -> Iterator[Finding]:
-    """The values of these rows that are in none of these files of the value index."""
-    found = _found(spark, place, items, size, values, needed)
-    count = sum(one.count for one in found)
-    if count:
-        names = sorted(name for one in found for name in one.names)[:_MOST_NAMED]
-        reason = f"{count:,} values are neither in the log nor in compacted data; the first: {', '.join(names)}"
-        yield about_engine(place.name).finding("value", None, reason)
-
-
-def _found(
-    spark: SparkSession,
-    place: EngineLocation,
-    items: Sequence[RowItem],
-    size: int,
-    values: Sequence[RowPart],
-    needed: NeededValues,
-) -> list[LostValues]:
-    rows = map_in_arrow(sorted_rows(spark, items, size), needed, PLACE_SCHEMA)
-    if values:
-        parts = [IndexPart(place=place, part=part, is_values=True) for part in values]
-        rows = rows.union(rows_of_items(spark, place_batches, parts, PLACE_SCHEMA))
-    ordered = _by_position(rows, size + sum(part.size for part in values))
-    return told_in(map_in_arrow(ordered, LostFinder(), TOLD_SCHEMA), LostValues, "looking for values")

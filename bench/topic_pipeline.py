@@ -1,0 +1,207 @@
+"""The jobs over topics in a warm session: ship, verify, compact and table, each beside what it cannot be faster than.
+
+Two topics of 1 KiB messages are in a directory, their store is a local SeaweedFS. Shipping is compared with an upload
+of the same files by obstore alone, two at once, and a table with Spark's own copy of that table from Parquet to
+Parquet; verify and compact by bytes a second. All of it is local[2], the start of Spark not counted. CPU seconds are
+those of the driver, of Spark and its workers, without the server's.
+
+Needs `tidelog[test]` for the server, and Spark.
+
+python bench/topic_pipeline.py [--megabytes 256] [--object 4194304] [--rounds 3] [--dir .] [--json]
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import obstore
+from measuring import at_least, cpu_seconds, parser_for, report, scratch_directory, settle
+from pyspark.sql import SparkSession
+
+import tidelog
+from tidelog.pipeline.address import Root, find_root
+from tidelog.pipeline.jobs.compact_topic import CompactOptions, compact
+from tidelog.pipeline.jobs.ship import ship
+from tidelog.pipeline.jobs.verify import verify
+from tidelog.pipeline.tables.parquet import parquet_table
+from tidelog.pipeline.tables.table import table
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+from tests.servers import ACCESS_KEY_ID, BUCKET, SECRET_ACCESS_KEY, S3Server
+
+TOPICS = ("bench/one", "bench/two")
+MESSAGE_BYTES = 1024
+CREDENTIALS = {"store_access_key_id": ACCESS_KEY_ID, "store_secret_access_key": SECRET_ACCESS_KEY}
+BATCH = 4096
+
+
+@dataclass
+class Spent:
+    """Seconds on the wall, and of CPU."""
+
+    wall: float = 0.0
+    cpu: float = 0.0
+
+
+@contextmanager
+def spent(server: S3Server) -> Iterator[Spent]:
+    """What is spent within."""
+    settle()
+    found, begin, cpu = Spent(), time.perf_counter(), cpu_seconds(server.pid)
+    yield found
+    found.wall, found.cpu = time.perf_counter() - begin, cpu_seconds(server.pid) - cpu
+
+
+def fill(directory: Path, megabytes: int, object_bytes: int) -> None:
+    """Topics in a directory, in files of the size of objects; nothing is shipped."""
+    noise = os.urandom(1 << 20)
+    count = (megabytes << 20) // MESSAGE_BYTES // len(TOPICS)
+    with tidelog.open(directory, rotate_max_bytes=object_bytes) as log:
+        for name in TOPICS:
+            topic = log.topic(name)
+            for first in range(0, count, BATCH):
+                many = range(first, min(first + BATCH, count))
+                topic.append_many([noise[n * 61 % (len(noise) - MESSAGE_BYTES) :][:MESSAGE_BYTES] for n in many])
+
+
+def rooted(directory: Path, url: str, settings: dict[str, Any], object_bytes: int) -> Root:
+    """The directory, with its store."""
+    with tidelog.open(directory, store=url, metadata="bucket", ship_max_delay_seconds=3600, **settings):
+        pass  # it remembers its store
+    return find_root(directory, max_object_bytes=object_bytes, **settings)
+
+
+def upload(files: list[Path], server: S3Server, prefix: str) -> None:
+    """The same bytes by the client of the store alone, two files at once."""
+    store = obstore.store.S3Store(
+        BUCKET,
+        prefix=prefix,
+        config={
+            "endpoint": server.endpoint,
+            "access_key_id": ACCESS_KEY_ID,
+            "secret_access_key": SECRET_ACCESS_KEY,
+            "region": "us-east-1",
+            "virtual_hosted_style_request": "false",
+        },
+        client_options={"allow_http": True},
+    )
+    with ThreadPoolExecutor(2) as pool:
+        for done in [pool.submit(obstore.put, store, f"file-{n}", file) for n, file in enumerate(files)]:
+            done.result()
+
+
+def good(job: Callable[[], Any]) -> Any:
+    """The report of a job with which all is well."""
+    done = job()
+    assert done.is_good, done
+    return done
+
+
+class Jobs:
+    """All of them, over one directory a round."""
+
+    def __init__(self, spark: SparkSession, server: S3Server, scratch: Path, object_bytes: int) -> None:
+        self._spark = spark
+        self._server = server
+        self._scratch = scratch
+        self._object_bytes = object_bytes
+        self._settings = {"store_endpoint": server.endpoint, **CREDENTIALS}
+        self.spent: dict[str, list[Spent]] = {}
+
+    def round(self, number: int, filled: Path, *, counts: bool) -> None:
+        """Each job once, and what it is compared with."""
+        place = self._scratch / f"round-{number}"
+        shutil.copytree(filled, place / "data")
+        root = rooted(place / "data", self._server.url(f"round-{number}"), self._settings, self._object_bytes)
+        files = sorted((place / "data").rglob("wal.*.log"))
+        copied, tables = place / "copied", [parquet_table(str(place / name)) for name in TOPICS]
+        work: dict[str, Callable[[], object]] = {
+            "upload": lambda: upload(files, self._server, f"plain-{number}"),
+            "ship": lambda: good(lambda: ship(self._spark, root)),
+            "verify": lambda: good(lambda: verify(self._spark, root)),
+            "table": lambda: [
+                good(lambda name=name, made=made: table(self._spark, root, name, made))  # type: ignore[misc]
+                for name, made in zip(TOPICS, tables, strict=True)
+            ],
+            "copy": lambda: [
+                self._spark.read.parquet(str(place / name)).write.parquet(str(copied / name)) for name in TOPICS
+            ],
+            "compact": lambda: good(lambda: compact(self._spark, root, options=CompactOptions(grace_seconds=0))),
+        }
+        for name, one in work.items():
+            with spent(self._server) as took:
+                one()
+            if counts:
+                self.spent.setdefault(name, []).append(took)
+        shutil.rmtree(place)
+
+
+def main() -> None:
+    """Measures and prints."""
+    parser = parser_for(__doc__)
+    parser.add_argument("--megabytes", type=int, default=256, help="of both topics together (256)")
+    parser.add_argument("--object", type=int, default=4 << 20, help="bytes of a file, and of an object (4194304)")
+    parser.add_argument("--rounds", type=int, default=3, help="how often; the median counts (3)")
+    arguments = parser.parse_args()
+    with ExitStack() as stack:
+        scratch = stack.enter_context(scratch_directory(arguments.dir))
+        (scratch / "s3").mkdir()
+        server = S3Server(scratch / "s3")
+        server.begin()
+        stack.callback(server.kill)
+        fill(scratch / "warm", 4, arguments.object)
+        fill(scratch / "filled", arguments.megabytes, arguments.object)
+        spark = tidelog.spark_session("bench", "local[2]")
+        stack.callback(spark.stop)
+        jobs = Jobs(spark, server, scratch, arguments.object)
+        jobs.round(0, scratch / "warm", counts=False)
+        for number in range(1, arguments.rounds + 1):
+            jobs.round(number, scratch / "filled", counts=True)
+    seconds = {name: median(one.wall for one in found) for name, found in jobs.spent.items()}
+    cpu = {name: median(one.cpu for one in found) for name, found in jobs.spent.items()}
+    megabytes = arguments.megabytes * (1 << 20) / 1e6
+    size = f"{arguments.megabytes} MiB"
+
+    def rate(name: str) -> str:
+        return f"{megabytes / seconds[name]:.0f} MB/s"
+
+    figures = [
+        at_least(
+            f"{name} of topics, {size}",
+            rate(name),
+            f"{cpu[name]:.1f} s of CPU",
+            megabytes / seconds[name],
+            target,
+            " MB/s",
+        )
+        for name, target in (("verify", 300), ("compact", 150))
+    ]
+    figures += [
+        at_least(
+            f"{name} of topics, {size}",
+            f"{rate(name)}, {cpu[name]:.1f} s of CPU",
+            f"{words} {rate(peer)}, {cpu[peer]:.1f} s of CPU",
+            seconds[peer] / seconds[name],
+            target,
+        )
+        for name, peer, words, target in (
+            ("table", "copy", "Spark's copy of it, Parquet to Parquet,", 0.5),
+            ("ship", "upload", "obstore alone", 0.7),
+        )
+    ]
+    details = {name: [asdict(one) for one in found] for name, found in jobs.spent.items()}
+    report("topic_pipeline", figures, details, as_json=arguments.json)
+
+
+if __name__ == "__main__":
+    main()
