@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from tests.cluster.test_engine_host import NAME, Nodes, clustered, run
+from tests.cluster.test_engine_host import NAME, WAIT_SECONDS, Nodes, clustered, run
 from tests.cluster.test_runtime import until
 from tests.servers import EtcdServer
 from tests.service.http.serving import serving
@@ -13,6 +13,7 @@ from tests.service.http.test_placed import Answer
 
 from tidelog.service.auth.access import Kind, Permission
 from tidelog.service.http.app import TABLE
+from tidelog.topics.names import parse_topic_name
 
 CLUSTER = "/v1/cluster"
 TOPIC = "shop/orders"
@@ -36,6 +37,8 @@ def test_cluster_is_shown_and_moved_through_any_node(tmp_path: Path, etcd_server
             await asked(nodes, 1, "PUT", f"engines/{NAME}", {}, 204)
             assert (await asked(nodes, 0, "PUT", f"engines/{NAME}", {}, 409))["error"] == "ConflictError"
             await nodes.owned()
+            placed = lambda state: "" not in state.topics[parse_topic_name(TOPIC)].partitions  # noqa: E731
+            assert await nodes.ask(nodes.operations.until, placed, WAIT_SECONDS)
 
             status = await asked(nodes, 1, "GET", "status")
             assert (status["nodes"], status["partitions"], status["engines"]) == (2, 2, 1)
