@@ -39,6 +39,7 @@ MEMBERS = 3
 DISK_BYTES = 512 << 20
 WAIT_SECONDS = 240.0
 BUCKET = "bucket"
+_START_ATTEMPTS = 10
 
 
 class Disk:
@@ -96,7 +97,17 @@ class Machine:
             file.write(data)
 
     def start(self) -> None:
-        """Returns when it serves. RuntimeError when it ends instead."""
+        """Returns when it serves. One that ends instead is started again, as a supervisor does: etcd may have been out
+        of reach for a moment. RuntimeError when that does not help."""
+        for attempts_left in reversed(range(_START_ATTEMPTS)):
+            try:
+                self._start()
+                break
+            except RuntimeError:
+                if not attempts_left:
+                    raise
+
+    def _start(self) -> None:
         program = [sys.executable, node_program.__file__, str(self._clock), "serve", "--dir", str(self.data)]
         command = [*program, "--node", self.name, "--kafka", f"{HOST}:0", "--http", f"{HOST}:0", *self._options]
         self._forget()
