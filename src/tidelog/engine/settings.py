@@ -237,8 +237,6 @@ class EngineOptions(TypedDict, total=False):
     keep_seconds: int | str | None
     checks_invariants: bool
     # By another name, or with nothing to choose
-    page_size: Literal[8192, "8192", "8KB", "8KiB"]
-    eviction_policy: Literal["lru"]
     wal_segment_size: int | str
     wal_segment_max_secs: int | str
     buffer_pool_size: int | str
