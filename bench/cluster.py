@@ -163,7 +163,7 @@ def measure_size(scratch: Path, partitions: int, seconds: float) -> dict[str, fl
         total = partitions * NODES
         topic = cluster.create(total)
         found = {"opened_seconds": time.monotonic() - begin}
-        time.sleep(10)  # what the opening has left to do is done
+        time.sleep(45)  # what the opening has left to do is done
         found |= {f"idle_{name}": value for name, value in cluster.traffic(seconds).items()}
         leader = cluster.leader()
         others = [name for name in cluster.pids if name != leader]
