@@ -39,6 +39,7 @@ PROMISES = Promises(
     shipped=frozenset(PARTITIONS) - {SYNCED},
     synced=frozenset({SYNCED}),
     read_by={"readers": ORDERS, "subscribers": EVENTS},
+    redelivers=frozenset({"subscribers"}),
     copies={COPY: ORDERS},
 )
 _QUIET_SECONDS = 240.0

@@ -42,6 +42,8 @@ class Promises(NamedTuple):
     synced: frozenset[str] = frozenset()
     read_by: Mapping[str, str] = {}
     """A group or a subscription, and the topic of which it sees every message."""
+    redelivers: frozenset[str] = frozenset()
+    """Subscriptions: what was not acknowledged comes again."""
     copies: Mapping[str, str] = {}
     """A topic, and the one of which it has each message exactly once."""
 
@@ -183,9 +185,11 @@ def dirty_reads(facts: Facts, promises: Promises) -> Iterator[Anomaly]:
 
 
 def reads_out_of_order(facts: Facts, promises: Promises) -> Iterator[Anomaly]:
-    """Within one life a reader's offsets grow."""
+    """Within one life a reader's offsets grow; a subscription delivers again what was not acknowledged."""
     last: dict[tuple[str, int, str, int], int] = {}
     for read in facts.reads:
+        if read.reader.partition("/")[0] in promises.redelivers:
+            continue
         key = (read.topic, read.partition, read.reader, read.life)
         for offset, value in read.messages:
             if offset <= last.get(key, -1):

@@ -235,6 +235,10 @@ def test_consumers_get_nothing_that_the_loss_of_the_disk_could_take_back() -> No
         assert answer == (ErrorCode.NONE, 0)
         partition = fetched(await client.call(FETCH, 12, fetch_request(0, topic=TOPIC)))
         assert (partition.high_watermark, bytes(partition.records)) == (0, b"")
+        partition = fetched(await client.call(FETCH, 12, fetch_request(1, topic=TOPIC)))
+        assert (partition.error_code, bytes(partition.records)) == (ErrorCode.NONE, b""), "its end is not out of range"
+        partition = fetched(await client.call(FETCH, 12, fetch_request(2, topic=TOPIC)))
+        assert partition.error_code == ErrorCode.OFFSET_OUT_OF_RANGE
         await client.call(PRODUCE, 9, produce_request(b"in the store", topic=TOPIC))
         assert await read(client, 0) == (0, 2)
 

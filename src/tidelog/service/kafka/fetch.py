@@ -133,7 +133,9 @@ class Fetch:
         stable = min(high, partition.last_stable_offset)
         answer.high_watermark, answer.last_stable_offset = high, stable
         answer.log_start_offset = partition.start_offset
-        if not answer.log_start_offset <= offset <= high:
+        # Beyond the high watermark, and in the log: a new owner has recovered it, and the store has yet to confirm it.
+        # Out of range, a consumer would begin again at its beginning.
+        if not answer.log_start_offset <= offset <= max(high, partition.topic.next_offset):
             raise OffsetOutOfRangeError(f"offset {offset} is not in the partition")
         stop = stable if is_committed else high
         limit = min(asked.partition_max_bytes, max_bytes)
