@@ -30,15 +30,20 @@ def open_descriptors() -> list[int]:
 
 @contextlib.contextmanager
 def descriptors_left(count: int) -> Iterator[None]:
-    """As if the process could open only so many more files."""
+    """As if the process could open only so many more files. What it gives back meanwhile can be opened again, whatever
+    numbers earlier tests have left free: these are taken."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    taken = open_descriptors()
-    free = [number for number in range(max(taken) + count + 2) if number not in taken]
-    resource.setrlimit(resource.RLIMIT_NOFILE, (free[count] if count else free[0], hard))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    end = max(open_descriptors()) + 1
+    with contextlib.ExitStack() as taken:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (end + count, hard))
+        try:
+            with contextlib.suppress(OSError):
+                while (number := os.open(os.devnull, os.O_RDONLY)) < end:
+                    taken.callback(os.close, number)
+                os.close(number)
+            yield
+        finally:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
 def use_topic(root: Path, store: str | None) -> None:
@@ -91,10 +96,7 @@ def test_what_was_accepted_is_written_when_a_log_is_closed_without_descriptors(t
     before = len(open_descriptors())
     log = Log.open(tmp_path, LogSettings(rotate_max_bytes=100))
     log.append_many(payloads(10), sync=True)
-    with descriptors_left(0), contextlib.ExitStack() as hogs:
-        with contextlib.suppress(OSError):
-            while True:
-                hogs.callback(os.close, os.open(os.devnull, os.O_RDONLY))
+    with descriptors_left(0):
         with pytest.raises(ExhaustedError) as caught:
             append_until_refused(log, first=10)
         accepted = log.next_offset

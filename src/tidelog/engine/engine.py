@@ -590,7 +590,7 @@ class Engine(EnginePrefetch, ChangeCalls, GarbageCalls, CompactionCalls, ClosedA
             raise NotSupportedError(
                 "this engine follows no other: it owns its store, or has none",
                 path=self._core.directory,
-                hint="Take over with a replica that was opened with shares_store=True",
+                hint="Take over with a replica that shares its store with the owner",
             )
         return self._on_take_over(self)
 
