@@ -22,7 +22,8 @@ from tidelog.engine.txn.read_set import encode_entry
 from tidelog.errors import CorruptionError, DiskFullError, InputError, NotFoundError, StoreUnavailableError
 from tidelog.testing import FaultyFiles, FaultyStore
 
-SETTINGS: dict[str, Any] = {"large_value_bytes": 1024, "local_retention_bytes": 0}
+# Without the cache on the disk: a large value that was read twice comes back there when there is time for it.
+SETTINGS: dict[str, Any] = {"large_value_bytes": 1024, "local_retention_bytes": 0, "disk_cache_bytes": 0}
 DATA = random.Random("large").randbytes(2 * BLOCK_BYTES + 12_345)
 METADATA = {"type": "image/png", "n": 7}
 
